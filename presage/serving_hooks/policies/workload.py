@@ -131,22 +131,22 @@ _FORGET: Final = 50
 
 
 class RunningMean:
-    """The mean of the first `_FORGET` numbers; beyond them an exponentially weighted mean.
+    """The mean of the first `window` numbers; beyond them an exponentially weighted mean.
 
     Attributes:
         count: of all numbers.
-        mean: the current mean.
+        mean: 0 before the first.
     """
 
-    __slots__ = ("count", "mean")
+    __slots__ = ("_window", "count", "mean")
 
-    def __init__(self) -> None:
-        self.count, self.mean = 0, 0.0
+    def __init__(self, window: int = _FORGET) -> None:
+        self.count, self.mean, self._window = 0, 0.0, window
 
     def observe(self, number: float) -> None:
         """Adds a number."""
         self.count += 1
-        self.mean += (number - self.mean) / min(self.count, _FORGET)
+        self.mean += (number - self.mean) / min(self.count, self._window)
 
 
 class WorkloadMeans:

@@ -18,13 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, TypeVar
 
 from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS, EventCounts
-from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision, Outlook
+from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision
 from presage.serving_hooks.policies.throughput import Rates
 from presage.serving_hooks.policies.workload import IterationCost, IterationCosts, WorkloadMeans
 from presage.serving_hooks.vllm.admission_accounts import Account, AdmissionRequest, Columns
+from presage.serving_hooks.vllm.engine import EnginePort
 from presage.serving_hooks.vllm.modes import Mode, Switch
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 from presage.serving_hooks.workflows.identity import Step
@@ -44,6 +45,8 @@ _FIT_EVERY_S: Final = 2.0
 _UNDER_WAY: Final = 64
 """Iterations in flight, more than any pipeline has; those without an update are dropped."""
 
+Facts = TypeVar("Facts")
+
 
 class HeldTimes:
     """A histogram of the seconds that requests were held: each counts once, when it begins or is aborted.
@@ -56,7 +59,7 @@ class HeldTimes:
         self._sum_s = 0.0
 
     def observe(self, held_s: float) -> None:
-        """A request was held for so many seconds; 0 means not held."""
+        """A request was held for so many seconds; 0 if it was not held."""
         if held_s > 0:
             self._counts[bisect_left(UP_TO_S, held_s)] += 1
             self._sum_s += held_s
@@ -67,8 +70,8 @@ class HeldTimes:
         return {"up_to_s": dict(zip(bounds, accumulate(self._counts), strict=True)), "sum_s": self._sum_s}
 
 
-class IterationTimes:
-    """Durations of iterations, and their cost model.
+class IterationTimer(Generic[Facts]):
+    """Durations of iterations, each with some facts about it.
 
     An iteration lasts from its scheduling, or from the previous update if that is later, to the update with its output:
     this is the rate at which a busy engine completes iterations, whatever overlaps. The first iteration after an idle
@@ -76,24 +79,42 @@ class IterationTimes:
     """
 
     def __init__(self) -> None:
-        self._times = IterationCost()
-        self._under_way: deque[tuple[object, int, int, float]] = deque(maxlen=_UNDER_WAY)
+        self._under_way: deque[tuple[object, Facts, float]] = deque(maxlen=_UNDER_WAY)
         self._updated_at = -math.inf
+
+    def scheduled(self, output: object, facts: Facts, began_at: float) -> None:
+        """Records the start of an iteration."""
+        self._under_way.append((output, facts, began_at))
+
+    def updated(self, output: object, now: float) -> tuple[Facts, float] | None:
+        """Facts and seconds of the iteration with this output; None if it is unknown. Outputs arrive in order."""
+        before, self._updated_at = self._updated_at, now
+        while self._under_way:
+            known, facts, began_at = self._under_way.popleft()
+            if known is output:
+                return facts, now - max(began_at, before)
+        return None
+
+
+class IterationTimes:
+    """The cost model of iterations, from their durations."""
+
+    def __init__(self) -> None:
+        self._timer = IterationTimer[tuple[int, int]]()
+        self._times = IterationCost()
         self._fit_at = -math.inf
         self._costs: IterationCosts | None = None
 
     def scheduled(self, output: object, decode_tokens: int, prefill_tokens: int, began_at: float) -> None:
         """Records the start of an iteration."""
-        self._under_way.append((output, decode_tokens, prefill_tokens, began_at))
+        self._timer.scheduled(output, (decode_tokens, prefill_tokens), began_at)
 
     def updated(self, output: object, now: float) -> None:
         """The output of an iteration has arrived. Outputs arrive in order."""
-        while self._under_way:
-            known, decode_tokens, prefill_tokens, began_at = self._under_way.popleft()
-            if known is output:
-                self._times.observe(decode_tokens, prefill_tokens, now - max(began_at, self._updated_at))
-                break
-        self._updated_at = now
+        timed = self._timer.updated(output, now)
+        if timed is not None:
+            tokens, seconds = timed
+            self._times.observe(*tokens, seconds)
 
     def costs(self, now: float) -> IterationCosts | None:
         """The cost model, fitted every few seconds; the last fit while too few iterations prefill."""
@@ -102,29 +123,15 @@ class IterationTimes:
         return self._costs
 
 
-class _Decided(NamedTuple):
-    """The last decision, for the status."""
-
-    reasons: Counter[str]
-    chosen: Outlook
-    everybody: Outlook
-
-
 class AdmissionController:
     """Holds and admits the requests of workflows.
 
     Args:
-        config: of the policy.
         held_at_most_s: seconds a workflow may be held over its life.
-        cache_tokens: capacity of the cache.
-        block_tokens: tokens of a block hash.
-        most_decoding: limit of running requests.
         clock: monotonic seconds.
-        switch: off after a failure.
         mode: of a workflow type.
 
     Attributes:
-        times: of iterations.
         counts: decisions of the policy, and exemptions.
         longest_held_s: maximum over workflows of the time held over their lives.
     """
@@ -133,28 +140,24 @@ class AdmissionController:
         self,
         config: AdmissionConfig,
         held_at_most_s: float,
-        cache_tokens: float,
-        block_tokens: int,
-        most_decoding: int,
+        port: EnginePort,
         clock: Callable[[], float],
         switch: Switch,
-        mode: Callable[[str], Mode] = lambda workflow_type: Mode.ON,
+        mode: Callable[[str], Mode],
     ) -> None:
         self.switch = switch
         self._mode = mode
         self._let_run = 0
-        self._why: Mapping[str, str] = {}
         self._again = False
         self.times = IterationTimes()
         self.counts = EventCounts(ADMISSION_DECISIONS, ADMISSION_CHANGES)
         self.longest_held_s = 0.0
-        self._admission = Admission(cache_tokens, config, self.counts)
+        self._admission = Admission(port.cache_tokens(), config, self.counts)
         self._held_at_most_s = held_at_most_s
-        self._block_tokens = block_tokens
-        self._most_decoding = most_decoding
+        self._block_tokens, self._most_decoding = port.hash_tokens, port.most_running
         self._clock = clock
         self._workload = WorkloadMeans()
-        self._columns = Columns(self._admission.crowd, self._workload, block_tokens)
+        self._columns = Columns(self._admission.crowd, self._workload, port.hash_tokens)
         self._accounts: dict[str, Account] = {}
         self._ended: set[str] = set()  # accounts to delete once they have no request
         self._held: dict[str, Account] = {}
@@ -167,7 +170,7 @@ class AdmissionController:
         self._exempt_at = math.inf
         self._held_s = 0.0
         self._held_times = HeldTimes()
-        self._last: _Decided | None = None
+        self._last: Decision | None = None
         self._rates: Rates | None = None
 
     # Events.
@@ -178,8 +181,8 @@ class AdmissionController:
         """A step of a workflow arrives."""
         mode = self._mode(step.stats_key)
         if mode is not Mode.OFF:
-            asked = prompt_tokens, hashes, remaining_tokens
-            self._happens(partial(self._arrives, request_id, step, mode, *asked, self._clock()))
+            prompt = prompt_tokens, hashes, remaining_tokens
+            self._happens(partial(self._arrives, request_id, step, mode, *prompt, self._clock()))
 
     def begins(self, request_id: str, found_tokens: int, hashes: Sequence[bytes]) -> None:
         """A request is selected for the first time, with so many cached prompt tokens."""
@@ -188,9 +191,9 @@ class AdmissionController:
         if account is None or account.requests[request_id].begun:  # the next part of a streamed input
             return
         now = self._clock()
-        asked = account.begins(request_id, hashes, now)
-        self._held_times.observe(account.waited_for_s(asked, now))
-        reusable, prompt = asked.reusable_tokens, asked.new_tokens + asked.reusable_tokens
+        request = account.begins(request_id, hashes, now)
+        self._held_times.observe(account.waited_for_s(request, now))
+        reusable, prompt = request.reusable_tokens, request.new_tokens + request.reusable_tokens
         # Blocks that other workflows computed count neither as lost if they are not cached, nor as new if they are.
         self._workload.begins(prompt - max(reusable, found_tokens), reusable)
         if account.kept and now > account.left_at:
@@ -221,18 +224,17 @@ class AdmissionController:
         """
         self.switch.attempt(self._catch_up)
         if not self.switch.on:
-            return self._open()
+            return self.close()
         now = self._clock()
         if not self._accounts or not self._due(idle, now):
             return []
-        changed: list[str] = []
-        self.switch.attempt(self._decide, now, changed)
-        return changed if self.switch.on else self._open()
+        changed = self.switch.attempt(self._decide, now)
+        return self.close() if changed is None else changed
 
     def let_one_in(self) -> list[str]:
         """Admits the workflow held longest, when all requests wait and are held; returns its requests."""
         if not self.switch.on:
-            return self._open()
+            return self.close()
         now = self._clock()
         waiting = [name for name, account in self._held.items() if account.waits()]
         if not waiting:
@@ -241,7 +243,7 @@ class AdmissionController:
         one = self._held.pop(max(waiting, key=lambda name: self._held[name].waited_s(now)))
         self.switch.attempt(one.hold, False, now)
         self.counts.add(ADMISSION_CHANGES, "let in")
-        return list(one.requests) if self.switch.on else self._open()
+        return list(one.requests) if self.switch.on else self.close()
 
     def status(self) -> dict[str, Any]:
         """Workflows that are held with a waiting request and during a tool call, for how long, and why."""
@@ -258,7 +260,7 @@ class AdmissionController:
             "longest_held_s": self._longest(now),
             "held_times": self._held_times.status(),
             "decisions": self.counts.by_key(),
-            "reasons": dict(last.reasons) if last else {},
+            "reasons": dict(Counter(last.held.values())) if last else {},
             "outlook": {"chosen": asdict(last.chosen), "everybody": asdict(last.everybody)} if last else None,
             "rates": asdict(self._rates) if self._rates else None,
         }
@@ -285,13 +287,22 @@ class AdmissionController:
             "held": account.held,
             "held_s": round(account.waited_s(now), 3),
             "exempt": account.exempt,
-            "reason": self._why.get(workflow),
+            "reason": self._last.held.get(workflow) if self._last else None,
             "known_tokens": len(account.blocks) * self._block_tokens,
         }
 
     def close(self) -> list[str]:
         """Admits all workflows and forgets them; returns their requests."""
-        return self._open()
+        self.switch.attempt(self._catch_up)
+        opened, now = list(self._workflow_of), self._clock()
+        self._held_s += sum(account.waited_s(now) for account in self._accounts.values())
+        for account in self._accounts.values():
+            for request in account.requests.values():
+                self._count_held_time(account, request, now)
+        for table in (self._accounts, self._held, self._ended, self._workflow_of):
+            table.clear()
+        self._later.clear()
+        return opened
 
     def reconsider(self) -> None:
         """Decides again at the next iteration; called when modes may have changed."""
@@ -345,9 +356,9 @@ class AdmissionController:
         account = self._account(request_id)
         if account is None:
             return
-        name, asked = self._workflow_of.pop(request_id), account.requests[request_id]
+        name, request = self._workflow_of.pop(request_id), account.requests[request_id]
         account.leaves(request_id, hashes, output_tokens, now)
-        self._count_held_time(account, asked, now)
+        self._count_held_time(account, request, now)
         account.left_at, account.load_area = now, self._load_area(now)
         if completed:
             self._workload.completes(output_tokens)
@@ -357,15 +368,15 @@ class AdmissionController:
         if name in self._accounts:
             self._ended.add(name)
 
-    def _decide(self, now: float, changed: list[str]) -> None:
+    def _decide(self, now: float) -> list[str]:
+        changed: list[str] = []
         self._area, self._decided_at, self._news = self._load_area(now), now, False
         self._again = False
         self._forget(now)
         self._rates = self._workload.rates(self.times.costs(now), self._most_decoding)
-        decision = self._admission.decide(self._columns.refresh(), self._rates, now)
-        self._last = _Decided(Counter(decision.held.values()), decision.chosen, decision.everybody)
+        self._last = decision = self._admission.decide(self._columns.refresh(), self._rates, now)
         acts_on = self._acts_on(decision.held)
-        self._let_run, self._why = len(decision.held) - len(acts_on), decision.held
+        self._let_run = len(decision.held) - len(acts_on)
         if self._let_run:
             # Workflows that run although they would be held load the cache too, each as much as the mean.
             share = self._let_run / len(decision.held)
@@ -386,6 +397,7 @@ class AdmissionController:
                 before[name] = account
                 self._exempt_at = min(self._exempt_at, now + self._held_at_most_s - account.waited_s(now))
         self._log(decision, now)
+        return changed
 
     def _acts_on(self, held: Mapping[str, str]) -> dict[str, None]:
         """The held workflows for whose types the policy is on, in the same order."""
@@ -421,10 +433,10 @@ class AdmissionController:
         self._columns.changed(name, account)
         self._news = True
 
-    def _count_held_time(self, account: Account, asked: AdmissionRequest, now: float) -> None:
+    def _count_held_time(self, account: Account, request: AdmissionRequest, now: float) -> None:
         """Counts the time a leaving request was held, unless it was counted when the request began."""
-        if not asked.begun:
-            self._held_times.observe(account.waited_for_s(asked, now))
+        if not request.begun:
+            self._held_times.observe(account.waited_for_s(request, now))
 
     def _account(self, request_id: str) -> Account | None:
         name = self._workflow_of.get(request_id)
@@ -442,19 +454,6 @@ class AdmissionController:
 
     def _longest(self, now: float) -> float:
         return max([self.longest_held_s, *(account.waited_s(now) for account in self._held.values())])
-
-    def _open(self) -> list[str]:
-        """Admits all workflows; returns all requests."""
-        self.switch.attempt(self._catch_up)
-        opened, now = list(self._workflow_of), self._clock()
-        self._held_s += sum(account.waited_s(now) for account in self._accounts.values())
-        for account in self._accounts.values():
-            for asked in account.requests.values():
-                self._count_held_time(account, asked, now)
-        for table in (self._accounts, self._held, self._ended, self._workflow_of):
-            table.clear()
-        self._later.clear()
-        return opened
 
     def _log(self, decision: Decision, now: float) -> None:
         if self._held and now - self._logged_at >= _LOG_EVERY_S:

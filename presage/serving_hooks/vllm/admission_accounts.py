@@ -31,7 +31,6 @@ class AdmissionRequest:
     Attributes:
         new_tokens, reusable_tokens: of its prompt, by whether the workflow had computed them.
         held_before_s: seconds the workflow had been held when the request arrived.
-        begun: whether it was selected.
     """
 
     new_tokens: int
@@ -49,8 +48,7 @@ class Account:
     """One workflow.
 
     Attributes:
-        phase, since: the phase and its start, in seconds of the caller's clock.
-        held: whether its requests are held.
+        since: the start of its phase, in seconds of the caller's clock.
         exempt: whether it has been held for the maximal time.
         held_s: seconds its requests were held over its life, up to `held_since` if they are held now.
         kept: whether it has not been held since its last step, so that other workflows evicted any lost blocks.
@@ -87,13 +85,13 @@ class Account:
 
     def begins(self, request_id: str, hashes: Sequence[bytes], now: float) -> AdmissionRequest:
         """A request is selected for the first time."""
-        asked = self.requests[request_id]
-        asked.begun = True
+        request = self.requests[request_id]
+        request.begun = True
         self.blocks.add(hashes)
         self.steps += 1
-        self.new_tokens += asked.new_tokens
+        self.new_tokens += request.new_tokens
         self._move(now)
-        return asked
+        return request
 
     def leaves(self, request_id: str, hashes: Sequence[bytes], output_tokens: int, now: float) -> None:
         """A request leaves the engine with these blocks computed."""
@@ -116,9 +114,9 @@ class Account:
         """Seconds its requests have been held over its life."""
         return self.held_s if self.held_since is None else self.held_s + now - self.held_since
 
-    def waited_for_s(self, asked: AdmissionRequest, now: float) -> float:
+    def waited_for_s(self, request: AdmissionRequest, now: float) -> float:
         """Seconds a request that has not begun before now has been held."""
-        return self.waited_s(now) - asked.held_before_s
+        return self.waited_s(now) - request.held_before_s
 
     def waits(self) -> bool:
         """Whether it is held and has a waiting request."""
@@ -128,14 +126,14 @@ class Account:
         """Its working set: known tokens, number of expected outputs, and number of expected mean prompts."""
         known = len(self.blocks) * block_tokens
         if self.phase is not Phase.TOOL:
-            waiting = sum([asked.new_tokens for asked in self.requests.values() if not asked.begun])
+            waiting = sum([request.new_tokens for request in self.requests.values() if not request.begun])
             return known + waiting, len(self.requests), 0
         return (known + self.new_tokens / self.steps, 1, 0) if self.steps else (known, 1, 1)
 
     def _move(self, now: float) -> None:
         if not self.requests:
             phase = Phase.TOOL
-        elif any(asked.begun for asked in self.requests.values()):
+        elif any(request.begun for request in self.requests.values()):
             phase = Phase.STEP
         else:
             phase = Phase.READY
@@ -157,13 +155,11 @@ class Columns:
     """Writes accounts into the columns of the policy.
 
     Args:
-        crowd: the columns of the policy.
-        workload: means over steps.
         block_tokens: tokens of one block hash.
     """
 
-    def __init__(self, crowd: WorkflowColumns, workload: WorkloadMeans, block_tokens: int) -> None:
-        self._crowd, self._workload, self._block_tokens = crowd, workload, block_tokens
+    def __init__(self, columns: WorkflowColumns, workload: WorkloadMeans, block_tokens: int) -> None:
+        self._columns, self._workload, self._block_tokens = columns, workload, block_tokens
         self._terms = np.zeros(0, _TERMS)
         self._changed: dict[str, Account] = {}
 
@@ -178,26 +174,26 @@ class Columns:
     def refresh(self) -> WorkflowColumns:
         """The columns of all workflows, up to date."""
         self._write()
-        workload, facts, terms = self._workload, self._crowd.facts, self._terms
+        workload, facts, terms = self._workload, self._columns.facts, self._terms
         output = np.minimum(workload.output_tokens, facts["remaining"])
         facts["footprint"] = terms["known"] + terms["outputs"] * output + terms["news"] * workload.new_tokens
         facts["pause"] = np.where(facts["phase"] == TOOL, workload.pauses_s()[terms["agent"]], np.nan)
-        return self._crowd
+        return self._columns
 
     def _write(self) -> None:
         """Writes all changed rows at once: one array assignment costs as much as a dozen elements."""
         if not self._changed:
             return
-        crowd, workload = self._crowd, self._workload
+        columns, workload = self._columns, self._workload
         rows, facts, terms = [], [], []
         for name, account in self._changed.items():
-            rows.append(crowd.place(name))
+            rows.append(columns.place(name))
             facts.append((NUMBER[account.phase], account.since, 0.0, account.remaining_tokens, math.nan))
             agent = workload.agent(account.workflow_type, account.agent)
             terms.append((*account.seen(self._block_tokens), agent))
         self._changed.clear()
-        missing = len(crowd.facts) - len(self._terms)
+        missing = len(columns.facts) - len(self._terms)
         if missing:
             self._terms = np.concatenate([self._terms, np.zeros(missing, _TERMS)])
-        crowd.facts[rows] = np.array(facts, crowd.facts.dtype)
+        columns.facts[rows] = np.array(facts, columns.facts.dtype)
         self._terms[rows] = np.array(terms, _TERMS)

@@ -2,12 +2,12 @@
 
 vLLM's own queue stays underneath and is kept up to date; the order of policies/eviction.py only chooses the next block
 to take out of it. If the order is wrong or fails, no block is lost or used twice: naming a block that is not free ends
-the scored order, and vLLM's queue serves the rest. This costs one more operation per block.
+the scored order, and vLLM's queue serves the rest.
 
 All requests without a workflow form one pseudo-workflow whose blocks have no forecast value. Their blocks are evicted
-after all retired ones and before those that an active workflow is expected to use, least recently used first, which is
-vLLM's rule; so an engine without workflows evicts as vLLM does. (With a pseudo-workflow per request the rule "fewer
-users first" would count uses, and blocks of finished long conversations would never be evicted.)
+after all retired ones and before those that an active workflow is expected to use, least recently used first; so an
+engine without workflows evicts as vLLM does. (With a pseudo-workflow per request the rule "fewer users first" would
+count uses, and blocks of finished long conversations would never be evicted.)
 """
 
 from __future__ import annotations
@@ -94,9 +94,11 @@ class ScoredBlocks:
 
     def popleft_n(self, n: int) -> list[Any]:
         """The next n blocks to evict."""
-        given: list[Any] = []
         if self.switch.on and not self.acts:
-            return self._popped_by_vllm(n)
+            given = self.vllm_queue.popleft_n(n)
+            self.switch.attempt(self._watch, [block.block_id for block in given])
+            return given
+        given = []
         if self.switch.on and n <= self.vllm_queue.num_free_blocks:
             try:
                 for block_id in self._order.pop(n):
@@ -213,11 +215,6 @@ class ScoredBlocks:
             self.switch.attempt(self._order.filled, workflow, agent, blocks)
 
     # Guarded by the switch.
-
-    def _popped_by_vllm(self, n: int) -> list[Any]:
-        given = self.vllm_queue.popleft_n(n)
-        self.switch.attempt(self._watch, [block.block_id for block in given])
-        return given
 
     def _watch(self, given: list[int]) -> None:
         wanted = set(self._order.first(len(given)))

@@ -89,11 +89,8 @@ class Forecasts:
     """Every source of forecasts.
 
     Attributes:
-        next_agents: used by eviction.
-        remaining: used by priority.
         medians: median remaining output tokens at the start of a workflow, by type; for requests without a forecast.
         models: the model of each kind, for operators; may change while the engine runs.
-        upkeep: of the models.
     """
 
     next_agents: NextAgents | None = None

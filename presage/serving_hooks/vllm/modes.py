@@ -209,14 +209,12 @@ class Modes:
 
     def _set_for(self, policy: str, workflow_type: str | None) -> Mode:
         rules = self._rules
-        both = rules.get((policy, workflow_type)) if workflow_type is not None else None
-        if both is not None:
-            return both
-        one = rules.get((policy, None))
-        other = rules.get((None, workflow_type)) if workflow_type is not None else None
-        if one is None:
-            return rules[None, None] if other is None else other
-        return one if other is None else min(one, other)
+        if workflow_type is None:
+            return rules.get((policy, None), rules[None, None])
+        if (policy, workflow_type) in rules:
+            return rules[policy, workflow_type]
+        either = [rules[key] for key in ((policy, None), (None, workflow_type)) if key in rules]
+        return min(either, default=rules[None, None])
 
 
 class _TypeEvidence:
@@ -240,13 +238,11 @@ class _TypeEvidence:
 class Evidence:
     """Whether there is enough evidence to act on the forecasts of a workflow type; a new type begins in shadow.
 
-    Pythia (§5) runs a new workflow or version on the reactive fallback and profiles it in the background until "safe
-    statistical confidence intervals are established", without specifying them. The rule here: act after at least
-    `least` workflows of a type, once a test shows that the accuracy of one model's forecasts, one step ahead, is at
-    most `TOLERANCE` below their stated probability; the test errs with a probability of at most `RISK`.
-
-    The test is of calibration, not accuracy, because decisions use probabilities: an unsure forecast changes little, a
-    sure and wrong one evicts needed blocks.
+    Pythia (§5) profiles a new workflow or version in the background until "safe statistical confidence intervals are
+    established", without specifying them. The rule here: act after at least `least` workflows of a type, once a test
+    shows that the accuracy of one model's forecasts, one step ahead, is at most `TOLERANCE` below their stated
+    probability; the test errs with a probability of at most `RISK`. It tests calibration, not accuracy: an unsure
+    forecast changes few decisions, a sure and wrong one evicts needed blocks.
 
     Each workflow gives one number, the mean over its forecasts of (right − probability of the likeliest outcome), since
     steps of one workflow depend on each other. With x = (1 + that) / 2 in [0, 1] and m = (1 − TOLERANCE) / 2, a bet
@@ -258,12 +254,11 @@ class Evidence:
     probability of at most RISK (Ville), however often it is checked. This assumes independent workflows. The bets are
     those of `monitoring/drift.py`.
 
-    Evidence is for a type and a model ("version 3", or the counts), so another version begins in shadow again; so does
-    a new version of an application if its type has a new name. Later changes of a type are the drift alarm's task.
-    Beyond `MOST` pairs those with the least evidence are dropped, since names come with requests.
+    Evidence is for a type and a model ("version 3", or the counts), so another version begins in shadow again. Later
+    changes of a type are the drift alarm's task. Beyond `MOST` pairs some without enough evidence are dropped.
 
     Args:
-        least: workflows that a type and model need at least.
+        least: workflows that a type and model need.
         changed: called when a type begins to suffice.
 
     Attributes:

@@ -22,11 +22,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from presage.serving_hooks.policies.prefetch import EngineState, Prefetch, PrefetchConfig
 from presage.serving_hooks.policies.score import Lookahead
+from presage.serving_hooks.policies.workload import RunningMean
 from presage.serving_hooks.vllm import engine
+from presage.serving_hooks.vllm.admission import IterationTimer
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.modes import Mode, Switch
@@ -37,9 +39,6 @@ from presage.serving_hooks.workflows.identity import Step
 _WINDOW: Final = 64
 """Steps that a running mean covers."""
 
-Held = Callable[[int], object]
-"""The hash of a block's contents; None if the prefix cache does not have it."""
-
 
 class Yield:
     """Counts whether prefetched blocks were used by a client's step or evicted before.
@@ -47,13 +46,13 @@ class Yield:
     Blocks are compared by contents, so one that was evicted and filled again does not count as used.
 
     Args:
-        held: the contents of a block, by its id.
+        held: the hash of a block's contents, by its id; None if the prefix cache does not have it.
 
     Attributes:
         fetched, used: blocks.
     """
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: Callable[[int], object]) -> None:
         self.fetched = self.used = 0
         self._held = held
         self._open: dict[int, object] = {}
@@ -83,23 +82,9 @@ class Yield:
         return self._wasted
 
 
-class _Mean:
-    """A running mean; None before the first number."""
-
-    def __init__(self) -> None:
-        self.value: float | None = None
-        self._seen = 0
-
-    def add(self, number: float) -> None:
-        self._seen = min(self._seen + 1, _WINDOW)
-        before = self.value or 0.0
-        self.value = before + (number - before) / self._seen
-
-
 class Pace:
     """Running means of the seconds of a decode step and of prompt tokens prefilled per second.
 
-    A step lasts from its scheduling, or from the previous step's output if that is later, until its own output arrives.
     Steps that prefetch are excluded, so the means cover the engine's work for clients only.
 
     Args:
@@ -108,52 +93,32 @@ class Pace:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._under_way: dict[int, tuple[float, int, bool]] = {}
-        self._done_at = 0.0
-        self._decode, self._tokens, self._seconds = _Mean(), _Mean(), _Mean()
+        self._timer = IterationTimer[tuple[int, bool]]()
+        self._decode, self._tokens, self._seconds = (RunningMean(_WINDOW) for _ in range(3))
 
-    def scheduled(self, step: int, prefilled: int, counts: bool) -> None:
-        """A step is scheduled.
+    def scheduled(self, output: object, prefilled: int, counts: bool) -> None:
+        """A step is scheduled with so many prompt tokens; it `counts` if it works for clients and nothing else."""
+        self._timer.scheduled(output, (prefilled, counts), self._clock())
 
-        Args:
-            step: identifies it.
-            prefilled: prompt tokens in it.
-            counts: it decodes or prefills for clients, and nothing else.
-        """
-        self._under_way[step] = self._clock(), prefilled, counts
-
-    def done(self, step: int) -> None:
+    def done(self, output: object) -> None:
         """The output of a step has arrived. Unknown steps are ignored."""
-        now = self._clock()
-        at, prefilled, counts = self._under_way.pop(step, (now, 0, False))
-        if counts:
-            self._add(prefilled, now - max(at, self._done_at))
-        self._done_at = now
+        timed = self._timer.updated(output, self._clock())
+        (prefilled, counts), seconds = timed if timed is not None else ((0, False), 0.0)
+        if counts and prefilled:
+            self._tokens.observe(prefilled)
+            self._seconds.observe(seconds)
+        elif counts:
+            self._decode.observe(seconds)
 
     @property
     def step_s(self) -> float:
         """Seconds of a decode step; 0 while unknown, so that nothing fits into it."""
-        return self._decode.value or 0.0
+        return self._decode.mean
 
     @property
     def prefilled_per_s(self) -> float:
         """Prompt tokens per second of steps that prefill; 0 while unknown."""
-        tokens, seconds = self._tokens.value, self._seconds.value
-        return tokens / seconds if tokens and seconds else 0.0
-
-    def _add(self, prefilled: int, seconds: float) -> None:
-        if prefilled:
-            self._tokens.add(prefilled)
-            self._seconds.add(seconds)
-        else:
-            self._decode.add(seconds)
-
-
-class _Internal(NamedTuple):
-    """An internal request."""
-
-    request: EngineRequest
-    prompt: Prompt
+        return self._tokens.mean / self._seconds.mean if self._seconds.mean else 0.0
 
 
 class Prefetcher:
@@ -163,9 +128,7 @@ class Prefetcher:
         port: to a scheduler with our queue of free blocks.
         add: gives a request to vLLM, at the end of all queues.
         blocks: that queue.
-        config: of the policy.
         most_bytes: limit of the memory of prompts.
-        switch: off after a failure.
         clock: monotonic seconds.
         mode: of a workflow type.
 
@@ -182,7 +145,7 @@ class Prefetcher:
         most_bytes: int,
         switch: Switch,
         clock: Callable[[], float],
-        mode: Callable[[str], Mode] = lambda workflow_type: Mode.ON,
+        mode: Callable[[str], Mode],
     ) -> None:
         self.switch = switch
         self._mode = mode
@@ -195,17 +158,15 @@ class Prefetcher:
         self._pace = Pace(clock)
         self._yield = Yield(lambda block: port.blocks[block].block_hash)
         self._stuck = False
-        self._alive: dict[str, _Internal] = {}
+        self._alive: dict[str, Prompt] = {}  # internal requests
         self._unreported: set[str] = set()
-        self._unneeded: set[str] = set()
-        self._fresh: list[str] = []
+        self._fresh: set[str] = set()  # not yet in an iteration
         self._lookups: list[tuple[int, int]] = []
         self._number = 0
 
     def begin(self) -> None:
         """Forgets all prompts."""
-        port = self._port
-        self._prompts = ExpectedPrompts(self._block, port.longest, self._least_value, self._most_bytes, port.cached)
+        self._prompts = ExpectedPrompts(self._port, self._least_value, self._most_bytes)
 
     # Workflow events.
 
@@ -217,7 +178,6 @@ class Prefetcher:
     def left(self, request: EngineRequest, step: Step | None) -> None:
         """A request has left the engine; called before its completion forecast is made."""
         self._stuck = False
-        self._unneeded.discard(request.request_id)
         if self._alive.pop(request.request_id, None) is None and step is not None and engine.completed(request):
             self.switch.attempt(self._prompts.completed, step, request)
 
@@ -230,7 +190,8 @@ class Prefetcher:
 
     def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
         """A workflow has ended; its prompts are forgotten."""
-        self.switch.attempt(self._end, workflow.step.workflow)
+        self._stuck = False
+        self.switch.attempt(self._prompts.end, workflow.step.workflow)
 
     # Engine events.
 
@@ -257,7 +218,7 @@ class Prefetcher:
 
     def done(self, output: Iteration, answers: dict[int, Any]) -> None:
         """The output of an iteration has arrived; removes internal requests from the answers."""
-        self.switch.attempt(self._pace.done, id(output))
+        self.switch.attempt(self._pace.done, output)
         try:  # also after a failure: a prefetch started before it may still answer
             if self._unreported:
                 engine.hide_answers(answers, self._unreported)
@@ -274,14 +235,15 @@ class Prefetcher:
 
     def step(self, request_id: str) -> Step | None:
         """The step for which an internal request fetches; None for other requests."""
-        internal = self._alive.get(request_id)
-        return None if internal is None else internal.prompt.step
+        prompt = self._alive.get(request_id)
+        return None if prompt is None else prompt.step
 
     # Status.
 
     def hide_from_stats(self, stats: Any) -> None:
         """Removes internal requests from vLLM's statistics."""
-        states = [engine.state(internal.request) for internal in self._alive.values()]
+        requests = self._port.requests
+        states = [engine.state(requests[name]) for name in self._alive if name in requests]
         self.switch.attempt(engine.hide_from_stats, stats, states, self._lookups)
         self._lookups.clear()
 
@@ -308,11 +270,6 @@ class Prefetcher:
 
     # Guarded by the switch.
 
-    def _end(self, workflow: str) -> None:
-        self._stuck = False
-        self._prompts.end(workflow)
-        self._unneeded.update(name for name, one in self._alive.items() if one.prompt.step.workflow == workflow)
-
     def _before(self) -> None:
         if not self._alive and (not self._prompts or self._stuck or self._busy()):
             return
@@ -331,7 +288,7 @@ class Prefetcher:
     def _may_run(self) -> bool:
         """Whether no client's request waits or prefills."""
         port = self._port
-        ours = sum(engine.state(internal.request) != "RUNNING" for internal in self._alive.values())
+        ours = sum(engine.state(port.requests[name]) != "RUNNING" for name in self._alive)
         return (
             port.num_waiting() == ours
             and port.unpaused
@@ -346,34 +303,36 @@ class Prefetcher:
         under_way = ("RUNNING", "WAITING_FOR_REMOTE_KVS")
         return [
             name
-            for name, one in self._alive.items()
-            if name in self._unneeded or engine.state(one.request) not in under_way
+            for name, prompt in self._alive.items()
+            if prompt.step.workflow not in self._prompts.memory
+            or engine.state(self._port.requests[name]) not in under_way
         ]
 
     def _after(self, output: Iteration) -> None:
+        requests = self._port.requests
         for new in output.scheduled_new_reqs:
-            internal = self._alive.get(new.req_id)
-            if internal is not None:
-                self._begun(internal, new.block_ids[0])
+            prompt = self._alive.get(new.req_id)
+            if prompt is not None:
+                blocks = new.block_ids[0][: requests[new.req_id].num_prompt_tokens // self._block]
+                self._blocks.fetched(prompt.step.workflow, prompt.agents, blocks)
+                self._yield.add(blocks[len(prompt.found) :])
         ours = any(name in output.num_scheduled_tokens for name in self._alive)
         counts = bool(output.num_scheduled_tokens) and not ours
-        self._pace.scheduled(id(output), self._port.prefill_tokens(output), counts)
+        self._pace.scheduled(output, self._port.prefill_tokens(output), counts)
         refused = self._to_abort()
         for name in refused:
             self.counts["refused"] += 1
-            self._prompts.refused(self._alive[name].prompt)
+            self._prompts.refused(self._alive[name])
         self._abort(refused)
-        for name in self._fresh:
-            if name in self._alive:
-                request, prompt = self._alive[name]
-                self._lookups.append((request.num_prompt_tokens, len(prompt.found) * self._block))
+        for name in self._fresh & self._alive.keys():
+            self._lookups.append((requests[name].num_prompt_tokens, len(self._alive[name].found) * self._block))
         self._fresh.clear()
 
     def _start(self) -> None:
         decoding = len(self._port.running)
         prompts = self._prompts.missing(from_tier=bool(decoding))
         candidates = [prompt.candidate(str(number)) for number, prompt in enumerate(prompts)]
-        forecasts = {prompt.step.workflow: self._prompts.lookahead(prompt) for prompt in prompts}
+        forecasts = {prompt.step.workflow: prompt.lookahead for prompt in prompts}
         plan = self._policy.plan(self._engine(prompts, decoding), candidates, forecasts)
         fetches = [
             (prompts[int(fetch.name)], fetch.blocks) for fetch in plan.fetches[: self._port.most_running - decoding]
@@ -402,15 +361,14 @@ class Prefetcher:
             self._prompts.absent(prompt)
             return
         self._prompts.fetched(prompt)
-        self._begin(prompt, len(prompt.found) + blocks)
+        self._fresh.add(self._begin(prompt, len(prompt.found) + blocks))
+        self.counts["started"] += 1
 
     def _loadable(self, prompt: Prompt, blocks: int) -> int:
         """How many blocks after the found ones the connector has; it answers only for requests in the engine."""
         name = self._begin(prompt, blocks)
-        loads = self._port.loadable_tokens(self._alive[name].request, len(prompt.found) * self._block)
-        self._abort([name])
-        for count in ("started", "aborted"):
-            self.counts[count] -= 1
+        loads = self._port.loadable_tokens(self._port.requests[name], len(prompt.found) * self._block)
+        self._port.abort([name])
         return loads // self._block
 
     def _begin(self, prompt: Prompt, blocks: int) -> str:
@@ -418,17 +376,10 @@ class Prefetcher:
         name, conversation = f"presage-prefetch-{self._number}", prompt.beginning[0]
         tokens = conversation.tokens[: blocks * self._block].tolist()
         request = engine.internal_request(name, tokens, conversation.hashes(blocks), conversation.salt)
-        self._alive[name] = _Internal(request, prompt)
+        self._alive[name] = prompt
         self._unreported.add(name)
-        self._fresh.append(name)
         self._add(request)
-        self.counts["started"] += 1
         return name
-
-    def _begun(self, internal: _Internal, blocks: list[int]) -> None:
-        prompt, whole = internal.prompt, internal.request.num_prompt_tokens // self._block
-        self._blocks.fetched(prompt.step.workflow, prompt.agents, blocks[:whole])
-        self._yield.add(blocks[len(prompt.found) : whole])
 
     def _abort(self, names: Iterable[str]) -> None:
         names = list(names)

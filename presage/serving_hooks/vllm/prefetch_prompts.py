@@ -1,8 +1,5 @@
 """Finds prompts that are likely to come next, known with certainty, and not cached.
 
-`LastConversations` keeps the last prompt and output of each agent of each workflow, `Habits` counts how an agent's next
-prompt begins, and `ExpectedPrompts` combines both with the forecasts.
-
 A workflow is due from a new forecast until every prompt worth fetching is cached or cannot be cached. That bounds the
 work per iteration, and the number of iterations between two forecasts that have work.
 """
@@ -11,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Final, NamedTuple
@@ -22,7 +19,7 @@ from numpy.typing import NDArray
 from presage.serving_hooks.policies.eviction import MOST_AGENTS, PRIOR_BLOCKS
 from presage.serving_hooks.policies.prefetch import Candidate
 from presage.serving_hooks.policies.score import UNIT, Lookahead
-from presage.serving_hooks.vllm.engine import EngineRequest, can_be_repeated
+from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, can_be_repeated
 from presage.serving_hooks.workflows.identity import Step
 
 ENTRY: Final = 2048
@@ -50,19 +47,16 @@ Key = tuple[str, str]
 class CachedConversation:
     """The prompt and the output of one completed request, in whole blocks.
 
-    Keeps token ids, block hashes and salt. The hashes are kept and not recomputed, since vLLM may have included other
-    data in them.
+    The hashes are kept and not recomputed, since vLLM may have included other data in them.
 
     Args:
         tokens: ids of the prompt and the output.
         hashes: of its whole blocks, all of one length.
         prompt_tokens: how many of the tokens are the prompt's.
         block: tokens of a block.
-        salt: vLLM's `cache_salt` of the request.
 
     Attributes:
         tokens: int32 [blocks · block].
-        prompt_blocks: whole blocks of the prompt.
         stem: first blocks of the prompt that it shares with the agent's previous conversation.
     """
 
@@ -107,13 +101,10 @@ class CachedConversation:
 
 
 class LastConversations:
-    """The last conversation of each agent of each workflow, the least recently used first.
+    """The last conversation of each agent of each workflow; the least recently used is dropped first.
 
-    Bounded: 4 bytes per token, one hash per block (32 bytes with SHA-256), and `ENTRY` for the tables around them. The
-    least recently used conversation is dropped first. Texts are not kept, and nothing is written to disk.
-
-    Args:
-        most_bytes: limit over all conversations.
+    Bounded: 4 bytes per token, one hash per block (32 bytes with SHA-256), and `ENTRY` for the tables around them.
+    Texts are not kept, and nothing is written to disk.
 
     Attributes:
         bytes: of the kept conversations; never above `most_bytes`.
@@ -154,10 +145,6 @@ class LastConversations:
         """The workflow's last conversation, of any agent."""
         agent = next(reversed(self._agents.get(workflow, {})), None)
         return None if agent is None else self.own(workflow, agent)
-
-    def sizes(self) -> dict[Key, int]:
-        """Bytes of each conversation, the least recently used first."""
-        return {key: conversation.size for key, conversation in self._kept.items()}
 
     def end(self, workflow: str) -> None:
         """Forgets a workflow; unknown ones are ignored."""
@@ -204,26 +191,23 @@ class Habits:
         if latest is None:
             return
         key = workflow_type, agent
-        counts = self._counts.get(key)
-        if counts is None:
-            if len(self._counts) == MOST_AGENTS:
-                return
-            counts = _FRESH
+        counts = self._counts.get(key, _FRESH)
+        if counts is _FRESH and len(self._counts) == MOST_AGENTS:
+            return
         seen = (*_compared(own, hashes), *_compared(latest, hashes))
         self._counts[key] = tuple(_added(*pair) for pair in zip(counts, seen, strict=True))
 
     def next_prompt(self, workflow_type: str, workflow: str, agent: str) -> Beginning | None:
         """The conversation, and its number of first blocks, with which the agent's next prompt will begin."""
         own, latest = self._conversations.own(workflow, agent), self._conversations.latest(workflow)
+        if latest is None:
+            return None
         counts = self._counts.get((workflow_type, agent), _FRESH)
         own_prompt, own_output, latest_prompt, latest_output = (again >= CERTAIN * there for again, there in counts)
-        options: list[Beginning] = []
+        best = latest, _known(latest, latest_prompt, latest_output)
         if own is not None:
-            options.append((own, _known(own, own_prompt, own_output) or own.stem))
-        if latest is not None:
-            options.append((latest, _known(latest, latest_prompt, latest_output)))
-        best = max(options, key=lambda option: option[1], default=None)
-        return best if best is not None and best[1] else None
+            best = max((own, _known(own, own_prompt, own_output) or own.stem), best, key=lambda option: option[1])
+        return best if best[1] else None
 
 
 def _known(conversation: CachedConversation, prompt: bool, output: bool) -> int:
@@ -252,9 +236,12 @@ class Prompt(NamedTuple):
 
     Attributes:
         step: of one of the agents; it owns the blocks that are fetched.
+        lookahead: the forecast for the workflow.
+        found: ids of the cached blocks.
     """
 
     step: Step
+    lookahead: Lookahead
     agents: frozenset[str]
     beginning: Beginning
     found: list[int]
@@ -268,15 +255,13 @@ class _Due(NamedTuple):
     """A workflow with a new forecast.
 
     Attributes:
-        reached: blocks of prompts that were cached before their last fetch.
-        settled: prompts that are cached, or cannot be.
+        reached: blocks of prompts that were cached before their last fetch; all blocks if no more can be cached.
         absent: prompts of which the connector has no more; only an idle engine can prefill them.
     """
 
     step: Step
     lookahead: Lookahead
     reached: dict[Beginning, int]
-    settled: set[Beginning]
     absent: set[Beginning]
 
 
@@ -284,34 +269,19 @@ class ExpectedPrompts:
     """The conversations of workflows, and which workflows are due.
 
     Args:
-        block_tokens: of a KV-cache block.
-        longest: limit of tokens of a request.
         least_value: of a prompt that is fetched.
         most_bytes: limit of the memory.
-        cached: ids of the blocks of the longest cached prefix of these hashes.
     """
 
-    def __init__(
-        self,
-        block_tokens: int,
-        longest: int,
-        least_value: float,
-        most_bytes: int,
-        cached: Callable[[list[bytes]], list[int]],
-    ) -> None:
+    def __init__(self, port: EnginePort, least_value: float, most_bytes: int) -> None:
         self.memory = LastConversations(most_bytes)
         self._habits = Habits(self.memory)
-        self._block, self._longest = block_tokens, longest
-        self._least_value, self._cached = least_value, cached
+        self._port, self._least_value = port, least_value
         self._due: dict[str, _Due] = {}
 
     def __len__(self) -> int:
         """Workflows that are due."""
         return len(self._due)
-
-    def __bool__(self) -> bool:
-        """Whether any workflow is due."""
-        return bool(self._due)
 
     def arrives(self, step: Step, request: EngineRequest) -> None:
         """A step has arrived."""
@@ -321,14 +291,14 @@ class ExpectedPrompts:
         """A step has completed."""
         if can_be_repeated(request):
             tokens, hashes, prompt = request.all_token_ids, request.block_hashes, request.num_prompt_tokens
-            conversation = CachedConversation(tokens, hashes, prompt, self._block, request.cache_salt)
+            conversation = CachedConversation(tokens, hashes, prompt, self._port.block_tokens, request.cache_salt)
             self.memory.keep(step.workflow, step.agent, conversation)
 
     def forecast(self, step: Step, lookahead: Lookahead) -> None:
         """A new forecast of the workflow that `step` belongs to."""
         self._due.pop(step.workflow, None)
         if step.workflow in self.memory:
-            self._due[step.workflow] = _Due(step, lookahead, {}, set(), set())
+            self._due[step.workflow] = _Due(step, lookahead, {}, set())
 
     def end(self, workflow: str) -> None:
         """The workflow has ended."""
@@ -346,10 +316,6 @@ class ExpectedPrompts:
     def refused(self, prompt: Prompt) -> None:
         """vLLM refused a prompt for lack of blocks."""
         self._due.pop(prompt.step.workflow, None)
-
-    def lookahead(self, prompt: Prompt) -> Lookahead:
-        """The forecast for the prompt's workflow."""
-        return self._due[prompt.step.workflow].lookahead
 
     def missing(self, from_tier: bool) -> list[Prompt]:
         """The likeliest prompts with uncached blocks; with `from_tier` only those that the connector may have.
@@ -369,16 +335,17 @@ class ExpectedPrompts:
         prompts = []
         for _, workflow, beginning, agents in sorted(valued, key=lambda one: -one[0])[:_MOST_LOOKED_UP]:
             due, (conversation, blocks) = self._due[workflow], beginning
-            found = self._cached(conversation.hashes(blocks))
+            found = self._port.cached(conversation.hashes(blocks))
             if due.reached.get(beginning, -1) < len(found) < blocks:
-                prompts.append(Prompt(replace(due.step, agent=min(agents)), frozenset(agents), beginning, found))
+                step = replace(due.step, agent=min(agents))
+                prompts.append(Prompt(step, due.lookahead, frozenset(agents), beginning, found))
             else:
-                due.settled.add(beginning)
+                due.reached[beginning] = blocks
         return prompts
 
     def _likely(self, due: _Due) -> list[tuple[float, Beginning, set[str]]]:
         """(value, prompt, agents) of the next prompts in a workflow."""
-        step, most = due.step, (self._longest - 1) // self._block
+        step, most = due.step, (self._port.longest - 1) // self._port.block_tokens
         prompts: dict[Beginning, set[str]] = {}
         for agent in due.lookahead.next_agents(_LEAST_CHANCE):
             known = self._habits.next_prompt(step.stats_key, step.workflow, agent)
@@ -387,5 +354,6 @@ class ExpectedPrompts:
         return [
             (value, prompt, agents)
             for prompt, agents in prompts.items()
-            if (value := due.lookahead.one_step(agents) / UNIT) >= self._least_value and prompt not in due.settled
+            if (value := due.lookahead.one_step(agents) / UNIT) >= self._least_value
+            and due.reached.get(prompt, -1) < prompt[1]
         ]

@@ -1,4 +1,4 @@
-"""Priority and admission in the engine: both order or hold waiting requests, in one pair of queues.
+"""Priority and admission in the engine: they order and hold waiting requests, in one pair of queues.
 
 While a policy is off its tables are dropped, and vLLM's own queues replace ours if no policy acts; when it is switched
 on again it starts from the requests in the engine. Nothing is lost between shadow and on.
@@ -162,13 +162,11 @@ class QueuePolicies:
     def arrives(self, request: EngineRequest, step: Step | None, remaining_tokens: float | None) -> None:
         """A request is about to be queued."""
         if self.priorities is not None:
-            ranked = self._modes.of("priority", step.stats_key if step else "") is Mode.ON
             workflow_type = step.workflow_type if step else ""
-            self.priorities.add(request, self._iteration, workflow_type, remaining_tokens, ranked)
+            self.priorities.add(request, self._iteration, workflow_type, remaining_tokens, self._ranks(step))
         if self.admission is not None and step is not None:
-            hashes = self._port.prompt_hashes(request)
-            asked = request.num_prompt_tokens, hashes, remaining_tokens
-            self.admission.switch.attempt(self.admission.arrives, request.request_id, step, *asked)
+            prompt = request.num_prompt_tokens, self._port.prompt_hashes(request)
+            self.admission.switch.attempt(self.admission.arrives, request.request_id, step, *prompt, remaining_tokens)
 
     def arrives_internally(self, request: EngineRequest) -> None:
         """A prefetch is about to be queued, behind all others."""
@@ -185,9 +183,8 @@ class QueuePolicies:
     def left(self, request: EngineRequest, completed: bool) -> None:
         """A request has left the engine."""
         if self.admission is not None:
-            hashes = self._port.computed_hashes(request)
-            ended = request.request_id, hashes, completed, request.num_output_tokens
-            self.admission.switch.attempt(self.admission.leaves, *ended)
+            hashes, output_tokens = self._port.computed_hashes(request), request.num_output_tokens
+            self.admission.switch.attempt(self.admission.leaves, request.request_id, hashes, completed, output_tokens)
         if self.priorities is not None:
             self.priorities.left(request.request_id)
         if self.shadow is not None:
@@ -201,11 +198,15 @@ class QueuePolicies:
 
     def prepare(self) -> None:
         """Ages requests and decides about admission for the next iteration."""
-        if self.priorities is not None:
-            for request_id in self.priorities.age(self._iteration + 1):
-                self.priorities.switch.attempt(self._moved, request_id)
-            if not self.priorities.switch.on:
-                self._drop_priorities()
+        priorities = self.priorities
+        if priorities is not None:
+            for request_id in priorities.age(self._iteration + 1):
+                priorities.switch.attempt(self._moved, request_id)
+            if not priorities.switch.on:  # it has failed: vLLM's order is restored
+                for request in self._port.requests.values():
+                    priorities.give_back(request)
+                self.priorities = None
+                self._replace_queues()
         if self.admission is not None:
             self._refile(self.admission.decide(idle=False))
 
@@ -281,9 +282,12 @@ class QueuePolicies:
             step = self._workflows.step(name)
             if fresh:
                 priorities.add(request, self._iteration, step.workflow_type if step else "", None)
-            priorities.rank(name, self._modes.of("priority", step.stats_key if step else "") is Mode.ON)
+            priorities.rank(name, self._ranks(step))
             (priorities.fold if priorities.acts else priorities.give_back)(request)
         self.priorities = priorities if mode is not Mode.OFF else None
+
+    def _ranks(self, step: Step | None) -> bool:
+        return self._modes.of("priority", step.stats_key if step else "") is Mode.ON
 
     def _replace_queues(self) -> None:
         self._port.restore_waiting()
@@ -296,16 +300,6 @@ class QueuePolicies:
             for request in self._port.requests.values():
                 if not request.num_computed_tokens:
                     self.shadow.add_request(request)
-
-    def _drop_priorities(self) -> None:
-        """Priority has failed: vLLM's order is restored."""
-        if self.priorities is not None:
-            for request in self._port.requests.values():
-                self.priorities.give_back(request)
-        self._port.restore_waiting()
-        self.priorities = self.shadow = None
-        if self.admission is not None:
-            self._port.hook_waiting(self._queue)
 
     def _queue(self) -> WaitingQueue:
         held = self.holds if self.admission is not None else holds_none

@@ -465,9 +465,7 @@ class Policies(engine.SchedulerSeam):
         return AdmissionController(
             config.admission_settings(),
             config.held_at_most_s,
-            self.engine_port.cache_tokens(),
-            self.engine_port.hash_tokens,
-            self.engine_port.most_running,
+            self.engine_port,
             type(self).clock,
             switch,
             partial(self._modes.of, "admission"),

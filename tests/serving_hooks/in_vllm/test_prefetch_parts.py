@@ -51,7 +51,7 @@ def test_the_memory_never_exceeds_its_bytes_and_forgets_the_oldest(
             continue
         kept.keep(workflow, agent, talk(counted(0, blocks)))
         order = [key for key in order if key != (workflow, agent)] + [(workflow, agent)]
-        sizes = kept.sizes()
+        sizes = {key: conversation.size for key, conversation in kept._kept.items()}
         held = [key for key in order if key in sizes]
         assert held == order[-len(held) :]
         order = held
