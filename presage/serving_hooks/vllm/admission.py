@@ -1,8 +1,7 @@
 """Admission in the engine: passes events to policies/admission.py, and holds the requests of the workflows it chooses.
 
-Only waiting requests that have no blocks yet are held. A workflow with a running or preempted request is not held, nor
-is a request without a workflow. Decisions are made at most every `AFTER_EVENT_S` when workflows arrive, end or change
-phase, and less often the more workflows there are, so that they take a small share of the engine's time.
+Only waiting requests of workflows that have no blocks yet are held, and none while its workflow has a running or
+preempted one. The more workflows there are, the rarer the decisions, so that they take a small share of the time.
 
 Three limits hold whatever the policy decides: a workflow is held for at most `held_at_most_s` over its life; an engine
 in which nothing runs admits a workflow at once; and after a failure no request is held.
@@ -96,25 +95,21 @@ class IterationTimer(Generic[Facts]):
         return None
 
 
-class IterationTimes:
-    """The cost model of iterations, from their durations."""
+class IterationTimes(IterationTimer[tuple[int, int]]):
+    """The cost model of iterations, from their decoded and prefilled tokens and their durations."""
 
     def __init__(self) -> None:
-        self._timer = IterationTimer[tuple[int, int]]()
+        super().__init__()
         self._times = IterationCost()
         self._fit_at = -math.inf
         self._costs: IterationCosts | None = None
 
-    def scheduled(self, output: object, decode_tokens: int, prefill_tokens: int, began_at: float) -> None:
-        """Records the start of an iteration."""
-        self._timer.scheduled(output, (decode_tokens, prefill_tokens), began_at)
-
-    def updated(self, output: object, now: float) -> None:
-        """The output of an iteration has arrived. Outputs arrive in order."""
-        timed = self._timer.updated(output, now)
+    def updated(self, output: object, now: float) -> tuple[tuple[int, int], float] | None:
+        """See `IterationTimer.updated`."""
+        timed = super().updated(output, now)
         if timed is not None:
-            tokens, seconds = timed
-            self._times.observe(*tokens, seconds)
+            self._times.observe(*timed[0], timed[1])
+        return timed
 
     def costs(self, now: float) -> IterationCosts | None:
         """The cost model, fitted every few seconds; the last fit while too few iterations prefill."""
@@ -219,8 +214,7 @@ class AdmissionController:
     def decide(self, idle: bool) -> list[str]:
         """Decides before an iteration; returns the ids of requests for which `holds` may have changed.
 
-        Args:
-            idle: nothing runs, and all waiting requests are held.
+        `idle` means that nothing runs and all waiting requests are held.
         """
         self.switch.attempt(self._catch_up)
         if not self.switch.on:
@@ -232,7 +226,7 @@ class AdmissionController:
         return self.close() if changed is None else changed
 
     def let_one_in(self) -> list[str]:
-        """Admits the workflow held longest, when all requests wait and are held; returns its requests."""
+        """Admits the workflow held longest; returns its requests."""
         if not self.switch.on:
             return self.close()
         now = self._clock()
@@ -263,16 +257,6 @@ class AdmissionController:
             "reasons": dict(Counter(last.held.values())) if last else {},
             "outlook": {"chosen": asdict(last.chosen), "everybody": asdict(last.everybody)} if last else None,
             "rates": asdict(self._rates) if self._rates else None,
-        }
-
-    def debug_state(self) -> dict[str, int]:
-        """Entries of each table, to find leaks."""
-        self.switch.attempt(self._catch_up)
-        return {
-            "admission accounts": len(self._accounts) - len(self._ended),
-            "admission accounts to drop": len(self._ended),  # at the next decision
-            "admission held": len(self._held),
-            "admission requests": len(self._workflow_of),
         }
 
     def explain(self, workflow: str) -> dict[str, Any] | None:
@@ -434,7 +418,6 @@ class AdmissionController:
         self._news = True
 
     def _count_held_time(self, account: Account, request: AdmissionRequest, now: float) -> None:
-        """Counts the time a leaving request was held, unless it was counted when the request began."""
         if not request.begun:
             self._held_times.observe(account.waited_for_s(request, now))
 

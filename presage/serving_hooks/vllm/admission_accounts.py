@@ -1,10 +1,9 @@
 """The state of each workflow that admission decides on: its phase, its working set, and how long it has been held.
 
-Only hashes of a workflow's blocks are kept (policies/distinct.py), never a token. Its working set is the blocks it has
-used so far, each once, plus the tokens its next step is expected to add: the waiting prompt, or the mean of new tokens
-per step; and the output of a step, or the workflow's remaining tokens if fewer. Prefixes that several workflows share
-count for each, and so do tokens that no later prompt reads (an output after an instruction that moves): this
-overestimates by about the same factor at every load, and losses are measured against the same loads.
+Its working set is the blocks it has used so far (only their hashes are kept), each once, plus the tokens its next step
+is expected to add: the waiting prompt, or the mean of new tokens per step; and the output of a step, or the workflow's
+remaining tokens if fewer. Prefixes that several workflows share count for each, and so do tokens that no later prompt
+reads: this overestimates by about the same factor at every load, and losses are measured against the same loads.
 
 A decision reads the accounts as columns. A working set depends on the mean step, which changes with every step of any
 workflow: a row is rewritten only when its own account changes, and the means are applied to all rows before a decision.
@@ -152,11 +151,7 @@ _TERMS: Final = np.dtype([("known", "f8"), ("outputs", "f8"), ("news", "f8"), ("
 
 
 class Columns:
-    """Writes accounts into the columns of the policy.
-
-    Args:
-        block_tokens: tokens of one block hash.
-    """
+    """Writes accounts into the columns of the policy; `block_tokens` are those of one block hash."""
 
     def __init__(self, columns: WorkflowColumns, workload: WorkloadMeans, block_tokens: int) -> None:
         self._columns, self._workload, self._block_tokens = columns, workload, block_tokens

@@ -26,18 +26,11 @@ class _Made(NamedTuple):
 
 
 class LastForecasts:
-    """The latest forecasts of all workflows.
-
-    Args:
-        most: forecasts kept.
-    """
+    """The `most` latest forecasts of all workflows."""
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
         self._ring: deque[_Made] = deque(maxlen=most)
         self._clock = clock
-
-    def __len__(self) -> int:
-        return len(self._ring)
 
     def add(self, step: Step, forecast: LiveForecast) -> None:
         """Adds a forecast."""
@@ -50,34 +43,28 @@ class LastForecasts:
 
 
 def _as_plain(made: _Made, now: float) -> dict[str, Any]:
-    forecast = made.forecast
+    forecast, lengths = made.forecast, made.forecast.remaining
     return {
         "ago_s": round(now - made.at, 3),
         "agent": made.step.agent,
         "step": made.step.number,
         "moment": forecast.moment,
-        "source": forecast.source,
-        "version": forecast.version,
-        "evidence": forecast.evidence,
-        "reason": forecast.reason,
+        **_source(forecast),
         "horizons": [_row(row.tolist(), forecast.agents) for row in forecast.probabilities],
-        "remaining": _lengths(forecast.remaining),
+        "remaining": {
+            **_source(lengths),
+            "quantiles": {f"{q:g}": round(n, 1) for q, n in zip(lengths.quantiles, lengths.tokens, strict=True)},
+        },
     }
+
+
+def _source(of: LiveForecast | LiveLengths) -> dict[str, Any]:
+    return {"source": of.source, "version": of.version, "evidence": of.evidence, "reason": of.reason}
 
 
 def _row(row: list[float], agents: tuple[str, ...]) -> dict[str, Any]:
     likeliest = sorted(zip(row, agents, strict=False), reverse=True)[:AGENTS_SHOWN]
     return {"agents": {name: round(share, 4) for share, name in likeliest}, "end": round(row[-1], 4)}
-
-
-def _lengths(of: LiveLengths) -> dict[str, Any]:
-    return {
-        "source": of.source,
-        "version": of.version,
-        "evidence": of.evidence,
-        "reason": of.reason,
-        "quantiles": {f"{q:g}": round(tokens, 1) for q, tokens in zip(of.quantiles, of.tokens, strict=True)},
-    }
 
 
 def reasons(explanation: dict[str, Any]) -> list[str]:

@@ -33,12 +33,7 @@ _FLAGS: Final = dict.fromkeys(("true", "1", "yes", 1), True) | dict.fromkeys(("f
 
 
 def read(extra_args: object, session_id: object, counts: EventCounts) -> Step | None:
-    """The workflow step of a request; None if it belongs to no workflow.
-
-    Args:
-        extra_args: `sampling_params.extra_args`; of any type.
-        counts: counts ignored values, by field and reason.
-    """
+    """The workflow step of a request, from its `sampling_params.extra_args`; None if it belongs to no workflow."""
     sent = _sent(extra_args, counts)
     workflow_type, workflow_id, agent, session = (_first(sent, field, keys, counts) for field, keys in _NAMES)
     session = session or _name(session_id, "session_id", counts)

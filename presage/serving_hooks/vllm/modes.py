@@ -1,12 +1,8 @@
 """The mode of each policy for each workflow type, set by configuration and while the engine runs.
 
-- off: the policy computes nothing;
-- shadow: the policy computes, counts and shows its decisions, but does not act;
-- on: the policy acts.
-
-A policy that acts for no workflow type leaves vLLM's queues and free blocks in place. Where it acts for some types, the
-others are ordered as if their remaining work were unknown; without a place in the order they would starve, or starve
-others.
+Off, a policy computes nothing; in shadow it computes, counts and shows its decisions, but does not act. A policy that
+acts for no workflow type leaves vLLM's queues and free blocks in place. Where it acts for some types, the others are
+ordered as if their remaining work were unknown; without a place in the order they would starve, or starve others.
 
 A policy or type setting overrides the default; if both are set, the stricter wins; a setting for the pair overrides
 both. Setting the default clears all other settings, so one request switches everything off.
@@ -61,17 +57,15 @@ class Switch:
     place of the error, never its message, which might repeat a prompt.
 
     Args:
-        name: of the policy.
         counts: counts failures, by name and kind of error.
         takes: switches of policies that depend on it.
     """
 
-    __slots__ = ("_counts", "_takes", "name", "on", "reason")
+    __slots__ = ("_counts", "_takes", "name", "on")
 
     def __init__(self, name: Part, counts: EventCounts, takes: tuple[Switch, ...] = ()) -> None:
         self.name = name
         self.on = True
-        self.reason: str | None = None
         self._counts = counts
         self._takes = takes
 
@@ -86,13 +80,14 @@ class Switch:
 
     def off(self, error: Exception) -> None:
         """Switches it off after an error."""
-        self._counts.add(ERRORS, self.name, type(error).__name__)
+        reason = type(error).__name__
+        self._counts.add(ERRORS, self.name, reason)
         if not self.on:
             return
-        self.on, self.reason = False, type(error).__name__
+        self.on = False
         frames = traceback.extract_tb(error.__traceback__)
         where = f"{frames[-1].name}, line {frames[-1].lineno}" if frames else "unknown place"
-        logger.error("%s is switched off: %s in %s; vLLM continues without it", self.name, self.reason, where)
+        logger.error("%s is switched off: %s in %s; vLLM continues without it", self.name, reason, where)
         for other in self._takes:
             other.off(error)
 
@@ -117,7 +112,6 @@ class Modes:
     """The modes in force.
 
     Args:
-        default: for everything; `policies` and `workflow_types` have their own.
         suffices: whether there is enough evidence to act on a workflow type's forecasts; None needs no evidence.
 
     Attributes:
@@ -148,8 +142,7 @@ class Modes:
         Settings hold for all tenants; evidence is per tenant.
         """
         mode = self._rules[None, None] if len(self._rules) == 1 else self._set_for(policy, unscoped(stats_key))
-        if mode is Mode.ON and self._suffices is not None and not self._suffices(stats_key):
-            mode = Mode.SHADOW
+        mode = self._as_evidence_allows(mode, stats_key)
         return min(mode, self.of("eviction", stats_key)) if policy == "prefetch" else mode
 
     def set(self, mode: str, policy: str | None = None, workflow_type: str | None = None) -> None:
@@ -179,10 +172,7 @@ class Modes:
         """Computes `whole` again after a setting or the evidence has changed."""
         types: list[str | None] = list({workflow_type for _, workflow_type in self._rules})
         for policy in POLICIES:
-            mode = max(self._set_for(policy, name) for name in types)
-            if mode is Mode.ON and self._suffices is not None and not self._suffices(None):
-                mode = Mode.SHADOW
-            self.whole[policy] = mode
+            self.whole[policy] = self._as_evidence_allows(max(self._set_for(policy, name) for name in types), None)
         self.whole["prefetch"] = min(self.whole["prefetch"], self.whole["eviction"])
         self.changes += 1
 
@@ -206,6 +196,10 @@ class Modes:
             ],
             "policies": {policy: mode.word for policy, mode in self.whole.items()},
         }
+
+    def _as_evidence_allows(self, mode: Mode, stats_key: str | None) -> Mode:
+        lacking = mode is Mode.ON and self._suffices is not None and not self._suffices(stats_key)
+        return Mode.SHADOW if lacking else mode
 
     def _set_for(self, policy: str, workflow_type: str | None) -> Mode:
         rules = self._rules

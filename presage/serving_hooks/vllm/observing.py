@@ -28,8 +28,6 @@ class Observing:
 
     Args:
         config: None records nothing.
-        table: the ends of its workflows are recorded.
-        counts: failures.
         state_layer: the layer that is captured; None for the states after the final norm.
 
     Raises:
@@ -111,10 +109,6 @@ class Observing:
     def status(self) -> dict[str, Any]:
         """The recorder's status; `on` is false once it has failed."""
         return {**self._records.status(), "on": self.on}
-
-    def debug_state(self) -> dict[str, int]:
-        """Entries of the recorder's table of workflows, to find leaks."""
-        return {"recorded workflows": self._records.debug_state().get("workflows", 0)}
 
     def close(self) -> None:
         """Writes buffered rows, for some seconds at most."""

@@ -4,13 +4,13 @@ A prefetch is an internal one-token request over as much of a known prompt (pref
 fetch (policies/prefetch.py). vLLM finds the cached part, loads or prefills the rest, and keeps the blocks when the
 request ends. Clients never see it. It lasts one iteration, longer only while a connector loads:
 
-- It starts only while no client's request waits or prefills, and at most one iteration of it is in flight.
+- It starts only while no client's request waits or prefills, and is aborted before vLLM schedules when one waits.
 - Beside decoding requests it only loads, from a KV connector that has the blocks: a prefill would lengthen their step.
   Without a connector it prefills on an idle engine, which is when a tool runs.
 - S = min(blank and retired blocks, rate × step time), so a request that arrives meanwhile waits for at most one decode
   step. The rate is that of prefill; connectors are assumed to be faster.
-- When a client's request waits, all prefetches are aborted before vLLM schedules. Blocks that a connector still writes
-  to are freed when it is done; for that time two blocks per running request stay free.
+- Blocks that a connector still writes to are freed when it is done; for that time two blocks per running request stay
+  free.
 
 The prompt is cut to the chunk; `long_prefill_token_threshold` stays, since vLLM ignores it for a single request.
 
@@ -47,9 +47,6 @@ class Yield:
 
     Args:
         held: the hash of a block's contents, by its id; None if the prefix cache does not have it.
-
-    Attributes:
-        fetched, used: blocks.
     """
 
     def __init__(self, held: Callable[[int], object]) -> None:
@@ -258,14 +255,6 @@ class Prefetcher:
             "wasted_tokens": done.wasted() * self._block,
             "memory_bytes": self._prompts.memory.bytes,
             "forgotten": self._prompts.memory.dropped,
-        }
-
-    def debug_state(self) -> dict[str, int]:
-        """Entries of each table, to find leaks."""
-        return {
-            "prefetch conversations": len(self._prompts.memory),
-            "prefetch due": len(self._prompts),
-            "prefetch requests": len(self._alive),
         }
 
     # Guarded by the switch.

@@ -28,8 +28,8 @@ class Priorities:
     """Keys of all requests in the engine: shortest total job first within the classes of vLLM's `priority`.
 
     With vLLM's `priority` scheduling a client's number is a class, lower first, and our key orders requests within it.
-    With `fcfs` vLLM ignores that number, and so do we. Under `priority` vLLM also preempts by that number: class and
-    key are folded into it, and the client's number is restored when the policy ends.
+    vLLM also preempts by that number: class and key are folded into it, and the client's number is restored when the
+    policy ends. With `fcfs` vLLM ignores that number, and so do we.
 
     Args:
         config, medians: of `ShortestTotalJobFirst`.
@@ -105,10 +105,6 @@ class Priorities:
     def give_back(self, request: EngineRequest) -> None:
         """Restores the client's `priority`."""
         request.priority = self._given.get(request.request_id, request.priority)
-
-    def debug_state(self) -> dict[str, int]:
-        """Entries of each table, to find leaks."""
-        return {"priorities": len(self._given) + len(self._unranked), **self._policy.debug_state()}
 
     def left(self, request_id: str) -> None:
         """A request has left the engine."""
@@ -308,7 +304,7 @@ class QueuePolicies:
         return WaitingQueue(self.priorities.key, held)
 
     def _started(self, admission: AdmissionController, output: Iteration, began_at: float) -> None:
-        admission.times.scheduled(output, *self._port.iteration_tokens(output), began_at)
+        admission.times.scheduled(output, self._port.iteration_tokens(output), began_at)
         for request, found in self._port.found_tokens(output):
             admission.begins(request.request_id, found, self._port.prompt_hashes(request))
 

@@ -313,22 +313,6 @@ class Policies(engine.SchedulerSeam):
         }
         return {**explanation, "reasons": reasons(explanation)}
 
-    def debug_state(self) -> dict[str, int]:
-        """Entries of each table that grows with requests and workflows, to find leaks."""
-        found = {
-            "vLLM requests": len(self.engine_port.requests),
-            "waiting": len(self.engine_port.waiting_queues[0]),
-            "recent forecasts": len(self._last_forecasts) if self._last_forecasts is not None else 0,
-            **self.workflow_table.debug_state(),
-            **self.step_forecasts.debug_state(),
-            **self._observing.debug_state(),
-        }
-        queues = self.queue_policies
-        for part in (queues.priorities, self.block_order, queues.admission, self.prefetcher):
-            if part is not None:
-                found |= part.debug_state()
-        return found
-
     # Between two iterations.
 
     @property

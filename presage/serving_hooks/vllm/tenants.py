@@ -37,11 +37,7 @@ def keys_of(args: Any) -> list[str]:
 
 
 class Tenants:
-    """The API keys of a server.
-
-    Args:
-        keys: in the same order in every process of the server.
-    """
+    """The API keys of a server, in the same order in each of its processes."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         distinct = list(dict.fromkeys(keys))
@@ -60,12 +56,7 @@ class Tenants:
 
 
 class TenantMiddleware:
-    """ASGI middleware that sets the tenant of a request.
-
-    Args:
-        app: the next application.
-        tenants: of the server.
-    """
+    """ASGI middleware that sets the tenant of a request."""
 
     def __init__(self, app: App, tenants: Tenants) -> None:
         self._app = app

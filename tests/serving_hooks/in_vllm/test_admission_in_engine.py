@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_fuzz import GuessingAsync, GuessingSync, answered, drawn, pressed
 from turns import Clock, Turns, draw
-from vllm_samples import Engine, Scheduler, ask, build, everything_is_free
+from vllm_samples import Engine, Scheduler, ask, build, everything_is_free, tables
 
 from presage.serving_hooks.policies.admission import Admission, Decision, Outlook, Phase, Workflow
 from presage.serving_hooks.policies.workload import IterationCost
@@ -134,7 +134,7 @@ def test_whatever_is_decided_every_request_is_answered_and_every_block_free(
     engine.clock.now += 10
     engine.scheduler.schedule()
     engine.scheduler.queue_policies.admission.decide(idle=False)
-    assert engine.scheduler.debug_state()["admission requests"] == 0
+    assert tables(engine.scheduler)["admission requests"] == 0
 
 
 def test_who_is_held_is_counted_seen_and_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,13 +377,13 @@ def test_iterations_take_what_the_engine_took_also_where_they_overlap(
     monkeypatch.setattr(IterationCost, "observe", lambda cost, *one: seen.append(one))
     outputs = [object() for _ in range(5)]
     for number, output in enumerate(outputs):
-        times.scheduled(output, 3, 100, 0.1 * number + (0.03 - 0.1 if ahead and number else 0.0))
+        times.scheduled(output, (3, 100), 0.1 * number + (0.03 - 0.1 if ahead and number else 0.0))
         if not ahead:
             times.updated(output, 0.1 * (number + 1))
         elif number:
             times.updated(outputs[number - 1], 0.1 * number)
     assert [round(seconds, 6) for *_, seconds in seen] == [0.1] * (4 if ahead else 5)
-    times.scheduled(outputs[0], 1, 0, 9.0)  # after an idle time, one update having been missed
+    times.scheduled(outputs[0], (1, 0), 9.0)  # after an idle time, one update having been missed
     times.updated(outputs[0], 9.1)
     assert seen[-1] == (1, 0, pytest.approx(0.1))
 
