@@ -38,7 +38,10 @@ class NextAgents(Protocol):
 
 @runtime_checkable
 class ReadsStates(Protocol):
-    """A next-agent source that reads hidden states of the served model; see `Forecaster`."""
+    """A next-agent source that reads hidden states of the served model; see `Forecaster`.
+
+    Its `on_completion` also takes the completion state, `projected`.
+    """
 
     @property
     def projections(self) -> Mapping[Moment, Projection]:
@@ -50,15 +53,6 @@ class ReadsStates(Protocol):
     def on_prefill_state(  # noqa: D102
         self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
     ) -> LiveForecast | None: ...
-
-    def on_completion(  # noqa: D102
-        self,
-        workflow_type: str,
-        workflow_id: str,
-        *,
-        output_tokens: int | None = None,
-        projected: NDArray[np.float32] | None = None,
-    ) -> LiveForecast: ...
 
 
 class RemainingTokens(Protocol):

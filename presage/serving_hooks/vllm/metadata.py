@@ -34,7 +34,10 @@ _FLAGS: Final = dict.fromkeys(("true", "1", "yes", 1), True) | dict.fromkeys(("f
 
 def read(extra_args: object, session_id: object, counts: EventCounts) -> Step | None:
     """The workflow step of a request, from its `sampling_params.extra_args`; None if it belongs to no workflow."""
-    sent = _sent(extra_args, counts)
+    sent = _table(extra_args, "extra_args", counts)
+    tenant = sent.get(ARGUMENT)  # never read from `app_metadata`
+    if sent.get("app_metadata") is not None:
+        sent = {**_table(sent["app_metadata"], "app_metadata", counts), **sent}
     workflow_type, workflow_id, agent, session = (_first(sent, field, keys, counts) for field, keys in _NAMES)
     session = session or _name(session_id, "session_id", counts)
     workflow_id = workflow_id or session
@@ -42,7 +45,6 @@ def read(extra_args: object, session_id: object, counts: EventCounts) -> Step | 
         if workflow_type or agent:
             counts.add(METADATA_LEFT_OUT, "workflow_id", "missing")
         return None
-    tenant = extra_args.get(ARGUMENT) if isinstance(extra_args, dict) else None  # never read from `app_metadata`
     return Step(
         workflow_type=_interned(workflow_type),
         workflow_id=scoped(_name(tenant, ARGUMENT, counts) or "", workflow_id),
@@ -56,28 +58,17 @@ def _interned(name: str | None) -> str:
     return intern(name) if type(name) is str else str(name or "")
 
 
-def _sent(extra_args: object, counts: EventCounts) -> Mapping[Any, Any]:
-    """All names; flat ones override nested ones."""
-    if extra_args is None:
-        return {}
-    if not isinstance(extra_args, dict):
-        counts.add(METADATA_LEFT_OUT, "extra_args", "wrong type")
-        return {}
-    nested = extra_args.get("app_metadata")
-    if nested is None:
-        return extra_args
-    if not isinstance(nested, dict):
-        counts.add(METADATA_LEFT_OUT, "app_metadata", "wrong type")
-        return extra_args
-    return {**nested, **extra_args}
+def _table(value: object, field: MetadataField, counts: EventCounts) -> Mapping[Any, Any]:
+    if isinstance(value, dict):
+        return value
+    if value is not None:
+        _left_out(field, "wrong type", counts)
+    return {}
 
 
 def _first(sent: Mapping[Any, Any], field: MetadataField, keys: tuple[str, ...], counts: EventCounts) -> str | None:
-    for key in keys:
-        value = sent.get(key)
-        if value is not None and (found := _name(value, field, counts)) is not None:
-            return found
-    return None
+    names = (_name(sent.get(key), field, counts) for key in keys)
+    return next((name for name in names if name is not None), None)
 
 
 def _name(value: object, field: MetadataField | Literal["presage_tenant"], counts: EventCounts) -> str | None:

@@ -69,13 +69,11 @@ class Observing:
 
     def forecast(self, request_id: str, live: LiveForecast) -> None:
         """Records a forecast of a running or just completed step."""
-        if self._configured:
-            self._switch.attempt(self._records.forecast, request_id, live)
+        self._switch.attempt(self._records.forecast, request_id, live)
 
     def state(self, request_id: str, moment: Moment, state: Any) -> None:
         """Records the hidden state of such a step, float16 [d]."""
-        if self._configured:
-            self._switch.attempt(self._records.state, request_id, moment, state)
+        self._switch.attempt(self._records.state, request_id, moment, state)
 
     def _begun(self, output: Iteration) -> None:
         for request, cached in self._port.found_tokens(output):

@@ -1,8 +1,7 @@
 """vLLM's schedulers with Presage's policies: `--scheduler-cls presage.serving_hooks.vllm.WorkflowScheduler`.
 
 The policies choose among what vLLM would do anyway: which waiting request runs first, which free block is evicted. They
-change no token and start or stop no client's request; admission lets some wait longer. Configuration can switch each
-policy off, and a policy that fails switches itself off.
+change no token and start or stop no client's request; admission lets some wait longer.
 
 Deferrable work is done while the model runs: vLLM calls `get_grammar_bitmask` right after it has started the model.
 The hooks then record which requests the iteration has started, request forecasts, rank blocks, and decide about
@@ -89,7 +88,7 @@ class Policies(engine.SchedulerSeam):
             self._counts,
             forecast_enabled=self._forecast_enabled,
             eviction_enabled=self._eviction_enabled,
-            record=self._observing.forecast,
+            record=self._observing.forecast if config.recorder is not None else None,
             evidence=self._evidence,
             last=self._last_forecasts,
         )
