@@ -25,7 +25,7 @@ from presage.serving_hooks.policies.throughput import Rates
 from presage.serving_hooks.policies.workload import IterationCost, IterationCosts, WorkloadMeans
 from presage.serving_hooks.vllm.admission_accounts import Account, AdmissionRequest, Columns
 from presage.serving_hooks.vllm.engine import EnginePort
-from presage.serving_hooks.vllm.modes import Mode, Switch
+from presage.serving_hooks.vllm.modes import Mode, Modes, Switch
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 from presage.serving_hooks.workflows.identity import Step
 
@@ -124,7 +124,6 @@ class AdmissionController:
     Args:
         held_at_most_s: seconds a workflow may be held over its life.
         clock: monotonic seconds.
-        mode: of a workflow type.
 
     Attributes:
         counts: decisions of the policy, and exemptions.
@@ -138,10 +137,10 @@ class AdmissionController:
         port: EnginePort,
         clock: Callable[[], float],
         switch: Switch,
-        mode: Callable[[str], Mode],
+        modes: Modes,
     ) -> None:
         self.switch = switch
-        self._mode = mode
+        self._modes = modes
         self._let_run = 0
         self._again = False
         self.times = IterationTimes()
@@ -162,7 +161,6 @@ class AdmissionController:
         self._decided_at = self._logged_at = -math.inf
         self._news = False
         self._holding = False
-        self._exempt_at = math.inf
         self._held_s = 0.0
         self._held_times = HeldTimes()
         self._last: Decision | None = None
@@ -174,7 +172,7 @@ class AdmissionController:
         self, request_id: str, step: Step, prompt_tokens: int, hashes: Sequence[bytes], remaining_tokens: float | None
     ) -> None:
         """A step of a workflow arrives."""
-        mode = self._mode(step.stats_key)
+        mode = self._modes.of("admission", step.stats_key)
         if mode is not Mode.OFF:
             prompt = prompt_tokens, hashes, remaining_tokens
             self._happens(partial(self._arrives, request_id, step, mode, *prompt, self._clock()))
@@ -324,7 +322,6 @@ class AdmissionController:
             account = self._accounts[step.workflow] = Account(step.stats_key, now, held=held, kept=not held)
             if held:
                 self._held[step.workflow] = account
-                self._exempt_at = min(self._exempt_at, now + self._held_at_most_s)
         elif not account.requests:
             self._workload.paused(account.workflow_type, account.agent, now - account.since)
         if remaining_tokens is None or not remaining_tokens >= 0:  # NaN counts as unknown
@@ -379,27 +376,21 @@ class AdmissionController:
                 changed += account.requests
             if account.held:
                 before[name] = account
-                self._exempt_at = min(self._exempt_at, now + self._held_at_most_s - account.waited_s(now))
         self._log(decision, now)
         return changed
 
     def _acts_on(self, held: Mapping[str, str]) -> dict[str, None]:
         """The held workflows for whose types the policy is on, in the same order."""
         types = {name: self._accounts[name].workflow_type for name in held}
-        on = {one for one in set(types.values()) if self._mode(one) is Mode.ON}
+        on = {one for one in set(types.values()) if self._modes.of("admission", one) is Mode.ON}
         return {name: None for name, one in types.items() if one in on}
 
     def _exempt(self, now: float) -> None:
-        """Exempts workflows that were held for the maximal time; none can be before `_exempt_at`."""
-        if now < self._exempt_at:
-            return
-        waited_s = {name: account.waited_s(now) for name, account in self._held.items()}
-        for name, seconds in waited_s.items():
-            if seconds >= self._held_at_most_s:
-                self._accounts[name].exempt = True
+        """Exempts workflows that were held for the maximal time."""
+        for account in self._held.values():
+            if account.waited_s(now) >= self._held_at_most_s:
+                account.exempt = True
                 self.counts.add(ADMISSION_CHANGES, "exempt")
-        left = [self._held_at_most_s - seconds for seconds in waited_s.values() if seconds < self._held_at_most_s]
-        self._exempt_at = now + min(left, default=math.inf)
 
     def _forget(self, now: float) -> None:
         for name in [name for name in self._ended if not self._accounts[name].requests]:

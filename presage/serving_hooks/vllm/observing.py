@@ -24,10 +24,9 @@ _RECORDED_AS: Final = {
 
 
 class Observing:
-    """Passes the scheduler's events to the recorder.
+    """Passes the scheduler's events to the recorder, if one is configured.
 
     Args:
-        config: None records nothing.
         state_layer: the layer that is captured; None for the states after the final norm.
 
     Raises:

@@ -31,7 +31,7 @@ from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.admission import IterationTimer
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
-from presage.serving_hooks.vllm.modes import Mode, Switch
+from presage.serving_hooks.vllm.modes import Mode, Modes, Switch
 from presage.serving_hooks.vllm.prefetch_prompts import ExpectedPrompts, Prompt
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 from presage.serving_hooks.workflows.identity import Step
@@ -83,9 +83,6 @@ class Pace:
     """Running means of the seconds of a decode step and of prompt tokens prefilled per second.
 
     Steps that prefetch are excluded, so the means cover the engine's work for clients only.
-
-    Args:
-        clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -122,15 +119,10 @@ class Prefetcher:
     """Starts and ends internal requests of a scheduler; forwards forecasts and ends to the block order.
 
     Args:
-        port: to a scheduler with our queue of free blocks.
         add: gives a request to vLLM, at the end of all queues.
-        blocks: that queue.
+        blocks: the scheduler's queue of free blocks.
         most_bytes: limit of the memory of prompts.
         clock: monotonic seconds.
-        mode: of a workflow type.
-
-    Attributes:
-        counts: internal requests started, aborted, refused.
     """
 
     def __init__(
@@ -142,15 +134,12 @@ class Prefetcher:
         most_bytes: int,
         switch: Switch,
         clock: Callable[[], float],
-        mode: Callable[[str], Mode],
+        modes: Modes,
     ) -> None:
-        self.switch = switch
-        self._mode = mode
-        self._most_bytes, self._least_value = most_bytes, config.least_value
-        self.counts: Counter[str] = Counter()
-        self._port, self._add, self._blocks = port, add, blocks
-        self._policy = Prefetch(config)
-        self._block = port.block_tokens
+        self.switch, self._modes = switch, modes
+        self._port, self._add, self._blocks, self._block = port, add, blocks, port.block_tokens
+        self._policy, self._most_bytes = Prefetch(config), most_bytes
+        self._counts: Counter[str] = Counter()
         self.begin()
         self._pace = Pace(clock)
         self._yield = Yield(lambda block: port.blocks[block].block_hash)
@@ -163,13 +152,13 @@ class Prefetcher:
 
     def begin(self) -> None:
         """Forgets all prompts."""
-        self._prompts = ExpectedPrompts(self._port, self._least_value, self._most_bytes)
+        self._prompts = ExpectedPrompts(self._port, self._policy.config.least_value, self._most_bytes)
 
     # Workflow events.
 
     def arrives(self, step: Step, request: EngineRequest) -> None:
         """A step of a workflow has arrived."""
-        if self._mode(step.stats_key):
+        if self._modes.of("prefetch", step.stats_key):
             self.switch.attempt(self._prompts.arrives, step, request)
 
     def left(self, request: EngineRequest, step: Step | None) -> None:
@@ -182,7 +171,7 @@ class Prefetcher:
         """A new forecast of the workflow that `step` belongs to."""
         self._blocks.forecast(step, lookahead)
         self._stuck = False
-        if self._mode(step.stats_key):
+        if self._modes.of("prefetch", step.stats_key):
             self.switch.attempt(self._prompts.forecast, step, lookahead)
 
     def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
@@ -249,7 +238,7 @@ class Prefetcher:
         done = self._yield
         return {
             "on": self.switch.on,
-            **{name: self.counts[name] for name in ("started", "would start", "aborted", "refused")},
+            **{name: self._counts[name] for name in ("started", "would start", "aborted", "refused")},
             "tokens": done.fetched * self._block,
             "used_tokens": done.used * self._block,
             "wasted_tokens": done.wasted() * self._block,
@@ -275,7 +264,7 @@ class Prefetcher:
         return bool(running) and (running >= self._port.most_running or not self._port.has_connector)
 
     def _may_run(self) -> bool:
-        """Whether no client's request waits or prefills."""
+        """Whether the engine is not paused, and no client's request waits or prefills."""
         port = self._port
         ours = sum(engine.state(port.requests[name]) != "RUNNING" for name in self._alive)
         return (
@@ -310,7 +299,7 @@ class Prefetcher:
         self._pace.scheduled(output, self._port.prefill_tokens(output), counts)
         refused = self._to_abort()
         for name in refused:
-            self.counts["refused"] += 1
+            self._counts["refused"] += 1
             self._prompts.refused(self._alive[name])
         self._abort(refused)
         for name in self._fresh & self._alive.keys():
@@ -319,21 +308,19 @@ class Prefetcher:
 
     def _start(self) -> None:
         decoding = len(self._port.running)
-        prompts = self._prompts.missing(from_tier=bool(decoding))
-        candidates = [prompt.candidate(str(number)) for number, prompt in enumerate(prompts)]
-        forecasts = {prompt.step.workflow: prompt.lookahead for prompt in prompts}
-        plan = self._policy.plan(self._engine(prompts, decoding), candidates, forecasts)
-        fetches = [
-            (prompts[int(fetch.name)], fetch.blocks) for fetch in plan.fetches[: self._port.most_running - decoding]
-        ]
-        acted_on = [one for one in fetches if self._mode(one[0].step.stats_key) is Mode.ON]
-        self.counts["would start"] += len(fetches) - len(acted_on)
+        prompts = {str(number): one for number, one in enumerate(self._prompts.missing(from_tier=bool(decoding)))}
+        candidates = [prompt.candidate(name) for name, prompt in prompts.items()]
+        forecasts = {prompt.step.workflow: prompt.lookahead for prompt in prompts.values()}
+        plan = self._policy.plan(self._engine_state(prompts.values(), decoding), candidates, forecasts)
+        fetches = [(prompts[one.name], one.blocks) for one in plan.fetches[: self._port.most_running - decoding]]
+        acted_on = [one for one in fetches if self._modes.of("prefetch", one[0].step.stats_key) is Mode.ON]
+        self._counts["would start"] += len(fetches) - len(acted_on)
         # An idle engine without prompts to fetch has settled some workflows and tries the next ones.
         self._stuck = not acted_on and bool(prompts or decoding)
         for prompt, blocks in acted_on:
             self._fetch(prompt, blocks, bool(decoding))
 
-    def _engine(self, prompts: list[Prompt], decoding: int) -> EngineState:
+    def _engine_state(self, prompts: Iterable[Prompt], decoding: int) -> EngineState:
         found = {block for prompt in prompts for block in prompt.found}
         spare = min(
             self._blocks.spare(found),
@@ -351,7 +338,7 @@ class Prefetcher:
             return
         self._prompts.fetched(prompt)
         self._fresh.add(self._begin(prompt, len(prompt.found) + blocks))
-        self.counts["started"] += 1
+        self._counts["started"] += 1
 
     def _loadable(self, prompt: Prompt, blocks: int) -> int:
         """How many blocks after the found ones the connector has; it answers only for requests in the engine."""
@@ -373,5 +360,5 @@ class Prefetcher:
     def _abort(self, names: Iterable[str]) -> None:
         names = list(names)
         if names:
-            self.counts["aborted"] += len(names)
+            self._counts["aborted"] += len(names)
             self._port.abort(names)

@@ -266,12 +266,7 @@ class _Due(NamedTuple):
 
 
 class ExpectedPrompts:
-    """The conversations of workflows, and which workflows are due.
-
-    Args:
-        least_value: of a prompt that is fetched.
-        most_bytes: limit of the memory.
-    """
+    """The conversations of workflows, and which workflows are due; prompts below `least_value` are not fetched."""
 
     def __init__(self, port: EnginePort, least_value: float, most_bytes: int) -> None:
         self.memory = LastConversations(most_bytes)
@@ -306,7 +301,7 @@ class ExpectedPrompts:
         self.memory.end(workflow)
 
     def fetched(self, prompt: Prompt) -> None:
-        """Records that more of a prompt is being fetched; if the cache has no more of it later, it cannot be cached."""
+        """More of a prompt is being fetched; if the cache has no more of it later, it cannot be cached."""
         self._due[prompt.step.workflow].reached[prompt.beginning] = len(prompt.found)
 
     def absent(self, prompt: Prompt) -> None:

@@ -86,8 +86,7 @@ class Policies(engine.SchedulerSeam):
             forecasts,
             config.score_settings(),
             self._counts,
-            forecast_enabled=self._forecast_enabled,
-            eviction_enabled=self._eviction_enabled,
+            self._modes,
             record=self._observing.forecast if config.recorder is not None else None,
             evidence=self._evidence,
             last=self._last_forecasts,
@@ -424,16 +423,6 @@ class Policies(engine.SchedulerSeam):
         scored.acts = mode is Mode.ON
         self.step_forecasts.retention = None if mode is Mode.OFF else self.prefetcher or scored
 
-    def _forecast_enabled(self, stats_key: str) -> bool:
-        """Whether to request next-agent forecasts: eviction uses them, and remaining tokens need every step."""
-        of = self._modes.of
-        return bool(of("eviction", stats_key) or of("priority", stats_key) or of("admission", stats_key))
-
-    def _eviction_enabled(self, stats_key: str) -> bool:
-        """In shadow the block order receives all forecasts; when it acts, only those of types for which it is on."""
-        whole = self._modes.whole["eviction"]
-        return whole is not Mode.ON or self._modes.of("eviction", stats_key) is Mode.ON
-
     # Parts. Subclasses may replace the public ones.
 
     def make_block_order(self, config: PresageConfig, switch: Switch) -> ScoredBlocks:
@@ -451,7 +440,7 @@ class Policies(engine.SchedulerSeam):
             self.engine_port,
             type(self).clock,
             switch,
-            partial(self._modes.of, "admission"),
+            self._modes,
         )
 
     def _make_prefetcher(self, config: PresageConfig, order: ScoredBlocks, switch: Switch) -> Prefetcher | None:
@@ -459,10 +448,15 @@ class Policies(engine.SchedulerSeam):
         if reason is not None:
             logger.warning("prefetch is off on this engine: %s", reason)
             return None
-        most_bytes, clock = config.prefetch_memory_mb * 2**20, type(self).clock
-        mode = partial(self._modes.of, "prefetch")
         return Prefetcher(
-            self.engine_port, self._add_internal, order, config.prefetch_settings(), most_bytes, switch, clock, mode
+            self.engine_port,
+            self._add_internal,
+            order,
+            config.prefetch_settings(),
+            config.prefetch_memory_mb * 2**20,
+            switch,
+            type(self).clock,
+            self._modes,
         )
 
     def _upkept(self) -> Mapping[str, Any]:

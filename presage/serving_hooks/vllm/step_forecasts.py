@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from presage.serving_hooks.monitoring.outcomes import OutcomeTracker
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
 from presage.serving_hooks.vllm.explain import LastForecasts
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
-from presage.serving_hooks.vllm.modes import Evidence, Switch
+from presage.serving_hooks.vllm.modes import Evidence, Mode, Modes, Switch
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step
 
@@ -45,8 +46,6 @@ class StepForecasts:
 
     Args:
         counts: forecasts by source, and failures.
-        forecast_enabled: whether forecasts of next agents are requested, by `stats_key`.
-        eviction_enabled: whether retention receives them, by `stats_key`; else it receives UNKNOWN.
         record: records each forecast, by request id; None records nothing.
         evidence: judges forecasts against outcomes; None if no policy needs evidence.
         last: keeps recent forecasts for `explain`; None keeps none.
@@ -63,9 +62,8 @@ class StepForecasts:
         forecasts: Forecasts,
         score: ScoreConfig,
         counts: EventCounts,
+        modes: Modes,
         *,
-        forecast_enabled: Callable[[str], bool] = lambda stats_key: True,
-        eviction_enabled: Callable[[str], bool] = lambda stats_key: True,
         record: Callable[[str, LiveForecast], object] | None = None,
         evidence: Evidence | None = None,
         last: LastForecasts | None = None,
@@ -73,8 +71,7 @@ class StepForecasts:
         self.retention: Retention | None = None
         self.state_source: tuple[ReadsStates, CompletionState] | None = None
         self._table, self._next_agents, self._remaining = table, forecasts.next_agents, forecasts.remaining
-        self._score, self._counts = score, counts
-        self._forecast_enabled, self._eviction_enabled = forecast_enabled, eviction_enabled
+        self._score, self._counts, self._modes = score, counts, modes
         self._record, self._evidence, self._last = record, evidence, last
         self._latest: dict[str, LiveForecast] = {}
         self._pending: dict[str, tuple[Step, LiveForecast | None, Change]] = {}
@@ -104,13 +101,9 @@ class StepForecasts:
         step, source = self._table.step(request_id), self._next_agents
         if step is None or source is None:
             return
-        self._forecast(
-            request_id,
-            step,
-            lambda: source.on_prefill(
-                step.workflow_type, step.workflow_id, step.agent, step=step.number, input_tokens=input_tokens
-            ),
-        )
+        names = step.workflow_type, step.workflow_id, step.agent
+        make = partial(source.on_prefill, *names, step=step.number, input_tokens=input_tokens)
+        self._forecast(request_id, step, make)
         self._show(step, lambda tracker, made: tracker.begun(*_names(step), step.agent, made, step.number))
         if self.state_source is not None and step.workflow in self._latest:
             self._without_state[request_id] = self._latest[step.workflow]
@@ -155,14 +148,8 @@ class StepForecasts:
         missing = self._without_state.pop(request_id, None) is not None
         if completed and source is not None:
             state = self._completion_state(request_id, missing)
-            self._forecast(
-                request_id,
-                step,
-                lambda: source.on_completion(
-                    step.workflow_type, step.workflow_id, output_tokens=output_tokens, **state
-                ),
-                ends=step.last,
-            )
+            make = partial(source.on_completion, step.workflow_type, step.workflow_id, output_tokens=output_tokens)
+            self._forecast(request_id, step, partial(make, **state), ends=step.last)
             self._show(step, lambda tracker, made: tracker.completed(*_names(step), made))
         if step.last:
             self._table.end(step.workflow, EndReason.FINISHED if completed else EndReason.ABORTED)
@@ -199,10 +186,11 @@ class StepForecasts:
         return {"projected": state} if state is not None else {}
 
     def _forecast(self, request_id: str, step: Step, make: Callable[[], LiveForecast], ends: bool = False) -> None:
-        """Requests a forecast; retention does not receive the one made when the last step (`ends`) completes."""
+        """Makes a forecast; retention does not receive that of the completion of the last step (`ends`)."""
         self._latest.pop(step.workflow, None)
         forecast = None
-        if self._forecast_enabled(step.stats_key):
+        # Eviction uses the forecasts, and remaining tokens need every step.
+        if any(self._modes.of(policy, step.stats_key) for policy in ("eviction", "priority", "admission")):
             forecast = self._next_agents_switch.attempt(self._make, request_id, step, make)
         if not ends and self.retention is not None:
             self._pending[step.workflow] = step, forecast, _unchanged
@@ -231,7 +219,9 @@ class StepForecasts:
             self._pending[step.workflow] = step, forecast, change
 
     def _lookahead(self, step: Step, forecast: LiveForecast | None, change: Change) -> Lookahead:
-        if forecast is None or not self._eviction_enabled(step.stats_key):
+        # In shadow the block order receives all forecasts; when it acts, only those of types for which it is on.
+        acts = self._modes.whole["eviction"] is Mode.ON
+        if forecast is None or (acts and self._modes.of("eviction", step.stats_key) is not Mode.ON):
             return UNKNOWN
         try:
             return lookahead(change(forecast, step.agent), forecast.agents, self._score)
@@ -242,7 +232,7 @@ class StepForecasts:
 
 
 def _names(step: Step) -> tuple[str, str]:
-    """The names under which statistics of the step's workflow are kept."""
+    """Keys of the statistics of the step's workflow."""
     return step.stats_key, step.workflow_id
 
 

@@ -11,6 +11,7 @@ from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.vllm.modes import Modes
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.workflows import EndReason, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step
@@ -65,7 +66,7 @@ def made(
 ) -> tuple[StepForecasts, Heard, WorkflowTable, EventCounts]:
     """γ = 0.5, so that the sums can be done by hand."""
     counts, table = EventCounts(), WorkflowTable(60.0, clock)
-    of = kind(table, forecasts, ScoreConfig(3, 0.5), counts)
+    of = kind(table, forecasts, ScoreConfig(3, 0.5), counts, Modes())
     of.retention = heard = Heard()
     table.subscribe(lambda workflow, reason: heard.told.append("end"))
     return of, heard, table, counts

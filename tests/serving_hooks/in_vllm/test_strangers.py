@@ -16,6 +16,7 @@ from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.metadata import MAX_NAME, read
+from presage.serving_hooks.vllm.modes import Modes
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.vllm.tenants import ARGUMENT
 from presage.serving_hooks.workflows import EndReason, WorkflowTable
@@ -63,7 +64,7 @@ def test_100_000_requests_raise_nothing_and_memory_is_flat() -> None:
     draw, counts, now = random.Random(5), EventCounts(), [0.0]
     source = Forecaster(None, back_off=OnlineCounts(), clock=lambda: now[0])
     table = WorkflowTable(5.0, lambda: now[0], counts)
-    forecasts = StepForecasts(table, Forecasts(source), ScoreConfig(), counts)
+    forecasts = StepForecasts(table, Forecasts(source), ScoreConfig(), counts, Modes())
 
     class Keeps:
         def forecast(self, step: Any, lookahead: Any) -> None:
