@@ -58,7 +58,6 @@ class ScoredBlocks:
         self.vllm_queue = queue
         self._blocks = blocks
         self._step_of = step_of
-        self._owned = bytearray(len(blocks))
         self._unsettled: list[tuple[str, Sequence[Block]]] = []
         self.begin()
 
@@ -72,8 +71,7 @@ class ScoredBlocks:
 
     @property
     def given_up(self) -> dict[str, int]:
-        """Evicted blocks by class (policies/eviction.py, `CLASSES`); blocks of requests without a workflow are unowned.
-        Blocks that vLLM's queue chose after a failure are not counted."""
+        """Evicted blocks by class (policies/eviction.py); those vLLM's queue chose after a failure do not count."""
         return self._order.given_up
 
     # Called by vLLM's pool.
@@ -136,12 +134,8 @@ class ScoredBlocks:
 
     def get_all_free_blocks(self) -> list[Any]:
         """All free blocks in eviction order."""
-        if self.switch.on and self.acts:
-            try:
-                return [self._blocks[block_id] for block_id in self._order]
-            except Exception as error:
-                self.switch.off(error)
-        return self.vllm_queue.get_all_free_blocks()
+        ordered: list[int] | None = self.switch.attempt(list, self._order) if self.acts else None
+        return self.vllm_queue.get_all_free_blocks() if ordered is None else [self._blocks[one] for one in ordered]
 
     def iter_blocks_after(self, cursor: Any | None) -> Iterator[Any]:
         """Free blocks in eviction order after `cursor`; all, if it is None or not free."""

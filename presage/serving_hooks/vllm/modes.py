@@ -270,8 +270,8 @@ class Evidence:
         """Whether the latest model for a type has enough evidence; None asks for any model of any type."""
         if workflow_type is None:
             return self._sufficing > 0
-        shown = self._found.get((workflow_type, self._model_of.get(workflow_type, "")))
-        return shown is not None and shown.suffices
+        found = self._found.get((workflow_type, self._model_of.get(workflow_type, "")))
+        return found is not None and found.suffices
 
     def forecast(self, workflow_type: str, forecast: LiveForecast) -> None:
         """A forecast was made: the type is now judged by its model. An empty forecast is ignored."""
@@ -288,23 +288,23 @@ class Evidence:
             if surplus is None:
                 continue
             key = (workflow.workflow_type, model)
-            shown = self._found.setdefault(key, _TypeEvidence())
+            found = self._found.setdefault(key, _TypeEvidence())
             self._found.move_to_end(key)
-            shown.add(surplus)
-            if not shown.suffices and shown.workflows >= self._least and shown.odds() >= 1 / RISK:
-                shown.suffices = True
+            found.add(surplus)
+            if not found.suffices and found.workflows >= self._least and found.odds() >= 1 / RISK:
+                found.suffices = True
                 self._sufficing += 1
                 self._changed()
         while len(self._found) > MOST:
-            least = next((key for key, shown in self._found.items() if not shown.suffices), next(iter(self._found)))
+            least = next((key for key, found in self._found.items() if not found.suffices), next(iter(self._found)))
             self._sufficing -= self._found.pop(least).suffices
 
     def status(self) -> dict[str, Any]:
         """For each type and model: workflows, odds (they suffice at 1 / RISK), and whether it suffices."""
         return {
             name: {
-                model: {"workflows": shown.workflows, "odds": round(shown.odds(), 3), "suffices": shown.suffices}
-                for (of, model), shown in self._found.items()
+                model: {"workflows": found.workflows, "odds": round(found.odds(), 3), "suffices": found.suffices}
+                for (of, model), found in self._found.items()
                 if of == name
             }
             for name in dict.fromkeys(of for of, _ in self._found)

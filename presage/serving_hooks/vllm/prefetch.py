@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from presage.serving_hooks.policies.prefetch import EngineState, Prefetch, PrefetchConfig
+from presage.serving_hooks.policies.prefetch import Candidate, EngineState, Prefetch, PrefetchConfig
 from presage.serving_hooks.policies.score import Lookahead
 from presage.serving_hooks.policies.workload import RunningMean
 from presage.serving_hooks.vllm import engine
@@ -309,7 +309,10 @@ class Prefetcher:
     def _start(self) -> None:
         decoding = len(self._port.running)
         prompts = {str(number): one for number, one in enumerate(self._prompts.missing(from_tier=bool(decoding)))}
-        candidates = [prompt.candidate(name) for name, prompt in prompts.items()]
+        candidates = [
+            Candidate(name, {prompt.step.workflow: prompt.agents}, prompt.beginning[1] - len(prompt.found))
+            for name, prompt in prompts.items()
+        ]
         forecasts = {prompt.step.workflow: prompt.lookahead for prompt in prompts.values()}
         plan = self._policy.plan(self._engine_state(prompts.values(), decoding), candidates, forecasts)
         fetches = [(prompts[one.name], one.blocks) for one in plan.fetches[: self._port.most_running - decoding]]

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.serving_hooks.policies.eviction import MOST_AGENTS, PRIOR_BLOCKS
-from presage.serving_hooks.policies.prefetch import Candidate
 from presage.serving_hooks.policies.score import UNIT, Lookahead
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, can_be_repeated
 from presage.serving_hooks.workflows.identity import Step
@@ -245,10 +244,6 @@ class Prompt(NamedTuple):
     agents: frozenset[str]
     beginning: Beginning
     found: list[int]
-
-    def candidate(self, name: str) -> Candidate:
-        """The candidate of its uncached blocks."""
-        return Candidate(name, {self.step.workflow: self.agents}, self.beginning[1] - len(self.found))
 
 
 class _Due(NamedTuple):

@@ -1,8 +1,7 @@
 """Requests the forecasts of running steps and passes them to eviction.
 
 A forecast is made when a step starts, completes or gets its hidden state. Eviction receives the latest forecast of each
-workflow at `flush`, while the model runs: if one step completes and the next arrives, blocks are ranked only once. A
-forecast source that raises is switched off; its workflows then count as unknown, as if there were no source.
+workflow at `flush`, while the model runs: if one step completes and the next arrives, blocks are ranked only once.
 """
 
 from __future__ import annotations
@@ -243,9 +242,8 @@ def _unchanged(forecast: LiveForecast, _: str) -> NDArray[np.float32]:
 def arrived(forecast: LiveForecast, agent: str) -> NDArray[np.float32]:
     """Probabilities [K, V+1] once the next step, of `agent`, has arrived; unchanged if the forecast does not know it.
 
-    PBKV updates a workflow's forecast when a step is computed. In a full engine a step may wait long before that, and
-    its blocks would be scored by the probability that it arrives, although it has arrived. So the first row becomes
-    certain. The later rows stay, since they are conditional on the workflow continuing.
+    PBKV updates a workflow's forecast when a step is computed, but in a full engine a step may wait long before that.
+    So the first row becomes certain. The later rows stay, since they are conditional on the workflow continuing.
     """
     return _certain_first(forecast, agent, forecast.probabilities[1:])
 
