@@ -188,8 +188,8 @@ class StepForecasts:
         """Makes a forecast; retention does not receive that of the completion of the last step (`ends`)."""
         self._latest.pop(step.workflow, None)
         forecast = None
-        # Eviction uses the forecasts, and remaining tokens need every step.
-        if any(self._modes.of(policy, step.stats_key) for policy in ("eviction", "priority", "admission")):
+        of, key = self._modes.of, step.stats_key
+        if of("eviction", key) or of("priority", key) or of("admission", key):  # remaining tokens need every step
             forecast = self._next_agents_switch.attempt(self._make, request_id, step, make)
         if not ends and self.retention is not None:
             self._pending[step.workflow] = step, forecast, _unchanged
