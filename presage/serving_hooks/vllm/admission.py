@@ -48,17 +48,14 @@ Facts = TypeVar("Facts")
 
 
 class HeldTimes:
-    """A histogram of the seconds that requests were held: each counts once, when it begins or is aborted.
-
-    Requests that were never held do not count. A request that is held twice counts with the sum of both times.
-    """
+    """A histogram of the seconds that requests were held: each counts once, when it begins or is aborted."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(UP_TO_S) + 1)
         self._sum_s = 0.0
 
     def observe(self, held_s: float) -> None:
-        """A request was held for so many seconds; 0 if it was not held."""
+        """A request was held for so many seconds in all; one that was never held does not count."""
         if held_s > 0:
             self._counts[bisect_left(UP_TO_S, held_s)] += 1
             self._sum_s += held_s

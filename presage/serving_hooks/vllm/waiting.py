@@ -26,11 +26,11 @@ def holds_none(request: Any) -> bool:
 
 
 class WaitingQueue:
-    """Requests by key; equal keys in the order in which they came.
+    """Requests by key; equal keys in the order in which they came. `key` and `held` must not raise.
 
     Args:
-        key: of a request; called when it is added, and by `moved`. Must not raise.
-        held: whether a request is skipped; called when it is added, and by `refile`. Must not raise.
+        key: of a request; called when it is added, and by `moved`.
+        held: whether a request is skipped; called when it is added, and by `refile`.
         in_front: prepended requests come before equal keys, the last prepended first, as in vLLM's first-come queue.
     """
 
@@ -160,7 +160,6 @@ class ShadowOrder(WaitingQueue):
     """The order the priority policy would run requests in, while it is in shadow.
 
     Args:
-        key, held: of `WaitingQueue`.
         watched: whether the policy is in shadow for a request.
 
     Attributes:
