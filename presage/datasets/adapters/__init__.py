@@ -106,11 +106,6 @@ def open_source(
 
 
 def _format(path: Path, source_format: str) -> str:
-    """The format of a path.
-
-    Raises:
-        TraceError: the path is missing or of an unknown kind.
-    """
     if not path.exists():
         raise TraceError(f"{path}: no such file or folder; expected a trace: check the path")
     if source_format != "auto":

@@ -301,11 +301,7 @@ def batches(
 ) -> Iterator[tuple[pa.RecordBatch, Served]]:
     """All whole batches of a table (steps, forecasts or ends) in write order, each with what the engine served.
 
-    Args:
-        engine: of `engines`.
-        table: its name.
-        columns: the columns to read; None for all.
-        lost: counts unreadable items by reason.
+    Reads all columns, or those given, and counts unreadable items in `lost` by reason.
 
     Raises:
         TraceError: a file has another version, or is not part of a recording.

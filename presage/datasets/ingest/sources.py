@@ -69,11 +69,7 @@ class Gathered:
 
 
 def inputs_of(sources: Sequence[str | Path | Feed], source_format: str, skip_bad: bool) -> list[Input]:
-    """The sources of an ingestion; all span files together are one source.
-
-    Raises:
-        TraceError: a path is missing or of an unknown kind.
-    """
+    """The sources of an ingestion; all span files together are one source."""
     found = []
     for paths in join([source for source in sources if not isinstance(source, Feed)], source_format):
         begin = open_source(*paths, source_format=source_format, skip_bad=skip_bad)

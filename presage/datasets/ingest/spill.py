@@ -224,12 +224,7 @@ _Entry = SourcesRead | Planned | RangeWritten
 
 
 class Journal:
-    """The journal of one ingestion.
-
-    Args:
-        root: folder of the store, locked by this process.
-        command: the arguments of the ingestion; equal arguments select the same journal.
-    """
+    """The journal of an ingestion into a store that this process has locked; equal commands have the same journal."""
 
     def __init__(self, root: Path, command: list[str]) -> None:
         name = hashlib.sha256(json.dumps(command).encode()).hexdigest()[:16]

@@ -229,8 +229,6 @@ def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
                     row += 1
                     yield f"row {row}", found
     except (pa.ArrowException, OSError) as error:
-        if isinstance(error, TraceError):
-            raise
         message = f"{file}: cannot be read as Parquet ({first_line(error)}): copy or write the file again"
         raise TraceError(message) from error
 

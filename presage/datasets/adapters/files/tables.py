@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 import msgspec
 import numpy as np
@@ -149,7 +151,7 @@ def _csv_column(fields: Sequence[str], name: str, origin: Origin) -> pa.ChunkedA
         return pa.chunked_array([pa.array([field or None for field in fields], pa.large_string())])
     text = pc.utf8_trim_whitespace(pa.chunked_array([fields], pa.large_string()))
     text = pc.if_else(pc.is_in(pc.utf8_lower(text), pa.array(_NO_VALUE)), None, text)
-    means = _MEANINGS[target.id]
+    means = _list if pa.types.is_list(target) else partial(_cast_first, types=KINDS[target].arrow)
     try:
         return means(text)
     except pa.ArrowInvalid:
@@ -159,25 +161,12 @@ def _csv_column(fields: Sequence[str], name: str, origin: Origin) -> pa.ChunkedA
         raise origin.bad(row, name, message, f"{name} does not fit") from None
 
 
-def _number(text: pa.ChunkedArray) -> pa.ChunkedArray:
-    try:
-        return text.cast(pa.int64())
-    except pa.ArrowInvalid:
-        return text.cast(pa.float64())  # pandas writes whole numbers as floats if some are missing
-
-
-def _time(text: pa.ChunkedArray) -> pa.ChunkedArray:
-    try:
-        return text.cast(pa.float64())
-    except pa.ArrowInvalid:
-        return text  # ISO 8601; otherwise the cast to the schema raises
-
-
-def _boolean(text: pa.ChunkedArray) -> pa.ChunkedArray:
-    try:
-        return text.cast(pa.bool_())  # true and false in any case, 1 and 0
-    except pa.ArrowInvalid:
-        return text.cast(pa.float64())
+def _cast_first(text: pa.ChunkedArray, types: Sequence[pa.DataType]) -> pa.ChunkedArray:
+    """The text as the first type that accepts all of it; the last raises."""
+    for data_type in types[:-1]:
+        with suppress(pa.ArrowInvalid):
+            return text.cast(data_type)
+    return text.cast(types[-1])
 
 
 def _list(text: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -193,14 +182,6 @@ def _numbers(field: str) -> list[int | float]:
         return _LIST.decode(field)
     except msgspec.MsgspecError:
         return _LIST.decode(_GAP.sub(",", field))  # NumPy's [0 1], which pandas writes for lists read from Parquet
-
-
-_MEANINGS: Final[dict[Any, Callable[[pa.ChunkedArray], pa.ChunkedArray]]] = {
-    pa.int32().id: _number,
-    pa.timestamp("us").id: _time,
-    pa.bool_().id: _boolean,
-    pa.list_(pa.int32()).id: _list,
-}
 
 
 _FRAME_BATCH_ROWS: Final = 2**15
