@@ -179,9 +179,10 @@ class FallbackChain:
     def nothing(self, moment: Moment, reason: str, remaining: LiveLengths | None = None) -> LiveForecast:
         """A forecast of source "none"."""
         version = self._agents.version if self._agents is not None else None
-        if remaining is None:
-            remaining = no_lengths(reason, self._lengths.version if self._lengths is not None else None)
-        return LiveForecast("none", 0, moment, NOTHING, (), version, reason, remaining)
+        return LiveForecast("none", 0, moment, NOTHING, (), version, reason, remaining or self._no_lengths(reason))
+
+    def _no_lengths(self, reason: str) -> LiveLengths:
+        return no_lengths(reason, self._lengths.version if self._lengths is not None else None)
 
     def _next(
         self,
@@ -219,7 +220,7 @@ class FallbackChain:
             reason = made.reason if isinstance(made, Refused) else DRIFTED if drifted else LITTLE_SEEN
             return LiveLengths("back-off", evidence, (0.5,), (median,), 0, None, reason)
         if isinstance(made, Refused):
-            return no_lengths(made.reason, self._lengths.version if self._lengths is not None else None)
+            return self._no_lengths(made.reason)
         return made
 
     def _drifted(self, workflow_type: str, kind: ModelKind) -> bool:

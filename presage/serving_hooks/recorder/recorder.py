@@ -55,7 +55,7 @@ _KEPT_SHARE: Final = 64
 
 
 class Recorder:
-    """Records the steps of one engine. All calls come from one thread, except `status` and `debug_state`.
+    """Records the steps of one engine. All calls come from one thread, except `counts`, `status` and `debug_state`.
 
     Args:
         config: its settings.

@@ -43,7 +43,7 @@ Text = str | Sequence[int]
 
 
 class NamedStep(Protocol):
-    """Names a step of a workflow, as `presage.serving_hooks.vllm.metadata.Step` does."""
+    """Names a step of a workflow, as `presage.serving_hooks.workflows.identity.Step` does."""
 
     @property
     def workflow_type(self) -> str: ...  # noqa: D102
@@ -68,8 +68,8 @@ class RecordedWorkflow:
 
     Attributes:
         number: counts the runs of the engine.
-        steps: steps begun; written by the engine thread, like `known`, whether the writer thread has an event of it.
-        running: steps that have not completed; written by the writer thread, like `how`, how the run ended.
+        steps, known: steps begun, and whether the writer thread has an event of the run; set by the engine thread.
+        running, how: steps that have not completed, and how the run ended; set by the writer thread.
     """
 
     number: int
@@ -280,7 +280,7 @@ class EventBuffer:
 
 
 class RowAssembler:
-    """Makes rows of events. Event times are seconds of the monotonic clock.
+    """Makes rows of events, whose times are seconds of the monotonic clock.
 
     A step is queued once it has completed. Its last state and forecast may arrive a little later; the state is then
     added to the row while it waits in the queue. `at_us` gives microseconds since 1970 at a monotonic time.
