@@ -227,7 +227,7 @@ def test_bad_outcomes_and_options_are_one_sentence(
 @pytest.mark.slow
 def test_other_kinds_are_told_apart(registered: tuple[Path, object], tmp_path: Path) -> None:
     out, _ = registered
-    assert "no precision to choose" in run("evaluate", out, tmp_path, "--precision", "bf16").complaint
+    assert "a linear router has no precision" in run("evaluate", out, tmp_path, "--precision", "bf16").complaint
     steps = write(tmp_path / "steps.jsonl", GOOD[:2])
     assert "no input_text" in run("forecast", out, steps).complaint
     assert "expected an artefact folder" in run("route", tmp_path / "nothing", "x").complaint
