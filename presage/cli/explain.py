@@ -120,11 +120,7 @@ def _number(value: int | None) -> str:
 
 
 def draw(one: Mapping[str, Any], file: Path) -> None:
-    """Draw an engine's view of a workflow.
-
-    Args:
-        one: the JSON of `/v1/workflows/ID/explain`.
-        file: .svg or .png.
+    """Draw an engine's view of a workflow, the JSON of `/v1/workflows/ID/explain`, into an .svg or .png file.
 
     Raises:
         OutputError: the file cannot be written.

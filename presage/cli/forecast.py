@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import options
+from presage.cli.kinds import load
 from presage.cli.output import Output, table
+from presage.errors import ArtefactError, ConfigurationError, InputError
 from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
@@ -44,7 +46,6 @@ def evaluate(
     as_json: options.Json = False,
 ) -> None:
     """Evaluate a model, and a baseline, on traces (for a router: outcomes) that the model was not trained on."""
-    from presage.cli.load import load
 
     out = Output(as_json)
     with out.working() as report:
@@ -53,9 +54,7 @@ def evaluate(
         kind = loaded.kind
         if precision is not None:
             loaded = kind.at_precision(loaded, precision)
-        judged_on, left_out = kind.data.held_out(kind.data.read(traces, skip_bad, out, report), [loaded.predictor])
-        if left_out:
-            out.note(f"{left_out} {kind.data.unit} left out: the model was trained on them")
+        judged_on, left_out = kind.data.unseen(traces, [loaded.predictor], skip_bad, out, report)
         report("forecasting", None)
         metrics = loaded.metrics(judged_on, seed)
     data = {**metrics, "left_out": left_out}
@@ -77,7 +76,6 @@ def forecast(
     as_json: options.Json = False,
 ) -> None:
     """Forecast one running workflow from its steps so far: next agents and END, remaining tokens, or solving model."""
-    from presage.cli.load import load
 
     out = Output(as_json)
     with out.working() as report:
@@ -85,14 +83,13 @@ def forecast(
         loaded = load(model, lambda: options.open_registry(tracking_uri))
         rows = _one_workflow(steps, out)
         found = loaded.kind.ask(loaded.predictor, rows)
-    data = {"model": loaded.name or model, "version": loaded.version, **found}
+    data = {"model": loaded.model, "version": loaded.version, **found}
     out.result(data, *(loaded.kind.forecast(data, loaded.called, rows) if not as_json else ()))
 
 
 def _one_workflow(steps: Path, out: Output) -> list[dict[str, Any]]:
     """The validated steps of one workflow, without empty columns."""
     from presage.datasets.adapters import SUFFIXES
-    from presage.errors import InputError
 
     # The system's path of standard input, so that error messages name it like any other file.
     path = Path("/dev/stdin") if str(steps) == "-" else steps
@@ -133,8 +130,6 @@ def route(
     as_json: options.Json = False,
 ) -> None:
     """Pick the model most likely to solve a prompt, optionally within a limit on cost or quality."""
-    from presage.cli.load import load
-    from presage.errors import ArtefactError
     from presage.predictors.router.choice import choose
 
     out = Output(as_json)
@@ -148,7 +143,7 @@ def route(
         found = loaded.predictor.forecast(text).to_dict()
         choice = choose(found["probabilities"], prices, found["pick"], max_cost=max_cost, min_quality=min_quality)
     data = {
-        "model": loaded.name or model,
+        "model": loaded.model,
         "version": loaded.version,
         **found,
         "choice": choice.model,
@@ -160,8 +155,6 @@ def route(
 
 def _standard_input() -> str:
     import sys
-
-    from presage.errors import InputError
 
     try:
         return sys.stdin.read()
@@ -179,7 +172,6 @@ def read_costs(path: Path) -> dict[str, float]:
     import tomllib
 
     from presage.datasets.adapters.files.text import utf8_text
-    from presage.errors import ConfigurationError
 
     try:
         found = tomllib.loads(utf8_text(path))

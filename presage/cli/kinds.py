@@ -1,4 +1,4 @@
-"""How the commands describe a kind of predictor. `load.KINDS` lists all kinds."""
+"""How the commands describe a kind of predictor, and loading a predictor by reference."""
 
 from __future__ import annotations
 
@@ -6,29 +6,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from presage.cli import options
 from presage.cli.output import Output, Report, report_lines
+from presage.errors import ArtefactError, ConfigurationError
 from presage.predictors import KINDS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from presage.registry.gates import Gate
+    from presage.registry.connect import Registry
+    from presage.registry.gates import ArtefactEvidence, Gate, Interface
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A predictor and where it came from.
-
-    Attributes:
-        folder: its artefact.
-        kind: its kind.
-        predictor: fitted.
-        name, version: of the registered model; None for a plain folder.
-        source: the reference as the user gave it.
-    """
+    """A predictor, and where it came from: the user's reference (`source`), and the registered version if it is one."""
 
     folder: Path
     kind: Kind
@@ -42,21 +36,24 @@ class Loaded:
         """Its name in messages."""
         return f"{self.name} version {self.version}" if self.name else self.source
 
+    @property
+    def model(self) -> str:
+        """Its name in metrics."""
+        return self.name or self.source
+
     def metrics(self, data: Any, seed: int) -> dict[str, Any]:
         """The metrics of the command contract, on data that the predictor was not trained on."""
-        evaluated = self.kind.evaluate(self, data, seed)
-        about = {"model": self.name or self.source, "version": self.version}
+        evaluated = self.kind.evaluate(self, data, seed, None)
+        about = {"model": self.model, "version": self.version}
         return {**evaluated.evaluation.to_dict(), **about, "latency_us": evaluated.latency_us}
 
-    @property
-    def artefact_evidence(self) -> dict[str, Any]:
-        """Size and pickles of the artefact, which the gates of every kind judge."""
+    def artefact_evidence(self, latency: float, interface: Interface) -> ArtefactEvidence:
+        """What the gates of every kind judge."""
         from presage.predictors.common.artefact import artefact_size_bytes, find_pickles
+        from presage.registry.gates import ArtefactEvidence
 
-        return {
-            "size_bytes": artefact_size_bytes(self.folder),
-            "pickles": tuple(str(path.relative_to(self.folder)) for path in find_pickles(self.folder)),
-        }
+        pickles = tuple(str(path.relative_to(self.folder)) for path in find_pickles(self.folder))
+        return ArtefactEvidence(latency, artefact_size_bytes(self.folder), interface, pickles)
 
 
 @dataclass(frozen=True)
@@ -77,18 +74,17 @@ class Data:
     digest: Callable[[Any], str]
     example: Callable[[Any], list[dict[str, Any]]]
 
-
-class Evaluates(Protocol):
-    """Evaluates a predictor on data it was not trained on."""
-
-    def __call__(self, loaded: Loaded, data: Any, seed: int, /, *, profile: str | None = None) -> Any:
-        """Returns an object with `evaluation` and `latency_us`; `profile` limits the inputs, None allows all."""
-        ...
+    def unseen(
+        self, paths: list[Path], predictors: list[Any], skip_bad: bool, out: Output, report: Report
+    ) -> tuple[Any, int]:
+        """Read the files and leave out what a predictor was trained on; also returns the number of units left out."""
+        data, left_out = self.held_out(self.read(paths, skip_bad, out, report), predictors)
+        if left_out:
+            out.note(f"{left_out} {self.unit} left out: a model was trained on them")
+        return data, left_out
 
 
 def _no_precision(loaded: Loaded, precision: str) -> Loaded:
-    from presage.errors import ConfigurationError
-
     raise ConfigurationError(
         f"--precision {precision}: {loaded.called} is not a router with a transformer; omit the option"
     )
@@ -110,7 +106,8 @@ class Kind:
         data: traces or outcomes.
         train: the subcommand of `train-predictor`.
         examples: for the help of the subcommand.
-        evaluate: evaluates a predictor.
+        evaluate: (predictor, data it was not trained on, seed, input profile or None for all inputs) -> an object with
+            `evaluation` and `latency_us`.
         gates: (candidate, champion or None, data, seed, input profile) -> gates.
         forecast: (JSON of a forecast, name of the predictor, steps) -> what people read.
         headline: the most important figures of a registered version, by title.
@@ -125,7 +122,7 @@ class Kind:
     data: Data
     train: Callable[..., None]
     examples: str
-    evaluate: Evaluates
+    evaluate: Callable[[Loaded, Any, int, str | None], Any]
     gates: Callable[[Loaded, Loaded | None, Any, int, str], list[Gate]]
     forecast: Callable[[dict[str, Any], str, list[dict[str, Any]]], list[Any]]
     headline: Callable[[Mapping[str, float]], dict[str, str]]
@@ -137,6 +134,29 @@ class Kind:
         """The report of these metrics, as a terminal shows it."""
         document = resolve_name(KINDS[self.name].report)(metrics)
         return [*report_lines(document), f"\none forecast takes {metrics['latency_us']:,.1f} µs"]
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of that name.
+
+    Raises:
+        ArtefactError: unknown name.
+    """
+    if name not in KINDS:
+        raise ArtefactError(f"a predictor of kind {name!r}; wanted one of {', '.join(KINDS)}")
+    kind: Kind = resolve_name(KINDS[name].commands)
+    return kind
+
+
+def load(reference: str, registry: Callable[[], Registry]) -> Loaded:
+    """Load `models:/NAME@ALIAS`, `models:/NAME/VERSION` or an artefact folder."""
+    from presage.predictors.common.artefact import read_artefact
+    from presage.registry.resolve import resolve
+    from presage.registry.table import load_predictor
+
+    found = resolve(reference, registry)
+    kind = kind_of(read_artefact(found.folder).kind)
+    return Loaded(found.folder, kind, load_predictor(found.folder), found.name, found.version, reference)
 
 
 def _held_out(table: pa.Table, predictors: list[Any]) -> tuple[pa.Table, int]:

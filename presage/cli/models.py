@@ -8,8 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from presage.cli import options, replay_gate
+from presage.cli.kinds import kind_of, load
 from presage.cli.output import REFUSED, Output, table
 from presage.cli.retrain_check import keep_figures, promotion_figures
+from presage.errors import ArtefactError, ConfigurationError, RegistryError
 
 _SEED = 0
 """Seed of the gates' bootstrap: the same traces give the same verdict."""
@@ -68,8 +70,6 @@ def promote(
     Exit code 3 if a gate fails. The verdict and figures become tags of the version either way. If the version passes,
     its run also stores the reference figures for an engine's drift alarm.
     """
-    from presage.cli.load import load
-    from presage.errors import ArtefactError, ConfigurationError, RegistryError
     from presage.features.input_profiles import TARGETS
     from presage.registry.gates import Verdict, floor_gates
     from presage.registry.promote import promote as carry_out
@@ -113,9 +113,7 @@ def promote(
                 f"{holder}, a {champion.kind.name} predictor: register each kind under its own name"
             )
         judged = [one.predictor for one in (candidate, champion) if one is not None]
-        judged_on, left_out = kind.data.held_out(kind.data.read(traces, skip_bad, out, report), judged)
-        if left_out:
-            out.note(f"{left_out} {kind.data.unit} left out: a judged version was trained on them")
+        judged_on, left_out = kind.data.unseen(traces, judged, skip_bad, out, report)
         against = f", against the {alias}, version {holder}" if champion else ""
         report(f"judging version {version}{against}", None)
         gates = [*kind.gates(candidate, champion, judged_on, _SEED, TARGETS[target]), *floor_gates(tags, target)]
@@ -131,8 +129,6 @@ def promote(
             keep_figures(registry, name, version, held_against)
         done = carry_out(
             registry,
-            name,
-            version,
             verdict,
             alias=alias,
             profile=target,
@@ -180,9 +176,6 @@ def _listing(listed: list[dict[str, Any]], uri: str) -> list[Any]:
 
 def _of_kind(name: str, entries: list[dict[str, Any]]) -> Any:
     """The versions of one kind; each kind has its own figures."""
-    from presage.cli.load import kind_of
-    from presage.errors import ArtefactError
-
     try:
         kind = kind_of(name)
         figures, title = [kind.headline(entry["figures"]) for entry in entries], f"\n{name}: {kind.legend}"

@@ -13,7 +13,7 @@ import typer
 from presage.cli import options
 from presage.cli.kinds import TRACES, Kind, Loaded, shared_tasks
 from presage.cli.output import Output, Report, table
-from presage.cli.training import Trained, TrainingJob, carry_out
+from presage.cli.training import TrainingJob, carry_out
 from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from presage.registry.evidence import NextAgentBudget, NextAgentEvidence
     from presage.registry.gates import Gate
     from presage.training.evaluate import ByMoment, Evaluation
-    from presage.training.training import Judged
+    from presage.training.training import Judged, Training
 
 _AGENTS_OF_BUDGET: Final = 30
 _BYTES_AN_AGENT: Final = 25_000
@@ -35,7 +35,7 @@ def next_agent(
     test: options.Test = None,
     config: options.ConfigFile = None,
     settings: options.Settings = None,
-    horizon: Annotated[int, typer.Option(help="Number of steps to forecast.", min=1)] = 3,
+    horizon: options.Horizon = 3,
     seed: options.Seed = 0,
     states: Annotated[
         str,
@@ -80,7 +80,7 @@ def next_agent(
     configuration = read_configuration(NextAgentConfig, config, settings or (), LIMITS)
     wanted, source = choose(baselines), options.states(states)
 
-    def fit(table: pa.Table, test_table: pa.Table | None, report: Report) -> Trained:
+    def fit(table: pa.Table, test_table: pa.Table | None, report: Report) -> Training[NextAgentPredictor, Evaluation]:
         training = train(
             table,
             test_table,
@@ -109,7 +109,7 @@ def next_agent(
     )
 
 
-def _evaluate(loaded: Loaded, table: pa.Table, seed: int, *, profile: str | None = None) -> Judged[Evaluation]:
+def _evaluate(loaded: Loaded, table: pa.Table, seed: int, profile: str | None) -> Judged[Evaluation]:
     """Evaluate, with the predictor's own n-gram as baseline."""
     from presage.training.next_agent import evaluate_model
 
@@ -160,17 +160,18 @@ def _budget(predictor: NextAgentPredictor) -> NextAgentBudget:
 def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> NextAgentEvidence:
     """Measure a version on these traces under an input profile."""
     from presage.predictors.common.artefact import FORMAT_VERSION
-    from presage.registry.evidence import NextAgentEvidence, NextAgentSchema
+    from presage.registry.evidence import NextAgentEvidence
+    from presage.registry.gates import Interface
     from presage.training.next_agent import NGRAM
 
     predictor: NextAgentPredictor = loaded.predictor
-    judged = _evaluate(loaded, table, seed, profile=profile)
+    judged = _evaluate(loaded, table, seed, profile)
+    fixed = {"horizon": predictor.horizon, "feature schema": FORMAT_VERSION}
+    interface = Interface(fixed, frozenset(predictor.vocabulary.workflow_types))
     return NextAgentEvidence(
-        workflows=judged.workflows,
-        moments=_moments(judged.evaluation.moments),
-        latency_us=judged.latency_us,
-        schema=NextAgentSchema(predictor.horizon, FORMAT_VERSION, frozenset(predictor.vocabulary.workflow_types)),
-        **loaded.artefact_evidence,
+        loaded.artefact_evidence(judged.latency_us, interface),
+        judged.workflows,
+        _moments(judged.evaluation.moments),
         floor=_moments(judged.evaluation.baselines[NGRAM]),
     )
 

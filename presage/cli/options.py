@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli.output import Output, Report
+from presage.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,6 +45,11 @@ Settings = Annotated[
 OutFolder = Annotated[
     Path | None, typer.Option("--out", help="Folder for artefact, metrics.json and report.", show_default=False)
 ]
+ReportFolder = Annotated[
+    Path | None,
+    typer.Option("--report", help="Folder for metrics.json, report.html and report.md.", show_default=False),
+]
+Horizon = Annotated[int, typer.Option(help="Number of steps to forecast.", min=1)]
 Baselines = Annotated[
     str,
     typer.Option(
@@ -71,8 +77,6 @@ def read(paths: list[Path], skip_bad: bool, out: Output, report: Report, source_
 
 def states(name: str, known: Sequence[str] = ("auto", "captured", "text", "none")) -> Any:
     """Check the value of --states."""
-    from presage.errors import ConfigurationError
-
     if name not in known:
         raise ConfigurationError(f"--states {name}: wanted one of {', '.join(known)}")
     return name

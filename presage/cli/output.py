@@ -76,7 +76,8 @@ class Output:
             rendered = io.StringIO()
             terminal = sys.stdout.isatty()
             # A file or a pipe has no width to wrap at, unless COLUMNS gives one.
-            console = Console(file=rendered, force_terminal=terminal, width=None if terminal or _columns() else _WIDE)
+            own_width = terminal or os.environ.get("COLUMNS", "").isdigit()
+            console = Console(file=rendered, force_terminal=terminal, width=None if own_width else _WIDE)
             for renderable in renderables:
                 console.print(renderable, highlight=False, markup=False, soft_wrap=isinstance(renderable, str))
             text = rendered.getvalue()
@@ -96,10 +97,6 @@ class Output:
     def note(self, text: str) -> None:
         """Print a note on standard error."""
         print(text, file=sys.stderr)
-
-
-def _columns() -> bool:
-    return os.environ.get("COLUMNS", "").isdigit()
 
 
 @contextmanager
@@ -150,17 +147,17 @@ class Boundary(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            _say("interrupted")
+            _print_error("interrupted")
             raise typer.Exit(INTERRUPTED) from None
 
 
 def _explain(error: Exception, line: str) -> None:
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
-    _say(" ".join(line.split()))
+    _print_error(" ".join(line.split()))
 
 
-def _say(line: str) -> None:
+def _print_error(line: str) -> None:
     print(f"presage: {line}", file=sys.stderr)
 
 
@@ -191,6 +188,7 @@ def report_lines(document: Document) -> Iterator[Any]:
             for block in section.blocks:
                 for one in block.blocks if isinstance(block, Folded) else (block,):
                     if isinstance(one, ReportTable):
+                        yield ""
                         yield table("", one.head, one.rows, left=one.words)
                     elif isinstance(one, ReportText):
                         yield one.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,16 +10,19 @@ import typer
 from presage.cli import options
 from presage.cli.kinds import TRACES, Kind, Loaded, shared_tasks
 from presage.cli.output import Output, Report, table
-from presage.cli.training import Trained, TrainingJob, carry_out
+from presage.cli.training import TrainingJob, carry_out
+from presage.errors import ConfigurationError
 from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from presage.features.lengths import Target
-    from presage.registry.evidence import LengthEvidence
+    from presage.registry.evidence import LengthCounts, LengthEvidence
     from presage.registry.gates import Gate
     from presage.training.lengths.evaluate import LengthEvaluation
+    from presage.training.lengths.metrics import LengthFigures
+    from presage.training.lengths.train import LengthTraining
     from presage.training.training import Judged
 
 
@@ -50,9 +52,7 @@ def remaining_length(
     seed: options.Seed = 0,
     baselines: options.Baselines = "default",
     out_folder: options.OutFolder = None,
-    report_folder: Annotated[
-        Path | None, typer.Option("--report", help="Folder for metrics.json and report.", show_default=False)
-    ] = None,
+    report_folder: options.ReportFolder = None,
     name: Annotated[str, typer.Option(help="Name of the registered model.")] = "remaining-length",
     register: options.Register = True,
     skip_bad: options.SkipBad = False,
@@ -75,7 +75,7 @@ def remaining_length(
     configuration.check()
     wanted, what, texts = choose_names(baselines, LENGTH_BASELINES), _target_of(target), options.states(states, TEXTS)
 
-    def fit(table: pa.Table, test_table: pa.Table | None, report: Report) -> Trained:
+    def fit(table: pa.Table, test_table: pa.Table | None, report: Report) -> LengthTraining:
         return train_lengths(
             table,
             test_table,
@@ -102,7 +102,7 @@ def remaining_length(
     )
 
 
-def _evaluate(loaded: Loaded, table: pa.Table, seed: int, *, profile: str | None = None) -> Judged[LengthEvaluation]:
+def _evaluate(loaded: Loaded, table: pa.Table, seed: int, profile: str | None) -> Judged[LengthEvaluation]:
     """Evaluate, with the best constant for these traces as baseline."""
     from presage.training.lengths.train import evaluate_lengths
 
@@ -146,8 +146,6 @@ def _target_of(name: str) -> Target:
     Raises:
         ConfigurationError: neither "remaining" nor "step".
     """
-    from presage.errors import ConfigurationError
-
     if name == "remaining":
         return "remaining"
     if name == "step":
@@ -161,8 +159,6 @@ def _quantiles_of(text: str) -> tuple[float, ...]:
     Raises:
         ConfigurationError: not a number.
     """
-    from presage.errors import ConfigurationError
-
     try:
         return tuple(map(float, text.split(",")))
     except ValueError as error:
@@ -174,25 +170,29 @@ def _quantiles_of(text: str) -> tuple[float, ...]:
 def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> LengthEvidence:
     """Measure a version on these traces under an input profile."""
     from presage.predictors.common.artefact import FORMAT_VERSION
-    from presage.registry.evidence import LengthEvidence, LengthSchema
+    from presage.registry.evidence import LengthEvidence
+    from presage.registry.gates import Interface
     from presage.training.lengths.train import FLOOR
 
     predictor = loaded.predictor
-    judged = _evaluate(loaded, table, seed, profile=profile)
+    judged = _evaluate(loaded, table, seed, profile)
+    evaluation = judged.evaluation
+    fixed = {"target": evaluation.target, "format version": FORMAT_VERSION}
+    interface = Interface(fixed, frozenset(predictor.encoder.vocabulary.workflow_types))
     return LengthEvidence(
-        workflows=judged.workflows,
-        type_of=judged.evaluation.type_of,
-        counts=judged.evaluation.figures,
-        floor=judged.evaluation.baselines[FLOOR],
-        latency_us=judged.latency_us,
-        schema=LengthSchema(
-            judged.evaluation.target,
-            tuple(predictor.quantiles),
-            FORMAT_VERSION,
-            frozenset(predictor.encoder.vocabulary.workflow_types),
-        ),
-        **loaded.artefact_evidence,
+        loaded.artefact_evidence(judged.latency_us, interface),
+        tuple(predictor.quantiles),
+        judged.workflows,
+        evaluation.type_of,
+        _counts(evaluation.figures),
+        floor=_counts(evaluation.baselines[FLOOR]),
     )
+
+
+def _counts(of: LengthFigures) -> LengthCounts:
+    from presage.registry.evidence import LengthCounts
+
+    return LengthCounts(of.wrong, of.pairs, of.loss, of.covered, of.positions)
 
 
 REMAINING_LENGTH = Kind(

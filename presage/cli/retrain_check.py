@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from presage.cli import options
-from presage.cli.output import REFUSED, Output, Report, table
+from presage.cli.kinds import TRACES, Loaded, load
+from presage.cli.output import REFUSED, Output, table
+from presage.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from presage.cli.kinds import Loaded
     from presage.registry.connect import Registry
     from presage.serving_hooks.monitoring.promoted import Promoted
     from presage.serving_hooks.monitoring.retrain_check import TraceForecasts
@@ -58,7 +59,6 @@ def retrain_check(
 
     Exit code 3 if retraining is due for any workflow type, else 0.
     """
-    from presage.cli.load import load
     from presage.serving_hooks.monitoring.promoted import promoted_by_type
     from presage.serving_hooks.monitoring.retrain_check import followed_of
     from presage.serving_hooks.monitoring.retrain_check import retrain_check as check
@@ -67,11 +67,12 @@ def retrain_check(
     with out.working() as report:
         report("loading models", None)
         loaded = _by_kind([load(reference, lambda: options.open_registry(tracking_uri)) for reference in model])
+        predictors = [one.predictor for one in loaded.values()]
         promoted = {}
         if promoted_on:
-            table = _unseen(promoted_on, loaded, skip_bad, out, report)
+            table, _ = TRACES.unseen(promoted_on, predictors, skip_bad, out, report)
             promoted = promoted_by_type(followed_of(table, forecasts_of(loaded, table)))
-        table = _unseen(traces, loaded, skip_bad, out, report)
+        table, _ = TRACES.unseen(traces, predictors, skip_bad, out, report)
         report("forecasting", None)
         forecasts = forecasts_of(loaded, table)
         report("comparing forecasts with outcomes", None)
@@ -83,8 +84,6 @@ def retrain_check(
 
 
 def _by_kind(loaded: list[Loaded]) -> dict[str, Loaded]:
-    from presage.errors import ConfigurationError
-
     found: dict[str, Loaded] = {}
     for one in loaded:
         kind = one.kind.name
@@ -99,17 +98,6 @@ def _by_kind(loaded: list[Loaded]) -> dict[str, Loaded]:
             )
         found[kind] = one
     return found
-
-
-def _unseen(paths: list[Path], loaded: dict[str, Loaded], skip_bad: bool, out: Output, report: Report) -> pa.Table:
-    """Read the traces, without workflows that a model was trained on."""
-    from presage.training.sets import held_out
-
-    table = options.read(paths, skip_bad, out, report)
-    table, left_out = held_out(table, *(one.predictor for one in loaded.values()))
-    if left_out:
-        out.note(f"{left_out} workflows left out: a model was trained on them")
-    return table
 
 
 def _known_types(loaded: dict[str, Loaded]) -> set[str]:
@@ -141,13 +129,7 @@ def _why(of: dict[str, Any]) -> str:
 
 
 def promotion_figures(candidate: Loaded, table: pa.Table, out: Output) -> dict[str, Promoted] | None:
-    """Reference figures by workflow type; None for a kind that engines do not monitor.
-
-    Args:
-        candidate: the version.
-        table: traces that it was not trained on, in canonical order.
-        out: receives a note on types with too few workflows.
-    """
+    """Reference figures by workflow type, on unseen traces in canonical order; None for a kind not monitored."""
     import pyarrow.compute as pc
 
     from presage.features.input_profiles import PROFILES, masked
@@ -174,8 +156,6 @@ def promotion_figures(candidate: Loaded, table: pa.Table, out: Output) -> dict[s
 def keep_figures(registry: Registry, name: str, version: int, promoted: dict[str, Promoted]) -> None:
     """Attach the figures to the run of the version; they replace those of an earlier promotion.
 
-    A truncated copy does not parse, and readers treat it as absent.
-
     Raises:
         RegistryError: the registry refuses it.
     """
@@ -189,12 +169,7 @@ def keep_figures(registry: Registry, name: str, version: int, promoted: dict[str
 
 
 def forecasts_of(loaded: Mapping[str, Loaded], table: pa.Table) -> TraceForecasts:
-    """Forecast every row.
-
-    Args:
-        loaded: predictors by kind: "next-agent", "remaining-length", or both.
-        table: n rows in canonical order.
-    """
+    """Forecast every row of a table in canonical order with the predictors by kind: one or both."""
     from dataclasses import replace
 
     import numpy as np

@@ -13,13 +13,14 @@ from presage.cli import options, outcomes
 from presage.cli.kinds import Data, Kind, Loaded
 from presage.cli.output import Output, Report, table
 from presage.cli.training import TrainingJob, carry_out
+from presage.errors import ArtefactError, ConfigurationError, InputError
 from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
     from presage.datasets.outcomes import Outcomes
     from presage.predictors.router.transformer import TransformerScorer
     from presage.registry.evidence import RouterBudget, RouterComparison
-    from presage.registry.gates import Gate
+    from presage.registry.gates import Gate, Interface
     from presage.training.metrics import Estimate
     from presage.training.router.evaluate import RouterEvaluation, RouterFigures
     from presage.training.router.train import FitScorer, RouterTraining
@@ -88,7 +89,6 @@ def router(
     """Train the router on outcomes, compare it with baselines, and register it."""
     from dataclasses import replace
 
-    from presage.errors import ConfigurationError
     from presage.predictors.router.predictor import RouterConfig
     from presage.training.baselines import choose_names
     from presage.training.configuration import read_configuration
@@ -166,7 +166,6 @@ def _scorer_of(reference: str, tracking_uri: str | None) -> TransformerScorer:
     Raises:
         ArtefactError: not a router, or one without a transformer.
     """
-    from presage.errors import ArtefactError
     from presage.predictors.router.transformer import TransformerScorer
     from presage.registry.resolve import resolve
     from presage.registry.table import load_predictor
@@ -207,7 +206,7 @@ def _at_precision(loaded: Loaded, precision: str) -> Loaded:
     return replace(loaded, predictor=loaded.predictor.at_precision(precision))
 
 
-def _evaluate(loaded: Loaded, data: Outcomes, seed: int, *, profile: str | None = None) -> Judged[RouterEvaluation]:
+def _evaluate(loaded: Loaded, data: Outcomes, seed: int, profile: str | None) -> Judged[RouterEvaluation]:
     """Evaluate, with base rates as baseline. `profile` has no effect: a router reads prompts only."""
     from presage.training.router.train import evaluate_router
 
@@ -216,37 +215,38 @@ def _evaluate(loaded: Loaded, data: Outcomes, seed: int, *, profile: str | None 
 
 def _gates(candidate: Loaded, champion: Loaded | None, data: Outcomes, seed: int, profile: str) -> list[Gate]:
     """Gates of order, picks and Brier score (against champion and base rates), calibration, latency and size."""
-    from presage.predictors.common.artefact import FORMAT_VERSION
-    from presage.registry.evidence import RouterEvidence, RouterSchema, judge_router
+    from presage.registry.evidence import RouterEvidence, judge_router
     from presage.training.router.baselines import BaseRate
     from presage.training.router.evaluate import compare_routers
 
-    judged = _evaluate(candidate, data, seed)
+    judged = _evaluate(candidate, data, seed, None)
     found, floor = judged.evaluation, BaseRate.name
     against = None
     if champion is not None:
         both = compare_routers(candidate.predictor, champion.predictor, data, seed)
-        its = RouterSchema(FORMAT_VERSION, frozenset(champion.predictor.models))
-        against = (its, _compared("the champion", *both))
+        against = (_interface(champion), _compared("the champion", *both))
     return judge_router(
         RouterEvidence(
+            candidate.artefact_evidence(judged.latency_us / 1000, _interface(candidate)),
             labels=found.figures.ranking.labels,
             prompts=found.figures.ranking.prompts,
             ece=found.figures.ranking.ece,
-            latency_ms=judged.latency_us / 1000,
-            schema=RouterSchema(FORMAT_VERSION, frozenset(candidate.predictor.models)),
             floor=_compared("the base rates", found.figures, found.baselines[floor], found.differences[floor]),
-            **candidate.artefact_evidence,
         ),
         against,
         _budget(candidate.predictor.config.head),
     )
 
 
+def _interface(loaded: Loaded) -> Interface:
+    from presage.predictors.common.artefact import FORMAT_VERSION
+    from presage.registry.gates import Interface
+
+    return Interface({"format version": FORMAT_VERSION}, frozenset(loaded.predictor.models), "models")
+
+
 def _ask(predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Route the input text of the last step."""
-    from presage.errors import InputError
-
     prompt = rows[-1].get("input_text")
     if prompt is None:
         raise InputError(
@@ -275,7 +275,7 @@ def _budget(head: str) -> RouterBudget:
     from presage.registry.evidence import RouterBudget
 
     if head == "transformer":
-        return RouterBudget(latency_ms=_TRANSFORMER_MS, size_bytes=_TRANSFORMER_BYTES)
+        return RouterBudget(latency=_TRANSFORMER_MS, size_bytes=_TRANSFORMER_BYTES)
     return RouterBudget()
 
 

@@ -67,7 +67,7 @@ def wanted_vllm() -> None:
     """Check that vLLM is installed.
 
     Raises:
-        EngineError: it is not; explains how to install it.
+        EngineError: it is not.
     """
     from importlib.util import find_spec
 

@@ -39,11 +39,6 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         """Follow no redirect."""
 
 
-def get(url: str, path: str, api_key: str | None, timeout_s: float = TIMEOUT_S) -> Any:
-    """GET a path; see `ask`."""
-    return ask(url, path, api_key, timeout_s=timeout_s)
-
-
 def ask(
     url: str,
     path: str,

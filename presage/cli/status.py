@@ -10,7 +10,7 @@ import typer
 
 from presage.cli import options
 from presage.cli.output import Output, table
-from presage.cli.server import ApiKey, Url, get
+from presage.cli.server import ApiKey, Url, ask
 from presage.errors import EngineError
 from presage.serving_hooks.counts import ERRORS, EVENTS, FORECASTS, HIDDEN_STATES, METADATA_LEFT_OUT
 from presage.serving_hooks.status import EngineStatus, read_status
@@ -42,7 +42,7 @@ def status(
     """
     out = Output(as_json)
     while True:
-        engines = _engines(get(url, PATH, api_key), url)
+        engines = _engines(ask(url, PATH, api_key), url)
         if watch is not None and not as_json:
             _clear()
         out.result({"engines": engines}, *(_tables(engines) if not as_json else ()))

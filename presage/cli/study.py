@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from presage.cli import options, outcomes
-from presage.cli.output import Output, Report, report_lines
+from presage.cli.output import Output, report_lines
 from presage.cli.output import table as text_table
+from presage.errors import ConfigurationError
 from presage.training.report.blocks import interval, number
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from presage.training.study import Recipe
 
 app = typer.Typer(
@@ -23,30 +23,14 @@ app = typer.Typer(
     help="Study your traces: effect of more traces, value of hidden states, useful forecast horizon.",
 )
 
-_Test = Annotated[
-    list[Path] | None,
-    typer.Option("--test", help="Test traces; repeat for more. Default: a fifth of the tasks."),
-]
 _States = Annotated[
     str, typer.Option(help="Semantic states: captured, text, none, or auto: the first of these in the traces.")
-]
-_Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="One setting of the predictor, as train-predictor takes it."),
 ]
 _Baselines = Annotated[
     str, typer.Option(help="Baselines to train as well: names or sets, as for train-predictor.", metavar="NAMES")
 ]
-_Folder = Annotated[
-    Path | None,
-    typer.Option("--report", help="Folder for metrics.json, report.html and report.md.", show_default=False),
-]
-_Horizon = Annotated[int, typer.Option(help="Number of steps to forecast.", min=1)]
-
 _BASELINES = "markov-3,boosted-trees,published-graphsage"
 _QUICK = 100
-
-Ask = Callable[["pa.Table", "pa.Table | None", "Recipe", Report], dict[str, Any]]
 
 
 @app.command(
@@ -59,7 +43,7 @@ Ask = Callable[["pa.Table", "pa.Table | None", "Recipe", Report], dict[str, Any]
 )
 def learning_curve(
     traces: options.Traces,
-    test: _Test = None,
+    test: options.Test = None,
     sizes: Annotated[
         str | None,
         typer.Option(
@@ -70,11 +54,11 @@ def learning_curve(
     draws: Annotated[int, typer.Option(help="How often a small training set is drawn.", min=1)] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="Up to 100 workflows, one draw: a first look.")] = False,
     baselines: _Baselines = _BASELINES,
-    horizon: _Horizon = 3,
+    horizon: options.Horizon = 3,
     states: _States = "auto",
-    settings: _Settings = None,
+    settings: options.Settings = None,
     seed: options.Seed = 0,
-    report_folder: _Folder = None,
+    report_folder: options.ReportFolder = None,
     skip_bad: options.SkipBad = False,
     as_json: options.Json = False,
 ) -> None:
@@ -82,21 +66,14 @@ def learning_curve(
     from presage.training.baselines import choose
     from presage.training.study import LARGEST, study_learning_curve
 
-    asked, chosen = _sizes(sizes), choose(baselines)
-
-    def ask(table: pa.Table, test_table: pa.Table | None, recipe: Recipe, report: Report) -> dict[str, Any]:
-        return study_learning_curve(
-            table,
-            test_table,
-            recipe,
-            sizes=asked,
-            largest=_QUICK if quick else LARGEST,
-            draws=1 if quick else draws,
-            baselines=chosen,
-            share=report,
-        )
-
-    _study(ask, traces, test, _recipe(settings, horizon, seed, states), report_folder, skip_bad, as_json)
+    study = partial(
+        study_learning_curve,
+        sizes=_sizes(sizes),
+        largest=_QUICK if quick else LARGEST,
+        draws=1 if quick else draws,
+        baselines=choose(baselines),
+    )
+    _study(study, traces, test, _recipe(settings, horizon, seed, states), report_folder, skip_bad, as_json)
 
 
 @app.command(
@@ -106,33 +83,30 @@ def learning_curve(
 )
 def states_(
     traces: options.Traces,
-    test: _Test = None,
-    horizon: _Horizon = 3,
-    settings: _Settings = None,
+    test: options.Test = None,
+    horizon: options.Horizon = 3,
+    settings: options.Settings = None,
     seed: options.Seed = 0,
-    report_folder: _Folder = None,
+    report_folder: options.ReportFolder = None,
     skip_bad: options.SkipBad = False,
     as_json: options.Json = False,
 ) -> None:
     """Accuracy with hidden states, with texts and with neither, and after against before the output."""
     from presage.training.study import study_states
 
-    def ask(table: pa.Table, test_table: pa.Table | None, recipe: Recipe, report: Report) -> dict[str, Any]:
-        return study_states(table, test_table, recipe, share=report)
-
-    _study(ask, traces, test, _recipe(settings, horizon, seed, "auto"), report_folder, skip_bad, as_json)
+    _study(study_states, traces, test, _recipe(settings, horizon, seed, "auto"), report_folder, skip_bad, as_json)
 
 
 @app.command(epilog="Example:  presage study horizon traces/ --horizon 6 --report horizon/")
 def horizon(
     traces: options.Traces,
-    test: _Test = None,
-    horizon: _Horizon = 6,
+    test: options.Test = None,
+    horizon: options.Horizon = 6,
     baselines: _Baselines = _BASELINES,
     states: _States = "auto",
-    settings: _Settings = None,
+    settings: options.Settings = None,
     seed: options.Seed = 0,
-    report_folder: _Folder = None,
+    report_folder: options.ReportFolder = None,
     skip_bad: options.SkipBad = False,
     as_json: options.Json = False,
 ) -> None:
@@ -140,12 +114,8 @@ def horizon(
     from presage.training.baselines import choose
     from presage.training.study import study_horizon
 
-    chosen = choose(baselines)
-
-    def ask(table: pa.Table, test_table: pa.Table | None, recipe: Recipe, report: Report) -> dict[str, Any]:
-        return study_horizon(table, test_table, recipe, baselines=chosen, share=report)
-
-    _study(ask, traces, test, _recipe(settings, horizon, seed, states), report_folder, skip_bad, as_json)
+    study = partial(study_horizon, baselines=choose(baselines))
+    _study(study, traces, test, _recipe(settings, horizon, seed, states), report_folder, skip_bad, as_json)
 
 
 @app.command(
@@ -167,7 +137,7 @@ def shift(
         ),
     ] = None,
     most: Annotated[int, typer.Option(help="Maximum number of families to leave out, largest first.", min=2)] = 12,
-    settings: _Settings = None,
+    settings: options.Settings = None,
     seed: options.Seed = 0,
     skip_bad: options.SkipBad = False,
     as_json: options.Json = False,
@@ -187,7 +157,7 @@ def shift(
 
 
 def _study(
-    ask: Ask,
+    study: Callable[..., dict[str, Any]],
     traces: list[Path],
     test: list[Path] | None,
     recipe: Recipe,
@@ -195,7 +165,7 @@ def _study(
     skip_bad: bool,
     as_json: bool,
 ) -> None:
-    """Run a study on traces: read, compute, write and print."""
+    """Run a study(training table, test table or None, recipe, share=progress): read, compute, write and print."""
     from presage.training.report.files import check_folder, write_metrics, write_report
 
     if report_folder is not None:
@@ -204,7 +174,7 @@ def _study(
     with out.working() as report:
         table = options.read(traces, skip_bad, out, report)
         test_table = options.read(test, skip_bad, out, report) if test else None
-        found = ask(table, test_table, recipe, report)
+        found = study(table, test_table, recipe, share=report)
         if report_folder is not None:
             report("writing the report", None)
             write_metrics(report_folder, found)
@@ -231,8 +201,6 @@ def _recipe(settings: list[str] | None, horizon: int, seed: int, states: str) ->
 
 
 def _sizes(sizes: str | None) -> list[int] | None:
-    from presage.errors import ConfigurationError
-
     if sizes is None:
         return None
     parts = [part.strip() for part in sizes.split(",")]
@@ -257,7 +225,9 @@ def _shift_tables(found: dict[str, Any]) -> list[Any]:
     intervals = []
     for called, key in (("left out", "left_out"), ("known", "known")):
         for name, of in pooled[key]["differences"].items():
-            intervals.append([f"{called}, router minus {name}", *map(_difference_of, of.values())])
+            intervals.append(
+                [f"{called}, router minus {name}", *(interval(by["difference"], by["ci95"]) for by in of.values())]
+            )
     first = pooled["left_out"]["differences"][baselines[0]]
     shown.append(text_table("\nDifferences over all families, with paired 95 % intervals", ["", *first], intervals))
     behind = pooled["left_out"]["behind"]
@@ -273,7 +243,3 @@ def _shift_row(of: dict[str, Any] | None, routers: list[str]) -> list[str]:
         for key in ("macro_map", "ece", "picked_accuracy")
     ]
     return [str(of["prompts"]), *figures, number(of["flagged"], 2)]
-
-
-def _difference_of(of: dict[str, Any]) -> str:
-    return interval(of["difference"], of["ci95"])

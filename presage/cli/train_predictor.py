@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from presage.cli.load import kind_of
+from presage.cli.kinds import kind_of
 from presage.cli.output import Boundary
 from presage.predictors import KINDS
 

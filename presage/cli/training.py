@@ -6,33 +6,14 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from presage.cli import options
 from presage.cli.kinds import Kind
 from presage.cli.output import Output, Report
 
-
-class Trained(Protocol):
-    """A finished training."""
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """The metrics of the command contract."""
-        ...
-
-    @property
-    def training_data(self) -> dict[str, Any]:
-        """The description of the training data that the artefact keeps."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write artefact, `metrics.json` and report."""
-        ...
-
-
-Fit = Callable[[Any, Any, Report], Trained]
-"""(data, test data or None to split some off, progress) -> training."""
+if TYPE_CHECKING:
+    from presage.training.training import Training
 
 
 @dataclass(frozen=True)
@@ -40,15 +21,11 @@ class TrainingJob:
     """Inputs and outputs of a training.
 
     Attributes:
-        kind: of the predictor.
         data: files to train on.
         test: files to evaluate on; empty: a part of `data`.
         skip_bad: skip workflows or prompts with a bad row.
-        out: folder for artefact, metrics and report, or None.
-        report: folder for the full report, or None.
-        name: registered model.
-        register: whether to register a version.
-        tracking_uri: the registry.
+        out: folder for artefact, metrics and report.
+        report: folder for the full report.
     """
 
     kind: Kind
@@ -64,7 +41,7 @@ class TrainingJob:
 
 def carry_out(
     job: TrainingJob,
-    fit: Fit,
+    fit: Callable[[Any, Any, Report], Training[Any, Any]],
     output: Output,
     *,
     params: Mapping[str, Any],
@@ -74,19 +51,23 @@ def carry_out(
 
     Args:
         job: inputs and outputs.
-        fit: trains the predictor.
+        fit: (data, test data or None to split some off, progress) -> training.
         output: of the command.
         params: MLflow parameters beside the configuration.
         tags: makes the tags of the version from the metrics.
     """
-    from presage.registry.package import check_name
+    from presage.predictors.common.artefact import foreign_entries
+    from presage.registry.gates import floor_tags
+    from presage.registry.package import check_name, register
     from presage.training.baselines import last_words
-    from presage.training.report.files import check_folder, write_metrics, write_report
+    from presage.training.report.files import check_folder, report_files, write_metrics, write_report
+    from presage.training.report.next_agent import flat
 
     with output.working() as report, tempfile.TemporaryDirectory() as scratch:
         # Check everything that can fail before spending minutes on training.
         folder = job.out if job.out is not None else Path(scratch) / "model"
-        _check_out(folder)
+        check_folder(folder, "--out")
+        foreign_entries(folder)
         if job.report is not None:
             check_folder(job.report, "--report")
         registry = None
@@ -102,8 +83,19 @@ def carry_out(
         made = None
         if registry is not None:
             report("registering", None)
-            made = _register(
-                registry, folder, training, job.name, job.kind.data.example(data), params, tags(training.metrics)
+            made = register(
+                registry,
+                folder,
+                name=job.name,
+                metrics=training.metrics,
+                params={
+                    **params,
+                    **{f"data.{key}": value for key, value in training.training_data.items()},
+                    **flat(training.metrics["config"]),
+                },
+                tags={**tags(training.metrics), **floor_tags(training.metrics)},
+                input_example=job.kind.data.example(data),
+                report=report_files(folder),
             )
             training.metrics["version"] = made.version
             if job.out is not None:
@@ -125,51 +117,6 @@ def carry_out(
             output.note(line)
     tables = [*job.kind.tables(metrics), "", *_summary(metrics, places)] if not output.as_json else ()
     output.result({**metrics, **places}, *tables, *([""] if lost else []), *lost)
-
-
-def _check_out(folder: Path) -> None:
-    """Check that the artefact can be written there."""
-    from presage.predictors.common.artefact import foreign_entries
-    from presage.training.report.files import check_folder
-
-    check_folder(folder, "--out")
-    foreign_entries(folder)
-
-
-def _register(
-    registry: Any,
-    folder: Path,
-    training: Trained,
-    name: str,
-    example: list[dict[str, Any]],
-    params: Mapping[str, Any],
-    tags: dict[str, str],
-) -> Any:
-    from presage.registry.gates import floor_tags
-    from presage.registry.package import register
-    from presage.training.report.files import report_files
-
-    return register(
-        registry,
-        folder,
-        name=name,
-        metrics=training.metrics,
-        params={
-            **params,
-            **{f"data.{key}": value for key, value in training.training_data.items()},
-            **dict(_flat(training.metrics["config"])),
-        },
-        tags={**tags, **floor_tags(training.metrics)},
-        input_example=example,
-        report=report_files(folder),
-    )
-
-
-def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    flat = []
-    for key, value in config.items():
-        flat += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
-    return flat
 
 
 def _summary(metrics: Mapping[str, Any], places: Mapping[str, str | None]) -> list[str]:

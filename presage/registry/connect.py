@@ -54,7 +54,7 @@ class Registry:
         """One registered version.
 
         Raises:
-            RegistryError: no such version; lists those there are.
+            RegistryError: no such version.
         """
         versions = self.versions(name)
         for found in versions:
@@ -69,9 +69,9 @@ class Registry:
         """All versions of a model, oldest first.
 
         Raises:
-            RegistryError: no such model; lists those there are.
+            RegistryError: no such model.
         """
-        with speaking(self.uri, f"listing the versions of {name!r}"):
+        with registry_errors(self.uri, f"listing the versions of {name!r}"):
             escaped = name.replace("'", "''")
             found = pages(self.client.search_model_versions, filter_string=f"name = '{escaped}'")
             if not found and name not in (
@@ -90,16 +90,14 @@ class Registry:
             RegistryError: no such model.
         """
         self.versions(name)
-        with speaking(self.uri, f"reading the aliases of {name!r}"):
+        with registry_errors(self.uri, f"reading the aliases of {name!r}"):
             return {alias: int(held) for alias, held in self.client.get_registered_model(name).aliases.items()}
 
 
 def open_registry(uri: str | None) -> Registry:
     """Open the registry at an MLflow tracking URI and check that it answers.
 
-    Args:
-        uri: the tracking URI; None or empty: `sqlite:///mlflow.db` with artifacts in `./mlartifacts`, both in the
-            working directory.
+    Without a URI: `sqlite:///mlflow.db` with artifacts in `./mlartifacts`, both in the working directory.
 
     Raises:
         RegistryError: no registry answers within a few seconds.
@@ -111,7 +109,7 @@ def open_registry(uri: str | None) -> Registry:
     if (database := _sqlite_file(uri)) is not None:
         _check_sqlite(database, uri)
         artifacts = str(database.parent / ARTIFACTS_FOLDER)
-    with speaking(uri, "opening the registry"), _environment(_PROBE), _alone(database):
+    with registry_errors(uri, "opening the registry"), _environment(_PROBE), _alone(database):
         from mlflow import MlflowClient
 
         quieten()
@@ -139,7 +137,7 @@ def _alone(database: Path | None) -> Iterator[None]:
 
 
 def quieten() -> None:
-    """Silence the logs of MLflow and Alembic; our errors say more than theirs."""
+    """Silence the logs of MLflow and Alembic; our errors are more precise."""
     for name in ("mlflow", "alembic", "urllib3.connectionpool"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
@@ -153,7 +151,7 @@ def pages(search: Any, **arguments: Any) -> list[Any]:
 
 
 @contextmanager
-def speaking(uri: str, doing: str) -> Iterator[None]:
+def registry_errors(uri: str, doing: str) -> Iterator[None]:
     """Turn errors of MLflow, its database and the network into a `RegistryError` of one line.
 
     Raises:
@@ -230,7 +228,7 @@ def attach(registry: Registry, name: str, version: int, files: Sequence[Path], f
         RegistryError: no such version, or the registry refuses the files.
     """
     run_id = registry.version(name, version).run_id
-    with speaking(registry.uri, f"keeping {folder} of {name!r} version {version}"):
+    with registry_errors(registry.uri, f"keeping {folder} of {name!r} version {version}"):
         for file in files:
             registry.client.log_artifact(run_id, str(file), folder)
 
@@ -243,7 +241,7 @@ def attached(registry: Registry, name: str, version: int, folder: str, file: str
     """
     run_id = registry.version(name, version).run_id
     path = f"{folder}/{file}"
-    with speaking(registry.uri, f"reading {path} of {name!r} version {version}"):
+    with registry_errors(registry.uri, f"reading {path} of {name!r} version {version}"):
         if not run_id or path not in {found.path for found in registry.client.list_artifacts(run_id, folder)}:
             return None
         with tempfile.TemporaryDirectory() as scratch:

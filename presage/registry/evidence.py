@@ -16,21 +16,23 @@ The caller measures candidate and champion on the same held-out data.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.predictors.common.bootstrap import pair_ratio_cis, paired_difference_ci, ratio_ci, share_ci
 from presage.registry.gates import (
+    ArtefactEvidence,
     Compared,
     Gate,
+    GateBudget,
+    Interface,
     artefact_gates,
     at_least,
     at_most,
     calibration_gate,
     evidence_gate,
-    forgotten,
     no_worse,
     plain,
     sampling_ece,
@@ -42,25 +44,23 @@ LEAST_RUNS: Final = 3
 
 
 @dataclass(frozen=True)
-class NextAgentBudget:
-    """The limits of the gates of a next-agent version; the defaults are those of `docs/registry.md`.
+class NextAgentBudget(GateBudget):
+    """The limits of a next-agent version; the defaults are those of `docs/registry.md`.
 
     Attributes:
-        latency_us: median of one warm forecast with its state, microseconds. Several times the design's 30 µs: it
-            catches a model of the wrong kind, not a busy machine.
-        size_bytes: the artefact's own files.
+        latency: microseconds, several times the design's 30 µs: it catches a model of the wrong kind, not a busy
+            machine.
         ece: expected calibration error at any moment and horizon, beyond what sampling explains.
         ece_loss: calibration error in excess of the champion's, beyond what sampling explains.
         nll_loss: negative log-likelihood in excess of the champion's, nats a position.
-        workflows: fewest workflows.
     """
 
-    latency_us: float = 200.0
+    latency: float = 200.0
     size_bytes: int = 1_500_000
+    evidence: int = 10
     ece: float = 0.10
     ece_loss: float = 0.02
     nll_loss: float = 0.05
-    workflows: int = 10
 
 
 @dataclass(frozen=True)
@@ -81,40 +81,19 @@ class MomentEvidence:
 
 
 @dataclass(frozen=True)
-class NextAgentSchema:
-    """The interface of a next-agent version.
-
-    Attributes:
-        horizon: K, the number of steps forecast.
-        version: of the feature schema.
-        workflow_types: known types.
-    """
-
-    horizon: int
-    version: int
-    workflow_types: frozenset[str]
-
-
-@dataclass(frozen=True)
 class NextAgentEvidence:
     """The figures of one next-agent version on held-out traces.
 
     Attributes:
+        artefact: with the latency in microseconds.
         workflows: W ids, unique over workflow types, in the order of the rows of `correct` and `positions`.
         moments: by name, `"prefill"` and `"completion"`.
-        latency_us: median of one warm forecast, microseconds.
-        size_bytes: the artefact's own files.
-        schema: its interface.
-        pickles: files that are or may hide a pickle.
         floor: the best n-gram baseline on the same traces, by moment; empty if not measured.
     """
 
+    artefact: ArtefactEvidence
     workflows: tuple[str, ...]
     moments: Mapping[str, MomentEvidence]
-    latency_us: float
-    size_bytes: int
-    schema: NextAgentSchema
-    pickles: tuple[str, ...] = ()
     floor: Mapping[str, MomentEvidence] = field(default_factory=dict)
 
 
@@ -125,26 +104,24 @@ def judge_next_agent(
     *,
     seed: int,
 ) -> list[Gate]:
-    """Judge a candidate against the current champion, and against its n-gram floor.
-
-    Args:
-        candidate: the version to promote.
-        champion: the current holder of the alias, on the same workflows; None for the first.
-        budget: the limits.
-        seed: of the bootstrap; the same seed gives the same gates.
+    """Judge a candidate against the current champion, if there is one, and against its n-gram floor.
 
     Raises:
         ValueError: the figures are of different workflows or positions.
     """
     rng = np.random.default_rng(seed)
     judged = [moment.positions.any(axis=1) for moment in candidate.moments.values()]
-    gates = [
-        evidence_gate(int(np.logical_or.reduce(judged).sum()) if judged else 0, budget.workflows),
-        schema_gate(None if champion is None else _broken_next_agent(candidate, champion)),
-    ]
+    found = int(np.logical_or.reduce(judged).sum()) if judged else 0
+    gates = [evidence_gate(found, budget.evidence)]
     if champion is not None:
+        broken = champion.artefact.interface.broken_by(candidate.artefact.interface)
+        if missing := sorted(champion.moments.keys() - candidate.moments.keys()):
+            broken.append(f"not judged at {', '.join(missing)}")
         _check_workflows(candidate.workflows, champion.workflows)
+        gates.append(schema_gate(broken))
         gates += _accuracy("accuracy", candidate.moments, champion.moments, "the champion", rng)
+    else:
+        gates.append(schema_gate(None))
     if candidate.floor:
         gates += _accuracy("floor", candidate.moments, candidate.floor, "the best n-gram", rng)
     elif champion is None:
@@ -154,21 +131,7 @@ def judge_next_agent(
         gates.append(plain("floor", False, reason))
     gates += _calibration(candidate, champion, budget)
     gates += _nll(candidate, champion, budget)
-    latency = candidate.latency_us, budget.latency_us, "µs for one warm forecast"
-    return gates + artefact_gates(*latency, candidate.size_bytes, budget.size_bytes, candidate.pickles)
-
-
-def _broken_next_agent(candidate: NextAgentEvidence, champion: NextAgentEvidence) -> list[str]:
-    mine, its = candidate.schema, champion.schema
-    broken = []
-    if mine.horizon != its.horizon:
-        broken.append(f"horizon {mine.horizon}, the champion's is {its.horizon}")
-    if mine.version != its.version:
-        broken.append(f"feature schema {mine.version}, the champion's is {its.version}")
-    broken += forgotten(mine.workflow_types, its.workflow_types)
-    if missing := sorted(champion.moments.keys() - candidate.moments.keys()):
-        broken.append(f"not judged at {', '.join(missing)}")
-    return broken
+    return gates + artefact_gates(candidate.artefact, budget, "µs for one warm forecast")
 
 
 def _accuracy(
@@ -242,70 +205,42 @@ def _unreached(name: str) -> Gate:
 
 
 @dataclass(frozen=True)
-class LengthBudget:
-    """The limits of the gates of a version that predicts lengths; the defaults are those of `docs/registry.md`.
+class LengthBudget(GateBudget):
+    """The limits of a version that predicts lengths; the defaults are those of `docs/registry.md`.
 
     Attributes:
-        latency_us: median of all quantiles from one feature row, microseconds.
-        size_bytes: the artefact's own files.
+        latency: of all quantiles from one feature row, microseconds.
+        evidence: fewest workflows, in total and of a type that is judged.
         shortfall: how far the coverage of an upper quantile may lie below its level ...
         shortfall_share: ... and at most this share of its misses: .99 may cover .985, not .97.
         type_shortfall: factor on the shortfall within one workflow type.
-        workflows: fewest workflows, in total and of a type that is judged.
     """
 
-    latency_us: float = 200.0
+    latency: float = 200.0
     size_bytes: int = 15_000_000
+    evidence: int = 10
     shortfall: float = 0.02
     shortfall_share: float = 0.5
     type_shortfall: float = 3.0
-    workflows: int = 10
-
-
-class Counts(Protocol):
-    """Counts of each of W workflows at Q quantiles; `LengthFigures` implements it."""
-
-    @property
-    def wrong(self) -> Mapping[str, NDArray[np.float64]]:
-        """float64 [W] by scope, discordant pairs of each workflow's steps."""
-        ...
-
-    @property
-    def pairs(self) -> Mapping[str, NDArray[np.float64]]:
-        """float64 [W] by scope, pairs of each workflow's steps."""
-        ...
-
-    @property
-    def loss(self) -> NDArray[np.float64]:
-        """float64 [W, Q], sum of the pinball loss, tokens."""
-        ...
-
-    @property
-    def covered(self) -> NDArray[np.int64]:
-        """int64 [W, Q], steps whose length is at most the quantile."""
-        ...
-
-    @property
-    def positions(self) -> NDArray[np.int64]:
-        """int64 [W], steps judged."""
-        ...
 
 
 @dataclass(frozen=True)
-class LengthSchema:
-    """The interface of a version that predicts lengths.
+class LengthCounts:
+    """Counts of each of W workflows at Q quantiles.
 
     Attributes:
-        target: "remaining" or "step".
-        quantiles: Q, rising.
-        version: of the artefact's format.
-        workflow_types: known types.
+        wrong: float64 [W] by scope, discordant pairs of each workflow's steps.
+        pairs: float64 [W] by scope, pairs of each workflow's steps.
+        loss: float64 [W, Q], sum of the pinball loss, tokens.
+        covered: int64 [W, Q], steps whose length is at most the quantile.
+        positions: int64 [W], steps judged.
     """
 
-    target: str
-    quantiles: tuple[float, ...]
-    version: int
-    workflow_types: frozenset[str]
+    wrong: Mapping[str, NDArray[np.float64]]
+    pairs: Mapping[str, NDArray[np.float64]]
+    loss: NDArray[np.float64]
+    covered: NDArray[np.int64]
+    positions: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -313,24 +248,20 @@ class LengthEvidence:
     """The figures of one version that predicts lengths, on held-out traces.
 
     Attributes:
+        artefact: with the latency of all quantiles from one feature row, microseconds.
+        quantiles: Q, ascending.
         workflows: W ids, unique over workflow types.
         type_of: workflow type of each.
         counts: of the version.
         floor: counts of the best constant on the same steps.
-        latency_us: median of all quantiles from one feature row, microseconds.
-        size_bytes: the artefact's own files.
-        schema: its interface.
-        pickles: files that are or may hide a pickle.
     """
 
+    artefact: ArtefactEvidence
+    quantiles: tuple[float, ...]
     workflows: tuple[str, ...]
     type_of: tuple[str, ...]
-    counts: Counts
-    floor: Counts
-    latency_us: float
-    size_bytes: int
-    schema: LengthSchema
-    pickles: tuple[str, ...] = ()
+    counts: LengthCounts
+    floor: LengthCounts
 
 
 def judge_lengths(
@@ -340,47 +271,32 @@ def judge_lengths(
     *,
     seed: int,
 ) -> list[Gate]:
-    """Judge a candidate against the current champion and against the floor.
-
-    Args:
-        candidate: the version to promote.
-        champion: the current holder of the alias, on the same workflows; None for the first.
-        budget: the limits.
-        seed: of the bootstrap; the same seed gives the same gates.
+    """Judge a candidate against the current champion, if there is one, and against the floor.
 
     Raises:
         ValueError: the figures are of different workflows or steps.
     """
-    gates = [
-        evidence_gate(int((candidate.counts.positions > 0).sum()), budget.workflows),
-        schema_gate(None if champion is None else _broken_lengths(candidate.schema, champion.schema)),
-    ]
-    quantiles = candidate.schema.quantiles
+    gates = [evidence_gate(int((candidate.counts.positions > 0).sum()), budget.evidence)]
+    quantiles = candidate.quantiles
     if champion is not None:
+        broken = champion.artefact.interface.broken_by(candidate.artefact.interface)
+        if missing := [f"{q:g}" for q in champion.quantiles if q not in quantiles]:
+            broken.append(f"lacks the champion's quantiles {', '.join(missing)}")
         _check_workflows(candidate.workflows, champion.workflows)
-        shared = [q for q in quantiles if q in champion.schema.quantiles]
-        places = [(q, quantiles.index(q), champion.schema.quantiles.index(q)) for q in shared]
+        gates.append(schema_gate(broken))
+        shared = [q for q in quantiles if q in champion.quantiles]
+        places = [(q, quantiles.index(q), champion.quantiles.index(q)) for q in shared]
         gates += _order_and_loss("", candidate.counts, champion.counts, "the champion", places, seed)
+    else:
+        gates.append(schema_gate(None))
     own = [(q, place, place) for place, q in enumerate(quantiles)]
     gates += _order_and_loss("floor-", candidate.counts, candidate.floor, "the best constant", own, seed)
     gates += _coverage(candidate, budget, seed)
-    latency = candidate.latency_us, budget.latency_us, "µs for all quantiles of one step"
-    return gates + artefact_gates(*latency, candidate.size_bytes, budget.size_bytes, candidate.pickles)
-
-
-def _broken_lengths(mine: LengthSchema, its: LengthSchema) -> list[str]:
-    broken = []
-    if mine.target != its.target:
-        broken.append(f"predicts the tokens of target {mine.target!r}, the champion those of {its.target!r}")
-    if mine.version != its.version:
-        broken.append(f"format version {mine.version}, the champion's is {its.version}")
-    if missing := [f"{q:g}" for q in its.quantiles if q not in mine.quantiles]:
-        broken.append(f"lacks the champion's quantiles {', '.join(missing)}")
-    return broken + forgotten(mine.workflow_types, its.workflow_types)
+    return gates + artefact_gates(candidate.artefact, budget, "µs for all quantiles of one step")
 
 
 def _order_and_loss(
-    prefix: str, mine: Counts, its: Counts, rival: str, places: list[tuple[float, int, int]], seed: int
+    prefix: str, mine: LengthCounts, its: LengthCounts, rival: str, places: list[tuple[float, int, int]], seed: int
 ) -> Iterator[Gate]:
     if not np.array_equal(mine.positions, its.positions):
         raise ValueError(f"candidate and {rival} were judged on different steps; judge both on the same traces")
@@ -405,7 +321,7 @@ def _order_and_loss(
 def _coverage(candidate: LengthEvidence, budget: LengthBudget, seed: int) -> Iterator[Gate]:
     """Fails if even the upper end of the interval lies below the level of the quantile less the shortfall."""
     counts, types = candidate.counts, np.asarray(candidate.type_of)
-    for place, q in enumerate(candidate.schema.quantiles):
+    for place, q in enumerate(candidate.quantiles):
         if q <= 0.5:
             continue  # only upper quantiles serve as bounds
         allowed = min(budget.shortfall, budget.shortfall_share * (1 - q))
@@ -414,7 +330,7 @@ def _coverage(candidate: LengthEvidence, budget: LengthBudget, seed: int) -> Ite
         judged = {
             kind: _covered(counts, place, types == kind, seed)
             for kind in sorted(set(candidate.type_of))
-            if (counts.positions[types == kind] > 0).sum() >= budget.workflows
+            if (counts.positions[types == kind] > 0).sum() >= budget.evidence
         }
         if len(judged) > 1:  # a single type repeats the overall figure
             worst = min(judged, key=lambda kind: judged[kind][0])
@@ -422,7 +338,7 @@ def _coverage(candidate: LengthEvidence, budget: LengthBudget, seed: int) -> Ite
             yield _bound(f"coverage-{q:g}-worst-type", judged[worst], q, allowed, f" in {worst}")
 
 
-def _covered(counts: Counts, place: int, within: NDArray[Any], seed: int) -> tuple[float, float, float]:
+def _covered(counts: LengthCounts, place: int, within: NDArray[Any], seed: int) -> tuple[float, float, float]:
     """Coverage and its interval."""
     hits, positions = counts.covered[within, place], counts.positions[within]
     return float(hits.sum() / positions.sum()), *share_ci(hits, positions, np.random.default_rng(seed))
@@ -438,33 +354,19 @@ def _bound(gate: str, found: tuple[float, float, float], q: float, allowed: floa
 
 
 @dataclass(frozen=True)
-class RouterBudget:
-    """The limits of the gates of a router; the defaults are those of `docs/router.md` for a linear router.
+class RouterBudget(GateBudget):
+    """The limits of a router; the defaults are those of `docs/router.md` for a linear router.
 
     Attributes:
-        latency_ms: median of one prompt, milliseconds.
-        size_bytes: the artefact's own files.
+        latency: of one prompt, milliseconds.
+        evidence: fewest prompts.
         ece: expected calibration error, beyond what sampling explains.
-        prompts: fewest prompts.
     """
 
-    latency_ms: float = 20.0
+    latency: float = 20.0
     size_bytes: int = 100_000_000
+    evidence: int = 100
     ece: float = 0.05
-    prompts: int = 100
-
-
-@dataclass(frozen=True)
-class RouterSchema:
-    """The interface of a router.
-
-    Attributes:
-        version: of the artefact's format.
-        models: known models.
-    """
-
-    version: int
-    models: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -489,54 +391,35 @@ class RouterEvidence:
     """The figures of one router on held-out outcomes.
 
     Attributes:
+        artefact: with the latency of one prompt, milliseconds.
         labels: number of labels.
         prompts: number of prompts with a label.
         ece: expected calibration error, 0..1.
-        latency_ms: median of one prompt, milliseconds.
-        size_bytes: the artefact's own files.
-        schema: its interface.
         floor: comparison with the base rates of the models, which always pick the best single one.
-        pickles: files that are or may hide a pickle.
     """
 
+    artefact: ArtefactEvidence
     labels: int
     prompts: int
     ece: float
-    latency_ms: float
-    size_bytes: int
-    schema: RouterSchema
     floor: RouterComparison
-    pickles: tuple[str, ...] = ()
 
 
 def judge_router(
-    candidate: RouterEvidence,
-    champion: tuple[RouterSchema, RouterComparison] | None,
-    budget: RouterBudget,
+    candidate: RouterEvidence, champion: tuple[Interface, RouterComparison] | None, budget: RouterBudget
 ) -> list[Gate]:
-    """Judge a candidate against the current champion and against the base rates.
-
-    Args:
-        candidate: the version to promote.
-        champion: the interface of the current holder of the alias, and the comparison with it; None for the first.
-        budget: the limits.
-    """
-    gates = [
-        evidence_gate(candidate.prompts, budget.prompts, "prompts"),
-        schema_gate(None if champion is None else _broken_router(candidate.schema, champion[0])),
-    ]
+    """Judge a candidate against the base rates and, if there is a champion, compared with it."""
+    gates = [evidence_gate(candidate.prompts, budget.evidence, "prompts")]
     if champion is not None:
-        gates += _order_and_picks("", champion[1])
+        interface, comparison = champion
+        gates.append(schema_gate(interface.broken_by(candidate.artefact.interface)))
+        gates += _order_and_picks("", comparison)
+    else:
+        gates.append(schema_gate(None))
     gates += _order_and_picks("floor-", candidate.floor)
     sampling = sampling_ece(candidate.labels)
     gates.append(calibration_gate("calibration", candidate.ece, budget.ece, sampling, str(budget.ece)))
-    latency = candidate.latency_ms, budget.latency_ms, "ms for one prompt"
-    return gates + artefact_gates(*latency, candidate.size_bytes, budget.size_bytes, candidate.pickles)
-
-
-def _broken_router(mine: RouterSchema, its: RouterSchema) -> list[str]:
-    other = [] if mine.version == its.version else [f"format version {mine.version}, the champion's is {its.version}"]
-    return other + forgotten(mine.models, its.models, "models")
+    return gates + artefact_gates(candidate.artefact, budget, "ms for one prompt")
 
 
 def _order_and_picks(prefix: str, beside: RouterComparison) -> Iterator[Gate]:
@@ -569,12 +452,9 @@ class Replayed:
 
 
 def judge_replay(candidate: Replayed, champion: Replayed | None, stock: Replayed) -> tuple[Gate, ...]:
-    """The gates of a replay; each refuses an equally good version in at most 2.5 % of cases.
+    """The gates of a replay with forecasts of a candidate, of the champion (if there is one), and of vLLM alone.
 
-    Args:
-        candidate: with forecasts of the version to promote.
-        champion: with forecasts of the current holder; None for the first.
-        stock: vLLM without hooks.
+    Each refuses an equally good version in at most 2.5 % of cases.
 
     Raises:
         ValueError: different runs, or too few.

@@ -10,7 +10,7 @@ import pandas as pd  # type: ignore[import-untyped]
 from presage.errors import InputError
 from presage.predictors import KINDS
 from presage.predictors.common.artefact import read_artefact
-from presage.registry.table import example_table, forecast_workflows, signature
+from presage.registry.table import ForecastAnswer, example_table, forecast_workflows, signature
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
@@ -18,28 +18,16 @@ if TYPE_CHECKING:
 PROMPT: Final = "prompt"
 
 
-class RouterAnswer(Protocol):
-    """The answer of a router."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values, with `source` and `probabilities`."""
-        ...
-
-
-class Router(Protocol):
+class PromptPredictor(Protocol):
     """A predictor for one prompt."""
 
-    def forecast(self, prompt: str) -> RouterAnswer:
+    def forecast(self, prompt: str) -> ForecastAnswer:
         """Probabilities of each model."""
         ...
 
 
-def route_prompts(router: Router, table: pd.DataFrame) -> pd.DataFrame:
-    """Probabilities for every prompt of a table.
-
-    Args:
-        router: routes one prompt.
-        table: the column `prompt`.
+def route_prompts(router: PromptPredictor, table: pd.DataFrame) -> pd.DataFrame:
+    """Probabilities for every prompt of a table with the column `prompt`.
 
     Returns:
         One row a prompt, in the same order: `source` and `forecast` (all of the answer, JSON values).
@@ -86,13 +74,7 @@ def _prompts(table: pd.DataFrame) -> list[str]:
 
 @dataclass(frozen=True)
 class Form:
-    """Input and output tables of a kind.
-
-    Attributes:
-        example: makes the input example.
-        signature: makes the MLflow signature.
-        answer: (predictor, input table) -> output table.
-    """
+    """Functions that make the input example, the MLflow signature, and the output table of a predictor and an input."""
 
     example: Callable[[pd.DataFrame | Sequence[Mapping[str, Any]]], pd.DataFrame]
     signature: Callable[[], "ModelSignature"]

@@ -10,7 +10,7 @@ version (`floor_tags`), and `floor_gates` refuses a version that lost to a basel
 
 import json
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,15 +29,7 @@ NEGLIGIBLE: Final = 0.01
 
 @dataclass(frozen=True)
 class Gate:
-    """One check and its result.
-
-    Attributes:
-        name: for example `"accuracy-prefill-1"`.
-        passed: whether the version passed.
-        value: the figure judged; None if there is no number.
-        limit: the limit of the figure; None if there is no number.
-        reason: one sentence for people.
-    """
+    """One check, such as `accuracy-prefill-1`, and its result. `value` and `limit` are None if there is no number."""
 
     name: str
     passed: bool
@@ -47,13 +39,7 @@ class Gate:
 
     def to_dict(self) -> dict[str, Any]:
         """The gate as JSON values."""
-        return {
-            "name": self.name,
-            "passed": self.passed,
-            "value": _json_number(self.value),
-            "limit": _json_number(self.limit),
-            "reason": self.reason,
-        }
+        return {**vars(self), "value": _json_number(self.value), "limit": _json_number(self.limit)}
 
 
 @dataclass(frozen=True)
@@ -86,11 +72,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Compared:
-    """One figure of a candidate and of a rival; NaN if nothing was judged.
+    """The figure of a candidate and that of a rival, with the paired interval of candidate − rival.
 
-    Attributes:
-        mine, its: the candidate's and the rival's figure.
-        ci95: of candidate − rival, paired.
+    All are NaN if nothing was judged.
     """
 
     mine: float
@@ -116,12 +100,7 @@ def plain(name: str, passed: bool, reason: str) -> Gate:
 def no_worse(name: str, of: Compared, against: str, *, higher_is_better: bool, digits: int = 4) -> Gate:
     """Fails if the whole interval of candidate − rival lies on the wrong side of zero.
 
-    Args:
-        name: of the gate.
-        of: the figures.
-        against: the rival and its figure, in words.
-        higher_is_better: else lower is better.
-        digits: decimals in the reason.
+    The reason names the rival and its figure (`against`) and has `digits` decimals.
     """
     low, high = of.ci95
     reason = (
@@ -133,54 +112,87 @@ def no_worse(name: str, of: Compared, against: str, *, higher_is_better: bool, d
 
 def evidence_gate(found: int, wanted: int, what: str = "workflows") -> Gate:
     """Whether the figures rest on enough workflows (or prompts)."""
-    return at_least("evidence", found, wanted, f"{found} {what} stand behind the figures, at least {wanted} wanted")
+    return at_least("evidence", found, wanted, f"{found} {what} behind the figures, at least {wanted} wanted")
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What the successor of a champion must keep.
+
+    Attributes:
+        fixed: settings that must be equal, by name.
+        known: names that must stay known.
+        what: these names are.
+    """
+
+    fixed: Mapping[str, object]
+    known: frozenset[str]
+    what: str = "workflow types"
+
+    def broken_by(self, candidate: "Interface") -> list[str]:
+        """The differences that make a candidate incompatible, one sentence each."""
+        broken = [
+            f"{name} {candidate.fixed[name]}, the champion's is {value}"
+            for name, value in self.fixed.items()
+            if candidate.fixed[name] != value
+        ]
+        if lost := sorted(self.known - candidate.known):
+            broken.append(f"does not know {len(lost)} of the champion's {self.what}: {', '.join(lost[:5])}")
+        return broken
 
 
 def schema_gate(broken: Sequence[str] | None) -> Gate:
     """Whether the candidate is compatible: `broken` lists the differences; None: there is no champion."""
     if broken is None:
-        return plain("schema", True, "no champion whose promises must be kept")
-    return plain("schema", not broken, "; ".join(broken) or "keeps the champion's promises")
+        return plain("schema", True, "no champion to be compatible with")
+    return plain("schema", not broken, "; ".join(broken) or "compatible with the champion")
 
 
-def forgotten(mine: Set[str], its: Set[str], what: str = "workflow types") -> list[str]:
-    """The names that the champion knows and the candidate does not, as one message or none."""
-    if not (lost := sorted(its - mine)):
-        return []
-    return [f"does not know {len(lost)} of the champion's {what}: {', '.join(lost[:5])}"]
+@dataclass(frozen=True)
+class ArtefactEvidence:
+    """What the gates of every kind judge.
 
-
-def artefact_gates(
-    latency: float, most_latency: float, unit: str, size_bytes: int, most_bytes: int, pickles: Sequence[str]
-) -> list[Gate]:
-    """Latency and size within their limits, and no pickle in the artefact.
-
-    Args:
-        latency, most_latency: figure and limit.
-        unit: of the latency, and what it measures.
-        size_bytes, most_bytes: figure and limit.
+    Attributes:
+        latency: median of one warm forecast, in the unit of the kind's budget.
+        size_bytes: the artefact's own files.
+        interface: what a successor must keep.
         pickles: files that are or may hide a pickle.
     """
-    data_only = f"may hide code: {', '.join(pickles[:3])}" if pickles else "data only: JSON and safetensors"
+
+    latency: float
+    size_bytes: int
+    interface: Interface
+    pickles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GateBudget:
+    """The limits of every kind.
+
+    Attributes:
+        latency: of one warm forecast.
+        size_bytes: of the artefact's own files.
+        evidence: fewest workflows (of a router: prompts) behind the figures.
+    """
+
+    latency: float
+    size_bytes: int
+    evidence: int
+
+
+def artefact_gates(of: ArtefactEvidence, budget: GateBudget, unit: str) -> list[Gate]:
+    """Latency and size within their limits, and no pickle; `unit` is that of the latency, and what it measures."""
+    data_only = f"may hide code: {', '.join(of.pickles[:3])}" if of.pickles else "data only: JSON and safetensors"
+    latency, size = f"{of.latency:,.6g} {unit}", f"{of.size_bytes:,.6g} bytes of artefact"
     return [
-        at_most("latency", latency, most_latency, f"{latency:,.6g} {unit}, at most {most_latency:,.6g} wanted"),
-        at_most(
-            "size", size_bytes, most_bytes, f"{size_bytes:,.6g} bytes of artefact, at most {most_bytes:,.6g} wanted"
-        ),
-        at_most("pickle", len(pickles), 0, data_only),
+        at_most("latency", of.latency, budget.latency, f"{latency}, at most {budget.latency:,.6g} wanted"),
+        at_most("size", of.size_bytes, budget.size_bytes, f"{size}, at most {budget.size_bytes:,.6g} wanted"),
+        at_most("pickle", len(of.pickles), 0, data_only),
     ]
 
 
 def calibration_gate(name: str, ece: float, limit: float, sampling: float, wanted: str) -> Gate:
-    """Expected calibration error against a limit plus the error that sampling alone explains.
-
-    Args:
-        name: of the gate.
-        ece: expected calibration error.
-        limit: without `sampling`.
-        sampling: `sampling_ece` of the positions judged.
-        wanted: the limit in words.
-    """
+    """Expected calibration error against a limit (`wanted` in words) plus the `sampling_ece` of the positions."""
     reason = f"calibration error {ece:.4f}, wanted at most {wanted} + {sampling:.4f} that sampling explains"
     return at_most(name, ece, limit + sampling, reason)
 
@@ -190,10 +202,6 @@ def sampling_ece(positions: int, bins: int = 15) -> float:
 
     A bin of n_b positions misses its mean by about sqrt(2/π · p(1−p)/n_b); with p = 1/2 and over equally filled bins
     the weighted sum is sqrt(2/π)/2 · sqrt(bins/positions), and any other p or filling gives less.
-
-    Args:
-        positions: positions judged.
-        bins: bins of the reliability table.
     """
     return math.sqrt(2 / math.pi) / 2 * math.sqrt(bins / positions) if positions else math.inf
 
@@ -230,7 +238,7 @@ def _floor_gate(name: str, lost: Mapping[str, Any] | None, judged: int) -> Gate:
     share, (low, high) = _share(lost), lost["ci95"]
     reason = (
         f"on the tasks held out in training it is better {lost['at']} by {lost['by']:.4g}, 95 % interval "
-        f"[{low:.4g}, {high:.4g}], {share:.1%} of its own figure; at most {NEGLIGIBLE:.0%} is let pass"
+        f"[{low:.4g}, {high:.4g}], {share:.1%} of its own figure; at most {NEGLIGIBLE:.0%} passes"
     )
     if judged < AT_LEAST:
         reason += f"; it was judged on {judged}, and fewer than {AT_LEAST} are too few to refuse by"

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -23,7 +23,7 @@ from urllib.parse import urlparse
 from presage import __version__
 from presage.errors import RegistryError
 from presage.predictors.common.artefact import CONFIG_FILE, TENSORS_FILE, artefact_size_bytes, read_artefact
-from presage.registry.connect import Registry, speaking
+from presage.registry.connect import Registry, registry_errors
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -44,14 +44,7 @@ _NEEDED: Final = ("mlflow", "numpy", "pandas", "safetensors")
 
 @dataclass(frozen=True)
 class RegisteredVersion:
-    """A new version.
-
-    Attributes:
-        name: registered model.
-        version: counted from 1.
-        run_id: the MLflow run with parameters, figures and report.
-        uri: `models:/NAME/VERSION`.
-    """
+    """A new version, its MLflow run, and its reference `models:/NAME/VERSION`."""
 
     name: str
     version: int
@@ -74,7 +67,7 @@ def register(
 
     Args:
         registry: where.
-        artefact: an artefact folder; only the artefact's own files go into the version.
+        artefact: only the artefact's own files of this folder go into the version.
         name: registered model; created if new.
         metrics: the metrics of the command contract: an artifact of the run as a whole, and its headline figures as
             MLflow metrics (`prefill_accuracy_1`, …).
@@ -100,11 +93,11 @@ def register(
         "presage.version": __version__,
     }
     figures = headline(metrics)
-    with speaking(registry.uri, f"registering {name!r}"), tempfile.TemporaryDirectory() as scratch:
+    with registry_errors(registry.uri, f"registering {name!r}"), tempfile.TemporaryDirectory() as scratch:
         experiment_id = _experiment(registry)
         run_name = f"{name} {time.strftime('%Y-%m-%d %H:%M')}"
         run_id = registry.client.create_run(experiment_id, tags={**facts, **tags}, run_name=run_name).info.run_id
-        with _marked_failed(registry, run_id):
+        with _on_failure(lambda: registry.client.set_terminated(run_id, status="FAILED")):
             _log_run(registry, run_id, {**params, **_versions()}, figures, metrics, report, Path(scratch))
             example = form_of(content.kind).example(input_example)
             logged = _log_model(registry, experiment_id, run_id, name, artefact, content.kind, example, Path(scratch))
@@ -133,11 +126,10 @@ def check_name(name: str) -> None:
 
 
 def headline(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a `metrics.json` under flat names, as MLflow metrics.
+    """The headline figures of a `metrics.json` under flat names, as MLflow metrics.
 
     `moments.prefill.accuracy = [a, b]` gives `prefill_accuracy_1` and `prefill_accuracy_2`, `tau_distance = {"all": a}`
-    gives `tau_distance_all`; top-level numbers keep their names. Intervals, tables by workflow type and baselines stay
-    in the file.
+    gives `tau_distance_all`; top-level numbers keep their names.
     """
     flat = {key: float(value) for key, value in metrics.items() if _is_number(value) and key != "version"}
     for moment, figures in metrics.get("moments", {}).items():
@@ -157,12 +149,13 @@ def _experiment(registry: Registry) -> str:
 
 
 @contextmanager
-def _marked_failed(registry: Registry, run_id: str) -> Iterator[None]:
+def _on_failure(mark: Callable[[], object]) -> Iterator[None]:
+    """Mark what was begun as failed."""
     try:
         yield
     except BaseException:
         with suppress(Exception):  # keep the original error
-            registry.client.set_terminated(run_id, status="FAILED")
+            mark()
         raise
 
 
@@ -206,8 +199,9 @@ def _log_model(
 
     staged = scratch / ARTEFACT
     _copy_artefact(artefact, staged)
-    logged = registry.client.create_logged_model(experiment_id, name=_logged_model_name(name), source_run_id=run_id)
-    try:
+    # MLflow allows dots in names of registered models, not of logged models.
+    logged = registry.client.create_logged_model(experiment_id, name=name.replace(".", "-"), source_run_id=run_id)
+    with _on_failure(lambda: registry.client.finalize_logged_model(logged.model_id, "FAILED")):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # MLflow's advice on type hints
             mlflow.pyfunc.save_model(
@@ -221,10 +215,6 @@ def _log_model(
             )
         registry.client.log_model_artifacts(logged.model_id, str(scratch / "model"))
         registry.client.finalize_logged_model(logged.model_id, "READY")
-    except BaseException:
-        with suppress(Exception):  # keep the original error
-            registry.client.finalize_logged_model(logged.model_id, "FAILED")
-        raise
     return logged
 
 
@@ -255,11 +245,6 @@ def _make_model(registry: Registry, name: str) -> None:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-
-
-def _logged_model_name(name: str) -> str:
-    """MLflow allows dots in names of registered models, not of logged models."""
-    return name.replace(".", "-")
 
 
 def _versions() -> dict[str, str]:

@@ -10,11 +10,10 @@ history. So are aliases moved in the MLflow UI; the next promotion records the h
 
 import json
 import time
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from presage.errors import RegistryError
-from presage.registry.connect import Registry, pages, speaking
+from presage.registry.connect import Registry, pages, registry_errors
 from presage.registry.gates import Verdict, lost_by_target
 
 CHAMPION: Final = "champion"
@@ -32,29 +31,15 @@ _REASON_LENGTH: Final = 2000
 """Characters; older MLflow servers allow 5,000 a tag."""
 
 
-@dataclass(frozen=True)
-class Promotion:
-    """The result of `promote`.
+class Promotion(NamedTuple):
+    """The former holder of the alias (None: there was none), and whether the alias moved."""
 
-    Attributes:
-        name: registered model.
-        version: the version judged.
-        alias: the alias asked for.
-        previous: the former holder of the alias, or None.
-        moved: whether the alias moved.
-    """
-
-    name: str
-    version: int
-    alias: str
     previous: int | None
     moved: bool
 
 
 def promote(
     registry: Registry,
-    name: str,
-    version: int,
     verdict: Verdict,
     *,
     alias: str = CHAMPION,
@@ -62,46 +47,47 @@ def promote(
     dry_run: bool = False,
     data_digest: str,
 ) -> Promotion:
-    """Write a verdict to a version and, if it passed, move the alias to it.
+    """Write a verdict to its version and, if it passed, move the alias to it.
 
     Args:
         registry: where.
-        name: registered model.
-        version: the version judged.
-        verdict: of that version.
+        verdict: names the version.
         alias: `champion`, `challenger`, `shadow` or another name.
-        profile: inputs it was judged with: "engine", "gateway" or "full"; a tag lets engines check that they supply
-            them.
+        profile: inputs it was judged with; a tag lets engines check that they supply them.
         dry_run: change nothing.
         data_digest: of the traces behind the verdict.
 
     Raises:
         RegistryError: no such model or version, or the registry refuses the change.
-        ValueError: the verdict is of another version.
     """
-    if (verdict.name, verdict.version) != (name, version):
-        raise ValueError(f"a verdict on {verdict.name!r} version {verdict.version} cannot promote {name!r} {version}")
+    name, version = verdict.name, verdict.version
     present = registry.version(name, version)
     previous = registry.aliases(name).get(alias)
     moved = verdict.promoted and previous != version
     if dry_run:
-        return Promotion(name, version, alias, previous, moved=False)
-    with speaking(registry.uri, f"writing the verdict on {name!r} version {version}"):
-        _write_verdict(registry, name, version, verdict, alias, previous, profile, data_digest, set(present.tags))
+        return Promotion(previous, moved=False)
+    tags = _verdict_tags(verdict) | {
+        f"{VERDICT}.alias": alias,
+        f"{VERDICT}.against": "" if previous is None else str(previous),
+        PROFILE: profile,
+        f"{VERDICT}.data_digest": data_digest,
+    }
+    with registry_errors(registry.uri, f"writing the verdict on {name!r} version {version}"):
+        # Remove gates of an earlier verdict that this one lacks.
+        for stale in present.tags.keys() - tags.keys():
+            if stale.startswith(GATE) or (stale == ROLLED_BACK and verdict.promoted):
+                registry.client.delete_model_version_tag(name, str(version), stale)
+        for key, value in tags.items():
+            registry.client.set_model_version_tag(name, str(version), key, value)
         if moved:
             if previous is not None:
                 _write_history(registry, name, alias, [*_history(registry, name, alias), previous])
             registry.client.set_registered_model_alias(name, alias, str(version))
-    return Promotion(name, version, alias, previous, moved)
+    return Promotion(previous, moved)
 
 
 def rollback(registry: Registry, name: str, *, alias: str = CHAMPION) -> tuple[int, int]:
     """Give an alias back to its former holder; repeatable down to the first. Deleted versions are skipped.
-
-    Args:
-        registry: where.
-        name: registered model.
-        alias: the alias to move.
 
     Returns:
         The version that held the alias, and the one that holds it now.
@@ -115,7 +101,7 @@ def rollback(registry: Registry, name: str, *, alias: str = CHAMPION) -> tuple[i
             f"{name!r} has no {alias} in {registry.uri}, so there is nothing to roll back. Promote first."
         )
     existing = {int(version.version) for version in registry.versions(name)}
-    with speaking(registry.uri, f"rolling back {name!r}"):
+    with registry_errors(registry.uri, f"rolling back {name!r}"):
         history = _history(registry, name, alias)
         while history and (history[-1] == holder or history[-1] not in existing):
             history.pop()
@@ -128,41 +114,22 @@ def rollback(registry: Registry, name: str, *, alias: str = CHAMPION) -> tuple[i
         registry.client.set_registered_model_alias(name, alias, str(target))
         _write_history(registry, name, alias, history)
         registry.client.set_model_version_tag(
-            name, str(holder), ROLLED_BACK, json.dumps({"alias": alias, "to": target, "at": _now()})
+            name, str(holder), ROLLED_BACK, json.dumps({"alias": alias, "to": target, "at": _utc(time.time())})
         )
     return holder, target
 
 
-def _write_verdict(
-    registry: Registry,
-    name: str,
-    version: int,
-    verdict: Verdict,
-    alias: str,
-    previous: int | None,
-    profile: str,
-    data_digest: str,
-    present: set[str],
-) -> None:
+def _verdict_tags(verdict: Verdict) -> dict[str, str]:
     tags = {
         VERDICT: "promoted" if verdict.promoted else "refused",
-        f"{VERDICT}.alias": alias,
-        f"{VERDICT}.against": "" if previous is None else str(previous),
-        f"{VERDICT}.at": _now(),
-        PROFILE: profile,
-        f"{VERDICT}.data_digest": data_digest,
+        f"{VERDICT}.at": _utc(time.time()),
         f"{VERDICT}.refused_by": ", ".join(gate.name for gate in verdict.refusals)[:_REASON_LENGTH],
     }
     for gate in verdict.gates:
         found = gate.to_dict()
         found["reason"] = found["reason"][:_REASON_LENGTH]
         tags[GATE + gate.name] = json.dumps({key: value for key, value in found.items() if key != "name"})
-    # Remove gates of an earlier verdict that this one lacks.
-    for stale in present - tags.keys():
-        if stale.startswith(GATE) or (stale == ROLLED_BACK and verdict.promoted):
-            registry.client.delete_model_version_tag(name, str(version), stale)
-    for key, value in tags.items():
-        registry.client.set_model_version_tag(name, str(version), key, value)
+    return tags
 
 
 def _history(registry: Registry, name: str, alias: str) -> list[int]:
@@ -181,8 +148,8 @@ def _write_history(registry: Registry, name: str, alias: str, history: list[int]
     registry.client.set_registered_model_tag(name, HISTORY + alias, json.dumps(history[-_HISTORY_LENGTH:]))
 
 
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def list_models(registry: Registry) -> list[dict[str, Any]]:
@@ -198,7 +165,7 @@ def list_models(registry: Registry) -> list[dict[str, Any]]:
         RegistryError: the registry does not answer.
     """
     listed = []
-    with speaking(registry.uri, "listing models"):
+    with registry_errors(registry.uri, "listing models"):
         models = pages(registry.client.search_registered_models)
     for model in sorted(models, key=lambda model: str(model.name)):
         holders: dict[int, list[str]] = {}
@@ -221,7 +188,7 @@ def _describe(version: Any, aliases: list[str]) -> dict[str, Any]:
         "refused_by": [gate for gate in tags.get(f"{VERDICT}.refused_by", "").split(", ") if gate],
         "judged_at": tags.get(f"{VERDICT}.at"),
         "rolled_back": ROLLED_BACK in tags,
-        "registered_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(version.creation_timestamp / 1000)),
+        "registered_at": _utc(version.creation_timestamp / 1000),
         "lost": lost_by_target(tags),
         "size_bytes": int(tags["presage.size_bytes"]),
         "data_digest": tags.get("presage.data_digest"),

@@ -18,20 +18,14 @@ from urllib.parse import unquote, urlparse
 
 from presage.errors import ArtefactError, RegistryError
 from presage.predictors.common.artefact import read_artefact
-from presage.registry.connect import Registry, speaking
+from presage.registry.connect import Registry, registry_errors
 
 _REFERENCE: Final = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A checked artefact folder and where it came from.
-
-    Attributes:
-        folder: the artefact.
-        name, version: of the registered model; None for a plain folder.
-        source: the reference as given.
-    """
+    """A checked artefact folder, its registered model and version (None: a plain folder), and the user's reference."""
 
     folder: Path
     name: str | None
@@ -77,13 +71,13 @@ def parse(reference: str) -> tuple[str, str | None, int | None]:
 
 
 def current_aliases(registry: Registry, name: str) -> dict[str, int]:
-    """Version by alias, asked for in one short question; empty where there is no such model.
+    """Version by alias, in one short request; empty if there is no such model.
 
     Raises:
         RegistryError: the registry does not answer.
     """
     escaped = name.replace("'", "''")
-    with speaking(registry.uri, f"reading the aliases of {name!r}"):
+    with registry_errors(registry.uri, f"reading the aliases of {name!r}"):
         found = registry.client.search_registered_models(filter_string=f"name = '{escaped}'", max_results=1)
         return {alias: int(held) for model in found for alias, held in model.aliases.items()}
 
@@ -101,7 +95,7 @@ def _behind_alias(registry: Registry, name: str, alias: str) -> int:
 
 def _fetch(registry: Registry, name: str, version: int, cache: Path | None) -> Path:
     found = registry.version(name, version)
-    with speaking(registry.uri, f"locating {name!r} version {version}"):
+    with registry_errors(registry.uri, f"locating {name!r} version {version}"):
         location = registry.client.get_model_version_download_uri(name, str(version))
     local = local_path(location)
     if local is not None:
@@ -125,7 +119,7 @@ def _fetch(registry: Registry, name: str, version: int, cache: Path | None) -> P
 
 
 def _download(registry: Registry, name: str, version: int, location: str, folder: Path) -> None:
-    with speaking(registry.uri, f"downloading {name!r} version {version}"):
+    with registry_errors(registry.uri, f"downloading {name!r} version {version}"):
         from mlflow.artifacts import download_artifacts
 
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -67,12 +67,9 @@ def load_predictor(folder: str | Path) -> Predictor:
 
 
 def forecast_workflows(predictor: Predictor, table: pd.DataFrame) -> pd.DataFrame:
-    """Forecast every workflow in a table of steps.
+    """Forecast every workflow in a table of steps: one row a step, the columns `REQUIRED` and any of `OPTIONAL`.
 
-    Args:
-        predictor: forecasts one workflow.
-        table: one row a step; the columns `REQUIRED` and any of `OPTIONAL`. Missing values and empty states are left
-            out of the step.
+    Missing values and empty states are left out of the step.
 
     Returns:
         One row a workflow, in order of first appearance: `workflow_id`, `source`, `evidence` (training steps behind
@@ -100,9 +97,6 @@ def forecast_workflows(predictor: Predictor, table: pd.DataFrame) -> pd.DataFram
 
 def example_table(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """An input example that MLflow can write: the columns of the signature, states as plain lists.
-
-    Args:
-        example: steps as a table or as mappings; other columns are dropped.
 
     Raises:
         TraceError: no rows, or a required column is missing.

@@ -10,7 +10,7 @@ import pytest
 from cli_samples import Ran, run, train
 from tiny_model import Tiny
 
-from presage.cli.load import load
+from presage.cli.kinds import load
 from presage.cli.output import Output
 from presage.cli.retrain_check import promotion_figures
 from presage.cli.train_predictor import app as train_predictor

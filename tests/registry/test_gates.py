@@ -14,10 +14,9 @@ from presage.registry.evidence import (
     MomentEvidence,
     NextAgentBudget,
     NextAgentEvidence,
-    NextAgentSchema,
     judge_next_agent,
 )
-from presage.registry.gates import Verdict, sampling_ece
+from presage.registry.gates import ArtefactEvidence, Interface, Verdict, sampling_ece
 
 W, K, POSITIONS = 40, 3, 10
 
@@ -33,17 +32,21 @@ def moment(correct: int = 8, *, workflows: int = W, nll: float = 0.5, ece: float
 
 def evidence(correct: int = 8, **changes: Any) -> NextAgentEvidence:
     figures = moment(correct)
-    return dataclasses.replace(
-        NextAgentEvidence(
-            workflows=tuple(f"w-{row}" for row in range(W)),
-            moments={"prefill": figures, "completion": figures},
-            latency_us=20.0,
-            size_bytes=900_000,
-            schema=NextAgentSchema(horizon=K, version=1, workflow_types=frozenset({"a", "b"})),
-            floor={"prefill": moment(7), "completion": moment(7)},
-        ),
-        **changes,
+    usual = NextAgentEvidence(
+        artefact(),
+        workflows=tuple(f"w-{row}" for row in range(W)),
+        moments={"prefill": figures, "completion": figures},
+        floor={"prefill": moment(7), "completion": moment(7)},
     )
+    return dataclasses.replace(usual, **changes)
+
+
+def artefact(latency: float = 20.0, size_bytes: int = 900_000, **changes: Any) -> ArtefactEvidence:
+    return dataclasses.replace(ArtefactEvidence(latency, size_bytes, interface()), **changes)
+
+
+def interface(horizon: int = K, version: int = 1, known: str = "ab") -> Interface:
+    return Interface({"horizon": horizon, "feature schema": version}, frozenset(known))
 
 
 def verdict(candidate: NextAgentEvidence, champion: NextAgentEvidence | None, **budget: Any) -> Verdict:
@@ -98,18 +101,18 @@ def test_the_first_champion_must_beat_counting() -> None:
 @pytest.mark.parametrize(
     ("changes", "gate", "reason"),
     [
-        ({"latency_us": 201.0}, "latency", "201 µs for one warm forecast, at most 200 wanted"),
-        ({"size_bytes": 1_500_001}, "size", "at most 1.5e+06 wanted"),
-        ({"pickles": ("a.pkl",)}, "pickle", "may hide code: a.pkl"),
-        ({"schema": NextAgentSchema(2, 1, frozenset("ab"))}, "schema", "horizon 2, the champion's is 3"),
-        ({"schema": NextAgentSchema(K, 2, frozenset("ab"))}, "schema", "feature schema 2, the champion's is 1"),
+        ({"artefact": artefact(201.0)}, "latency", "201 µs for one warm forecast, at most 200 wanted"),
+        ({"artefact": artefact(size_bytes=1_500_001)}, "size", "at most 1.5e+06 wanted"),
+        ({"artefact": artefact(pickles=("a.pkl",))}, "pickle", "may hide code: a.pkl"),
+        ({"artefact": artefact(interface=interface(2))}, "schema", "horizon 2, the champion's is 3"),
+        ({"artefact": artefact(interface=interface(K, 2))}, "schema", "feature schema 2, the champion's is 1"),
         (
-            {"schema": NextAgentSchema(K, 1, frozenset("a"))},
+            {"artefact": artefact(interface=interface(known="a"))},
             "schema",
             "does not know 1 of the champion's workflow types: b",
         ),
         ({"moments": {"prefill": moment()}}, "schema", "not judged at completion"),
-        ({"latency_us": math.nan}, "latency", "nan µs"),
+        ({"artefact": artefact(math.nan)}, "latency", "nan µs"),
     ],
 )
 def test_each_plain_gate_refuses_with_its_reason(changes: dict[str, Any], gate: str, reason: str) -> None:
@@ -119,12 +122,12 @@ def test_each_plain_gate_refuses_with_its_reason(changes: dict[str, Any], gate: 
 
 
 def test_at_the_limit_passes() -> None:
-    assert verdict(evidence(latency_us=200.0, size_bytes=1_500_000), evidence()).promoted
+    assert verdict(evidence(artefact=artefact(200.0, 1_500_000)), evidence()).promoted
 
 
 def test_new_workflow_types_and_a_smaller_artefact_are_no_offence() -> None:
-    wider = NextAgentSchema(K, 1, frozenset("abc"))
-    assert verdict(evidence(schema=wider, size_bytes=1), evidence()).promoted
+    wider = artefact(size_bytes=1, interface=interface(known="abc"))
+    assert verdict(evidence(artefact=wider), evidence()).promoted
 
 
 @pytest.mark.parametrize(("ece", "champion", "passed"), [(0.17, 0.17, True), (0.19, 0.19, False), (0.13, 0.03, False)])
@@ -161,7 +164,7 @@ def test_too_few_workflows_are_no_evidence() -> None:
         "floor": {"prefill": moment(7, workflows=9)},
     }
     assert refused_by(evidence(**few), None) == {"evidence"}
-    assert refused_by(evidence(**few), None, workflows=9) == set()
+    assert refused_by(evidence(**few), None, evidence=9) == set()
 
 
 def test_a_horizon_no_workflow_reaches_is_said_and_not_judged() -> None:
@@ -182,7 +185,7 @@ def test_figures_of_other_traces_are_not_compared() -> None:
 
 
 def test_the_verdict_is_the_contract_of_the_command() -> None:
-    found = verdict(evidence(latency_us=500.0), evidence()).to_dict()
+    found = verdict(evidence(artefact=artefact(500.0)), evidence()).to_dict()
     assert (found["name"], found["version"], found["promoted"]) == ("m", 2, False)
     assert all(gate.keys() == {"name", "passed", "value", "limit", "reason"} for gate in found["gates"])
     assert json.loads(json.dumps(found, allow_nan=False)) == found
@@ -214,7 +217,7 @@ def test_law_promoted_is_all_gates_passed_and_judging_again_says_the_same(
     mine: list[tuple[int, ...]], its: list[tuple[int, ...]], latency_us: float, size_bytes: int
 ) -> None:
     rows = min(len(mine), len(its))
-    candidate = dataclasses.replace(arbitrary(mine[:rows]), latency_us=latency_us, size_bytes=size_bytes)
+    candidate = dataclasses.replace(arbitrary(mine[:rows]), artefact=artefact(latency_us, size_bytes))
     found = verdict(candidate, arbitrary(its[:rows]))
     assert found.promoted == all(gate.passed for gate in found.gates) == (not found.refusals)
     assert found == verdict(candidate, arbitrary(its[:rows]))

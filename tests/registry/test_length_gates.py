@@ -9,29 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from presage.registry.evidence import LengthBudget, LengthEvidence, LengthSchema, judge_lengths
-from presage.registry.gates import Verdict
+from presage.registry.evidence import LengthBudget, LengthCounts, LengthEvidence, judge_lengths
+from presage.registry.gates import ArtefactEvidence, Interface, Verdict
 
 W, STEPS = 40, 100
 QUANTILES = (0.5, 0.9, 0.99)
 
 
-@dataclasses.dataclass(frozen=True)
-class Counted:
-    """`Counts` with the same figures in each workflow."""
-
-    wrong: dict[str, np.ndarray]
-    pairs: dict[str, np.ndarray]
-    loss: np.ndarray
-    covered: np.ndarray
-    positions: np.ndarray
-
-
 def counts(
     tau: float = 0.2, loss: float = 100.0, covered: tuple[int, ...] = (52, 92, 100), steps: int = STEPS
-) -> Counted:
+) -> LengthCounts:
+    """The same figures in each workflow."""
     pairs = np.full(W, 1000.0)
-    return Counted(
+    return LengthCounts(
         wrong={"all": tau * pairs, "arrival": tau * pairs},
         pairs={"all": pairs, "arrival": pairs},
         loss=np.full((W, 3), loss * steps),
@@ -41,17 +31,20 @@ def counts(
 
 
 def evidence(**changes: Any) -> LengthEvidence:
-    schema = LengthSchema("remaining", QUANTILES, 2, frozenset({"a", "b"}))
     usual = LengthEvidence(
+        artefact(),
+        QUANTILES,
         workflows=tuple(f"w-{row}" for row in range(W)),
         type_of=("a",) * 20 + ("b",) * 20,
         counts=counts(),
         floor=counts(0.5, 200.0),
-        latency_us=40.0,
-        size_bytes=3_000_000,
-        schema=schema,
     )
     return dataclasses.replace(usual, **changes)
+
+
+def artefact(target: str = "remaining", version: int = 2, known: str = "ab", **changes: Any) -> ArtefactEvidence:
+    interface = Interface({"target": target, "format version": version}, frozenset(known))
+    return dataclasses.replace(ArtefactEvidence(40.0, 3_000_000, interface), **changes)
 
 
 def verdict(candidate: LengthEvidence, champion: LengthEvidence | None, **budget: Any) -> Verdict:
@@ -111,28 +104,27 @@ def test_the_worst_type_is_found_behind_a_good_mean() -> None:
 @pytest.mark.parametrize(
     ("changes", "gate"),
     [
-        ({"latency_us": 200.1}, "latency"),
+        ({"latency": 200.1}, "latency"),
         ({"size_bytes": 15_000_001}, "size"),
         ({"pickles": ("a.pkl",)}, "pickle"),
-        ({"schema": LengthSchema("step", QUANTILES, 2, frozenset("ab"))}, "schema"),
-        ({"schema": LengthSchema("remaining", QUANTILES, 3, frozenset("ab"))}, "schema"),
-        ({"schema": LengthSchema("remaining", QUANTILES, 2, frozenset("a"))}, "schema"),
+        ({"target": "step"}, "schema"),
+        ({"version": 3}, "schema"),
+        ({"known": "a"}, "schema"),
     ],
 )
 def test_each_plain_gate_refuses_alone(changes: dict[str, Any], gate: str) -> None:
-    assert refused_by(evidence(**changes), evidence()) == {gate}
+    assert refused_by(evidence(artefact=artefact(**changes)), evidence()) == {gate}
 
 
 def test_a_quantile_the_champion_promised_must_stay() -> None:
     two = dataclasses.replace(counts(), loss=counts().loss[:, :2], covered=counts().covered[:, :2])
     floor = dataclasses.replace(counts(0.5, 200.0), loss=counts(loss=200).loss[:, :2])
-    schema = LengthSchema("remaining", QUANTILES[:2], 2, frozenset("ab"))
-    assert refused_by(evidence(counts=two, floor=floor, schema=schema), evidence()) == {"schema"}
-    assert verdict(evidence(), evidence(counts=two, floor=floor, schema=schema)).promoted
+    assert refused_by(evidence(counts=two, floor=floor, quantiles=QUANTILES[:2]), evidence()) == {"schema"}
+    assert verdict(evidence(), evidence(counts=two, floor=floor, quantiles=QUANTILES[:2])).promoted
 
 
 def test_too_few_workflows_are_no_evidence() -> None:
-    assert refused_by(evidence(), None, workflows=W + 1) == {"evidence"}
+    assert refused_by(evidence(), None, evidence=W + 1) == {"evidence"}
 
 
 def test_figures_of_other_traces_are_not_compared() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from presage.errors import OutputError, RegistryError
-from presage.registry.connect import Registry, open_registry, speaking
+from presage.registry.connect import Registry, open_registry, registry_errors
 
 
 def free_port() -> int:
@@ -66,7 +66,7 @@ def test_missing_models_and_versions_are_answered_with_those_there_are(registry:
 
 
 def test_a_full_disk_is_an_output_error() -> None:
-    with pytest.raises(OutputError, match="No space left"), speaking("sqlite:///x", "registering 'm'"):
+    with pytest.raises(OutputError, match="No space left"), registry_errors("sqlite:///x", "registering 'm'"):
         raise OSError(28, "No space left on device")
 
 

@@ -21,7 +21,7 @@ def verdict(name: str, version: int, *, passed: bool = True, gate: str = "latenc
 
 
 def move(registry: Registry, name: str, version: int, **options: bool) -> None:
-    promote(registry, name, version, verdict(name, version), data_digest="sha256:test", **options)
+    promote(registry, verdict(name, version), data_digest="sha256:test", **options)
 
 
 def champion(registry: Registry, name: str) -> int | None:
@@ -30,7 +30,7 @@ def champion(registry: Registry, name: str) -> int | None:
 
 def test_promotion_moves_the_alias_and_writes_why(registry: Registry, registered: Register) -> None:
     registered("moved")
-    done = promote(registry, "moved", 1, verdict("moved", 1), data_digest="sha256:test")
+    done = promote(registry, verdict("moved", 1), data_digest="sha256:test")
     assert (done.previous, done.moved, champion(registry, "moved")) == (None, True, 1)
     tags = registry.version("moved", 1).tags
     assert tags["presage.verdict"] == "promoted"
@@ -43,7 +43,7 @@ def test_promotion_moves_the_alias_and_writes_why(registry: Registry, registered
 def test_a_refusal_is_written_and_moves_nothing(registry: Registry, registered: Register) -> None:
     registered("refused"), registered("refused")
     move(registry, "refused", 1)
-    done = promote(registry, "refused", 2, verdict("refused", 2, passed=False), data_digest="sha256:test")
+    done = promote(registry, verdict("refused", 2, passed=False), data_digest="sha256:test")
     assert (done.moved, champion(registry, "refused")) == (False, 1)
     tags = registry.version("refused", 2).tags
     assert (tags["presage.verdict"], tags["presage.verdict.refused_by"]) == ("refused", "latency")
@@ -52,8 +52,8 @@ def test_a_refusal_is_written_and_moves_nothing(registry: Registry, registered: 
 
 def test_a_later_verdict_replaces_the_earlier_one_whole(registry: Registry, registered: Register) -> None:
     registered("rejudged")
-    promote(registry, "rejudged", 1, verdict("rejudged", 1, passed=False, gate="size"), data_digest="a")
-    promote(registry, "rejudged", 1, verdict("rejudged", 1), data_digest="b")
+    promote(registry, verdict("rejudged", 1, passed=False, gate="size"), data_digest="a")
+    promote(registry, verdict("rejudged", 1), data_digest="b")
     tags = registry.version("rejudged", 1).tags
     assert "presage.gate.size" not in tags
     assert (tags["presage.verdict"], tags["presage.verdict.data_digest"]) == ("promoted", "b")
@@ -64,7 +64,7 @@ def test_a_dry_run_leaves_no_trace(registry: Registry, registered: Register, pas
     name = f"dry-{passed}"
     registered(name)
     before = dict(registry.version(name, 1).tags)
-    done = promote(registry, name, 1, verdict(name, 1, passed=passed), dry_run=True, data_digest="sha256:test")
+    done = promote(registry, verdict(name, 1, passed=passed), dry_run=True, data_digest="sha256:test")
     assert not done.moved
     assert registry.version(name, 1).tags == before
     assert registry.aliases(name) == {}
@@ -130,7 +130,7 @@ def test_each_alias_has_its_own_history(registry: Registry, registered: Register
     registered("several"), registered("several")
     for version in (1, 2):
         move(registry, "several", version)
-        promote(registry, "several", version, verdict("several", version), alias="shadow", data_digest="x")
+        promote(registry, verdict("several", version), alias="shadow", data_digest="x")
     assert rollback(registry, "several", alias="shadow") == (2, 1)
     assert registry.aliases("several") == {"champion": 2, "shadow": 1}
 
@@ -139,14 +139,12 @@ def test_a_version_that_is_not_there_is_not_promoted(registry: Registry, registe
     registered("single")
     with pytest.raises(RegistryError, match="has no version 2"):
         move(registry, "single", 2, dry_run=True)
-    with pytest.raises(ValueError, match="cannot promote"):
-        promote(registry, "single", 1, verdict("single", 2), data_digest="x")
 
 
 def test_the_listing_names_versions_verdicts_and_figures(registry: Registry, registered: Register) -> None:
     registered("listed"), registered("listed")
     move(registry, "listed", 1)
-    promote(registry, "listed", 2, verdict("listed", 2, passed=False), data_digest="x")
+    promote(registry, verdict("listed", 2, passed=False), data_digest="x")
     newest, oldest = [entry for entry in list_models(registry) if entry["name"] == "listed"]
     assert (newest["version"], newest["verdict"], newest["refused_by"], newest["aliases"]) == (
         2,

@@ -70,7 +70,7 @@ def test_a_server_holds_versions_verdicts_and_artefacts(
     for version in (1, 2):
         made = register(registry, artefact_folder, name="far", metrics=METRICS, params={}, tags={}, input_example=STEPS)
         assert made.version == version
-        promote(registry, "far", version, Verdict("far", version, ()), data_digest="x")
+        promote(registry, Verdict("far", version, ()), data_digest="x")
     found = resolve("models:/far@champion", lambda: registry, cache=tmp_path / "cache")
     assert found.version == 2
     assert artefact_digest(found.folder) == artefact_digest(artefact_folder)

@@ -13,10 +13,9 @@ from presage.registry.evidence import (
     RouterBudget,
     RouterComparison,
     RouterEvidence,
-    RouterSchema,
     judge_router,
 )
-from presage.registry.gates import Compared, Verdict
+from presage.registry.gates import ArtefactEvidence, Compared, Interface, Verdict
 
 NAN = (math.nan, math.nan)
 
@@ -32,14 +31,21 @@ def beside(rival: str = "the base rates", **changes: Any) -> RouterComparison:
 
 
 def evidence(**changes: Any) -> RouterEvidence:
-    usual = RouterEvidence(600, 200, 0.02, 1.5, 2_000_000, RouterSchema(2, frozenset("abc")), beside())
-    return dataclasses.replace(usual, **changes)
+    return dataclasses.replace(RouterEvidence(artefact(), 600, 200, 0.02, beside()), **changes)
+
+
+def artefact(latency: float = 1.5, **changes: Any) -> ArtefactEvidence:
+    return dataclasses.replace(ArtefactEvidence(latency, 2_000_000, interface("abc")), **changes)
+
+
+def interface(models: str) -> Interface:
+    return Interface({"format version": 2}, frozenset(models), "models")
 
 
 def verdict(
     candidate: RouterEvidence, champion: RouterComparison | None = None, models: str = "abc", **budget: Any
 ) -> Verdict:
-    its = None if champion is None else (RouterSchema(2, frozenset(models)), champion)
+    its = None if champion is None else (interface(models), champion)
     return Verdict("m", 2, tuple(judge_router(candidate, its, RouterBudget(**budget))))
 
 
@@ -79,10 +85,10 @@ def test_worse_than_the_champion_is_refused_by_what_is_worse(changes: dict[str, 
     ("changes", "gate"),
     [
         ({"ece": 0.2}, "calibration"),
-        ({"latency_ms": 30.0}, "latency"),
-        ({"size_bytes": 200_000_000}, "size"),
+        ({"artefact": artefact(30.0)}, "latency"),
+        ({"artefact": artefact(size_bytes=200_000_000)}, "size"),
         ({"prompts": 99}, "evidence"),
-        ({"pickles": ("model.pt",)}, "pickle"),
+        ({"artefact": artefact(pickles=("model.pt",))}, "pickle"),
     ],
 )
 def test_each_plain_gate_refuses_alone(changes: dict[str, Any], gate: str) -> None:

@@ -1,7 +1,4 @@
-"""What the notebooks draw, with matplotlib: points and lines with their intervals.
-
-The report's pictures are `plot.py`'s: equal bytes, light and dark, no library. A notebook is there to be changed, so
-its figures are axes of matplotlib that a reader can go on with. Nothing is computed here.
+"""The figures of the notebooks, drawn with matplotlib so that a reader can go on with them; reports use `plot.py`.
 
 Colours are those of Okabe and Ito, which colour-blind readers can distinguish; marks and dashes differ too, for print.
 """
@@ -26,11 +23,11 @@ COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E
 _MARKS: Final = "os^Dv<P"
 _DASHES: Final = ("-", "--", "-.", ":", "--", "-.", ":")
 _LEAST: Final = 20
-"""A bin with fewer claims is not drawn: it says little, and says it loudly."""
+"""Fewest forecasts of a drawn bin."""
 
 
 def house_style() -> None:
-    """Sets matplotlib's defaults for figures in a notebook."""
+    """Set matplotlib's defaults for figures in a notebook."""
     import matplotlib as mpl
 
     mpl.rcParams.update(
@@ -54,13 +51,13 @@ def house_style() -> None:
 def rows_with_intervals(
     ax: Axes, values: Mapping[str, tuple[float, Ends]], *, place: int = 0, shift: float = 0.0, name: str | None = None
 ) -> None:
-    """A row a name, the first at the top: a dot where the figure is, a bar where its interval is.
+    """A row per name, the first at the top: a dot for the figure, a bar for its interval.
 
     Args:
         ax: to draw on.
         values: figure and ends by name; a second call with the same names draws beside the first.
-        place: which colour and mark.
-        shift: rows downwards, to stand two series apart.
+        place: index of colour and mark.
+        shift: rows downwards, to separate two series.
         name: of the series, for the legend.
     """
     colour, mark = COLOURS[place % len(COLOURS)], _MARKS[place % len(_MARKS)]
@@ -87,12 +84,11 @@ def line_with_intervals(
 
     Args:
         ax: to draw on.
-        x: where the points are.
-        y: what they show.
-        ends: their intervals, or none for a line without.
+        x, y: of the points.
+        ends: their intervals, or none.
         name: of the line, for the legend.
-        place: which colour, mark and dash.
-        band: the intervals as a band and no marks, for a line of many points.
+        place: index of colour, mark and dash.
+        band: draw the intervals as a band and no marks, for a line of many points.
     """
     colour, mark = COLOURS[place % len(COLOURS)], _MARKS[place % len(_MARKS)]
     known = [(at, low, high) for at, (low, high) in zip(x, ends, strict=False) if low is not None and high is not None]
@@ -116,16 +112,16 @@ def reliability_line(ax: Axes, claims: Claims, rng: np.random.Generator, name: s
 
 
 def legend_above(figure: Figure, ax: Axes) -> None:
-    """The names of the series of one panel above all of them, where they cover nothing."""
+    """The legend of one panel above all panels."""
     handles, names = ax.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper left", ncols=min(len(names), 4))
 
 
 def diagonal(ax: Axes) -> None:
-    """Where y is x, across the unit square."""
+    """The line y = x across the unit square."""
     ax.plot([0, 1], [0, 1], color="#5c6675", linewidth=1, linestyle=(0, (4, 4)))
 
 
 def counted(figure: Figure, text: str) -> None:
-    """How many stand behind a figure, and what its bars are, below it."""
+    """A note below a figure, such as the number of workflows and the meaning of the bars."""
     figure.supxlabel(text, fontsize="small", color="#5c6675", x=0.01, ha="left")

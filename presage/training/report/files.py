@@ -1,9 +1,7 @@
-"""The files of a report: `metrics.json`, `report.html`, `report.md` and the pictures the Markdown shows.
+"""The files of a report: `metrics.json`, `report.html`, `report.md` and the pictures of the Markdown.
 
-The page fetches nothing and runs nothing: style, drawings and data are in the file. Markdown is for a terminal, a pull
-request, a diff against the last report.
-
-Every file is written under another name and renamed: a full disk leaves what was there before.
+The page fetches nothing and runs nothing: style, drawings and data are in the file. Every file is written under another
+name and renamed, so a full disk leaves the earlier file.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import os
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Final
-from xml.etree.ElementTree import Element, tostring
+from xml.etree.ElementTree import tostring
 
 from presage.errors import OutputError
 from presage.predictors import KINDS
@@ -29,7 +27,7 @@ MARKDOWN_FILE: Final = "report.md"
 
 
 def write_metrics(folder: Path, metrics: Metrics) -> Path:
-    """Writes `metrics.json` into `folder`, which is made where it does not exist.
+    """Write `metrics.json` into a folder, created if it does not exist.
 
     Raises:
         OutputError: the file cannot be written.
@@ -39,14 +37,14 @@ def write_metrics(folder: Path, metrics: Metrics) -> Path:
 
 
 def write_report(folder: Path, metrics: Metrics) -> list[Path]:
-    """Writes the page, the Markdown and its pictures into `folder`, made from the metrics alone.
+    """Write page, Markdown and pictures into a folder, from the metrics alone.
 
     Raises:
         OutputError: a file cannot be written.
     """
     pages = document(metrics)
     folder = Path(folder)
-    files = {picture_file(picture): standalone(picture) for picture in pages.pictures()}
+    files = {f"{picture.name}.svg": standalone(picture) for picture in pages.pictures()}
     files |= {MARKDOWN_FILE: markdown(pages), PAGE_FILE: page(pages)}
     return [write_file(folder / name, text.encode()) for name, text in files.items()]
 
@@ -57,10 +55,10 @@ def report_files(folder: Path) -> list[Path]:
 
 
 def check_folder(folder: Path, option: str) -> None:
-    """Checks before the training that a report can be written there.
+    """Check before the training that a report can be written there.
 
     Raises:
-        OutputError: it is a file, or lies in one, or in a folder that cannot be written to.
+        OutputError: it is a file, lies in one, or cannot be written to.
     """
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not there.is_dir():
@@ -70,7 +68,7 @@ def check_folder(folder: Path, option: str) -> None:
 
 
 def write_file(path: Path, content: bytes) -> Path:
-    """Writes a file whole or not at all; its folder is made where it does not exist.
+    """Write a file atomically; its folder is created if it does not exist.
 
     Raises:
         OutputError: it cannot be written.
@@ -102,12 +100,7 @@ def document(metrics: Metrics) -> Document:
 
 
 def _opened(made: Document, metrics: Metrics) -> Document:
-    """A report that opens with the comparisons lost, if there are any.
-
-    Args:
-        made: the report.
-        metrics: it was made from.
-    """
+    """The report, opened by the comparisons lost if there are any."""
     lost = metrics.get("behind")
     if not lost:
         return made
@@ -131,10 +124,6 @@ def page(document: Document) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    def drawing(svg: Element) -> Markup:
-        # ElementTree has escaped the names inside.
-        return Markup(tostring(svg, encoding="unicode"))
-
     environment = Environment(
         loader=PackageLoader("presage.training.report", "."),
         autoescape=True,
@@ -142,7 +131,8 @@ def page(document: Document) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["drawing"] = drawing
+    # ElementTree has escaped the names inside.
+    environment.filters["drawing"] = lambda svg: Markup(tostring(svg, encoding="unicode"))
     environment.filters["width"] = lambda svg: svg.attrib["viewBox"].split()[2]
     template = environment.get_template("page.html.j2")
     return template.render(document=document, colours=COLOURS, style=Markup(stylesheet()))
@@ -150,22 +140,12 @@ def page(document: Document) -> str:
 
 def markdown(document: Document) -> str:
     """The whole report; pictures are files beside it."""
-    parts = [f"# {_plain(document.title)}", _plain(document.lead)]
-    if document.cards:
-        parts.append(
-            "\n".join(
-                f"- **{_plain(card.value)}** {_plain(card.label)}; {_plain(card.beside)}" for card in document.cards
-            )
-        )
+    cards = [f"- **{_plain(card.value)}** {_plain(card.label)}; {_plain(card.beside)}" for card in document.cards]
+    parts = [f"# {_plain(document.title)}", _plain(document.lead), "\n".join(cards)]
     for section in document.sections:
         parts.append(f"## {_plain(section.title)}")
         parts += [_block(block) for block in section.blocks]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def picture_file(picture: Picture) -> str:
-    """Name of the file of a picture."""
-    return f"{picture.name}.svg"
 
 
 def _block(block: Block) -> str:
@@ -177,7 +157,7 @@ def _block(block: Block) -> str:
         case Facts():
             return "\n".join(f"- {_plain(label)}: {_plain(value)}" for label, value in block.facts.items())
         case Picture():
-            return f"![{_plain(block.caption)}]({picture_file(block)})"
+            return f"![{_plain(block.caption)}]({block.name}.svg)"
         case Folded():
             return "\n\n".join([f"### {_plain(block.title)}", *map(_block, block.blocks)])
 
@@ -194,7 +174,7 @@ def _cell(text: str, marked: bool) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that is nothing but text: no HTML, no link, no line of its own, whatever an agent is called."""
+    """Text without HTML, links or line breaks, whatever the name of an agent."""
     line = " ".join(text.split())
     for character, harmless in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("](", "]\\("), ("`", "\\`")):
         line = line.replace(character, harmless)

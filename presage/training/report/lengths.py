@@ -63,7 +63,7 @@ def _best(metrics: Metrics) -> str | None:
 
 
 def _lead(metrics: Metrics) -> str:
-    text = f"Judged on {count(metrics['workflows'])} workflows, {count(metrics['steps'])} steps, kept apart for that."
+    text = f"Judged on {count(metrics['workflows'])} workflows, {count(metrics['steps'])} steps, all held out."
     for why, steps in metrics["left_out_steps"].items():
         if steps:
             text += f" {count(steps)} steps were not judged ({why})."

@@ -68,18 +68,16 @@ def ours(metrics: Metrics) -> str:
     return f"{metrics['model'] or 'next-agent predictor'} (ours)"
 
 
-def against_best(
-    moments: Mapping[str, Any], baselines: Mapping[str, Any], differences: Mapping[str, Any]
-) -> list[Against]:
+def against_best(metrics: Metrics) -> list[Against]:
     """At each moment and horizon the baseline that is most often right; none where there are no baselines.
 
     Args:
-        moments: {moment: figures} of ours.
-        baselines: {name: {moment: figures}}.
-        differences: {name: {moment: {"difference", "ci95"}}}.
+        metrics: "moments" {moment: figures} of ours, "baselines" {name: {moment: figures}} and "differences" {name:
+            {moment: {"difference", "ci95"}}}.
     """
+    baselines, differences = metrics["baselines"], metrics["differences"]
     found = []
-    for moment, figures in moments.items():
+    for moment, figures in metrics["moments"].items():
         for k, accuracy in enumerate(figures["accuracy"]):
             rivals = {name: of[moment]["accuracy"][k] for name, of in baselines.items()}
             if accuracy is None or not rivals:
@@ -92,8 +90,8 @@ def against_best(
 
 def lead(metrics: Metrics) -> str:
     """The report in two sentences."""
-    cells = against_best(metrics["moments"], metrics["baselines"], metrics["differences"])
-    judged = f"Judged on {count(metrics['workflows'])} workflows, {count(metrics['steps'])} steps, kept apart for that."
+    cells = against_best(metrics)
+    judged = f"Judged on {count(metrics['workflows'])} workflows, {count(metrics['steps'])} steps, all held out."
     bare = [moment for moment, figures in metrics["moments"].items() if not figures["states"]]
     if bare:
         judged += f" Without states at {' and '.join(bare)}: ids and token counts only."
@@ -115,11 +113,7 @@ def lead(metrics: Metrics) -> str:
 
 def cards(metrics: Metrics) -> list[Card]:
     """Accuracy of the next step at each moment, beside the best baseline."""
-    best = {
-        cell.moment: cell
-        for cell in against_best(metrics["moments"], metrics["baselines"], metrics["differences"])
-        if cell.k == 0
-    }
+    best = {cell.moment: cell for cell in against_best(metrics) if cell.k == 0}
     found = []
     for moment, figures in metrics["moments"].items():
         low, high = figures["ci95"][0]
@@ -142,7 +136,7 @@ def accuracies(metrics: Metrics) -> Section:
         )
     ]
     blocks += [moment_table(judged, moment) for moment in metrics["moments"]]
-    cells = against_best(metrics["moments"], metrics["baselines"], metrics["differences"])
+    cells = against_best(metrics)
     if cells:
         blocks.append(against_table(cells))
     blocks.append(_further(metrics, judged))
@@ -179,25 +173,24 @@ def by_type(metrics: Metrics) -> Section:
     for moment in metrics["moments"]:
         rows = []
         for name, of in sorted(types.items()):
-            rivals, figures = metrics["rivals"].get(name, {}), of[moment]
-            best = max(rivals, key=lambda rival: rivals[rival][moment]["accuracy"][0] or 0.0, default="–")
-            of_best = rivals[best][moment] if rivals else None
-            by = signed_interval(of_best["difference"][0], of_best["difference_ci95"][0]) if of_best else "–"
-            named = [name, count(figures["workflows"])]
-            rows.append([*named, *accuracy_cells(figures), number(figures["ece"][0]), best, by])
+            figures, against = of[moment], _within(of, metrics["rivals"].get(name, {}))
+            first = next((cell for cell in against if cell.moment == moment and cell.k == 0), None)
+            best = [first.best, signed_interval(first.difference, first.ci95)] if first else ["–", "–"]
+            cells = [*accuracy_cells(figures), number(figures["ece"][0]), *best]
+            rows.append([name, count(figures["workflows"]), *cells])
         steps = ahead(len(next(iter(types.values()))[moment]["accuracy"]))
         head = [f"at {moment}", "workflows", *steps, "ECE, 1 step", "best, 1 step", "difference"]
         blocks.append(Table(head, rows, frozenset({0, len(head) - 2})))
     behind = []
     for name, rivals in sorted(metrics["rivals"].items()):
-        cells = _within(types[name], rivals)
+        against = _within(types[name], rivals)
         for moment in metrics["moments"]:
-            steps = [str(cell.k + 1) for cell in cells if cell.moment == moment and not cell.leads]
+            steps = [str(cell.k + 1) for cell in against if cell.moment == moment and not cell.leads]
             behind += [f"{name} at {moment} ({', '.join(steps)})"] if steps else []
         judged = {ours(metrics): types[name], **rivals}
         tables = [moment_table(judged, moment) for moment in metrics["moments"]]
-        if cells:
-            tables.append(against_table(cells))
+        if against:
+            tables.append(against_table(against))
         blocks.append(Folded(f"Every baseline on {name}", tables))
     if behind:
         text = f"Within a workflow type it does not lead the best baseline of that type: {'; '.join(behind)}."
@@ -236,7 +229,7 @@ def _within(moments: Mapping[str, Any], rivals: Mapping[str, Any]) -> list[Again
         name: {m: {"difference": of["difference"], "ci95": of["difference_ci95"]} for m, of in by_moment.items()}
         for name, by_moment in rivals.items()
     }
-    return against_best(moments, rivals, gains)
+    return against_best({"moments": moments, "baselines": rivals, "differences": gains})
 
 
 def _further(metrics: Metrics, judged: Mapping[str, Any]) -> Folded:
@@ -263,9 +256,6 @@ def _unseen(metrics: Metrics) -> str:
         f"Outcomes that are agents training never saw: {' / '.join(map(number, shares))} of the positions. They count "
         "as wrong in every accuracy above and are left out of the NLL."
     )
-
-
-NEVER_SEEN = "(an agent training never saw)"
 
 
 def errors(metrics: Metrics) -> Section:
@@ -304,7 +294,7 @@ def _example(example: Mapping[str, Any]) -> str:
 
 
 def _name(name: str | None) -> str:
-    return NEVER_SEEN if name is None else name
+    return "(an agent training never saw)" if name is None else name
 
 
 def profiles(metrics: Metrics) -> Section | None:

@@ -1,14 +1,14 @@
-"""Lines in a square and bars from 0, as SVG: accuracy against training workflows, steps ahead or confidence; queues.
+"""Line plots and bar plots as SVG: accuracy against training workflows, steps ahead or confidence; queues.
 
-Written by hand rather than by matplotlib: colours are classes, so one drawing serves light and dark, text stays text,
-and equal figures give equal bytes. A drawing names no colour and carries no id, so that many can stand on one page.
+Not matplotlib: colours are classes, so one drawing serves light and dark pages, texts stay texts with tooltips, and
+equal figures give equal bytes. A drawing has no colour and no id of its own, so many fit on one page.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Final
@@ -37,7 +37,7 @@ class PlotPoint:
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows and where it begins and ends; `ticks` are what is written beside it."""
+    """The label, ends and written ticks of an axis."""
 
     label: str
     low: float
@@ -71,14 +71,14 @@ def line_plot(lines: Sequence[Sequence[PlotPoint]], x: Axis, y: Axis, *, diagona
     for value in y.ticks:
         _, row = at(x.low, value)
         _line(svg, (_LEFT, row), (_WIDTH - _RIGHT, row), "grid")
-        _text(svg, (_LEFT - 6, row + 4), f"{value:.2f}".rstrip("0").rstrip(".") or "0", "tick end")
+        text_at(svg, (_LEFT - 6, row + 4), f"{value:.2f}".rstrip("0").rstrip(".") or "0", "tick end")
     for value in x.ticks:
         column, _ = at(value, y.low)
         _line(svg, (column, _HEIGHT - _BOTTOM), (column, _HEIGHT - _BOTTOM + 4), "axis")
-        _text(svg, (column, _HEIGHT - _BOTTOM + 17), f"{value:g}", "tick middle")
+        text_at(svg, (column, _HEIGHT - _BOTTOM + 17), f"{value:g}", "tick middle")
     _line(svg, (_LEFT, _HEIGHT - _BOTTOM), (_WIDTH - _RIGHT, _HEIGHT - _BOTTOM), "axis")
-    _text(svg, (_LEFT + wide / 2, _HEIGHT - 6), x.label, "label middle")
-    up = _text(svg, (12, _TOP + high / 2), y.label, "label middle")
+    text_at(svg, (_LEFT + wide / 2, _HEIGHT - 6), x.label, "label middle")
+    up = text_at(svg, (12, _TOP + high / 2), y.label, "label middle")
     up.set("transform", f"rotate(-90 12 {_number(_TOP + high / 2)})")
     if diagonal:
         _line(svg, at(x.low, y.low), at(x.high, y.high), "diagonal")
@@ -87,8 +87,9 @@ def line_plot(lines: Sequence[Sequence[PlotPoint]], x: Axis, y: Axis, *, diagona
     return svg
 
 
-def _draw(svg: Element, points: Sequence[PlotPoint], at: object, colour: str) -> None:
-    assert callable(at)
+def _draw(
+    svg: Element, points: Sequence[PlotPoint], at: Callable[[float, float], tuple[float, float]], colour: str
+) -> None:
     for point in points:
         if point.low is not None and point.high is not None:
             _line(svg, at(point.x, point.low), at(point.x, point.high), f"whisker {colour}")
@@ -120,10 +121,10 @@ def standalone(picture: Picture) -> str:
     for index, name in enumerate(picture.legend):
         row = _GAP + _LEGEND * index
         _line(svg, (_GAP, row), (_GAP + 22, row), f"line s{index % COLOURS}")
-        _text(svg, (_GAP + 30, row + 4), name, "label")
+        text_at(svg, (_GAP + 30, row + 4), name, "label")
     for index, panel in enumerate(picture.panels):
         x, y = _GAP + (index % columns) * (wide + _GAP), top + (index // columns) * (high + _TITLE + _GAP)
-        _text(svg, (x, y + 12), panel.title, "title")
+        text_at(svg, (x, y + 12), panel.title, "title")
         inner = SubElement(svg, "svg", {**panel.svg.attrib, "x": _number(x), "y": _number(y + _TITLE)})
         inner.set("width", _number(sizes[index][0]))
         inner.set("height", _number(sizes[index][1]))
@@ -155,7 +156,8 @@ def _line(svg: Element, start: tuple[float, float], end: tuple[float, float], ki
     SubElement(svg, "line", {**ends, "class": kind})
 
 
-def _text(svg: Element, place: tuple[float, float], text: str, kind: str) -> Element:
+def text_at(svg: Element, place: tuple[float, float], text: str, kind: str) -> Element:
+    """Add a text; control characters are replaced."""
     made = SubElement(svg, "text", {"x": _number(place[0]), "y": _number(place[1]), "class": kind})
     made.text = clean(text)
     return made
@@ -175,10 +177,7 @@ def bar_plot(values: Mapping[str, float]) -> Element:
     for row, (name, value) in enumerate(values.items()):
         middle = 5 + _ROW * row + _ROW / 2
         end = _LABEL + (_BARS - _LABEL - _VALUE) * value / most
-        label = SubElement(svg, "text", {"x": str(_LABEL - 8), "y": f"{middle + 4:.1f}", "class": "tick end"})
-        label.text = clean(name)
-        ends = {"x1": str(_LABEL), "x2": f"{end:.1f}", "y1": f"{middle:.1f}", "y2": f"{middle:.1f}"}
-        SubElement(svg, "line", {**ends, "class": f"bar s{row % 6}"})
-        number = SubElement(svg, "text", {"x": f"{end + 6:.1f}", "y": f"{middle + 4:.1f}", "class": "tick"})
-        number.text = f"{value:,.0f}"
+        text_at(svg, (_LABEL - 8, middle + 4), name, "tick end")
+        _line(svg, (_LABEL, middle), (end, middle), f"bar s{row % COLOURS}")
+        text_at(svg, (end + 6, middle + 4), f"{value:,.0f}", "tick")
     return svg

@@ -65,7 +65,7 @@ def _best(metrics: Metrics) -> str | None:
 
 
 def _lead(metrics: Metrics) -> str:
-    text = f"Judged on {count(metrics['prompts'])} prompts, {count(metrics['labels'])} labels, kept apart for that."
+    text = f"Judged on {count(metrics['prompts'])} prompts, {count(metrics['labels'])} labels, all held out."
     if (best := _best(metrics)) is not None:
         text += (
             f" Against {best}, the baseline that orders best, macro mAP differs by "

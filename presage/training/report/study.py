@@ -95,7 +95,7 @@ def _horizon(metrics: Metrics) -> Section:
         table = next_agent.moment_table(judged, moment)
         further = [["positions", *map(count, figures["positions"])], ["NLL of ours", *map(number, figures["nll"])]]
         blocks.append(dataclasses.replace(table, rows=[*table.rows, *further]))
-    cells = next_agent.against_best(metrics["moments"], metrics["baselines"], metrics["differences"])
+    cells = next_agent.against_best(metrics)
     if cells:
         blocks.append(next_agent.against_table(cells))
     return Section("Accuracy at each step ahead", blocks)

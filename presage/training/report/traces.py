@@ -1,12 +1,11 @@
-"""What is in traces, from what `datasets.describe` says of them: a table, call graphs, and a page of its own.
+"""The contents of traces, from `datasets.describe`: a table, call graphs, and a page of its own.
 
-A call graph is drawn as SVG: a layer an agent, from where workflows begin down to END. Each agent stands on a line of
-its own. A call to the agent right below is a straight line, to one further down an arc on the right; a call back up is
-an arc on the left, to oneself a loop there. An arc reaches out the further the more lines it spans, and its probability
-stands where it reaches furthest. Arcs around the same middle span numbers of lines that differ by two at least, so no
-two probabilities lie on one another, whatever the graph.
+A call graph is drawn as SVG: one line per agent, from where workflows begin down to END. A call to the agent right
+below is a straight line, to one further down an arc on the right; a call back up is an arc on the left, to oneself a
+loop there. An arc is the wider the more lines it spans, and its probability stands at its widest point. Arcs around the
+same middle span numbers of lines that differ by at least two, so no two probabilities overlap.
 
-With many agents only the most frequent are drawn, and `Drawing` says how many were left out.
+With many agents only the most frequent are drawn, and `Drawing` counts those left out.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from presage.training.report.blocks import (
     count,
     number,
 )
-from presage.training.report.plot import clean
+from presage.training.report.plot import clean, text_at
 
 END: Final = "END"
 AGENTS: Final = 12
-"""So many agents are drawn at most, besides END."""
+"""Most agents drawn, besides END."""
 
 EDGES: Final = 32
 LEAST: Final = 0.02
@@ -50,14 +49,7 @@ Graph = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Drawing:
-    """A drawing, and what of the graph is in it.
-
-    Attributes:
-        svg: the drawing.
-        agents: agents drawn, of `all_agents`.
-        edges: transitions drawn, of `all_edges`.
-        calls: how often the drawn transitions were taken, of `all_calls`.
-    """
+    """A drawing with its numbers of agents, transitions and calls, and those of the whole graph."""
 
     svg: Element
     agents: int
@@ -69,12 +61,7 @@ class Drawing:
 
 
 def draw_call_graph(graph: Graph, steps: Mapping[str, int]) -> Drawing:
-    """Draws a call graph.
-
-    Args:
-        graph: what follows each agent.
-        steps: how many steps each agent has; the more, the sooner it is drawn.
-    """
+    """Draw the call graph of the agents with most steps; `steps` counts them by agent."""
     agents = sorted(steps, key=lambda agent: (-steps[agent], agent))[:AGENTS]
     counts = {(a, b): int(edge["count"]) for a, after in graph.items() for b, edge in after.items()}
     called = dict.fromkeys(steps, 0)
@@ -105,10 +92,10 @@ def draw_call_graph(graph: Graph, steps: Mapping[str, int]) -> Drawing:
 
 
 def flow_order(agents: Sequence[str], counts: Mapping[tuple[str, str], int], begun: Mapping[str, int]) -> list[str]:
-    """Agents in an order that few calls go against: greedy, after Eades, Lin and Smyth (1993), weighed by calls.
+    """Agents in an order against few calls: greedy, after Eades, Lin and Smyth (1993), weighted by calls.
 
-    Of the agents left, the one that calls others most, beyond what it is called by them, comes next; a workflow that
-    begins with it counts as much as a call it makes.
+    Next is the agent with the largest surplus of calls to the remaining agents over calls from them; a workflow that
+    begins with it counts as a call it makes.
     """
     left, order = list(agents), []
     while left:
@@ -145,7 +132,7 @@ def _draw(
         a, b = (_ROW * (line[agent] + 0.5) for agent in pair)
         span = spans[pair]
         stroke = f"{0.8 + 3.2 * math.sqrt(edge['count'] / most):.1f}"
-        says = f"{pair[0]} → {pair[1]}: {edge['count']:,} times, {edge['probability']:.3f}"
+        tooltip = f"{pair[0]} → {pair[1]}: {edge['count']:,} times, {edge['probability']:.3f}"
         if span == 1:
             x = (x0 + x1) / 2
             below, above = a + _HEIGHT / 2, b - _HEIGHT / 2
@@ -163,7 +150,7 @@ def _draw(
             tip = f"{tip_x:.0f},{end - 4:.0f} {tip_x:.0f},{end + 4:.0f} {edge_x:.0f},{end:.0f}"
             place = (edge_x + sign * (_reach(abs(span)) + beyond), (begin + end) / 2 + 4)
         drawn = SubElement(svg, "path", {"d": path, "class": f"edge {kind}", "stroke-width": stroke})
-        SubElement(drawn, "title").text = clean(says)
+        SubElement(drawn, "title").text = clean(tooltip)
         SubElement(svg, "polygon", {"points": tip, "class": f"tip {kind}"})
         labels.append((place, f"{edge['probability']:.2f}"))
     for agent in order:
@@ -171,8 +158,7 @@ def _draw(
     for (x, y), text in labels:
         behind = {"x": f"{x - 13:.0f}", "y": f"{y - 11:.0f}", "width": "26", "height": "14", "class": "paper"}
         SubElement(svg, "rect", behind)
-        made = SubElement(svg, "text", {"x": f"{x:.0f}", "y": f"{y:.0f}", "class": "chance middle"})
-        made.text = text
+        text_at(svg, (x, y), text, "chance middle")
     return svg
 
 
@@ -180,20 +166,13 @@ def _node(
     svg: Element, agent: str, name: str, x: float, y: float, wide: float, steps: Mapping[str, int], starts: bool
 ) -> None:
     kind = "node end-of-workflow" if agent == END else "node"
-    box = {
-        "x": f"{x:.0f}",
-        "y": f"{y - _HEIGHT / 2:.0f}",
-        "width": f"{wide:.0f}",
-        "height": f"{_HEIGHT:.0f}",
-        "rx": "7",
-    }
-    made = SubElement(svg, "rect", {**box, "class": kind})
+    size = {"width": f"{wide:.0f}", "height": f"{_HEIGHT:.0f}", "rx": "7"}
+    made = SubElement(svg, "rect", {"x": f"{x:.0f}", "y": f"{y - _HEIGHT / 2:.0f}", **size, "class": kind})
     SubElement(made, "title").text = clean(agent if agent == END else f"{agent}: {steps[agent]:,} steps")
     if starts:
         tip = f"{x + 6:.0f},{y - 5:.0f} {x + 6:.0f},{y + 5:.0f} {x + 14:.0f},{y:.0f}"
         SubElement(svg, "polygon", {"points": tip, "class": "starts"})
-    made = SubElement(svg, "text", {"x": f"{x + wide / 2:.0f}", "y": f"{y + 4:.0f}", "class": "middle"})
-    made.text = clean(name)
+    text_at(svg, (x + wide / 2, y + 4), name, "middle")
 
 
 def _reach(span: int) -> float:
@@ -210,7 +189,7 @@ def _short(name: str) -> str:
 
 
 GRAPHS: Final = 4
-"""Call graphs of so many workflow types are drawn, those with most steps."""
+"""Most workflow types whose call graph is drawn: those with most steps."""
 
 _FOLLOWERS: Final = 6
 _AGENTS: Final = 60
