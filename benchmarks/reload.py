@@ -56,8 +56,7 @@ from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.registry.connect import Registry, open_registry
 from presage.registry.package import register
-from presage.serving_hooks.forecasting.sources import load
-from presage.serving_hooks.vllm.ask_registry import TriedVersion
+from presage.serving_hooks.forecasting.sources import Held, load
 from presage.serving_hooks.vllm.registry_process import version_of
 from presage.serving_hooks.vllm.reload import Reload
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
@@ -125,15 +124,15 @@ class Within:
         self.registry = registry
 
     def versions(self, references: Mapping[str, str]) -> dict[str, int | None]:
-        """As `AskRegistry.versions`."""
+        """As `RegistryClient.versions`."""
         return {kind: version_of(reference, self.registry) for kind, reference in references.items()}
 
-    def trial(self, kind: str, reference: str) -> TriedVersion:
-        """As `AskRegistry.trial`."""
+    def trial(self, kind: str, reference: str) -> Held[Any]:
+        """As `RegistryClient.trial`."""
         sys.setswitchinterval(0.0002)
         held = load(kind, reference, lambda: self.registry)
         sys.setswitchinterval(0.005)
-        return TriedVersion(held.folder, held.version, held.digest, None)
+        return replace(held, predictor=None)
 
     def rest(self) -> None:
         """Nothing to end."""
@@ -154,7 +153,7 @@ def spell(
     kind: str, load: Load, registry: Registry, seconds: float, looks: int, model_s: float
 ) -> list[tuple[float, float]]:
     """Wall and CPU milliseconds per step of one phase."""
-    reload, taken, looked, over = load.engine.scheduler.upkeep._reload, [], [], threading.Event()
+    reload, taken, looked, over = load.engine.scheduler.upkeep.reload, [], [], threading.Event()
     registry.client.set_registered_model_alias("next-agent", "champion", str(BROKEN if kind == "refusing" else GOOD))
     beside = reload._registry
     if kind == "within":
@@ -269,7 +268,7 @@ def main() -> None:
             rounds[kind].append(spell(kind, load, registry, args.seconds, args.looks, model_s))
         status = scheduler.presage_status()
         served = len(load.engine.ended)
-        held, reload = {}, scheduler.upkeep._reload
+        held, reload = {}, scheduler.upkeep.reload
         for kind in ("looking", "reloading", "within"):
             registry.client.set_registered_model_alias("next-agent", "champion", str(GOOD))
             held[kind] = longest_hold(reload, registry, kind, 1 + args.looks)

@@ -21,11 +21,10 @@ from presage.registry.package import register
 from presage.registry.promote import promote
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.status import EngineStatus, ModelStatus, read_status
-from presage.serving_hooks.vllm.ask_registry import resolve_registry_uri
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import ReadsStates
 from presage.serving_hooks.vllm.metrics import missing_inputs
-from presage.serving_hooks.vllm.registered import AskedOnArrival, champions
+from presage.serving_hooks.vllm.registered import AskedOnArrival, champions, resolve_registry_uri
 from presage.serving_hooks.workflows.identity import Step
 from presage.training.next_agent import fit_predictor
 
@@ -207,10 +206,14 @@ def test_an_artefact_of_another_schema_is_told_and_not_used(tiny: Tiny, tmp_path
     assert "99" in str(models["next-agent"])
 
 
-def test_the_settings_go_before_the_environment_and_that_before_the_working_directory(tmp_path: Path) -> None:
-    named = {"MLFLOW_TRACKING_URI": "http://named"}
-    assert resolve_registry_uri(None, {}, tmp_path) is None
+def test_the_settings_go_before_the_environment_and_that_before_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert resolve_registry_uri(None) is None
     (tmp_path / "mlflow.db").touch()
-    assert resolve_registry_uri(None, {}, tmp_path) == f"sqlite:///{tmp_path / 'mlflow.db'}"
-    assert resolve_registry_uri(None, named, tmp_path) == "http://named"
-    assert resolve_registry_uri("http://said", named, tmp_path) == "http://said"
+    assert resolve_registry_uri(None) == f"sqlite:///{tmp_path / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://named")
+    assert resolve_registry_uri(None) == "http://named"
+    assert resolve_registry_uri("http://set") == "http://set"

@@ -11,16 +11,16 @@ import pytest
 from presage.errors import ArtefactError, RegistryError
 from presage.registry.resolve import parse
 from presage.serving_hooks.forecasting.sources import Held, Predictors
-from presage.serving_hooks.vllm.ask_registry import ProcessEnded, TrialFailed, TriedVersion
-from presage.serving_hooks.vllm.reload import Reload
+from presage.serving_hooks.vllm.reload import ProcessEnded, RegistryClient, Reload
 
 AGENTS, LENGTHS = "models:/next-agent@champion", "models:/remaining-length@champion"
 
 
-class Made:
+class Made(RegistryClient):
     """A registry of two models, and what each version does when it is tried, and when it is loaded."""
 
     def __init__(self) -> None:
+        super().__init__(lambda: None)
         self.aliases: dict[str, dict[str, int]] = {"next-agent": {"champion": 1}, "remaining-length": {"champion": 1}}
         self.down = False
         self.asked = 0
@@ -40,11 +40,12 @@ class Made:
             found[kind] = version if alias is None else self.aliases.get(name, {}).get(alias)
         return found
 
-    def trial(self, kind: str, reference: str) -> TriedVersion:
+    def trial(self, kind: str, reference: str) -> Held[Any]:
         self.at_rest = False
         self.tried.append(reference)
         self.faults.get(reference, lambda: None)()
-        return TriedVersion(Path(reference), int(reference.rsplit("/", 1)[1]), f"sha256:{reference}", None)
+        version = int(reference.rsplit("/", 1)[1])
+        return Held(None, reference, version, f"sha256:{reference}", folder=Path(reference))
 
     def load(self, kind: str, folder: Path, digest: str) -> Any:
         assert digest == f"sha256:{folder}"
@@ -105,7 +106,7 @@ def test_a_version_that_passes_is_handed_over_once_with_what_stays() -> None:
     assert versions(reload.take()) == (1, 1)
 
 
-@pytest.mark.parametrize("error", [TrialFailed("it is cut"), ZeroDivisionError("in a kernel")])
+@pytest.mark.parametrize("error", [ArtefactError("it is cut"), ZeroDivisionError("in a kernel")])
 def test_neither_is_used_where_one_fails_and_it_is_tried_and_said_once(
     caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
@@ -131,7 +132,7 @@ def test_neither_is_used_where_one_fails_and_it_is_tried_and_said_once(
 def test_a_model_that_is_not_there_yet_holds_nothing_up_by_failing() -> None:
     made = Made()
     reload = watching(made, lengths=held(LENGTHS, None))
-    made.faults["models:/remaining-length/1"] = fails(TrialFailed("it is cut"))
+    made.faults["models:/remaining-length/1"] = fails(ArtefactError("it is cut"))
     made.aliases["next-agent"]["champion"] = 2
     reload.look()
     assert versions(reload.take()) == (2, None)

@@ -18,9 +18,10 @@ from typing import Any, Final, Literal
 from presage.errors import ConfigurationError
 from presage.serving_hooks.forecasting.sources import Held
 from presage.serving_hooks.vllm import engine, engine_check
-from presage.serving_hooks.vllm.ask_registry import open_existing, resolve_registry_uri
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
-from presage.serving_hooks.vllm.registered import model_status, predictors
+from presage.serving_hooks.vllm.registered import model_status, predictors, resolve_registry_uri
+from presage.serving_hooks.vllm.registry_process import open_existing
+from presage.serving_hooks.vllm.reload import by_kind
 
 SCHEDULER: Final = "presage.serving_hooks.vllm.WorkflowScheduler"
 WORKER: Final = "presage.serving_hooks.vllm.StatesWorker"
@@ -60,10 +61,10 @@ class Command:
 def command(
     arguments: Sequence[str], plugins: str | None, others: Iterable[str] = (), layer: int | None = None
 ) -> Command:
-    """The command line for arguments of `vllm serve`.
+    """The command line for arguments of `vllm serve`: a model, and any options.
 
     Args:
-        arguments: a model, and any options of `vllm serve`.
+        arguments: after `vllm serve`.
         plugins: the value of VLLM_PLUGINS; None if it is not set.
         others: plugins that vLLM loads if VLLM_PLUGINS is not set.
         layer: overrides the setting `state_layer`; None keeps the arguments.
@@ -170,9 +171,7 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        what: the subject of the check.
         state: "ok"; "less": the engine starts with reduced function; "no": it does not start, or not as configured.
-        found: a description.
     """
 
     what: str
@@ -188,9 +187,10 @@ def findings(registry: str | None, report: Callable[[str], None]) -> list[Findin
         report: receives progress messages.
     """
     report("checking vLLM")
-    found = [_version(), *_plugins()]
+    found = [_version(), _plugin(GENERAL, "methods of the engine"), _plugin(ENDPOINTS, "HTTP routes")]
     report("checking the platform")
-    found += [_platform(), _scheduling()]
+    found.append(_checked("platform", "cannot create a tensor", _platform))
+    found.append(_checked("scheduling", f"vLLM cannot be configured with {SCHEDULER}", _scheduling))
     report("checking the registry")
     return found + _registry(read_config({"presage": {"registry": registry}}))
 
@@ -202,9 +202,12 @@ def _version() -> Finding:
     return Finding("vLLM", "ok", f"{engine_check.installed()}, supported ({engine_check.WINDOW}.*)")
 
 
-def _plugins() -> list[Finding]:
-    groups = {GENERAL: "methods of the engine", ENDPOINTS: "HTTP routes"}
-    return [_plugin(group, called) for group, called in groups.items()]
+def _checked(what: str, problem: str, check: Callable[[], str]) -> Finding:
+    """A finding of what `check` returns, or of the kind of its error."""
+    try:
+        return Finding(what, "ok", check())
+    except Exception as error:
+        return Finding(what, "no", f"{problem}: {type(error).__name__}")
 
 
 def _plugin(group: str, called: str) -> Finding:
@@ -212,47 +215,39 @@ def _plugin(group: str, called: str) -> Finding:
     plugins = [plugin for plugin in entry_points(group=group) if plugin.name == PLUGIN]
     if not plugins:
         return Finding(what, "no", f"{group} has no {PLUGIN}; reinstall Presage, its metadata is outdated")
-    try:
+
+    def found() -> str:
         plugins[0].load()
-    except Exception as error:
-        return Finding(what, "no", f"cannot be loaded: {type(error).__name__}")
-    allowed = os.environ.get("VLLM_PLUGINS")
-    if (allowed is None and group == ENDPOINTS) or (allowed is not None and PLUGIN not in allowed.split(",")):
-        return Finding(what, "ok", "found; `presage serve` adds it to VLLM_PLUGINS, for `vllm serve` add it yourself")
-    return Finding(what, "ok", "found")
+        allowed = os.environ.get("VLLM_PLUGINS")
+        if (allowed is None and group == ENDPOINTS) or (allowed is not None and PLUGIN not in allowed.split(",")):
+            return "found; `presage serve` adds it to VLLM_PLUGINS, for `vllm serve` add it yourself"
+        return "found"
+
+    return _checked(what, "cannot be loaded", found)
 
 
-def _platform() -> Finding:
-    try:
-        kind, device = engine.platform()
-    except Exception as error:
-        return Finding("platform", "no", f"cannot create a tensor: {type(error).__name__}")
-    return Finding("platform", "ok", kind if kind == device else f"{kind}, {device}")
+def _platform() -> str:
+    kind, device = engine.platform()
+    return kind if kind == device else f"{kind}, {device}"
 
 
-def _scheduling() -> Finding:
-    try:
-        ahead = engine.schedules_ahead(SCHEDULER)
-    except Exception as error:
-        return Finding("scheduling", "no", f"vLLM cannot be configured with {SCHEDULER}: {type(error).__name__}")
-    how = "asynchronous: a step is scheduled while the previous one runs" if ahead else "synchronous"
-    return Finding("scheduling", "ok", how)
+def _scheduling() -> str:
+    if engine.schedules_ahead(SCHEDULER):
+        return "asynchronous: a step is scheduled while the previous one runs"
+    return "synchronous"
 
 
 def _registry(config: PresageConfig) -> list[Finding]:
     uri = resolve_registry_uri(config.registry)
-    if uri is None:
-        answers = Finding("registry", "less", "none; optional: online counts forecast once they have enough data")
-    else:
+    answers = Finding("registry", "less", "none; optional: online counts forecast once they have enough data")
+    if uri is not None:
         try:
             open_existing(uri)
             answers = Finding("registry", "ok", f"{uri} answers")
         except Exception as error:
             answers = Finding("registry", "no", str(error))
-    held = predictors(config)
-    there = answers.state == "ok"
-    models = [_model("next-agent", held.next_agent, there), _model("remaining-length", held.remaining_length, there)]
-    return [answers, *models]
+    models = by_kind(predictors(config)).items()
+    return [answers, *(_model(kind, held, answers.state == "ok") for kind, held in models)]
 
 
 def _model(kind: str, held: Held[Any], registry: bool) -> Finding:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import os
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from presage.errors import ConfigurationError, PresageError, RegistryError
@@ -28,10 +30,10 @@ from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.promoted import merged_promoted
 from presage.serving_hooks.status import ModelStatus
-from presage.serving_hooks.vllm.ask_registry import AskRegistry, open_existing, resolve_registry_uri
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.reload import Reload, by_kind
+from presage.serving_hooks.vllm.registry_process import open_existing
+from presage.serving_hooks.vllm.reload import RegistryClient, Reload, by_kind
 from presage.serving_hooks.workflows import MOST_WORKFLOWS, EndReason
 from presage.serving_hooks.workflows.identity import Step
 
@@ -46,11 +48,24 @@ NO_REGISTRY: Final = (
 _log = logging.getLogger(__name__)
 
 
+def resolve_registry_uri(setting: str | None) -> str | None:
+    """The MLflow tracking URI of an engine's registry; None if there is none.
+
+    It is the setting, MLFLOW_TRACKING_URI, or the database in the working directory. An engine only reads it: opening a
+    missing MLflow database would create one, and an engine started in the wrong folder would silently serve from an
+    empty registry. So a missing registry is an error.
+    """
+    if named := setting or os.environ.get("MLFLOW_TRACKING_URI"):
+        return named
+    database = Path.cwd() / DATABASE_FILE
+    return f"sqlite:///{database}" if database.is_file() else None
+
+
 class AskedOnArrival(VersionedForecaster):
     """The forecast source of both policies: priority asks on arrival, eviction when the step starts."""
 
-    def __init__(self, forecaster: Forecaster) -> None:
-        super().__init__(forecaster)
+    def __init__(self, first: Forecaster) -> None:
+        super().__init__(first)
         self._early: dict[tuple[str, str], dict[tuple[str, int | None], LiveForecast]] = {}
 
     def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
@@ -82,6 +97,11 @@ class AskedOnArrival(VersionedForecaster):
             return early
         return super().on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens)
 
+    def close(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
+        """The workflow has ended."""
+        self._early.pop((workflow_type, workflow_id), None)
+        super().close(workflow_type, workflow_id, reason)
+
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
         monitor = self.latest.monitor
@@ -92,11 +112,6 @@ class AskedOnArrival(VersionedForecaster):
             "monitor": len(monitor.tracker) if monitor is not None else 0,
         }
 
-    def close(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
-        """The workflow has ended."""
-        self._early.pop((workflow_type, workflow_id), None)
-        super().close(workflow_type, workflow_id, reason)
-
 
 class Champions:
     """The configured models while an engine runs: forecasts, monitoring and reload.
@@ -104,12 +119,10 @@ class Champions:
     Args:
         config: names models and registry.
         found: the models that were loaded.
-        served_model: by its name; hidden states belong to one model.
-        state_layer: the layer that is captured; None for the states after the final norm.
+        served_model, state_layer: see `load_forecasts`.
 
     Attributes:
-        asked: the forecast source.
-        models: the model of each kind.
+        reload: checks the registry for newer versions.
     """
 
     def __init__(
@@ -122,25 +135,19 @@ class Champions:
         self._promoted_under: dict[str, Sources] = {}
         self._renewed = 0
         self.asked = AskedOnArrival(self._forecaster(found))
-        self._reload: Reload | None = None
         if config.reload_s is not None:
             warm()  # compiles now, in case a model is loaded while serving
-            self._reload = Reload(found, AskRegistry(partial(resolve_registry_uri, config.registry)), config.reload_s)
+        registry = RegistryClient(partial(resolve_registry_uri, config.registry))
+        self.reload = Reload(found, registry, config.reload_s)
         self._report_models(found)
 
     def start(self) -> None:
         """Starts to watch the registry for newer versions."""
-        if self._reload is not None:
-            self._reload.start()
-
-    def look(self) -> None:
-        """Checks the registry now, on the calling thread."""
-        if self._reload is not None:
-            self._reload.look()
+        self.reload.start()
 
     def renew(self) -> bool:
         """Activates a validated set of newer models between two iterations; returns False if there is none."""
-        found = self._reload.take() if self._reload is not None else None
+        found = self.reload.take()
         if found is None:
             return False
         before, forecaster = self.asked.latest, self._forecaster(found)
@@ -159,22 +166,21 @@ class Champions:
     def status(self) -> dict[str, Any]:
         """Status of reloads, inputs and the monitor."""
         status: dict[str, Any] = {
-            "reload": {"on": self._reload is not None, "renewed": self._renewed},
+            "reload": {
+                "on": self._config.reload_s is not None,
+                "renewed": self._renewed,
+                "refused": dict(self.reload.refused),
+                "troubles": dict(self.reload.troubles),
+                "workflows_under_older": self.asked.under_older,
+            },
             "inputs": {"counts": dict(self._inputs), "missing": self._missing()},
         }
-        if self._reload is not None:
-            status["reload"] |= {
-                "refused": dict(self._reload.refused),
-                "troubles": dict(self._reload.troubles),
-                "workflows_under_older": self.asked.under_older,
-            }
         truth = self.asked.latest.monitor
         return status | ({"truth": truth.status()} if truth is not None else {})
 
     def close(self) -> None:
         """The engine shuts down."""
-        if self._reload is not None:
-            self._reload.close()
+        self.reload.close()
 
     def _missing(self) -> dict[str, list[str]]:
         """The inputs that each champion was promoted with and that no step here had."""
@@ -221,11 +227,6 @@ def champions(config: PresageConfig, served_model: str | None = None, state_laye
     """Forecasts of the configured models, by default the registry's champions, with online counts behind them.
 
     Raises nothing if the registry is down or a model is missing: the engine serves without it.
-
-    Args:
-        config: names models and registry.
-        served_model: by its name; hidden states belong to one model.
-        state_layer: the layer that is captured; None for the states after the final norm.
     """
     of = Champions(config, predictors(config), served_model, state_layer)
     return Forecasts(next_agents=of.asked, remaining=of.asked, models=of.models, upkeep=of)
@@ -247,17 +248,17 @@ def predictors(config: PresageConfig) -> Predictors:
             raise RegistryError(without)
         return registry
 
-    wanted = config.next_agent, config.remaining_length
+    wanted = {"next_agent": config.next_agent, "remaining_length": config.remaining_length}
     # Without a registry nothing is resolved, so that the log warns once and not for each model.
-    asked = [None if registry is None and name is not None and name.startswith("models:") else name for name in wanted]
-    if asked != [*wanted]:
+    missing: dict[str, Any] = {
+        kind: Held(None, name, reason=without)
+        for kind, name in wanted.items()
+        if registry is None and name is not None and name.startswith("models:")
+    }
+    if missing:
         _log.warning("%s; using online counts once there are enough", without.rstrip("."))
-    found = resolve_predictors(opened, next_agent=asked[0], remaining_length=asked[1])
-    if asked[0] != wanted[0]:
-        found = replace(found, next_agent=Held(None, wanted[0], reason=without))
-    if asked[1] != wanted[1]:
-        found = replace(found, remaining_length=Held(None, wanted[1], reason=without))
-    return found
+    found = resolve_predictors(opened, **(wanted | dict.fromkeys(missing)))
+    return replace(found, **missing)
 
 
 def model_status(held: Held[Any]) -> ModelStatus:
@@ -270,7 +271,7 @@ def load_forecasts(config: PresageConfig, served_model: str | None = None, state
 
     Args:
         config: names the function or the models.
-        served_model: by its name; given to a function that takes it.
+        served_model: by its name; hidden states belong to one model. Given to a function that takes it.
         state_layer: the layer that is captured; None for the states after the final norm.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The process beside an engine that queries the registry, fetches versions and tries them; `ask_registry.py` starts it.
+"""The process beside an engine that queries the registry, fetches versions and tries them; `reload.py` starts it.
 
 MLflow, compilation and the trial of a version would hold the GIL of the engine. The engine loads the code compiled here
 from numba's cache.
@@ -8,7 +8,7 @@ Queries come on standard input, one line of JSON each:
     {"versions": {KIND: REFERENCE, …}, "registry": URI, "most_s": S}
     {"trial": KIND, "reference": "models:/NAME/VERSION", "registry": URI, "most_s": S}
 
-Answers go to standard output, after lines for log messages, `{"level": 30, "said": "…"}`:
+Answers go to standard output, after lines for log messages, `{"level": 30, "message": "…"}`:
 
     {"versions": {KIND: VERSION or null, …}}
     {"folder": …, "version": …, "digest": "sha256:…", "promoted": "…", "profile": "…"}      the trial has passed
@@ -27,47 +27,64 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, Final
+from urllib.parse import unquote, urlsplit
 
 from presage.errors import RegistryError, why
-from presage.registry.connect import Registry
+from presage.registry.connect import Registry, open_registry
 from presage.registry.resolve import current_aliases, parse
-from presage.serving_hooks.vllm.ask_registry import open_existing
 
 _NICE: Final = 5
 """Low enough to yield to the engine, high enough to try versions on a busy machine."""
 
 
-class RegistryAnswers:
-    """Answers queries; opens the registry on the first query, and again after a failure."""
+def open_existing(uri: str) -> Registry:
+    """Opens an existing registry.
 
-    def __init__(self) -> None:
-        self._registry: Registry | None = None
+    Raises:
+        RegistryError: it does not exist, or does not answer.
+    """
+    place = _on_this_machine(uri)
+    if place is not None and not place.exists():
+        raise RegistryError(f"{uri}: there is no {place}. Correct the URI, or register a model with `train-predictor`.")
+    if place is not None and place.is_file() and not place.stat().st_size:
+        raise RegistryError(f"{uri}: {place} is empty. Register a model with `train-predictor`, or correct the URI.")
+    return open_registry(uri)
 
-    def answer(self, query: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one query. Does not raise."""
-        versions = "versions" in query
-        try:
-            registry = self._opened(query["registry"])
-            if versions:
-                return {"versions": {kind: version_of(name, registry) for kind, name in query["versions"].items()}}
-            return _trial(query["trial"], query["reference"], registry)
-        except Exception as error:
-            if versions:
-                self._registry = None
-            return {"error": why(error), "registry": versions or isinstance(error, RegistryError)}
 
-    def _opened(self, uri: str) -> Registry:
-        if self._registry is None or self._registry.uri != uri:
-            self._registry = open_existing(uri)
-        return self._registry
+def _on_this_machine(uri: str) -> Path | None:
+    """The file or folder of a URI; None for a server."""
+    parts = urlsplit(uri)
+    if parts.scheme.startswith("sqlite"):
+        return Path(unquote(parts.path.removeprefix("/"))).absolute()
+    if parts.scheme in ("", "file"):
+        return Path(unquote(parts.path)).absolute()
+    return None
+
+
+_opened = lru_cache(maxsize=1)(open_existing)
+"""Keeps a registry open until a query of its versions fails."""
+
+
+def answer(query: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to one query. Does not raise."""
+    versions = "versions" in query
+    try:
+        registry = _opened(query["registry"])
+        if versions:
+            return {"versions": {kind: version_of(name, registry) for kind, name in query["versions"].items()}}
+        return _trial(query["trial"], query["reference"], registry)
+    except Exception as error:
+        if versions:
+            _opened.cache_clear()
+        return {"error": why(error), "registry": versions or isinstance(error, RegistryError)}
 
 
 def version_of(reference: str, registry: Registry) -> int | None:
-    """The version that `models:/NAME@ALIAS` or `models:/NAME/VERSION` resolves to; None if there is none.
-
-    Looks up aliases only: a version number is returned unchecked.
+    """The version of a reference: that of its alias, None if there is no such alias, or its own number, unchecked.
 
     Raises:
         RegistryError: the registry does not answer, or the reference is malformed.
@@ -82,13 +99,11 @@ def _trial(kind: str, reference: str, registry: Registry) -> dict[str, Any]:
     from presage.serving_hooks.monitoring.promoted import promoted_json
 
     held = load(kind, reference, lambda: registry)
-    promoted = promoted_json(held.promoted) if held.promoted else None
-    folder = str(held.folder.absolute()) if held.folder is not None else None
     return {
-        "folder": folder,
+        "folder": str(held.folder.absolute()) if held.folder is not None else None,
         "version": held.version,
         "digest": held.digest,
-        "promoted": promoted,
+        "promoted": promoted_json(held.promoted) if held.promoted else None,
         "profile": held.profile,
     }
 
@@ -101,7 +116,7 @@ class _Relayed(logging.Handler):
         self._answers = answers
 
     def emit(self, record: logging.LogRecord) -> None:
-        _write(self._answers, {"level": record.levelno, "said": record.getMessage()})
+        _write(self._answers, {"level": record.levelno, "message": record.getMessage()})
 
 
 def _write(answers: IO[str], line: Mapping[str, Any]) -> None:
@@ -128,13 +143,12 @@ def main() -> None:
     logger.propagate = False
     lines: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
-    asked = RegistryAnswers()
     while True:
-        line = json.loads(lines.get())
-        signal.setitimer(signal.ITIMER_REAL, line["most_s"])
-        answer = asked.answer(line)
+        query = json.loads(lines.get())
+        signal.setitimer(signal.ITIMER_REAL, query["most_s"])
+        found = answer(query)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _write(answers, answer)
+        _write(answers, found)
 
 
 if __name__ == "__main__":

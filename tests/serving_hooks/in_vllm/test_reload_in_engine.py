@@ -1,6 +1,7 @@
 """A running scheduler follows its registry: newer versions take over between two iterations, bad ones do not."""
 
 import logging
+import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -63,7 +64,7 @@ def test_an_engine_without_a_model_gets_one_a_newer_one_and_never_a_broken_one(
 ) -> None:
     promote(registry, None)
     scheduler, engine = following(registry, tmp_path)
-    look = scheduler.upkeep.look
+    look = scheduler.upkeep.reload.look
     serve(engine, 2)
     assert said(scheduler).startswith("none: ")
     assert "forecast: champion" not in scheduler.presage_status()["counts"]
@@ -119,9 +120,10 @@ def test_an_engine_without_a_model_gets_one_a_newer_one_and_never_a_broken_one(
 
 def test_never_is_never(registry: Registry, tmp_path: Path) -> None:
     promote(registry, 1)
+    before = set(threading.enumerate())  # those of other tests may not have ended yet
     scheduler, _ = following(registry, tmp_path, reload_s=None)
     promote(registry, 2)
-    scheduler.upkeep.look()
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "presage-reload"]
     assert said(scheduler).endswith("version 1")
     assert scheduler.presage_status()["reload"]["on"] is False
 
@@ -152,7 +154,7 @@ def test_a_changed_workflow_type_is_noticed_told_once_and_forecast_by_counts(
     assert status["counts"]["forecast: back-off"] == before + 24
     assert sum("'retry' has changed" in record.getMessage() for record in caplog.records) == 1
     promote(registry, 2)
-    scheduler.upkeep.look()
+    scheduler.upkeep.reload.look()
     assert scheduler.presage_status()["truth"]["alarms"] == {}, "another version is held against figures of its own"
     serve(engine, 1, first=2000)
     assert scheduler.presage_status()["counts"]["forecast: champion"] == champions + 6

@@ -15,12 +15,12 @@ import pytest
 from serving_samples import Clock
 from tiny_model import STATE_SIZE, Tiny
 
-from presage.errors import RegistryError
+from presage.errors import ArtefactError, RegistryError
 from presage.predictors.common.artefact import artefact_digest, read_artefact, write_artefact
 from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.serving_hooks.forecasting.sources import load_validated
-from presage.serving_hooks.vllm.ask_registry import AskRegistry, ProcessEnded, TrialFailed
+from presage.serving_hooks.vllm.reload import ProcessEnded, RegistryClient
 
 AGENTS = {"next-agent": "models:/next-agent@champion"}
 ROW = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
@@ -31,6 +31,10 @@ def silent() -> Iterator[str]:
     """A registry that takes connections and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def process_id(client: RegistryClient) -> int | None:
+    return client.process.pid if client.process is not None else None
 
 
 def alive(process_id: int) -> bool:
@@ -49,9 +53,9 @@ def ends(process_id: int) -> bool:
 
 
 def test_where_no_registry_is_named_there_is_no_process() -> None:
-    asked = AskRegistry(lambda: None)
+    asked = RegistryClient(lambda: None)
     assert asked.versions(AGENTS) is None
-    assert asked.process_id is None
+    assert process_id(asked) is None
 
 
 @pytest.mark.slow
@@ -66,27 +70,27 @@ def test_it_says_which_versions_there_are_tries_them_and_takes_no_memory_at_rest
     registry = open_registry(f"sqlite:///{tmp_path / 'mlflow.db'}")
     for folder in (tiny.folder, tmp_path / "broken"):
         register(registry, folder, name="next-agent", metrics={}, params={}, tags={}, input_example=[ROW])
-    asked = AskRegistry(lambda: registry.uri)
+    asked = RegistryClient(lambda: registry.uri)
     both = {**AGENTS, "remaining-length": "models:/remaining-length/7"}
     assert asked.versions(both) == {"next-agent": None, "remaining-length": 7}
     registry.client.set_registered_model_alias("next-agent", "champion", "1")
     assert asked.versions(AGENTS) == {"next-agent": 1}
     with caplog.at_level(logging.INFO, "presage"):
         tried = asked.trial("next-agent", "models:/next-agent/1")
-    assert (tried.version, tried.digest, tried.promoted) == (1, artefact_digest(tiny.folder), None)
+    assert (tried.version, tried.digest, tried.promoted) == (1, artefact_digest(tiny.folder), {})
     assert "it was promoted without figures" in caplog.text, "the log is the engine's"
     assert load_validated("next-agent", tried.folder, tried.digest).vocabulary == tiny.training.predictor.vocabulary
-    with pytest.raises(TrialFailed, match="gone"):
+    with pytest.raises(ArtefactError, match="gone"):
         asked.trial("next-agent", "models:/next-agent/2")
     with pytest.raises(RegistryError, match="no version 3"):
         asked.trial("next-agent", "models:/next-agent/3")
-    first = asked.process_id
+    first = process_id(asked)
     asked.rest()
     assert first is not None
     assert not alive(first)
     assert asked.versions(AGENTS) == {"next-agent": 1}, "it is started again when it is asked"
     asked.close()
-    assert asked.process_id is None
+    assert process_id(asked) is None
 
 
 @pytest.mark.slow
@@ -96,30 +100,30 @@ def test_another_artefact_than_was_tried_is_not_taken(tiny: Tiny) -> None:
 
 
 def test_a_registry_that_is_not_there_is_an_answer_and_the_process_stays(tmp_path: Path) -> None:
-    asked = AskRegistry(lambda: f"sqlite:///{tmp_path / 'none.db'}")
+    asked = RegistryClient(lambda: f"sqlite:///{tmp_path / 'none.db'}")
     with pytest.raises(RegistryError, match=r"there is no .*none\.db"):
         asked.versions(AGENTS)
-    first = asked.process_id
+    first = process_id(asked)
     with pytest.raises(RegistryError, match=r"there is no .*none\.db"):
         asked.versions(AGENTS)
-    assert asked.process_id == first is not None
+    assert process_id(asked) == first is not None
     del asked
     assert ends(first), "nobody holds it any more"
 
 
 @pytest.mark.slow
 def test_an_answer_that_takes_too_long_ends_the_process(silent: str) -> None:
-    asked = AskRegistry(lambda: silent, most_s=1.0)
+    asked = RegistryClient(lambda: silent, most_s=1.0)
     with pytest.raises(ProcessEnded, match="no answer within 1 s") as raised:
         asked.versions(AGENTS)
     assert raised.value.late
-    assert asked.process_id is None
+    assert process_id(asked) is None
 
 
 def test_one_that_ends_is_started_again_after_a_while_and_each_time_after_a_longer_one(tmp_path: Path) -> None:
     clock = Clock()
     dies = (sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-    asked = AskRegistry(lambda: "sqlite:///x.db", clock=clock, command=dies)
+    asked = RegistryClient(lambda: "sqlite:///x.db", clock=clock, command=dies)
     for wait_s in (10, 20, 40, 80, 160, 320, 600, 600):
         with pytest.raises(ProcessEnded, match=r"has ended \(SIGSEGV\)") as raised:
             asked.versions(AGENTS)
@@ -133,7 +137,7 @@ def test_one_that_ends_is_started_again_after_a_while_and_each_time_after_a_long
 
 @pytest.mark.slow
 def test_closing_breaks_off_what_is_asked(silent: str) -> None:
-    asked = AskRegistry(lambda: silent)
+    asked = RegistryClient(lambda: silent)
     raised: list[BaseException] = []
 
     def ask() -> None:
@@ -144,7 +148,7 @@ def test_closing_breaks_off_what_is_asked(silent: str) -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    while asked.process_id is None:
+    while process_id(asked) is None:
         time.sleep(0.01)
     asked.close()
     thread.join(30)
@@ -155,12 +159,12 @@ def test_closing_breaks_off_what_is_asked(silent: str) -> None:
 
 ENGINE = """
 import sys, threading, time
-from presage.serving_hooks.vllm.ask_registry import AskRegistry
-asked = AskRegistry(lambda: sys.argv[1])
+from presage.serving_hooks.vllm.reload import RegistryClient
+asked = RegistryClient(lambda: sys.argv[1])
 threading.Thread(target=asked.versions, args=({"next-agent": "models:/next-agent@champion"},), daemon=True).start()
-while asked.process_id is None:
+while asked.process is None:
     time.sleep(0.01)
-print(asked.process_id, flush=True)
+print(asked.process.pid, flush=True)
 time.sleep(600)
 """
 
