@@ -172,7 +172,7 @@ class BeladyScheduler(HookedScheduler):
         port = self.engine_port
         blocks = BeladyBlocks(port.free_queue, port.blocks, type(self).next_uses)
         blocks.switch = switch
-        port.hook_blocks(blocks, blocks)
+        port.hook_blocks(blocks)
         return blocks
 
 

@@ -143,7 +143,7 @@ class ScoredBlocks:
         at = next((i for i, block in enumerate(blocks) if block is cursor), -1)
         return iter(blocks[at + 1 :])
 
-    # Events of the pool; see `BlockEvents`.
+    # Events of the pool; see `BlockOrder`.
 
     def filled(self, request: EngineRequest, blocks: Sequence[Block]) -> None:
         """A request has computed blocks; as they are in use, their owner is recorded later, by `settle`."""

@@ -88,8 +88,8 @@ class FreeQueue(Protocol):
     def get_all_free_blocks(self) -> list[Any]: ...  # noqa: D102
 
 
-class BlockEvents(Protocol):
-    """Receives block events. Its methods must not raise."""
+class BlockOrder(FreeQueue, Protocol):
+    """A queue of free blocks that also receives block events. Its methods must not raise."""
 
     def filled(self, request: EngineRequest, blocks: Sequence[Block]) -> None:
         """The request has computed these blocks, which are in the prefix cache from now on."""
@@ -98,37 +98,28 @@ class BlockEvents(Protocol):
         """The prefix cache has dropped the contents of these blocks."""
 
 
-class NoBlockEvents:
-    """Ignores block events."""
-
-    def filled(self, request: EngineRequest, blocks: Sequence[Block]) -> None:
-        """See `BlockEvents`."""
-
-    def lost(self, blocks: Iterable[int]) -> None:
-        """See `BlockEvents`."""
-
-
 class _PoolSeam:
     """Goes before the class of vLLM's `BlockPool`, so that connectors keep valid references to the pool."""
 
-    presage_events: BlockEvents
+    presage_order: BlockOrder | None
 
     def cache_full_blocks(
         self, request: Any, blocks: list[Any], num_cached_blocks: int, num_full_blocks: int, *args: Any, **kwargs: Any
     ) -> None:
         super().cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)  # type: ignore[misc]
-        if num_cached_blocks < num_full_blocks:
+        if self.presage_order is not None and num_cached_blocks < num_full_blocks:
             written = [block for block in blocks[num_cached_blocks:num_full_blocks] if block.block_hash is not None]
-            self.presage_events.filled(request, written)
+            self.presage_order.filled(request, written)
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         super().evict_blocks(block_ids)  # type: ignore[misc]
-        self.presage_events.lost(block_ids)
+        if self.presage_order is not None:
+            self.presage_order.lost(block_ids)
 
     def reset_prefix_cache(self) -> bool:
         done = bool(super().reset_prefix_cache())  # type: ignore[misc]
-        if done:
-            self.presage_events.lost(range(len(self.blocks)))  # type: ignore[attr-defined]
+        if done and self.presage_order is not None:
+            self.presage_order.lost(range(len(self.blocks)))  # type: ignore[attr-defined]
         return done
 
 
@@ -162,76 +153,45 @@ class SchedulerSeam:
 
 
 class EngineConfig:
-    """The configuration of an engine.
+    """The configuration of an engine, from vLLM's for its scheduler and workers.
 
-    Args:
-        vllm_config: of a scheduler or a worker.
+    Attributes:
+        additional: the value of `--additional-config`.
+        served_model: the name by which clients request the model; the first if there are several.
+        generates: whether the model generates text.
+        layers: transformer layers of the model.
+        speculates: whether one step may produce several tokens of a request.
+        chunks_prefill: whether prompts may be prefilled in several iterations.
     """
 
-    __slots__ = ("_config",)
-
     def __init__(self, vllm_config: Any) -> None:
-        self._config = vllm_config
-
-    @property
-    def additional(self) -> object:
-        """The value of `--additional-config`."""
-        return self._config.additional_config
-
-    @property
-    def served_model(self) -> str:
-        """The name by which clients request the model; the first if there are several."""
-        return str(self._config.model_config.served_model_name)
-
-    @property
-    def generates(self) -> bool:
-        """Whether the model generates text."""
-        return bool(self._config.model_config.runner_type == "generate")
+        self._model = vllm_config.model_config
+        self.additional: object = vllm_config.additional_config
+        self.served_model = str(self._model.served_model_name)
+        self.generates = bool(self._model.runner_type == "generate")
+        self.layers = int(self._model.get_total_num_hidden_layers())
+        self.speculates = vllm_config.speculative_config is not None
+        self.chunks_prefill = bool(vllm_config.scheduler_config.enable_chunked_prefill)
 
     @property
     def hidden_size(self) -> int:
         """Width of a hidden state of the model."""
-        return int(self._config.model_config.get_hidden_size())
-
-    @property
-    def layers(self) -> int:
-        """Transformer layers of the model."""
-        return int(self._config.model_config.get_total_num_hidden_layers())
-
-    @property
-    def speculates(self) -> bool:
-        """Whether one step may produce several tokens of a request."""
-        return self._config.speculative_config is not None
-
-    @property
-    def chunks_prefill(self) -> bool:
-        """Whether prompts may be prefilled in several iterations."""
-        return bool(self._config.scheduler_config.enable_chunked_prefill)
-
-    @property
-    def is_diffusion(self) -> bool:
-        """Whether a diffusion model is served."""
-        return self._config.diffusion_config is not None
+        return int(self._model.get_hidden_size())
 
     def decoder(self) -> Callable[[Sequence[int]], str] | None:
         """Decodes token ids, special tokens included; None where the engine has no tokenizer."""
-        config = self._config.model_config
-        if config.skip_tokenizer_init:
+        if self._model.skip_tokenizer_init:
             return None
         from vllm.tokenizers import cached_tokenizer_from_config
 
-        tokenizer = cached_tokenizer_from_config(config)
+        tokenizer = cached_tokenizer_from_config(self._model)
         return lambda ids: str(tokenizer.decode(list(ids)))
 
 
 class EnginePort:
-    """A live vLLM scheduler.
-
-    Args:
-        scheduler: constructed; nothing is changed in it until a method does so.
+    """A live vLLM scheduler, which only methods change.
 
     Attributes:
-        config: of the engine.
         requests: all requests in the engine, by id.
         blocks: all KV-cache blocks, each at its id.
         block_tokens: tokens of a KV-cache block.
@@ -239,34 +199,25 @@ class EnginePort:
         most_running: limit of running requests.
         most_tokens: limit of tokens in an iteration.
         longest: limit of tokens of a request, output included.
+        by_priority: whether vLLM schedules and preempts by the `priority` of requests.
+        caches_prefixes: whether prefix caching is on.
+        has_connector: whether there is a KV connector.
 
     Raises:
         EngineError: the scheduler lacks an attribute the port reads, or a diffusion model is served.
     """
 
-    __slots__ = (
-        "_pool",
-        "_scheduler",
-        "block_tokens",
-        "blocks",
-        "config",
-        "hash_tokens",
-        "longest",
-        "most_running",
-        "most_tokens",
-        "requests",
-    )
-
     def __init__(self, scheduler: Any) -> None:
         check_scheduler(scheduler)
-        self.config = EngineConfig(scheduler.vllm_config)
-        if self.config.is_diffusion:
+        if scheduler.vllm_config.diffusion_config is not None:
             raise EngineError(
                 "diffusion models need vLLM's diffusion scheduler, which --scheduler-cls would replace; remove "
                 "--scheduler-cls to serve this model without Presage"
             )
+        self.config = EngineConfig(scheduler.vllm_config)
         self._scheduler = scheduler
         self._pool = scheduler.kv_cache_manager.block_pool
+        self._group_sizes = [group.kv_cache_spec.block_size for group in scheduler.kv_cache_config.kv_cache_groups]
         self.requests: Mapping[str, EngineRequest] = scheduler.requests
         self.blocks: Sequence[Block] = self._pool.blocks
         self.block_tokens = int(scheduler.block_size)
@@ -274,23 +225,11 @@ class EnginePort:
         self.most_running = int(scheduler.max_num_running_reqs)
         self.most_tokens = int(scheduler.max_num_scheduled_tokens)
         self.longest = int(scheduler.max_model_len)
+        self.by_priority = bool(scheduler.policy.value == "priority")
+        self.caches_prefixes = bool(scheduler.cache_config.enable_prefix_caching)
+        self.has_connector = scheduler.connector is not None
 
     # The engine.
-
-    @property
-    def by_priority(self) -> bool:
-        """Whether vLLM schedules and preempts by the `priority` of requests."""
-        return bool(self._scheduler.policy.value == "priority")
-
-    @property
-    def caches_prefixes(self) -> bool:
-        """Whether prefix caching is on."""
-        return bool(self._scheduler.cache_config.enable_prefix_caching)
-
-    @property
-    def has_connector(self) -> bool:
-        """Whether there is a KV connector."""
-        return self._scheduler.connector is not None
 
     @property
     def unpaused(self) -> bool:
@@ -304,7 +243,7 @@ class EnginePort:
 
     def cache_tokens(self) -> float:
         """Tokens that fit into the KV cache. Each takes a slot in a block of every group of layers."""
-        return float((len(self.blocks) - 1) / sum(1 / size for size in self._group_sizes()))
+        return float((len(self.blocks) - 1) / sum(1 / size for size in self._group_sizes))
 
     def connector(self, kind: type[Kind]) -> Kind | None:
         """The scheduler's side of the KV connector of this kind."""
@@ -323,9 +262,6 @@ class EnginePort:
             "chunked_prefill": self.config.chunks_prefill,
         }
 
-    def _group_sizes(self) -> list[int]:
-        return [group.kv_cache_spec.block_size for group in self._scheduler.kv_cache_config.kv_cache_groups]
-
     # Blocks.
 
     @property
@@ -334,15 +270,19 @@ class EnginePort:
         queue: FreeQueue = self._pool.free_block_queue
         return queue
 
-    def hook_blocks(self, queue: FreeQueue, events: BlockEvents) -> None:
-        """Replaces the queue of free blocks and reports block events; done once."""
-        self.swap_blocks(queue, events)
+    def hook_blocks(self, order: BlockOrder) -> None:
+        """Replaces vLLM's queue of free blocks; done once."""
         kind = type(self._pool)
         self._pool.__class__ = type(f"Presage{kind.__name__}", (_PoolSeam, kind), {})
+        self.order_blocks(order)
 
-    def swap_blocks(self, queue: FreeQueue, events: BlockEvents) -> None:
-        """Replaces what `hook_blocks` has set; `queue` holds the same blocks as the one before."""
-        self._pool.free_block_queue, self._pool.presage_events = queue, events
+    def order_blocks(self, order: BlockOrder) -> None:
+        """Uses this order, which holds the same free blocks as the queue in use."""
+        self._pool.free_block_queue = self._pool.presage_order = order
+
+    def restore_blocks(self, queue: FreeQueue) -> None:
+        """Uses vLLM's own queue, which holds the same free blocks as the order in use."""
+        self._pool.free_block_queue, self._pool.presage_order = queue, None
 
     def on_reuse(self, report: Callable[[Iterable[Block]], None]) -> None:
         """Passes free blocks to `report` before vLLM uses them for something else; done once."""
@@ -432,12 +372,11 @@ class EnginePort:
         """The requests that are selected for the first time, with the ids of their cached blocks."""
         if not output.scheduled_new_reqs:
             return
-        sizes = self._group_sizes()
         null = self._pool.null_block.block_id  # replaces blocks that a sliding window has left
         for new in self.first_selected(output):
             found = (
                 block_id
-                for block_ids, size in zip(new.block_ids, sizes, strict=True)
+                for block_ids, size in zip(new.block_ids, self._group_sizes, strict=True)
                 for block_id in block_ids[: new.num_computed_tokens // size]
             )
             yield self.requests[new.req_id], [block_id for block_id in found if block_id != null]
@@ -491,7 +430,7 @@ class EnginePort:
             "prefix caching is off": not self.caches_prefixes,
             "the model generates no text": not self.config.generates,
             "an encoder and a decoder share the cache": scheduler.is_encoder_decoder,
-            "its layers keep several kinds of cache": len(scheduler.kv_cache_config.kv_cache_groups) != 1,
+            "its layers keep several kinds of cache": len(self._group_sizes) != 1,
             "its block hashes have another block size than its cache": self.block_tokens != self.hash_tokens,
             # Data-parallel engines step together: an idle one cannot work for itself alone.
             "it is one of several data-parallel engines": scheduler.parallel_config.data_parallel_size > 1,
@@ -500,11 +439,7 @@ class EnginePort:
 
 
 class EngineClient:
-    """The engines behind an HTTP server.
-
-    Args:
-        client: the server's engine client.
-    """
+    """The engines behind an HTTP server, reached through its engine client."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -514,28 +449,36 @@ class EngineClient:
         """The engines as vLLM's own metrics name them, in the order of `call`."""
         return [str(rank) for rank in self._client.engine_core.engine_ranks_managed]
 
-    async def call(self, method: str, *args: str | None) -> list[Any]:
-        """Calls a method that `add_engine_methods` has added, on every engine; returns their answers."""
+    async def call(self, method: str, *args: Any) -> list[Any]:
+        """Calls a method that `add_engine_method` has added, on every engine; returns their answers."""
         answers: list[Any] = await self._client.engine_core.call_utility_all_async(method, *args)
         return answers
 
     def on_generate(self, mark: Callable[[Any], None]) -> None:
         """Calls `mark` with the sampling parameters of every request before the engine receives it."""
-        generate = self._client.generate
 
-        def marked(prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+        def report(prompt: Any, sampling_params: Any, *_: Any, **__: Any) -> None:
             mark(sampling_params)
-            return generate(prompt, sampling_params, *args, **kwargs)
 
-        self._client.generate = marked
+        call_before(self._client, "generate", report)
 
 
-def add_engine_methods(methods: Mapping[str, Callable[..., Any]]) -> None:
-    """Adds methods to vLLM's engine core; `EngineClient.call` calls them from the HTTP server's process."""
+def call_before(holder: Any, name: str, report: Callable[..., None]) -> None:
+    """Calls `report` with the arguments of each call of this method, before the method."""
+    method = getattr(holder, name)
+
+    def reported(*args: Any, **kwargs: Any) -> Any:
+        report(*args, **kwargs)
+        return method(*args, **kwargs)
+
+    setattr(holder, name, reported)
+
+
+def add_engine_method(name: str, method: Callable[..., Any]) -> None:
+    """Adds a method to vLLM's engine core; `EngineClient.call` calls it from the HTTP server's process."""
     from vllm.v1.engine.core import EngineCore
 
-    for name, method in methods.items():
-        setattr(EngineCore, name, method)
+    setattr(EngineCore, name, method)
 
 
 # Requests.

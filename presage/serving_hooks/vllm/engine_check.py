@@ -1,15 +1,16 @@
 """Checks at start that Presage supports the installed vLLM.
 
 vLLM promises plugin groups and `--scheduler-cls`, but not the inside of a scheduler. `engine.py` and `engine_worker.py`
-therefore name everything they use of it; here these names are compared with the installation, and every difference is
-reported. Signatures do not prove meaning: tests on the real scheduler do.
+therefore name everything they use of it; here these names are compared with the installation. Signatures do not prove
+meaning: tests on the real scheduler do.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, Final
 
 from presage.errors import EngineError
@@ -17,78 +18,40 @@ from presage.errors import EngineError
 WINDOW: Final = "0.32"
 """The supported version; all of its patch releases are accepted."""
 
-SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
-    "vllm.v1.core.sched.scheduler:Scheduler.add_request": ("self", "request"),
-    "vllm.v1.core.sched.scheduler:Scheduler.schedule": ("self", "throttle_prefills"),
-    "vllm.v1.core.sched.scheduler:Scheduler.get_grammar_bitmask": ("self", "scheduler_output"),
-    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": ("self", "scheduler_output", "model_runner_output"),
-    "vllm.v1.core.sched.scheduler:Scheduler._free_request": ("self", "request", "delay_free_blocks"),
-    "vllm.v1.core.sched.scheduler:Scheduler.finish_requests": ("self", "request_ids", "finished_status"),
-    "vllm.v1.core.sched.scheduler:Scheduler.has_requests": ("self",),
-    "vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache": ("self",),
-    "vllm.v1.core.sched.scheduler:Scheduler.make_stats": ("self",),
-    "vllm.v1.core.sched.scheduler:Scheduler.shutdown": ("self",),
-    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.find_longest_cache_hit": (
-        "self",
-        "block_hashes",
-        "max_cache_hit_length",
-    ),
-    "vllm.v1.core.block_pool:BlockPool._notify_reuse": ("self", "blocks"),
-    "vllm.v1.metrics.stats:PrefillStats.set": (
-        "self",
-        "num_prompt_tokens",
-        "num_local_cached_tokens",
-        "num_external_cached_tokens",
-    ),
-    "vllm.v1.request:Request.__init__": ("self", "request_id", "prompt_token_ids", "sampling_params"),
-    "vllm.v1.core.sched.async_scheduler:AsyncScheduler.schedule": ("self", "throttle_prefills"),
-    "vllm.v1.core.sched.request_queue:create_request_queue": ("policy",),
-    "vllm.v1.core.block_pool:BlockPool.cache_full_blocks": (
-        "self",
-        "request",
-        "blocks",
-        "num_cached_blocks",
-        "num_full_blocks",
-    ),
-    "vllm.v1.core.block_pool:BlockPool.evict_blocks": ("self", "block_ids"),
-    "vllm.v1.core.block_pool:BlockPool.reset_prefix_cache": ("self",),
-    "vllm.v1.engine.core_client:AsyncMPClient.call_utility_all_async": ("self", "method"),
-    "vllm.v1.engine.async_llm:AsyncLLM.generate": ("self", "prompt", "sampling_params", "request_id"),
-    "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.build_connector_meta": (
-        "self",
-        "scheduler_output",
-    ),
-    "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.bind_connector_metadata": (
-        "self",
-        "connector_metadata",
-    ),
-    "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.build_connector_worker_meta": ("self",),
-}
+SIGNATURES: Final = """
+vllm.v1.core.sched.scheduler:Scheduler.add_request(self, request)
+vllm.v1.core.sched.scheduler:Scheduler.schedule(self, throttle_prefills)
+vllm.v1.core.sched.scheduler:Scheduler.get_grammar_bitmask(self, scheduler_output)
+vllm.v1.core.sched.scheduler:Scheduler.update_from_output(self, scheduler_output, model_runner_output)
+vllm.v1.core.sched.scheduler:Scheduler._free_request(self, request, delay_free_blocks)
+vllm.v1.core.sched.scheduler:Scheduler.finish_requests(self, request_ids, finished_status)
+vllm.v1.core.sched.scheduler:Scheduler.has_requests(self)
+vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache(self)
+vllm.v1.core.sched.scheduler:Scheduler.make_stats(self)
+vllm.v1.core.sched.scheduler:Scheduler.shutdown(self)
+vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.find_longest_cache_hit(self, block_hashes, max_cache_hit_length)
+vllm.v1.core.block_pool:BlockPool._notify_reuse(self, blocks)
+vllm.v1.core.block_pool:BlockPool.cache_full_blocks(self, request, blocks, num_cached_blocks, num_full_blocks)
+vllm.v1.core.block_pool:BlockPool.evict_blocks(self, block_ids)
+vllm.v1.core.block_pool:BlockPool.reset_prefix_cache(self)
+vllm.v1.metrics.stats:PrefillStats.set(self, num_prompt_tokens, num_local_cached_tokens, num_external_cached_tokens)
+vllm.v1.request:Request.__init__(self, request_id, prompt_token_ids, sampling_params)
+vllm.v1.core.sched.async_scheduler:AsyncScheduler.schedule(self, throttle_prefills)
+vllm.v1.core.sched.request_queue:create_request_queue(policy)
+vllm.v1.engine.core_client:AsyncMPClient.call_utility_all_async(self, method)
+vllm.v1.engine.async_llm:AsyncLLM.generate(self, prompt, sampling_params, request_id)
+vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.build_connector_meta(self, scheduler_output)
+vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.bind_connector_metadata(self, connector_metadata)
+vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.build_connector_worker_meta(self)
+"""
 """Functions that Presage calls or overrides, with their leading parameters."""
 
-METHODS: Final[Mapping[str, frozenset[str]]] = {
-    "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue": frozenset(
-        {
-            "popleft",
-            "popleft_n",
-            "remove",
-            "append",
-            "append_n",
-            "prepend_n",
-            "get_all_free_blocks",
-            "iter_blocks_after",
-        }
+METHODS: Final[Mapping[str, str]] = {
+    "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue": (
+        "popleft popleft_n remove append append_n prepend_n get_all_free_blocks iter_blocks_after"
     ),
-    "vllm.v1.core.sched.request_queue:RequestQueue": frozenset(
-        {
-            "add_request",
-            "pop_request",
-            "peek_request",
-            "prepend_request",
-            "prepend_requests",
-            "remove_request",
-            "remove_requests",
-        }
+    "vllm.v1.core.sched.request_queue:RequestQueue": (
+        "add_request pop_request peek_request prepend_request prepend_requests remove_request remove_requests"
     ),
 }
 """Classes that Presage replaces, with all their public methods: the replacement would lack any new one."""
@@ -136,36 +99,30 @@ def installed() -> str | None:
     return str(module.__version__)
 
 
-def differences(
-    version: str | None = None,
-    load: Callable[[str], Any] = importlib.import_module,
-    signatures: Mapping[str, tuple[str, ...]] = SIGNATURES,
-    methods: Mapping[str, frozenset[str]] = METHODS,
-) -> list[str]:
+def differences(signatures: str = SIGNATURES, methods: Mapping[str, str] = METHODS) -> list[str]:
     """How the installed vLLM differs from the supported one, one line each; empty if it does not.
 
     Args:
-        version: of vLLM; None reads the installed one.
-        load: imports a module by name.
-        signatures: functions and their leading parameters.
+        signatures: functions and their leading parameters, one line each.
         methods: classes and their public methods.
     """
-    found = []
-    version = version if version is not None else installed()
+    found, version = [], installed()
     if version is None:
         return ["vLLM is not installed"]
     if version != WINDOW and not version.startswith(WINDOW + "."):
         found.append(f"version {version} is outside {WINDOW}.*")
-    for name, expected in signatures.items():
-        function = _find(name, load)
+    for signature in signatures.split("\n")[1:-1]:
+        name, _, parameters = signature.rstrip(")").partition("(")
+        function = _find(name)
         if function is None:
             found.append(f"{name} is missing")
             continue
-        actual = tuple(inspect.signature(function).parameters)[: len(expected)]
+        expected = parameters.split(", ") if parameters else []
+        actual = list(inspect.signature(function).parameters)[: len(expected)]
         if actual != expected:
-            found.append(f"{name} takes ({', '.join(actual)}), not ({', '.join(expected)})")
-    for name, known in methods.items():
-        kind = _find(name, load)
+            found.append(f"{name} takes ({', '.join(actual)}), not ({parameters})")
+    for name, listed in methods.items():
+        known, kind = set(listed.split()), _find(name)
         if kind is None:
             found.append(f"{name} is missing")
             continue
@@ -175,18 +132,13 @@ def differences(
     return found
 
 
-def check(
-    version: str | None = None,
-    load: Callable[[str], Any] = importlib.import_module,
-    signatures: Mapping[str, tuple[str, ...]] = SIGNATURES,
-    methods: Mapping[str, frozenset[str]] = METHODS,
-) -> None:
+def check(signatures: str = SIGNATURES, methods: Mapping[str, str] = METHODS) -> None:
     """Refuses an unsupported vLLM.
 
     Raises:
         EngineError: lists all `differences`.
     """
-    _refuse(differences(version, load, signatures, methods))
+    _refuse(differences(signatures, methods))
 
 
 def check_scheduler(scheduler: Any) -> None:
@@ -207,20 +159,18 @@ def _refuse(found: list[str]) -> None:
         )
 
 
-def _find(name: str, load: Callable[[str], Any]) -> Any:
+def _find(name: str) -> Any:
+    """The object with this name, such as "module:Class.method"; None if there is none."""
     module, path = name.split(":")
     try:
-        found = load(module)
-        for part in path.split("."):
-            found = getattr(found, part)
+        return attrgetter(path)(importlib.import_module(module))
     except (ImportError, AttributeError):
         return None
-    return found
 
 
 def _has(found: Any, path: str) -> bool:
-    for part in path.split("."):
-        if not hasattr(found, part):
-            return False
-        found = getattr(found, part)
+    try:
+        attrgetter(path)(found)
+    except AttributeError:
+        return False
     return True

@@ -10,42 +10,41 @@ pipelines, was written from vLLM's source and has not been run.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from presage.errors import EngineError
 from presage.serving_hooks.vllm import engine_check
-from presage.serving_hooks.vllm.engine import of_kind
+from presage.serving_hooks.vllm.engine import call_before, of_kind
 
 Connector = TypeVar("Connector")
 Captured = Callable[[Sequence[str], Callable[[], Any]], None]
 """Receives request ids and a function that returns their rows, [batch, d], in this order. Must not raise."""
 
-SIGNATURES: Final[Mapping[str, tuple[str, ...]]] = {
-    "vllm.v1.worker.gpu_worker:Worker.load_model": ("self",),
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model": ("self", "scheduler_output"),
-    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample": ("self", "hidden_states", "input_batch"),
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens": ("self", "grammar_output"),
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.get_model": ("self",),
-    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens": ("self", "grammar_output"),
-    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.get_model": ("self",),
-    "vllm.model_executor.models.interfaces:supports_eagle3": ("model",),
-    "vllm.model_executor.models.interfaces:SupportsEagle3.set_aux_hidden_state_layers": ("self", "layers"),
-    "vllm.distributed.kv_transfer:has_kv_transfer_group": (),
-    "vllm.distributed.kv_transfer:get_kv_transfer_group": (),
-    "vllm.distributed.parallel_state:get_tensor_model_parallel_rank": (),
-}
+SIGNATURES: Final = """
+vllm.v1.worker.gpu_worker:Worker.load_model(self)
+vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model(self, scheduler_output)
+vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample(self, hidden_states, input_batch)
+vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens(self, grammar_output)
+vllm.v1.worker.gpu_model_runner:GPUModelRunner.get_model(self)
+vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens(self, grammar_output)
+vllm.v1.worker.gpu.model_runner:GPUModelRunner.get_model(self)
+vllm.model_executor.models.interfaces:supports_eagle3(model)
+vllm.model_executor.models.interfaces:SupportsEagle3.set_aux_hidden_state_layers(self, layers)
+vllm.distributed.kv_transfer:has_kv_transfer_group()
+vllm.distributed.kv_transfer:get_kv_transfer_group()
+vllm.distributed.parallel_state:get_tensor_model_parallel_rank()
+"""
 """Functions that Presage calls or wraps, with their leading parameters."""
 
 
-def check(version: str | None = None, load: Callable[[str], Any] = importlib.import_module) -> None:
+def check() -> None:
     """Refuses a vLLM with unsupported workers.
 
     Raises:
         EngineError: lists all differences.
     """
-    engine_check.check(version, load, SIGNATURES, {})
+    engine_check.check(SIGNATURES, {})
 
 
 def platform_worker() -> Any:
@@ -105,53 +104,39 @@ def capture_layer(worker: Any, layer: int) -> None:
 def hook_layer_rows(worker: Any, captured: Captured) -> None:
     """As `hook_rows`, for the rows of the layer that `capture_layer` has set."""
     runner, second = worker.model_runner, worker.use_v2_model_runner
-    own = runner.sample_tokens
 
-    def sample_tokens(*args: Any, **kwargs: Any) -> Any:
+    def report(*_: Any, **__: Any) -> None:
         state = runner.execute_model_state
-        if state is not None:
-            ids = (state.input_batch if second else runner.input_batch).req_ids
+        if state is None:
+            return
+        ids = (state.input_batch if second else runner.input_batch).req_ids
 
-            def rows() -> Any:
-                (hidden_states,) = state.aux_hidden_states
-                if second:
-                    return hidden_states[state.input_batch.logits_indices]
-                # The last token of each request in this step; so in the first runner where nothing drafts.
-                return hidden_states[runner.query_start_loc.gpu[1 : len(ids) + 1] - 1]
+        def rows() -> Any:
+            (hidden_states,) = state.aux_hidden_states
+            if second:
+                return hidden_states[state.input_batch.logits_indices]
+            # The last token of each request in this step; so in the first runner where nothing drafts.
+            return hidden_states[runner.query_start_loc.gpu[1 : len(ids) + 1] - 1]
 
-            captured(ids, rows)
-        return own(*args, **kwargs)
+        captured(ids, rows)
 
-    runner.sample_tokens = sample_tokens
+    call_before(runner, "sample_tokens", report)
 
 
 def hook_rows(worker: Any, captured: Captured) -> None:
     """Passes the rows that tokens are sampled from to `captured`, before they are sampled."""
     runner = worker.model_runner
-    if worker.use_v2_model_runner:
-        _hook_sample(runner, captured)
-    else:
-        _hook_logits(runner, captured)
 
-
-def _hook_logits(runner: Any, captured: Captured) -> None:
-    own = runner.model.compute_logits
-
-    def compute_logits(hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+    def logits(hidden_states: Any, *_: Any, **__: Any) -> None:
         captured(runner.input_batch.req_ids, lambda: hidden_states)
-        return own(hidden_states, *args, **kwargs)
 
-    runner.model.compute_logits = compute_logits
-
-
-def _hook_sample(runner: Any, captured: Captured) -> None:
-    own = runner.sample
-
-    def sample(hidden_states: Any, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def sample(hidden_states: Any, input_batch: Any, *_: Any, **__: Any) -> None:
         captured(input_batch.req_ids, lambda: hidden_states[input_batch.logits_indices])
-        return own(hidden_states, input_batch, *args, **kwargs)
 
-    runner.sample = sample
+    if worker.use_v2_model_runner:
+        call_before(runner, "sample", sample)
+    else:
+        call_before(runner.model, "compute_logits", logits)
 
 
 def connector(kind: type[Connector]) -> Connector | None:

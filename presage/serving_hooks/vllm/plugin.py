@@ -1,8 +1,8 @@
 """HTTP routes: end a workflow, status, explanations, and modes of policies.
 
-There are two vLLM plugins named `presage`: one adds methods to the engine core, the other adds the routes that call
-them. vLLM loads routes only if `VLLM_PLUGINS=presage` names them; without them a workflow still ends by `workflow_end`
-on its last request, or by its time to live.
+There are two vLLM plugins named `presage`: one adds a method to the engine core, the other adds the routes that call
+it. vLLM loads routes only if `VLLM_PLUGINS=presage` names them; without them a workflow still ends by `workflow_end` on
+its last request, or by its time to live.
 
     POST /v1/workflows/r1/end?workflow_type=review   ->  {"ended": true}
     GET  /v1/workflows/status                        ->  {"engines": [...]}
@@ -25,7 +25,7 @@ from __future__ import annotations
 import hmac
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Annotated, Any, Final
 
@@ -44,11 +44,13 @@ from presage.serving_hooks.workflows.identity import scoped
 
 logger = logging.getLogger(__name__)
 
-
 SHORTEST_KEY: Final = 16
 
+METHOD: Final = "presage_call"
+"""Name of `call_scheduler` in vLLM's engine core."""
+
 Call = Callable[..., Any]
-"""Calls a method of every engine behind the server; awaited."""
+"""Calls a method of the scheduler of every engine behind the server; awaited."""
 
 
 class ModeRequest(BaseModel):
@@ -61,31 +63,21 @@ class ModeRequest(BaseModel):
     workflow_type: str | None = Field(None, max_length=MAX_NAME)
 
 
-def admin_key(args: Any, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The admin key of a server; None where none is set.
-
-    Args:
-        args: of vLLM's server; its `additional_config` may name another variable.
-        environment: where the key is.
+def admin_key(args: Any) -> str | None:
+    """The admin key in the environment; None where none is set. The server's `additional_config` names the variable.
 
     Raises:
         ConfigurationError: the key is too short, or the settings are invalid.
     """
     name = read_config(getattr(args, "additional_config", None)).admin_key_variable
-    key = environment.get(name)
+    key = os.environ.get(name)
     if key and len(key) < SHORTEST_KEY:
         raise ConfigurationError(f"{name} has {len(key)} characters; give {SHORTEST_KEY} or more, or unset it")
     return key or None
 
 
 def add_admin_routes(app: FastAPI, key: str, call: Call) -> None:
-    """Adds the routes.
-
-    Args:
-        app: of the server.
-        key: required in the header.
-        call: calls the engines.
-    """
+    """Adds the routes that require this key in the header."""
     expected = sha256(key.encode()).digest()
 
     def check_key(sent: Annotated[str | None, Header(alias=ADMIN_KEY_HEADER)] = None) -> None:
@@ -95,66 +87,38 @@ def add_admin_routes(app: FastAPI, key: str, call: Call) -> None:
             raise HTTPException(403, "this is not the admin key")
 
     async def set_one(request: ModeRequest) -> dict[str, list[Any]]:
-        answers = await call("presage_set_mode", request.mode, request.policy, request.workflow_type)
+        answers = await call("set_mode", request.mode, request.policy, request.workflow_type)
         refused = [answer["refused"] for answer in answers if "refused" in answer]
         if refused:
             raise HTTPException(400, refused[0])
         return {"engines": answers}
 
     async def get_all() -> dict[str, list[Any]]:
-        return {"engines": await call("presage_modes")}
+        return {"engines": await call("modes")}
 
     guarded = [Depends(check_key)]
     app.add_api_route("/v1/workflows/mode", set_one, methods=["POST"], dependencies=guarded)
     app.add_api_route("/v1/workflows/mode", get_all, methods=["GET"], dependencies=guarded)
 
 
-def set_mode(core: Any, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:
-    """Sets a mode; {} if the engine has another scheduler."""
+def call_scheduler(core: Any, method: str, arguments: Sequence[str | None] = ()) -> Any:
+    """Calls a method of an engine's scheduler. The arguments are one list, since vLLM counts those of its methods.
+
+    Returns:
+        plain data: {} if the engine has another scheduler, {"refused": reason} if a setting is invalid.
+    """
+    if not hasattr(core.scheduler, method):
+        return {}
     try:
-        return dict(_scheduler(core, "set_mode", mode, policy, workflow_type) or {})
+        return getattr(core.scheduler, method)(*arguments)
     except ConfigurationError as error:
         return {"refused": str(error)}
-
-
-def modes(core: Any) -> dict[str, Any]:
-    """The modes in force; {} if the engine has another scheduler."""
-    return dict(_scheduler(core, "modes") or {})
-
-
-def workflow_ended(core: Any, workflow_type: str, workflow_id: str) -> bool:
-    """Ends a workflow; returns whether the engine knew it."""
-    return bool(_scheduler(core, "workflow_ended", workflow_type, workflow_id))
-
-
-def status(core: Any) -> dict[str, Any]:
-    """The status of the policies; {} if the engine has another scheduler."""
-    return dict(_scheduler(core, "presage_status") or {})
-
-
-def explain(core: Any, workflow_type: str, workflow_id: str) -> dict[str, Any]:
-    """What the engine knows and decided about a workflow; {} if it does not know it."""
-    found = dict(_scheduler(core, "explain", workflow_type, workflow_id) or {})
-    return found if any(found.get(key) for key in ("alive", "forecasts", "requests")) else {}
-
-
-def _scheduler(core: Any, method: str, *args: str | None) -> Any:
-    """Calls a method of the scheduler of an engine's core; None if another scheduler is used."""
-    return getattr(core.scheduler, method)(*args) if hasattr(core.scheduler, method) else None
 
 
 def register() -> None:
     """Called by vLLM in each of its processes, with any scheduler: must not fail."""
     try:
-        engine.add_engine_methods(
-            {
-                "presage_workflow_ended": workflow_ended,
-                "presage_status": status,
-                "presage_explain": explain,
-                "presage_set_mode": set_mode,
-                "presage_modes": modes,
-            }
-        )
+        engine.add_engine_method(METHOD, call_scheduler)
     except Exception as error:
         logger.warning("the HTTP routes of Presage cannot reach the engine: %s", type(error).__name__)
 
@@ -192,15 +156,16 @@ class WorkflowRoutes:
             types = {name for name in (workflow_type, body.workflow_type if body else None) if name is not None}
             if len(types) > 1:
                 raise HTTPException(400, "the query and the body name two workflow types; give one")
-            answers = await self._call("presage_workflow_ended", types.pop() if types else "", _own(workflow_id))
+            answers = await self._call("workflow_ended", types.pop() if types else "", _own(workflow_id))
             return {"ended": any(answers)}
 
         async def status_of_all() -> dict[str, list[Any]]:
             return {"engines": await self._call("presage_status")}
 
         async def explain_one(workflow_id: Id, workflow_type: Type = None) -> dict[str, list[Any]]:
-            answers = await self._call("presage_explain", workflow_type or "", _own(workflow_id))
-            known = [answer for answer in answers if answer]
+            answers = await self._call("explain", workflow_type or "", _own(workflow_id))
+            shown = ("alive", "forecasts", "requests")
+            known = [answer for answer in answers if any(answer.get(key) for key in shown)]
             if not known:
                 raise HTTPException(404, "no engine knows this workflow; give the workflow_type that its requests give")
             return {"engines": known}
@@ -225,7 +190,7 @@ class WorkflowRoutes:
     async def _call(self, method: str, *args: str | None) -> list[Any]:
         if self._engines is None:
             raise HTTPException(503, "no engine runs behind this server; ask the one that serves the workflow")
-        return await self._engines.call(method, *args)
+        return await self._engines.call(METHOD, method, args)
 
 
 def _own(workflow_id: str) -> str:

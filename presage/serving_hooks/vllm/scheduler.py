@@ -416,10 +416,10 @@ class Policies(engine.SchedulerSeam):
             if self.prefetcher is not None:
                 self.prefetcher.drop()
                 self.prefetcher.begin()
-            self.engine_port.swap_blocks(scored.vllm_queue, engine.NoBlockEvents())
+            self.engine_port.restore_blocks(scored.vllm_queue)
         elif mode is not Mode.OFF and not attends:
             scored.switch.attempt(scored.begin)
-            self.engine_port.swap_blocks(scored, scored)
+            self.engine_port.order_blocks(scored)
         scored.acts = mode is Mode.ON
         self.step_forecasts.retention = None if mode is Mode.OFF else self.prefetcher or scored
 
@@ -429,7 +429,7 @@ class Policies(engine.SchedulerSeam):
         """The order of free blocks; called once if eviction is configured."""
         port = self.engine_port
         order = ScoredBlocks(port.free_queue, port.blocks, config.eviction_settings(), self._step_of, switch)
-        port.hook_blocks(order, order)
+        port.hook_blocks(order)
         return order
 
     def make_admission(self, config: PresageConfig, switch: Switch) -> AdmissionController:

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
@@ -25,9 +26,10 @@ class Engines:
         self.engine_core = self
         self.generate = None
 
-    async def call_utility_all_async(self, method: str, *args: str) -> list[Any]:
-        known = {"presage_workflow_ended": plugin.workflow_ended, "presage_status": plugin.status}
-        return [known[method](core, *args) for core in self.cores]
+    async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
+        assert method == plugin.METHOD
+        assert len(args) <= len(signature(plugin.call_scheduler).parameters) - 1, "vLLM refuses more"
+        return [plugin.call_scheduler(core, *args) for core in self.cores]
 
 
 def client(engines: Engines | None) -> TestClient:
@@ -77,22 +79,21 @@ def test_a_server_without_an_engine_says_so() -> None:
 
 
 def test_registering_never_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(methods: object) -> None:
+    def missing(name: str, method: object) -> None:
         raise ImportError("no such engine")
 
-    monkeypatch.setattr(engine, "add_engine_methods", missing)
+    monkeypatch.setattr(engine, "add_engine_method", missing)
     plugin.register()
 
 
 @pytest.mark.vllm
-def test_the_engine_has_the_methods_after_registering() -> None:
+def test_the_engine_has_the_method_after_registering() -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
     from vllm.v1.engine.core import EngineCore
 
     plugin.register()
     plugin.register()
-    assert EngineCore.presage_workflow_ended is plugin.workflow_ended
-    assert EngineCore.presage_status is plugin.status
+    assert EngineCore.presage_call is plugin.call_scheduler
 
 
 @pytest.mark.parametrize(

@@ -38,12 +38,12 @@ class Engine:
         self.told.append(sampling_params.extra_args)
         yield prompt
 
-    async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
+    async def call_utility_all_async(self, name: str, method: str, args: tuple[Any, ...]) -> list[Any]:
         self.called.append((method, *args))
-        if method == "presage_set_mode":
+        if method == "set_mode":
             core = SimpleNamespace(scheduler=SimpleNamespace(set_mode=self.set_mode))
-            return [plugin.set_mode(core, *args)]
-        return [args == ("t", scoped("key-1", "r1"))] if method == "presage_workflow_ended" else [{}]
+            return [plugin.call_scheduler(core, method, args)]
+        return [args == ("t", scoped("key-1", "r1"))] if method == "workflow_ended" else [{}]
 
     def set_mode(self, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:
         self.modes.set(mode, policy, workflow_type)
@@ -217,10 +217,14 @@ def test_more_modes_than_are_kept_are_refused(monkeypatch: pytest.MonkeyPatch) -
     assert (refused.status_code, "1000" in refused.json()["detail"]) == (400, True)
 
 
-def test_a_key_that_is_too_short_is_none_and_the_variable_has_another_name() -> None:
+def test_a_key_that_is_too_short_is_none_and_the_variable_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     args = SimpleNamespace(additional_config={"presage": {"admin_key_variable": "MINE"}})
-    assert admin_key(args, {"PRESAGE_ADMIN_KEY": ADMIN}) is None
-    assert admin_key(args, {"MINE": ADMIN}) == ADMIN
-    assert admin_key(None, {"PRESAGE_ADMIN_KEY": ""}) is None
+    monkeypatch.setenv("PRESAGE_ADMIN_KEY", ADMIN)
+    assert admin_key(args) is None
+    monkeypatch.setenv("MINE", ADMIN)
+    assert admin_key(args) == ADMIN
+    monkeypatch.setenv("PRESAGE_ADMIN_KEY", "")
+    assert admin_key(None) is None
+    monkeypatch.setenv("PRESAGE_ADMIN_KEY", "x" * (SHORTEST_KEY - 1))
     with pytest.raises(ConfigurationError, match="15 characters"):
-        admin_key(None, {"PRESAGE_ADMIN_KEY": "x" * (SHORTEST_KEY - 1)})
+        admin_key(None)
