@@ -63,11 +63,7 @@ class CounterMetric(Generic[*Labels]):
 
 
 class EventCounts:
-    """Counts of events by metric and values. One thread counts; any may read.
-
-    Args:
-        metrics: those exported before the first event.
-    """
+    """Counts by metric and values; `metrics` are exported before the first event. One thread counts; any may read."""
 
     def __init__(self, *metrics: CounterMetric[*tuple[Any, ...]]) -> None:
         self._counts: Counter[tuple[CounterMetric[*tuple[Any, ...]], tuple[Any, ...]]] = Counter()
@@ -105,7 +101,7 @@ def _forecasts(kind: ModelKind, source: Source) -> str:
 FORECASTS: Final = CounterMetric[ModelKind, Source](
     "presage_forecasts_total",
     ("kind", "source"),
-    "Forecasts, by kind of model and by who made them: champion, back-off counts, or none.",
+    "Forecasts, by kind of model and by source: champion, back-off counts, or none.",
     _forecasts,
     tuple(product(get_args(ModelKind), get_args(Source))),
 )
@@ -118,7 +114,7 @@ HIDDEN_STATES: Final = CounterMetric[Moment, Literal["used", "late", "missing"]]
 ADMISSION_DECISIONS: Final = CounterMetric[Literal["all", "held"]](
     "presage_admission_decisions_total",
     ("decision",),
-    "Decisions of admission: all of them, and those that held somebody back.",
+    "Decisions of admission: all of them, and those that held a workflow back.",
     lambda decision: {"all": "decisions", "held": "decisions that held somebody"}[decision],
     (("all",), ("held",)),
 )
@@ -133,12 +129,12 @@ ADMISSION_CHANGES: Final = CounterMetric[AdmissionChange](
 ERRORS: Final = CounterMetric[Part, str](
     "presage_errors_total",
     ("what", "reason"),
-    "Failures in our code, by what has failed and the kind of exception; each but the first came of the first.",
+    "Failures in our code, by what has failed and the kind of exception; all but the first follow from the first.",
 )
 METADATA_LEFT_OUT: Final = CounterMetric[MetadataField, Reason](
     "presage_metadata_left_out_total",
     ("field", "reason"),
-    "What clients said of their requests that was left out.",
+    "Metadata of requests that was left out, by field and reason.",
 )
 EVENTS: Final = CounterMetric[str](
     "presage_events_total",

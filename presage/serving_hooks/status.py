@@ -10,32 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, final
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from presage.serving_hooks.counts import CounterMetric
 
 
-@final
 @dataclass(frozen=True)
 class LabelledCount:
-    """A count of one metric; `labels` holds the values in the order of the metric's label names."""
+    """A count of one metric; the values of `labels` are in the order of the metric's label names."""
 
     labels: tuple[str, ...]
     count: int
 
 
-@final
 @dataclass(frozen=True)
 class ModelStatus:
-    """The model of one kind.
-
-    Attributes:
-        reference: as the settings name it: a registry URI or a folder.
-        version: in the registry; None for a folder.
-        reason: why no model is loaded; None if one is.
-    """
+    """The model of one kind: a registry URI with its version or a folder, and the reason if it is not loaded."""
 
     reference: str | None = None
     version: int | None = None
@@ -47,13 +39,9 @@ class ModelStatus:
         return str(self.reference) if self.version is None else f"{self.reference}, version {self.version}"
 
 
-@final
 @dataclass(frozen=True)
 class PrefetchStatus:
-    """Prefetches by outcome, tokens of whole blocks by outcome, and the memory of remembered prompts.
-
-    `memory_bytes` is None on an engine without prefetch.
-    """
+    """Prefetches and tokens of whole blocks by outcome; memory of earlier prompts (None without prefetch)."""
 
     on: bool = False
     started: int = 0
@@ -65,7 +53,6 @@ class PrefetchStatus:
     memory_bytes: int | None = None
 
 
-@final
 @dataclass(frozen=True)
 class PromptStatus:
     """Prompt tokens of steps that have begun, and of these the ones found in the cache or loaded by a connector."""
@@ -75,7 +62,6 @@ class PromptStatus:
     external_tokens: int = 0
 
 
-@final
 @dataclass(frozen=True)
 class AgeingStatus:
     """Requests moved up a level after waiting, and down a level after their quantum."""
@@ -84,7 +70,6 @@ class AgeingStatus:
     demoted: int = 0
 
 
-@final
 @dataclass(frozen=True)
 class OutlookStatus:
     """Steps a second that admission expects of so many running workflows."""
@@ -93,7 +78,6 @@ class OutlookStatus:
     steps_per_s: float
 
 
-@final
 @dataclass(frozen=True)
 class HeldTimesStatus:
     """Histogram of the seconds that requests were held: cumulative counts by upper bound (the last is `+Inf`)."""
@@ -102,7 +86,6 @@ class HeldTimesStatus:
     sum_s: float
 
 
-@final
 @dataclass(frozen=True)
 class AdmissionStatus:
     """Workflows and requests held back now, and for how long so far."""
@@ -116,7 +99,6 @@ class AdmissionStatus:
     outlook: Mapping[str, OutlookStatus] | None = None
 
 
-@final
 @dataclass(frozen=True)
 class InputStatus:
     """Steps and the inputs that came with them; by kind of model, the inputs of its promotion that never came."""
@@ -125,7 +107,6 @@ class InputStatus:
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-@final
 @dataclass(frozen=True)
 class ReloadStatus:
     """Number of times that newer models went live while the engine ran."""
@@ -133,7 +114,6 @@ class ReloadStatus:
     renewed: int = 0
 
 
-@final
 @dataclass(frozen=True)
 class AgentAccuracy:
     """Share of forecasts whose likeliest agent was right, and how many were judged, by steps ahead."""
@@ -142,7 +122,6 @@ class AgentAccuracy:
     positions: tuple[int, ...]
 
 
-@final
 @dataclass(frozen=True)
 class LiveFigures:
     """Live figures of one workflow type and model: accuracy by moment, coverage by quantile."""
@@ -152,7 +131,6 @@ class LiveFigures:
     steps: int = 0
 
 
-@final
 @dataclass(frozen=True)
 class MonitorStatus:
     """Forecasts against outcomes: standing drift alarms by workflow type, and live figures by type and model."""
@@ -162,7 +140,6 @@ class MonitorStatus:
     workflow_types: Mapping[str, Mapping[str, LiveFigures]] = field(default_factory=dict)
 
 
-@final
 @dataclass(frozen=True)
 class EngineStatus:
     """Status of one engine. Attributes are the keys of its JSON form.

@@ -24,11 +24,13 @@ Word = Annotated[
     BeforeValidator(lambda word: {True: "on", False: "off"}[word] if isinstance(word, bool) else word),
 ]
 
+_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
 
 class ModeSettings(BaseModel):
     """Modes by policy and workflow type."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = _STRICT
 
     default: Word = "on"
     policies: Mapping[PolicyName, Word] = {}
@@ -41,7 +43,7 @@ class PresageConfig(BaseModel):
     Numbers with a counterpart in the papers name it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = _STRICT
 
     forecasts: str | None = Field(
         None,
@@ -67,23 +69,16 @@ class PresageConfig(BaseModel):
         "working directory if it exists, else no registry. The engine never creates one",
     )
     forecast_deadline_ms: float = Field(
-        1000 * Budget.deadline_s,
-        ge=0.001,
-        allow_inf_nan=False,
-        description="milliseconds a forecast may take before it counts as late",
+        1000 * Budget.deadline_s, ge=0.001, description="milliseconds a forecast may take before it counts as late"
     )
     error_budget: float = Field(
         Budget.share,
         ge=0,
         lt=1,
-        allow_inf_nan=False,
         description="share of a model's latest forecasts that may fail or be late; above it the model is switched off",
     )
     reload_s: float | None = Field(
-        30.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="seconds between two checks of the registry for newer versions; null for never",
+        30.0, gt=0, description="seconds between two checks of the registry for newer versions; null for never"
     )
     truth: bool = Field(
         True,
@@ -108,11 +103,7 @@ class PresageConfig(BaseModel):
         ge=0,
         description="workflows of a type that a model must have forecast well before policies act on it; 0: at once",
     )
-    explain: int = Field(
-        2000,
-        ge=0,
-        description="latest forecasts kept for `presage explain`, over all workflows",
-    )
+    explain: int = Field(2000, ge=0, description="latest forecasts kept for `presage explain`, over all workflows")
     admin_key_variable: str = Field(
         ADMIN_KEY_VARIABLE,
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
@@ -140,10 +131,7 @@ class PresageConfig(BaseModel):
         EvictionConfig.learn_sharing, description="count which agents read blocks that others wrote, for their scores"
     )
     time_to_live_s: float = Field(
-        TIME_TO_LIVE_S,
-        gt=0,
-        allow_inf_nan=False,
-        description="seconds without a request after which a workflow counts as ended",
+        TIME_TO_LIVE_S, gt=0, description="seconds without a request after which a workflow counts as ended"
     )
     admission: bool = Field(
         True,
@@ -153,42 +141,30 @@ class PresageConfig(BaseModel):
     admission_margin: float = Field(
         AdmissionConfig.margin,
         ge=0,
-        allow_inf_nan=False,
         description="relative gain in steps per second that holding must promise over letting all run",
     )
     admission_patience_s: float = Field(
         AdmissionConfig.patience_s,
         gt=0,
-        allow_inf_nan=False,
         description="seconds after which a held workflow precedes all that were held for less",
     )
     admission_horizon_s: float = Field(
         AdmissionConfig.horizon_s,
         gt=0,
-        allow_inf_nan=False,
         description="seconds within which a pause must make up for the tokens that are recomputed because of it",
     )
     admission_forget_s: float = Field(
-        AdmissionConfig.forget_s,
-        gt=0,
-        allow_inf_nan=False,
-        description="seconds for which a measured share of lost tokens is used",
+        AdmissionConfig.forget_s, gt=0, description="seconds for which a measured share of lost tokens is used"
     )
     held_at_most_s: float = Field(
-        600.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="seconds a workflow may be held over its life; then it is never held again",
+        600.0, gt=0, description="seconds a workflow may be held over its life; then it is never held again"
     )
 
     prefetch: bool = Field(
         False, description="load or compute forecast prompts into idle blocks before they are requested; needs eviction"
     )
     prefetch_least_value: float = Field(
-        PrefetchConfig.least_value,
-        gt=0,
-        allow_inf_nan=False,
-        description="a prompt less likely than this to come next is not prefetched",
+        PrefetchConfig.least_value, gt=0, description="a prompt less likely than this to come next is not prefetched"
     )
     prefetch_most_blocks: int = Field(PrefetchConfig.most_blocks, ge=1, description="limit of blocks per iteration")
     prefetch_memory_mb: int = Field(64, ge=1, description="MiB for the token ids and hashes of earlier prompts")
@@ -204,10 +180,7 @@ class PresageConfig(BaseModel):
         return self.mode if isinstance(self.mode, ModeSettings) else ModeSettings(default=self.mode)
 
     def forecast_budget(self) -> Budget:
-        """The limits of each model.
-
-        The first calls get no longer deadline, since the trial has compiled the models.
-        """
+        """The limits of each model; first calls get no longer deadline, since the trial has compiled the models."""
         return Budget(deadline_s=self.forecast_deadline_ms / 1000, share=self.error_budget, first_hang_s=HANG_S)
 
     def priority_settings(self) -> PriorityConfig:

@@ -78,15 +78,29 @@ def _counter(metric: CounterMetric[*tuple[Any, ...]]) -> Metric:
     return Metric(metric.name, metric.labels, metric.help, partial(counted, metric))
 
 
-def _number(name: str, text: str, read: Callable[[EngineStatus], float | None]) -> Metric:
-    """A metric without labels; no sample where `read` gives None."""
+def _read(status: EngineStatus, path: str) -> float | None:
+    """An attribute of a status, or of one of its sections; None where the engine does not report it."""
+    found: Any = status
+    for name in path.split("."):
+        if found is not None:
+            found = getattr(found, name)
+    return None if found is None else float(found)
+
+
+def _number(name: str, text: str, path: str) -> Metric:
+    """A metric without labels."""
+    return Metric(name, (), text, lambda status: [] if (value := _read(status, path)) is None else [((), value)])
+
+
+def _numbers(name: str, label: str, text: str, paths: Mapping[str, str]) -> Metric:
+    """A metric with one label; a path for each of its values."""
 
     def samples(status: EngineStatus) -> Iterator[Sample]:
-        value = read(status)
-        if value is not None:
-            yield (), float(value)
+        for value, path in paths.items():
+            if (number := _read(status, path)) is not None:
+                yield (value,), number
 
-    return Metric(name, (), text, samples)
+    return Metric(name, (label,), text, samples)
 
 
 def _table(name: str, label: str, text: str, read: Callable[[EngineStatus], Mapping[str, float] | None]) -> Metric:
@@ -177,6 +191,11 @@ def _alarms(status: EngineStatus) -> dict[str, float]:
     return dict.fromkeys([*standing[:MOST_TYPES], *([OTHER] if len(standing) > MOST_TYPES else [])], 1.0)
 
 
+def _outlooks(status: EngineStatus) -> dict[str, float]:
+    outlook = None if status.admission is None else status.admission.outlook
+    return {choice: of.steps_per_s for choice, of in (outlook or {}).items()}
+
+
 def _policies(status: EngineStatus) -> dict[str, float] | None:
     if status.on is None:
         return None
@@ -203,11 +222,7 @@ METRICS: Final = (
         "1 for an input that the model was promoted with and this engine does not supply.",
         missing_inputs,
     ),
-    _number(
-        "presage_reloads_total",
-        "Times that newer models took over while the engine ran.",
-        lambda status: status.reload and status.reload.renewed,
-    ),
+    _number("presage_reloads_total", "Times that newer models took over while the engine ran.", "reload.renewed"),
     Metric(
         "presage_forecast_accuracy",
         ("workflow_type", "model", "moment", "ahead"),
@@ -226,54 +241,38 @@ METRICS: Final = (
         "1 for a workflow type that is no longer as it was promoted; its forecasts come from counts.",
         _alarms,
     ),
-    _number("presage_drift_alarms_total", "Drift alarms raised.", lambda status: status.truth and status.truth.raised),
+    _number("presage_drift_alarms_total", "Drift alarms raised.", "truth.raised"),
     _counter(HIDDEN_STATES),
-    _number(
-        "presage_prompt_tokens_total",
-        "Tokens of the prompts of workflows' steps.",
-        lambda status: status.prompts and status.prompts.tokens,
-    ),
-    _table(
+    _number("presage_prompt_tokens_total", "Tokens of the prompts of workflows' steps.", "prompts.tokens"),
+    _numbers(
         "presage_hit_tokens_total",
         "tier",
         "Of presage_prompt_tokens_total, those found in the engine's cache (local) or loaded by a connector "
         "(external).",
-        lambda status: (
-            status.prompts and {"local": status.prompts.local_tokens, "external": status.prompts.external_tokens}
-        ),
+        {"local": "prompts.local_tokens", "external": "prompts.external_tokens"},
     ),
     _table(
         "presage_evicted_blocks_total",
         "class",
-        "Free KV-cache blocks given up, by what they were: blank (held nothing), retired (of ended workflows), "
+        "Evicted KV-cache blocks, by what they were: blank (held nothing), retired (of ended workflows), "
         "worthless (of requests without a workflow), unknown (of active workflows without a forecast), forecast (of "
         "active workflows with one).",
         lambda status: status.given_up,
     ),
+    _number("presage_held_workflows", "Workflows held back whose request waits for it.", "admission.held"),
+    _number("presage_paused_workflows", "Workflows held back while their tool runs.", "admission.paused"),
     _number(
-        "presage_held_workflows",
-        "Workflows held back whose request waits for it.",
-        lambda status: status.admission and status.admission.held,
-    ),
-    _number(
-        "presage_paused_workflows",
-        "Workflows held back while their tool runs.",
-        lambda status: status.admission and status.admission.paused,
-    ),
-    _number(
-        "presage_held_requests",
-        "Requests that wait since their workflow is held back.",
-        lambda status: status.admission and status.admission.held_requests,
+        "presage_held_requests", "Requests that wait since their workflow is held back.", "admission.held_requests"
     ),
     _number(
         "presage_held_seconds_total",
         "Seconds that workflows with a waiting request were held back, all together.",
-        lambda status: status.admission and status.admission.held_s,
+        "admission.held_s",
     ),
     _number(
         "presage_longest_held_seconds",
         "Seconds one workflow was held back at most, over its life.",
-        lambda status: status.admission and status.admission.longest_held_s,
+        "admission.longest_held_s",
     ),
     _counter(ADMISSION_DECISIONS),
     _counter(ADMISSION_CHANGES),
@@ -281,54 +280,32 @@ METRICS: Final = (
         "presage_expected_steps_per_second",
         "choice",
         "Steps a second that admission expects: of the number of workflows it has chosen, and of letting all run.",
-        lambda status: {
-            choice: outlook.steps_per_s
-            for choice, outlook in ((status.admission and status.admission.outlook) or {}).items()
-        },
+        _outlooks,
     ),
-    _table(
+    _numbers(
         "presage_prefetch_requests_total",
         "outcome",
         "Prefetches started, and of these aborted for a client's request or refused by vLLM.",
-        lambda status: (
-            status.prefetch
-            and {
-                "started": status.prefetch.started,
-                "aborted": status.prefetch.aborted,
-                "refused": status.prefetch.refused,
-            }
-        ),
+        {"started": "prefetch.started", "aborted": "prefetch.aborted", "refused": "prefetch.refused"},
     ),
-    _table(
+    _numbers(
         "presage_prefetch_tokens_total",
         "outcome",
-        "Tokens of whole blocks: fetched, and of these used by a step, or wasted, given up before anybody asked for "
-        "them.",
-        lambda status: (
-            status.prefetch
-            and {
-                "fetched": status.prefetch.tokens,
-                "used": status.prefetch.used_tokens,
-                "wasted": status.prefetch.wasted_tokens,
-            }
-        ),
+        "Tokens of whole blocks: fetched, and of these used by a step, or wasted (evicted unused).",
+        {"fetched": "prefetch.tokens", "used": "prefetch.used_tokens", "wasted": "prefetch.wasted_tokens"},
     ),
-    _number(
-        "presage_prefetch_memory_bytes",
-        "Memory of what agents were asked.",
-        lambda status: status.prefetch and status.prefetch.memory_bytes,
-    ),
-    _table(
+    _number("presage_prefetch_memory_bytes", "Memory of earlier prompts of agents.", "prefetch.memory_bytes"),
+    _numbers(
         "presage_ageing_total",
         "change",
         "Requests that ageing promoted by a level after waiting, or demoted after their quantum.",
-        lambda status: status.ageing and {"promoted": status.ageing.promoted, "demoted": status.ageing.demoted},
+        {"promoted": "ageing.promoted", "demoted": "ageing.demoted"},
     ),
-    _number("presage_workflows", "Workflows alive.", lambda status: status.workflows),
+    _number("presage_workflows", "Workflows alive.", "workflows"),
     _table(
         "presage_workflows_ended_total",
         "how",
-        "Workflows that ended: said by their client, or silent for their time to live.",
+        "Workflows that ended: said (by their client), or silent (for their time to live).",
         lambda status: None if status.ended is None else {"said": status.ended, "silent": status.expired},
     ),
     _table(
@@ -346,7 +323,7 @@ METRICS: Final = (
 HISTOGRAMS: Final = (
     Histogram(
         "presage_request_held_seconds",
-        "Seconds that requests were held back until they began or were given up; those never held are not counted.",
-        lambda status: status.admission and status.admission.held_times,
+        "Seconds that requests were held back until they began or were aborted; those never held are not counted.",
+        lambda status: None if status.admission is None else status.admission.held_times,
     ),
 )

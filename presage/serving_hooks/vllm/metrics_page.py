@@ -16,7 +16,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Final
+
+from starlette.datastructures import MutableHeaders
 
 from presage.serving_hooks.status import read_status
 from presage.serving_hooks.vllm.metrics import HISTOGRAMS, METRICS
@@ -29,43 +32,35 @@ PATIENCE_S: Final = 5.0
 
 FRESH_S: Final = 1.0
 ANSWERED: Final = "presage_engines_answered"
-ANSWERED_HELP: Final = (
-    "1 where the engines have said in time what follows; 0, and nothing follows, where they have not."
-)
+ANSWERED_HELP: Final = "1 if the engines have answered in time; 0, and no other metrics follow, if they have not."
 
 Engines = Sequence[tuple[str, Mapping[str, Any]]]
 """Name and status, as plain data, of each engine behind a server."""
 
 
 class StatusCache:
-    """Queries the engines for their status, one query at a time, at most once per `FRESH_S`.
-
-    Args:
-        ask: queries the engines.
-        clock: monotonic seconds.
-    """
+    """Queries the engines for their status with `ask`, one query at a time, at most once per `FRESH_S`."""
 
     def __init__(self, ask: Callable[[], Awaitable[Engines]], clock: Callable[[], float] = time.monotonic) -> None:
-        self._ask = ask
-        self._clock = clock
-        self._under_way: asyncio.Future[Engines] | None = None
+        self._ask, self._clock = ask, clock
+        self._query: asyncio.Future[Engines] | None = None
         self._answer: tuple[float, Engines] | None = None
 
     async def __call__(self) -> Engines | None:
         """Their status, at most `FRESH_S` old; None where they do not answer in time or cannot."""
         if self._answer is not None and self._clock() - self._answer[0] < FRESH_S:
             return self._answer[1]
-        if self._under_way is None or self._under_way.done():
-            self._under_way = asyncio.ensure_future(self._ask())
+        if self._query is None or self._query.done():
+            self._query = asyncio.ensure_future(self._ask())
         # Not cancelled on a timeout: the next request waits for the same answer.
-        done, _ = await asyncio.wait([self._under_way], timeout=PATIENCE_S)
-        if not done or self._under_way.cancelled():
+        done, _ = await asyncio.wait([self._query], timeout=PATIENCE_S)
+        if not done or self._query.cancelled():
             return None
-        error = self._under_way.exception()
+        error = self._query.exception()
         if error is not None:
             logger.debug("the engines did not report metrics: %s", type(error).__name__)
             return None
-        self._answer = self._clock(), self._under_way.result()
+        self._answer = self._clock(), self._query.result()
         return self._answer[1]
 
 
@@ -93,17 +88,12 @@ def exposition(engines: Engines | None) -> bytes:
             if (found := histogram.read(status)) is not None:
                 family.add_metric([name], list(found.up_to_s.items()), found.sum_s)
         families.append(family)
-    text: bytes = generate_latest(_Collected(families))
+    text: bytes = generate_latest(SimpleNamespace(collect=lambda: families))
     return text
 
 
 class Appended:
-    """ASGI middleware: appends our metrics to vLLM's page; passes everything else through unchanged.
-
-    Args:
-        app: vLLM's.
-        ask: gives the status of the engines; None where they have not answered.
-    """
+    """ASGI middleware: appends our metrics to vLLM's page; passes everything else through unchanged."""
 
     def __init__(self, app: Any, ask: Callable[[], Awaitable[Engines | None]]) -> None:
         self.app = app
@@ -111,7 +101,8 @@ class Appended:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handles one request."""
-        if scope["type"] != "http" or scope["method"] != "GET" or _path(scope) != PATH:
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] != "http" or scope["method"] != "GET" or path != PATH:
             await self.app(scope, receive, send)
             return
         start: dict[str, Any] = {}
@@ -124,9 +115,13 @@ class Appended:
                 return
             body += message.get("body", b"")
             if not message.get("more_body"):
-                whole = body + await self._ours() if _is_page(start) else body
-                await send({**start, "headers": _with_length(start["headers"], len(whole))})
-                await send({"type": "http.response.body", "body": whole})
+                headers = MutableHeaders(raw=list(start["headers"]))
+                plain = headers.get("content-type", "").startswith("text/plain") and "content-encoding" not in headers
+                if start["status"] == 200 and plain:  # lines can be appended to uncompressed text
+                    body += await self._ours()
+                headers["content-length"] = str(len(body))
+                await send({**start, "headers": headers.raw})
+                await send({"type": "http.response.body", "body": body})
 
         await self.app(scope, receive, collect)
 
@@ -136,30 +131,3 @@ class Appended:
         except Exception as error:
             logger.warning("%s is served without the metrics of Presage: %s", PATH, type(error).__name__)
             return b""
-
-
-class _Collected:
-    """The collector that `generate_latest` wants."""
-
-    def __init__(self, families: list[Any]) -> None:
-        self._families = families
-
-    def collect(self) -> list[Any]:
-        return self._families
-
-
-def _path(scope: Any) -> str:
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
-
-
-def _is_page(start: dict[str, Any]) -> bool:
-    """Whether the answer is uncompressed text, to which lines can be appended."""
-    headers = {name.lower(): value for name, value in start["headers"]}
-    plain = headers.get(b"content-type", b"").startswith(b"text/plain") and b"content-encoding" not in headers
-    return bool(start["status"] == 200 and plain)
-
-
-def _with_length(headers: Any, length: int) -> list[tuple[bytes, bytes]]:
-    kept = [(name, value) for name, value in headers if name.lower() != b"content-length"]
-    return [*kept, (b"content-length", str(length).encode())]

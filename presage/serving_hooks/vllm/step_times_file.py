@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,13 +40,9 @@ class StepTimesFile:
     """A file of step times.
 
     Args:
-        path: of the file; a number is added if it exists.
+        path: a number is added to the name if the file exists.
         engine: description of the engine, plain values.
         most: limit of iterations.
-
-    Attributes:
-        path: of the file.
-        written: iterations in it.
 
     Raises:
         ConfigurationError: the file cannot be created.
@@ -58,7 +53,7 @@ class StepTimesFile:
         self.written = 0
         self._most = most
         self._under_way: deque[tuple[object, tuple[int, int, int], float]] = deque(maxlen=_UNDER_WAY)
-        self._busy_since = -math.inf
+        self._busy_since: float | None = None
         self._file.write(json.dumps({FORMAT: VERSION, **engine}) + "\n")
         self._file.flush()
 
@@ -72,9 +67,9 @@ class StepTimesFile:
         while self._under_way:
             known, tokens, began_at = self._under_way.popleft()
             if known is output:
-                self._write(tokens, now - (self._busy_since if math.isfinite(self._busy_since) else began_at))
+                self._write(tokens, now - (began_at if self._busy_since is None else self._busy_since))
                 break
-        self._busy_since = now if busy else -math.inf
+        self._busy_since = now if busy else None
         if not busy and not self._file.closed:
             self._file.flush()
 
@@ -97,6 +92,7 @@ class StepTimesFile:
 
 
 def _begin(path: Path) -> tuple[Path, IO[str]]:
+    setting = f"additional_config: presage.step_times_file is {str(path)!r}"
     for number in range(1000):
         free = path if not number else path.with_name(f"{path.stem}-{number}{path.suffix}")
         try:
@@ -104,22 +100,13 @@ def _begin(path: Path) -> tuple[Path, IO[str]]:
         except FileExistsError:
             continue
         except OSError as error:
-            raise ConfigurationError(
-                f"additional_config: presage.step_times_file is {str(path)!r}: {error.strerror or error}; "
-                "give a file in an existing folder that can be written to"
-            ) from None
-    raise ConfigurationError(
-        f"additional_config: presage.step_times_file is {str(path)!r}, and a thousand files with this name exist: "
-        "give another name, or move them away"
-    )
+            reason = error.strerror or error
+            raise ConfigurationError(f"{setting}: {reason}; give a file in an existing, writable folder") from None
+    raise ConfigurationError(f"{setting}, and a thousand files with this name exist: give another name, or move them")
 
 
 class TimedSteps:
-    """A mixin before the policies, so that the times include them.
-
-    Raises:
-        ConfigurationError: the file cannot be created when the engine starts.
-    """
+    """A mixin before the policies, so that the times include them."""
 
     clock: ClassVar[Callable[[], float]]  # `Policies` sets this and the port
     engine_port: EnginePort

@@ -68,7 +68,7 @@ class WorkflowTable:
     Args:
         time_to_live_s: seconds without a request after which a workflow expires; longer than tools take.
         clock: seconds, rising.
-        counts: counts workflows refused because the table was full.
+        counts: of workflows refused because the table was full.
 
     Attributes:
         ends: ended workflows by reason.

@@ -235,9 +235,8 @@ def test_states_of_two_workers_are_put_together() -> None:
     one, two = States(), States()
     one.add(PREFILL, ["a"], torch.ones(1, 2))
     two.add(PREFILL, ["b"], torch.zeros(1, 2))
-    ids, rows = one.aggregate(two).rows(PREFILL) or ((), ())
-    assert (list(ids), np.asarray(rows).tolist()) == (["a", "b"], [[1, 1], [0, 0]])
-    assert one.rows(COMPLETION) is None
+    assert [(name, row.tolist()) for name, row in one.aggregate(two).rows(PREFILL)] == [("a", [1, 1]), ("b", [0, 0])]
+    assert not list(one.rows(COMPLETION))
 
 
 class Event:

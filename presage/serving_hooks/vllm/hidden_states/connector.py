@@ -21,7 +21,7 @@ predictor reads the bits that it was trained on. Whole states are sent as float1
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,6 @@ from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.engine import Iteration
 
 logger = logging.getLogger(__name__)
-
 
 Rows = tuple[Sequence[str], NDArray[Any]]
 """Request ids, and a state of each: projected, float32 [n, p], or whole, float16 [n, d]."""
@@ -77,12 +76,10 @@ class States(KVConnectorWorkerMetadata):  # type: ignore[misc]
         """Adds states of these requests on the host, as `Rows`; `ready` is an event to wait for."""
         self._parts.append((moment, whole, ids, np.asarray(states) if ready is None else states, ready))
 
-    def rows(self, moment: Moment, *, whole: bool = False) -> Rows | None:
-        """States of this moment, projected or whole; None if there are none."""
-        found = [self._arrived(part) for part in self._of(moment, whole)]
-        if len(found) < 2:
-            return found[0] if found else None
-        return [name for ids, _ in found for name in ids], np.concatenate([states for _, states in found])
+    def rows(self, moment: Moment, *, whole: bool = False) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Request ids and their states of this moment, projected or whole."""
+        for place in self._of(moment, whole):
+            yield from zip(*self._arrived(place), strict=True)
 
     def row(self, moment: Moment, request_id: str, *, whole: bool = False) -> NDArray[Any] | None:
         """The state of one request; None if there is none."""
@@ -119,8 +116,7 @@ class States(KVConnectorWorkerMetadata):  # type: ignore[misc]
 class WantedRows:
     """Chooses the rows of a step to request. Follows prompts through chunks, prefix hits and preemptions.
 
-    Args:
-        is_step: whether a request is a step of a workflow; others are ignored.
+    Requests for which `is_step` is false are ignored.
     """
 
     def __init__(self, is_step: Callable[[str], bool]) -> None:
@@ -165,11 +161,7 @@ class WantedRows:
 
 
 class Projector:
-    """The projections of a predictor, moved to the device of the first rows.
-
-    Args:
-        projections: W float32 [d, p] and b [p] by moment.
-    """
+    """The projections of a predictor, W float32 [d, p] and b [p] by moment, moved to the device of the first rows."""
 
     def __init__(self, projections: Mapping[Moment, Projection]) -> None:
         self._projections = {
@@ -182,10 +174,9 @@ class Projector:
 
     def project(self, moment: Moment, rows: torch.Tensor, which: Sequence[int]) -> tuple[Any, Any]:
         """Projected states float32 [n, p] of rows [batch, d] on the host, and the event to wait for, or None."""
-        if self._projections[moment][0].device != rows.device:
-            weights, bias = self._projections[moment]
-            self._projections[moment] = weights.to(rows.device), bias.to(rows.device)
         weights, bias = self._projections[moment]
+        if weights.device != rows.device:
+            weights, bias = self._projections[moment] = weights.to(rows.device), bias.to(rows.device)
         picked = rows.index_select(0, _index(which, rows.device)).half().double()
         return _to_host(torch.addmm(bias, picked, weights).float())
 

@@ -47,12 +47,10 @@ class StatesOfSteps:
         forecasts: their source may read states.
         step_forecasts: receives the projected states.
         table: of running workflows.
-        recorder: receives whole states.
-        recorded: the moments whose states the recorder reads.
+        recorder: receives the whole states of the moments `recorded`.
 
     Attributes:
-        predictor_states: "on", or why the predictor gets no states.
-        recorder_states: the same for the recorder.
+        predictor_states, recorder_states: "on", or why predictor or recorder get no states.
     """
 
     def __init__(
@@ -102,11 +100,11 @@ class StatesOfSteps:
         self._came = tuple(engine.of_kind(States, engine.worker_metadata(output)))
         for states in self._came:
             if self.predictor_states == ON:
-                for name, state in zip(*(states.rows(PREFILL) or ((), ())), strict=True):
+                for name, state in states.rows(PREFILL):
                     if np.isfinite(state).all():
                         self._step_forecasts.prefill_state(name, state)
-            if self.recorder_states == ON and (whole := states.rows(PREFILL, whole=True)) is not None:
-                for name, state in zip(*whole, strict=True):
+            if self.recorder_states == ON:
+                for name, state in states.rows(PREFILL, whole=True):
                     self._recorder.state(name, PREFILL, state)
 
     def completed(self, request_id: str) -> None:
