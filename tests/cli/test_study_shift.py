@@ -43,7 +43,7 @@ def test_the_table_has_a_row_a_family_and_both_ways_side_by_side(outcomes: Path)
     assert ran.code == 0
     rows = [line.split()[0] for line in ran.out.splitlines() if line.strip()]
     assert len(set(rows) & set(TOPICS)) == 2
-    for said in ("all of them", "with all families known", "ours / tfidf-logistic / base-rate", "flagged"):
+    for said in ("all of them", "with all families known", "router / tfidf-logistic / base-rate", "flagged"):
         assert said in ran.out
     assert "without" in ran.err
 
