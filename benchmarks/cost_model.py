@@ -148,7 +148,7 @@ def replay(workflows: Mapping[str, Sequence[Planned]], at_once: int, engine: Any
         PromptIds(jobs, convention),
         Schedule(first, tuple(range(len(first), len(jobs)))),
         make_scheduler(kind, engine, longest, None, folder),
-        engine.costs(),
+        engine.cost,
         engine.block_tokens,
         clock,
     )
@@ -197,22 +197,21 @@ def main() -> None:
             measured[at_once] = timed(others, at_once, f"test-{at_once}.jsonl")
         times = read_step_times(fitted_to)
         found = calibrate(times, "benchmarks/cost_model.py")
-        engine = checked({**times.engine.limits(), "cost": asdict(found.cost)}, "fitted")
+        engine = checked({**times.engine.limits(), "cost": found.cost}, "fitted")
         if args.engine_file:
             args.engine_file.write_text(engine_text(engine), encoding="utf-8")
-        tell(found)
+        tell(engine.cost, found)
         loads = {}
         for at_once, (served, path) in measured.items():
             virtual = replay(others, at_once, engine, folder)
-            loads[at_once] = compare(found.cost, read_step_times([path]), served, virtual)
+            loads[at_once] = compare(engine.cost, read_step_times([path]), served, virtual)
             print(f"{at_once:8}" + "".join(f"{value:15.3f}" for value in loads[at_once].values()), flush=True)
     result = {"device": times.engine.device, "clock": args.clock, **asdict(found), "loads": loads}
     print(json.dumps({"benchmark": "cost_model", **result}))
 
 
-def tell(found: Any) -> None:
+def tell(cost: Any, found: Any) -> None:
     """Prints the fit and the head of the table."""
-    cost = found.cost
     print(
         f"{1e3 * cost.iteration_s:.2f} ms an iteration; µs a token: {1e6 * cost.prefill_token_s:.1f} prefilled, "
         f"{1e6 * cost.decode_token_s:.1f} decoded, {1e6 * cost.context_token_s:.3f} attended to; median error "

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from presage.cli import options
 from presage.cli.output import Output, table
-
-if TYPE_CHECKING:
-    from presage.serving_hooks.replay.calibrate import Calibrated
 
 
 def calibrate_cost(
@@ -37,33 +35,24 @@ def calibrate_cost(
     with out.working() as report:
         report("fitting", None)
         times = read_step_times(steps)
-        found = calibrate(times, source)
-        engine = checked({**times.engine.limits(), "cost": asdict(found.cost)}, str(steps[0]))
+        found = asdict(calibrate(times, source))
+        engine = checked({**times.engine.limits(), "cost": found.pop("cost")}, str(steps[0]))
         write_file(to, engine_text(engine).encode())
-    data: dict[str, Any] = {
-        "kind": "cost",
-        "engine": engine.model_dump(),
-        "fitted_to": found.fitted_to,
-        "held_out": found.held_out,
-        "median_error": found.median_error,
-        "p90_error": found.p90_error,
-        "total_error": found.total_error,
-        "to": str(to),
-    }
-    out.result(data, *(_render(found, to) if not as_json else ()))
+    data = {"kind": "cost", "engine": engine.model_dump(), **found, "to": str(to)}
+    out.result(data, *(_render(data) if not as_json else ()))
 
 
-def _render(found: Calibrated, to: Path) -> list[Any]:
-    cost = found.cost
+def _render(data: Mapping[str, Any]) -> list[Any]:
+    cost = data["engine"]["cost"]
     rows = [
-        ["each iteration", f"{1e3 * cost.iteration_s:.4g} ms"],
-        ["each token prefilled", f"{1e6 * cost.prefill_token_s:.4g} µs"],
-        ["each token decoded", f"{1e6 * cost.decode_token_s:.4g} µs"],
-        ["each token attended to", f"{1e9 * cost.context_token_s:.4g} ns"],
+        ["each iteration", f"{1e3 * cost['iteration_s']:.4g} ms"],
+        ["each token prefilled", f"{1e6 * cost['prefill_token_s']:.4g} µs"],
+        ["each token decoded", f"{1e6 * cost['decode_token_s']:.4g} µs"],
+        ["each token attended to", f"{1e9 * cost['context_token_s']:.4g} ns"],
     ]
     return [
-        table(f"Fitted to {found.fitted_to} iterations", ["", "costs"], rows),
-        f"\nOn {found.held_out} others: median error {found.median_error:.1%}, 90th percentile "
-        f"{found.p90_error:.1%}, error of the total {found.total_error:+.1%}.",
-        f"Written to {to}.",
+        table(f"Fitted to {data['fitted_to']} iterations", ["", "costs"], rows),
+        f"\nOn {data['held_out']} others: median error {data['median_error']:.1%}, 90th percentile "
+        f"{data['p90_error']:.1%}, error of the total {data['total_error']:+.1%}.",
+        f"Written to {data['to']}.",
     ]

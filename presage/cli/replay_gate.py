@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -33,57 +34,24 @@ _SEEDS: Final = 8
 _FOLDER: Final = "replay"
 """Among the artifacts of the version's run."""
 
-_Panel: Final = "The replay"
+_option = partial(typer.Option, rich_help_panel="The replay", show_default=False)
 
 Asked = Annotated[
     bool, typer.Option("--replay", help="Replay the traces and gate on hit rate and completion time; needs vLLM.")
 ]
-Engine = Annotated[
-    str | None,
-    typer.Option(help="TOML file of an engine, or a built-in name.", rich_help_panel=_Panel, show_default=False),
-]
-CacheTokens = Annotated[
-    int | None,
-    typer.Option(help="Cache size in tokens; overrides the file.", rich_help_panel=_Panel, show_default=False),
-]
-Concurrency = Annotated[
-    int | None,
-    typer.Option(
-        help=f"Number of concurrent workflows. Default: {_CONCURRENCY}.",
-        rich_help_panel=_Panel,
-        show_default=False,
-    ),
-]
-Rate = Annotated[
-    float | None,
-    typer.Option(help="Mean arrivals of workflows per second.", rich_help_panel=_Panel, show_default=False),
-]
-Prompts = Annotated[
-    str | None, typer.Option(help="As of `presage replay`.", rich_help_panel=_Panel, show_default=False)
-]
-OpeningTokens = Annotated[
-    int | None, typer.Option(help="As of `presage replay`.", rich_help_panel=_Panel, show_default=False)
-]
-ClosingTokens = Annotated[
-    int | None, typer.Option(help="As of `presage replay`.", rich_help_panel=_Panel, show_default=False)
-]
-PauseS = Annotated[
-    float | None,
-    typer.Option(help="Mean of random pauses between steps, instead of recorded pauses.", rich_help_panel=_Panel),
-]
+Engine = Annotated[str | None, _option(help="TOML file of an engine, or a built-in name.")]
+CacheTokens = Annotated[int | None, _option(help="Cache size in tokens; overrides the file.")]
+Concurrency = Annotated[int | None, _option(help=f"Number of concurrent workflows. Default: {_CONCURRENCY}.")]
+Rate = Annotated[float | None, _option(help="Mean arrivals of workflows per second.")]
+Prompts = Annotated[str | None, _option(help="As of `presage replay`.")]
+OpeningTokens = Annotated[int | None, _option(help="As of `presage replay`.")]
+ClosingTokens = Annotated[int | None, _option(help="As of `presage replay`.")]
+PauseS = Annotated[float | None, _option(help="Mean of random pauses between steps, instead of recorded pauses.")]
 Seeds = Annotated[
     int | None,
-    typer.Option(
-        min=3,
-        help=f"Runs of each version, each on a random half of the workflows. Default: {_SEEDS}.",
-        rich_help_panel=_Panel,
-        show_default=False,
-    ),
+    _option(min=3, help=f"Runs of each version, each on a random half of the workflows. Default: {_SEEDS}."),
 ]
-Processes = Annotated[
-    int | None,
-    typer.Option(min=1, help="Parallel runs. Default: one per core.", rich_help_panel=_Panel, show_default=False),
-]
+Processes = Annotated[int | None, _option(min=1, help="Parallel runs. Default: one per core.")]
 
 
 def asked_for(replay: bool, options: Mapping[str, Any]) -> ReplayGate | None:

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from presage.errors import TraceError
-from presage.serving_hooks.replay.engine_file import Cost
 
 FORMAT: Final = "presage_step_times"
 
@@ -137,15 +136,14 @@ class Calibrated:
     """A fitted cost model and its errors on held-out iterations.
 
     Attributes:
-        cost: fitted.
-        fitted_to: iterations.
-        held_out: iterations.
+        cost: as in an engine file; without a cost of the host, which was not measured.
+        fitted_to, held_out: iterations.
         median_error: of |predicted − measured| / measured.
         p90_error: 90th percentile of the same.
         total_error: sum of predicted / sum of measured − 1.
     """
 
-    cost: Cost
+    cost: dict[str, float | str]
     fitted_to: int
     held_out: int
     median_error: float
@@ -167,7 +165,7 @@ def calibrate(times: StepTimes, source: str = "") -> Calibrated:
     segment = np.arange(len(times.seconds)) // SEGMENT
     apart = segment % HELD_OUT_OF == HELD_OUT_OF - 1
     coefficients = fit(times.tokens[~apart], times.seconds[~apart])
-    predicted, measured = predict(coefficients, times.tokens[apart]), times.seconds[apart]
+    predicted, measured = _design(times.tokens[apart]) @ coefficients, times.seconds[apart]
     errors = np.abs(predicted - measured) / measured
     kept, judged = int((~apart).sum()), int(apart.sum())
     median = float(np.median(errors))
@@ -176,8 +174,10 @@ def calibrate(times: StepTimes, source: str = "") -> Calibrated:
         f"fitted to {kept} iterations of {of.model} on {of.device} with vLLM {of.vllm}; "
         f"median error {median:.1%} on {judged} others"
     )
-    iteration_s, prefill, decode, context = map(float, coefficients)
-    cost = Cost(max(iteration_s, _SHORTEST_S), prefill, decode, context, f"{source}; {summary}" if source else summary)
+    names = ("iteration_s", "prefill_token_s", "decode_token_s", "context_token_s")
+    cost: dict[str, float | str] = dict(zip(names, map(float, coefficients), strict=True))
+    cost["iteration_s"] = max(float(coefficients[0]), _SHORTEST_S)
+    cost |= {"source": f"{source}; {summary}" if source else summary, "host_token_s": 0.0}
     total = float(predicted.sum() / measured.sum()) - 1.0
     return Calibrated(cost, kept, judged, median, float(np.quantile(errors, 0.9)), total)
 
@@ -202,11 +202,6 @@ def fit(tokens: NDArray[np.int64], seconds: NDArray[np.float64]) -> NDArray[np.f
             break
         weights = 1.0 / np.sqrt(np.maximum(np.abs(1.0 - rows @ found), _FLOOR))
     return np.asarray(found / scale, np.float64)
-
-
-def predict(coefficients: NDArray[np.float64], tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Seconds of iterations, float64 [N], by the coefficients of `fit`; tokens int64 [N, 3]."""
-    return np.asarray(_design(tokens) @ coefficients, np.float64)
 
 
 def _design(tokens: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -9,18 +9,18 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from presage.errors import ConfigurationError
 
+_Seconds = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+
+class Cost(BaseModel):
     """Seconds of an iteration: the one part of a replay that vLLM does not compute.
 
         seconds = iteration_s + prefill_token_s · tokens prefilled + decode_token_s · tokens decoded
@@ -29,22 +29,18 @@ class Cost:
     Linear, as cost models of published schedulers are; the terms stand for reading weights, arithmetic, and reading the
     cache. It lacks the quadratic part of a long prefill's attention. An iteration waits for loads from the host, so
     none of their time is hidden; writes to the host cost nothing.
-
-    Attributes:
-        iteration_s: per iteration.
-        prefill_token_s: per prompt token computed.
-        decode_token_s: per token produced.
-        context_token_s: per token attended to, cached or computed, of each request.
-        source: where the numbers come from.
-        host_token_s: per token loaded from the host: bytes of a token's cache / bytes per second of the link.
     """
 
-    iteration_s: float
-    prefill_token_s: float
-    decode_token_s: float
-    context_token_s: float
-    source: str
-    host_token_s: float = 0.0
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    source: str = Field(min_length=1, description="where the numbers come from")
+    iteration_s: float = Field(gt=0, le=60, allow_inf_nan=False, description="each iteration, whatever its tokens")
+    prefill_token_s: _Seconds = Field(description="each prompt token computed")
+    decode_token_s: _Seconds = Field(description="each token produced")
+    context_token_s: _Seconds = Field(description="each token attended to, cached or computed, of each request")
+    host_token_s: _Seconds | None = Field(
+        None, description="each token loaded from the host: bytes of a token's cache / bytes per second of the link"
+    )
 
     def seconds(self, prefill_tokens: int, decode_tokens: int, context_tokens: int, host_tokens: int = 0) -> float:
         """Seconds of one iteration."""
@@ -53,24 +49,8 @@ class Cost:
             + self.prefill_token_s * prefill_tokens
             + self.decode_token_s * decode_tokens
             + self.context_token_s * context_tokens
-            + self.host_token_s * host_tokens
+            + (self.host_token_s or 0.0) * host_tokens
         )
-
-
-DEFAULT: Final = "invented"
-
-_Seconds = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
-
-
-class _Costs(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    source: str = Field(min_length=1, description="where the numbers come from")
-    iteration_s: float = Field(gt=0, le=60, allow_inf_nan=False, description="each iteration, whatever its tokens")
-    prefill_token_s: _Seconds = Field(description="each token prefilled")
-    decode_token_s: _Seconds = Field(description="each token decoded")
-    context_token_s: _Seconds = Field(description="each token attended to")
-    host_token_s: _Seconds | None = Field(None, description="each token loaded from the host, if it has a cache")
 
 
 class EngineFile(BaseModel):
@@ -84,7 +64,7 @@ class EngineFile(BaseModel):
     most_requests: int = Field(64, ge=1, le=65536, description="requests in one iteration (max_num_seqs)")
     most_tokens: int = Field(2048, ge=1, le=10**6, description="tokens in one iteration (max_num_batched_tokens)")
     chunked_prefill: bool = Field(True, description="whether a prompt may be prefilled in parts")
-    cost: _Costs
+    cost: Cost
 
     @property
     def blocks(self) -> int:
@@ -95,18 +75,6 @@ class EngineFile(BaseModel):
     def host_blocks(self) -> int:
         """Blocks of the host tier."""
         return self.host_cache_tokens // self.block_tokens
-
-    def costs(self) -> Cost:
-        """Its cost model."""
-        of = self.cost
-        return Cost(
-            of.iteration_s,
-            of.prefill_token_s,
-            of.decode_token_s,
-            of.context_token_s,
-            of.source,
-            of.host_token_s or 0.0,
-        )
 
 
 def shipped() -> list[str]:
@@ -131,11 +99,8 @@ def read_engine(name: str, cache_tokens: int | None = None, host_cache_tokens: i
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{name}: not valid TOML: {error}; correct the file") from None
-    if cache_tokens is not None:
-        given["cache_tokens"] = cache_tokens
-    if host_cache_tokens is not None:
-        given["host_cache_tokens"] = host_cache_tokens
-    return checked(given, name)
+    overrides = {"cache_tokens": cache_tokens, "host_cache_tokens": host_cache_tokens}
+    return checked(given | {setting: tokens for setting, tokens in overrides.items() if tokens is not None}, name)
 
 
 def checked(given: Mapping[str, Any], name: str) -> EngineFile:
@@ -166,11 +131,6 @@ def checked(given: Mapping[str, Any], name: str) -> EngineFile:
             f"{name}: most_tokens is {engine.most_tokens}, less than the {engine.most_requests} requests of an "
             "iteration, each of which decodes one token: give more tokens or fewer requests"
         )
-    _check_host(engine, name)
-    return engine
-
-
-def _check_host(engine: EngineFile, name: str) -> None:
     tokens = engine.host_cache_tokens
     if tokens and not engine.host_blocks:
         raise ConfigurationError(
@@ -183,6 +143,7 @@ def _check_host(engine: EngineFile, name: str) -> None:
             "from the host: add it (bytes of a token's cache / bytes per second of the link), or set "
             "host_cache_tokens to 0"
         )
+    return engine
 
 
 def engine_text(engine: EngineFile) -> str:

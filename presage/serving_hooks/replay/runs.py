@@ -165,7 +165,7 @@ def run_one(
         prompts,
         schedule(setting.arrivals, jobs, seed),
         scheduler,
-        engine.costs(),
+        engine.cost,
         engine.block_tokens,
         clock,
         policy.at_once,

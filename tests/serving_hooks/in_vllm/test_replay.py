@@ -94,7 +94,7 @@ def play(
         prompts,
         schedule(arrivals or Arrivals(concurrency=9), played, seed),
         scheduler,
-        machine.costs(),
+        machine.cost,
         machine.block_tokens,
         clock,
         watchers=watchers,
@@ -278,7 +278,7 @@ def test_one_request_takes_what_the_cost_model_says(tmp_path: Path) -> None:
     machine = engine(1600)
     alone = (ReplayJob("t", "w", assemble([RecordedRequest("p", 200, 3, (), 0.0)], PromptConvention())),)
     run, _ = play(PromptConvention(), POLICIES["stock"], machine, forecasts=None, folder=tmp_path, of=alone)
-    cost: Cost = machine.costs()
+    cost: Cost = machine.cost
     # Two chunks, 128 and 72 tokens, then two tokens one at a time.
     steps = [cost.seconds(128, 0, 128), cost.seconds(72, 0, 200), cost.seconds(0, 1, 201), cost.seconds(0, 1, 202)]
     assert run.completions_s == [pytest.approx(sum(steps))]

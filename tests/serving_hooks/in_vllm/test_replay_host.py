@@ -92,7 +92,7 @@ def test_what_was_given_up_comes_back_at_the_time_of_the_way(
     of = Setting(apart(), PromptConvention("own-conversation"), Arrivals(1), machine, "oracle")
     run, _ = played(of, POLICIES["stock"])
     last = next(one for one in run.asked if one.step == 2)
-    took = [machine.costs().seconds(*step) for step in (*steps, (0, 1, 201), (0, 1, 202))]
+    took = [machine.cost.seconds(*step) for step in (*steps, (0, 1, 201), (0, 1, 202))]
     assert (last.hit_tokens, last.host_tokens) == (loaded, loaded)
     assert last.ended_s - last.came_s == pytest.approx(sum(took))
     assert last.first_token_s - last.came_s == pytest.approx(sum(took[: len(steps)]))

@@ -16,8 +16,10 @@ def test_without_noise_the_costs_are_found_exactly() -> None:
     assert found.median_error < 1e-9
     assert found.total_error == pytest.approx(0.0, abs=1e-9)
     cost = found.cost
-    assert [cost.iteration_s, cost.prefill_token_s, cost.decode_token_s, cost.context_token_s] == pytest.approx(TRUE)
-    assert cost.source.startswith("our rack; fitted to 808 iterations of made-up on cpu with vLLM 0.32.0; median error")
+    names = ("iteration_s", "prefill_token_s", "decode_token_s", "context_token_s")
+    assert [cost[name] for name in names] == pytest.approx(TRUE)
+    summary = "our rack; fitted to 808 iterations of made-up on cpu with vLLM 0.32.0; median error"
+    assert str(cost["source"]).startswith(summary)
 
 
 def test_a_tenth_of_the_iterations_being_pauses_moves_nothing() -> None:
@@ -50,7 +52,7 @@ def test_no_cost_is_below_zero() -> None:
 
 def test_an_engine_file_takes_what_was_fitted_though_an_iteration_be_free() -> None:
     tokens = iterations(1000)
-    assert calibrate(measured(tokens, times_of(tokens, np.asarray([0.0, 1e-4, 1e-4, 0.0])))).cost.iteration_s > 0
+    assert calibrate(measured(tokens, times_of(tokens, np.asarray([0.0, 1e-4, 1e-4, 0.0])))).cost["iteration_s"] > 0
 
 
 @pytest.mark.parametrize(
