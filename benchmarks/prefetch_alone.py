@@ -19,9 +19,9 @@ from typing import Any
 
 from presage.datasets.read import read_traces
 from presage.serving_hooks.replay.engine_file import read_engine
+from presage.serving_hooks.replay.metrics import gained
 from presage.serving_hooks.replay.policies import POLICIES
-from presage.serving_hooks.replay.runs import Setting, check_vllm
-from presage.serving_hooks.replay.side_by_side import gained, swept
+from presage.serving_hooks.replay.runs import Setting, check_vllm, swept
 from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, check_fits, workload
 
 SHOWN = {"hit_rate": 1e2, "ttft_mean_s": 1e3, "completion_mean_s": 1e3}

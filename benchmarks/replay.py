@@ -21,8 +21,8 @@ import time
 from typing import get_args
 
 from presage.serving_hooks.replay.engine_file import read_engine
-from presage.serving_hooks.replay.policies import choose
-from presage.serving_hooks.replay.runs import Done, Setting, check_vllm, run_one, settings_of_hooks
+from presage.serving_hooks.replay.policies import named
+from presage.serving_hooks.replay.runs import Done, Setting, check_vllm, run_one
 from presage.serving_hooks.replay.workload import (
     Arrivals,
     PromptConvention,
@@ -62,7 +62,7 @@ def draw(workflows: int, convention: PromptConvention, seed: int = 0) -> tuple[R
 def timed(setting: Setting, policy: str, quick: bool = True) -> tuple[Done, float]:
     """One run and the CPU time it took."""
     begun = time.process_time()
-    done = run_one(setting, choose(policy, settings_of_hooks())[0], 0, quick)
+    done = run_one(setting, named(policy)[0], 0, quick)
     return done, time.process_time() - begun
 
 

@@ -22,8 +22,8 @@ import time
 from replay import CONVENTIONS, draw
 
 from presage.serving_hooks.replay.engine_file import read_engine
-from presage.serving_hooks.replay.policies import choose
-from presage.serving_hooks.replay.runs import Setting, check_vllm, run_one, settings_of_hooks
+from presage.serving_hooks.replay.policies import named
+from presage.serving_hooks.replay.runs import Setting, check_vllm, run_one
 from presage.serving_hooks.replay.workload import Arrivals
 
 AT_ONCE, CACHE_TOKENS, MOST_STEPS = 48, 64_000, 8
@@ -46,7 +46,7 @@ def main() -> None:
     steps = sum(len(job.steps) for job in jobs)
     print(f"{len(jobs)} workflows, {steps} steps\n\n| policy | CPU s | s | hit rate |\n|---|---|---|---|")
     runs = []
-    for policy in choose(args.policies, settings_of_hooks()):
+    for policy in named(args.policies):
         run_one(warm, policy, 0)
         cpu_s, wall_s = time.process_time(), time.perf_counter()
         done = run_one(setting, policy, 0)

@@ -108,8 +108,8 @@ def replay(
 ) -> None:
     """Run recorded workflows through vLLM's own scheduler in virtual time, once for each policy; needs no GPU."""
     from presage.serving_hooks.replay.engine_file import read_engine
-    from presage.serving_hooks.replay.policies import STOCK, check_switches, crossed, named
-    from presage.serving_hooks.replay.runs import Setting, check_vllm, result, run_all, settings_of_hooks
+    from presage.serving_hooks.replay.policies import STOCK, crossed, named
+    from presage.serving_hooks.replay.runs import Setting, check_vllm, result, run_all
     from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, check_fits, workload
     from presage.training.report.files import check_folder, write_metrics, write_report
 
@@ -124,7 +124,6 @@ def replay(
     if report_folder is not None:
         check_folder(report_folder, "--report")
     check_vllm()
-    check_switches(policies, settings_of_hooks())
     out = Output(as_json)
     with out.working() as report:
         plain = are_requests(traces)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -136,8 +137,7 @@ class ReplayGate:
         """
         from presage.registry.evidence import judge_replay
         from presage.serving_hooks.replay.policies import POLICIES, STOCK
-        from presage.serving_hooks.replay.runs import Setting, result
-        from presage.serving_hooks.replay.side_by_side import Contender, contest
+        from presage.serving_hooks.replay.runs import Setting, contest, result
         from presage.serving_hooks.replay.workload import check_fits, workload
 
         held = workload(table, self._convention, self._pause_s)
@@ -148,10 +148,11 @@ class ReplayGate:
             _check_agents(one, held)
         setting = Setting(held.jobs, self._convention, self._arrivals, self._engine, "")
         names = {one: f"version {one.version}" for one in (candidate, champion) if one is not None}
-        contenders = [Contender(STOCK, POLICIES[STOCK])]
-        contenders += [Contender(name, POLICIES[_POLICY], str(one.folder)) for one, name in names.items()]
-        done = contest(setting, contenders, range(self._seeds), self._processes, report)
-        runs = {one.name: [run for run in done if run.policy == one.name] for one in contenders}
+        contenders = {STOCK: (setting, POLICIES[STOCK])}
+        for one, name in names.items():
+            contenders[name] = replace(setting, forecasts=str(one.folder)), POLICIES[_POLICY]
+        done = contest(contenders, range(self._seeds), self._processes, report)
+        runs = {name: [run for run in done if run.policy == name] for name in contenders}
         if all(_same(runs[names[candidate]], runs[other]) for other in runs):
             out.note(
                 "all runs have equal figures, with and without forecasts: the cache was never full. Raise "

@@ -173,6 +173,12 @@ def over_seeds(runs: Sequence[Figures]) -> dict[str, Any]:
     return {name: interval([run[name] for run in runs]) for name in names}
 
 
+def gained(runs: Sequence[Figures], than: Sequence[Figures]) -> dict[str, Any]:
+    """Mean differences of runs to others with the same seeds, with 95 % intervals, paired by seed."""
+    pairs = zip(runs, than, strict=True)
+    return over_seeds([{name: one[name] - other[name] for name in one.keys() & other.keys()} for one, other in pairs])
+
+
 def shares(
     policy: Mapping[int, Figures], stock: Mapping[int, Figures], oracle: Mapping[int, Figures]
 ) -> dict[str, float | None]:

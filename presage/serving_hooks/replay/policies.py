@@ -66,11 +66,11 @@ class Policy:
     more: Mapping[str, Any] = field(default_factory=dict, hash=False)
     scheduler: Callable[[type[Any]], type[Any]] | None = None
 
-    def presage(self, fields: Collection[str]) -> dict[str, Any] | None:
+    def presage(self) -> dict[str, Any] | None:
         """The object `presage` of `--additional-config`; None without hooks."""
         if self.settings is None:
             return None
-        return {switch: switch in self.settings for switch in SWITCHES if switch in fields} | dict(self.more)
+        return {switch: switch in self.settings for switch in SWITCHES} | dict(self.more)
 
     @property
     def foretellers(self) -> set[Foreteller | Source]:
@@ -114,7 +114,7 @@ def named(names: str) -> list[Policy]:
         names: separated by commas; module:NAME imports a `Policy` of a module.
 
     Raises:
-        ConfigurationError: unknown name, or the module has no such policy.
+        ConfigurationError: unknown name, or the module has no such policy, or one with settings unknown to the hooks.
     """
     own = {name: _own(name) for name in (part.strip() for part in names.split(",")) if ":" in name}
     known = {**POLICIES, **own}
@@ -122,7 +122,8 @@ def named(names: str) -> list[Policy]:
 
 
 def _own(path: str) -> Policy:
-    """Imports a policy by module:NAME."""
+    from presage.serving_hooks.vllm.config import PresageConfig
+
     module, _, name = path.partition(":")
     try:
         found = getattr(import_module(module), name)
@@ -130,33 +131,13 @@ def _own(path: str) -> Policy:
         raise ConfigurationError(f"--policy {path!r} cannot be imported: {error}") from None
     if not isinstance(found, Policy):
         raise ConfigurationError(f"--policy {path!r} is a {type(found).__name__}; give the name of a Policy")
+    missing = sorted(((found.settings or frozenset()) | found.more.keys()) - PresageConfig.model_fields.keys())
+    if missing:
+        raise ConfigurationError(
+            f"--policy {found.name}: the hooks of this version cannot do {' and '.join(missing)} yet; leave "
+            f"{found.name} out"
+        )
     return found
-
-
-def check_switches(policies: Sequence[Policy], fields: Collection[str]) -> None:
-    """Checks that the hooks have the switches of all policies.
-
-    Args:
-        policies: to check.
-        fields: settings of the hooks.
-
-    Raises:
-        ConfigurationError: a switch is missing.
-    """
-    for policy in policies:
-        missing = sorted(((policy.settings or frozenset()) | policy.more.keys()) - set(fields))
-        if missing:
-            raise ConfigurationError(
-                f"--policy {policy.name}: the hooks of this version cannot do {' and '.join(missing)} yet; leave "
-                f"{policy.name} out"
-            )
-
-
-def choose(names: str, fields: Collection[str]) -> list[Policy]:
-    """Policies by name, checked; see `named` and `check_switches`."""
-    policies = named(names)
-    check_switches(policies, fields)
-    return policies
 
 
 def crossed(policies: Sequence[Policy], schedulers: str) -> list[Policy]:

@@ -1,7 +1,8 @@
-"""Runs every policy on the same jobs and seeds, in parallel processes.
+"""Runs policies with seeds, in parallel processes.
 
 A run depends only on its policy, seed and setting, so the number of processes does not change results. Each process
-hashes the prompts once. An interrupt keeps the finished runs.
+hashes the prompts of a workload once. `run_all` compares policies on one setting, and an interrupt keeps the finished
+runs; `side_by_side` runs settings that differ (versions of a model, loads), and an interrupt loses them all.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from presage.errors import EngineError
+import numpy as np
+
+from presage.errors import EngineError, TraceError
 from presage.serving_hooks.counts import FORECASTS
 from presage.serving_hooks.replay.engine_file import EngineFile
 from presage.serving_hooks.replay.forecasts import OutputLengthOracle, Source, source
@@ -31,6 +34,8 @@ from presage.serving_hooks.replay.policies import Foreteller, Policy, ends
 from presage.serving_hooks.replay.prompts import PromptIds
 from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, ReplayJob, schedule
 from presage.serving_hooks.status import EngineStatus, read_status
+
+Point = TypeVar("Point", bound=Hashable)
 
 _FEWEST_AT_ONCE: Final = 4
 
@@ -103,13 +108,6 @@ def _quiet() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def settings_of_hooks() -> frozenset[str]:
-    """Names of the settings of the hooks."""
-    from presage.serving_hooks.vllm.config import PresageConfig
-
-    return frozenset(PresageConfig.model_fields)
-
-
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
     """Keeps the garbage collector from scanning all of vLLM and all prompts again and again during a replay."""
@@ -129,7 +127,7 @@ def run_one(
     seed: int,
     fast_path: bool = True,
     prompts: PromptIds | None = None,
-    tell: Callable[[PolicyRun], None] = lambda run: None,
+    on_run: Callable[[PolicyRun], None] = lambda run: None,
 ) -> Done:
     """One policy with one seed. Needs vLLM.
 
@@ -139,7 +137,7 @@ def run_one(
         seed: of the arrivals.
         fast_path: whether decode-only iterations take the fast path.
         prompts: of the setting's jobs, from an earlier run; None makes them.
-        tell: receives the run with its records.
+        on_run: called with the records of the run.
     """
     _quiet()
     from presage.serving_hooks.replay import vllm_scheduler
@@ -156,7 +154,7 @@ def run_one(
     kind = vllm_scheduler.scheduler_class(policy, agents, clock, fast_path, lengths=lengths, next_uses=next_uses)
     longest = max(step.prompt_tokens + step.output_tokens for job in jobs for step in job.steps)
     with tempfile.TemporaryDirectory() as folder:
-        presage = policy.presage(settings_of_hooks())
+        presage = policy.presage()
         scheduler = vllm_scheduler.make_scheduler(kind, engine, longest, presage, Path(folder))
     evictions = Evictions(jobs, prompts)
     EnginePort(scheduler).on_reuse(evictions.gives_up)
@@ -174,7 +172,7 @@ def run_one(
     with _seldom_collected():
         run = replay.play()
     run.evicted = evictions.counts
-    tell(run)
+    on_run(run)
     status = read_status(scheduler.presage_status() if presage is not None else {}) or EngineStatus()
     wanted = sorted(policy.settings or ())
     off = tuple(name for name in wanted if (status.on or {}).get(name) is False)
@@ -223,25 +221,25 @@ def run_all(
     schedule(setting.arrivals, setting.jobs, 0)
     for who in {who for policy in policies for who in policy.foretellers}:
         forecaster_for(setting, who, time.monotonic)
-    swept = [policy for policy in policies if policy.swept]
+    unlimited = [policy for policy in policies if policy.swept]
     most = most_at_once(setting.arrivals.concurrency, setting.engine.most_requests, setting.jobs)
-    tasks = [(policy, seed) for seed in seeds for policy in policies if not policy.swept]
-    sweeps = [(limited, seeds[0]) for policy in swept for limited in tried(policy, most)]
-    many = len(tasks) + len(sweeps) + len(swept) * (len(seeds) - 1)
+    tasks = [(0, policy, seed) for seed in seeds for policy in policies if not policy.swept]
+    tasks += [(0, limited, seeds[0]) for policy in unlimited for limited in tried(policy, most)]
+    many = len(tasks) + len(unlimited) * (len(seeds) - 1)
     done: list[Done] = []
     limited: list[Done] = []
     interrupted = False
     progress(f"replaying {many} runs", 0.0)
-    with _Runner(setting, min(len(tasks) + len(sweeps), processes or len(os.sched_getaffinity(0)))) as runner:
+    with _Runner([setting], min(len(tasks), processes or len(os.sched_getaffinity(0)))) as runner:
         try:
-            for one in runner.run(tasks + sweeps):
+            for _, one in runner.run(tasks):
                 (done if one.at_once is None else limited).append(one)
                 progress(f"replaying {many} runs", (len(done) + len(limited)) / many)
-            for policy in swept:
+            for policy in unlimited:
                 runs = {one.at_once: one for one in limited if one.policy == policy.name and one.at_once is not None}
                 number = best({at_once: one.figures for at_once, one in runs.items()})
                 done.append(runs[number])
-                for one in runner.run([(replace(policy, at_once=number), seed) for seed in seeds[1:]]):
+                for _, one in runner.run([(0, replace(policy, at_once=number), seed) for seed in seeds[1:]]):
                     done.append(one)
                     progress(f"replaying {many} runs", min(1.0, (len(done) + len(limited)) / many))
         except KeyboardInterrupt:
@@ -282,20 +280,44 @@ def most_at_once(arrivals_at_once: int | None, most_requests: int, jobs: Sequenc
     return min(arrivals_at_once or 2 * most_requests, len(jobs))
 
 
+class _Prepared:
+    """Settings to run in one process; runs of the same workload that follow one another share its hashed prompts."""
+
+    def __init__(self, settings: Sequence[Setting]) -> None:
+        self._settings = settings
+        self._prompts: PromptIds | None = None
+        self._prompts_of: tuple[object, ...] = ()
+
+    def run(self, at: int, policy: Policy, seed: int) -> Done:
+        setting = self._settings[at]
+        key = setting.jobs, setting.convention, setting.engine.block_tokens
+        if self._prompts is None or key != self._prompts_of:
+            self._prompts, self._prompts_of = PromptIds(setting.jobs, setting.convention), key
+        return run_one(setting, policy, seed, True, self._prompts)
+
+
+_of_this_process: list[_Prepared] = []
+
+
+def _begin(settings: Sequence[Setting]) -> None:
+    """Initialises a worker process; the parent handles interrupts."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _of_this_process.append(_Prepared(settings))
+
+
+def _run(at: int, policy: Policy, seed: int) -> Done:
+    return _of_this_process[0].run(at, policy, seed)
+
+
 class _Runner:
-    """Runs tasks in this process and in worker processes, which end with the context.
+    """Runs tasks (index of the setting, policy, seed) in this process and in worker processes, which end with the
+    context."""
 
-    Args:
-        setting: common to all runs.
-        workers: processes, this one included.
-    """
-
-    def __init__(self, setting: Setting, workers: int) -> None:
-        self._setting = setting
-        self._prompts = PromptIds(setting.jobs, setting.convention)
+    def __init__(self, settings: Sequence[Setting], workers: int) -> None:
+        self._here = _Prepared(settings)
         # Spawned: vLLM and torch do not promise that their threads survive a fork.
         others = workers - 1
-        self._pool = ProcessPoolExecutor(others, get_context("spawn"), _begin, (setting,)) if others else None
+        self._pool = ProcessPoolExecutor(others, get_context("spawn"), _begin, (settings,)) if others else None
 
     def __enter__(self) -> _Runner:
         return self
@@ -306,39 +328,113 @@ class _Runner:
                 process.terminate()
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def run(self, tasks: Sequence[tuple[Policy, int]]) -> Iterator[Done]:
-        """Yields runs as they finish. This process takes the last task that no other has begun, so it need not wait."""
+    def run(self, tasks: Sequence[tuple[int, Policy, int]]) -> Iterator[tuple[int, Done]]:
+        """Yields the number of a task and its run, as they finish.
+
+        This process takes the last task that no other has begun, so it need not wait.
+        """
         if self._pool is None:
-            for policy, seed in tasks:
-                yield self._here(policy, seed)
+            for number, task in enumerate(tasks):
+                yield number, self._here.run(*task)
             return
-        there: dict[Future[Done], tuple[Policy, int]] = {self._pool.submit(_run, *task): task for task in tasks}
-        for future, task in reversed(list(there.items())):
+        there: dict[Future[Done], int] = {self._pool.submit(_run, *task): number for number, task in enumerate(tasks)}
+        for future, number in reversed(list(there.items())):
             if future.cancel():
                 del there[future]
-                yield self._here(*task)
+                yield number, self._here.run(*tasks[number])
             for done in [one for one in there if one.done()]:
-                del there[done]
-                yield done.result()
+                yield there.pop(done), done.result()
         for done in as_completed(there):
-            yield done.result()
-
-    def _here(self, policy: Policy, seed: int) -> Done:
-        return run_one(self._setting, policy, seed, True, self._prompts)
+            yield there[done], done.result()
 
 
-_of_this_process: list[tuple[Setting, PromptIds]] = []
+def side_by_side(
+    tasks: Sequence[tuple[Setting, Policy, int]],
+    processes: int,
+    progress: Callable[[str, float | None], None] = lambda doing, share: None,
+) -> list[Done]:
+    """Runs every task; results are in the order of the tasks. Needs vLLM.
+
+    Args:
+        tasks: setting, policy, and seed of the arrivals.
+        processes: in parallel; with 1 everything runs in this process.
+        progress: called with a description and the share done.
+    """
+    done: dict[int, Done] = {}
+    doing = f"replaying {len(tasks)} runs"
+    progress(doing, 0.0)
+    with _Runner([setting for setting, _, _ in tasks], min(processes, len(tasks))) as runner:
+        for number, one in runner.run([(at, policy, seed) for at, (_, policy, seed) in enumerate(tasks)]):
+            done[number] = one
+            progress(doing, len(done) / len(tasks))
+    return [done[number] for number in range(len(tasks))]
 
 
-def _begin(setting: Setting) -> None:
-    """Initialises a worker process; the parent handles interrupts."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _of_this_process.append((setting, PromptIds(setting.jobs, setting.convention)))
+def swept(
+    points: Mapping[Point, tuple[Setting, Policy]],
+    seeds: Sequence[int],
+    processes: int,
+    progress: Callable[[str, float | None], None] = lambda doing, share: None,
+) -> dict[Point, list[Figures]]:
+    """Figures of each point, seed by seed; all points have the same seeds, so they can be compared seed by seed.
+
+    Args:
+        points: what to run, by name.
+        seeds: of the arrivals.
+        processes, progress: as of `side_by_side`.
+    """
+    tasks = [(setting, policy, seed) for setting, policy in points.values() for seed in seeds]
+    done = iter(side_by_side(tasks, processes, progress))
+    return {point: [next(done).figures for _ in seeds] for point in points}
 
 
-def _run(policy: Policy, seed: int) -> Done:
-    setting, prompts = _of_this_process[0]
-    return run_one(setting, policy, seed, True, prompts)
+_FEWEST_TO_HALVE: Final = 8
+
+
+def contest(
+    contenders: Mapping[str, tuple[Setting, Policy]],
+    seeds: Sequence[int],
+    processes: int,
+    progress: Callable[[str, float | None], None] = lambda doing, share: None,
+) -> list[Done]:
+    """Runs every contender (versions of a predictor, and vLLM alone) on random halves of the same workflows.
+
+    Each seed draws half of the workflows and their order, the same for all contenders. The standard deviation of a
+    figure over halves is its standard error on all workflows (half-sample replication: McCarthy 1969; Wu 1986 for any
+    statistic), so intervals cover the choice of workflows and not only their order. Workflows compete for one cache, so
+    figures cannot be resampled workflow by workflow. The order of arrivals is redrawn too, which widens intervals.
+
+    Args:
+        contenders: settings, which have the same jobs, and policies, by name.
+        seeds: one half each.
+        processes, progress: as of `side_by_side`.
+
+    Returns:
+        Runs by seed and contender; `policy` of each is the contender's name.
+
+    Raises:
+        TraceError: too few workflows.
+    """
+    jobs = next(setting.jobs for setting, _ in contenders.values())
+    if len(jobs) < _FEWEST_TO_HALVE:
+        raise TraceError(
+            f"{len(jobs)} workflows to replay; each run takes half of them, and at least {_FEWEST_TO_HALVE} are "
+            "wanted: give more traces"
+        )
+    tasks, names = [], []
+    for seed in seeds:
+        chosen = half(jobs, seed)
+        for name, (setting, policy) in contenders.items():
+            tasks.append((replace(setting, jobs=chosen), policy, seed))
+            names.append(name)
+    done = side_by_side(tasks, processes, progress)
+    return [replace(one, policy=name) for one, name in zip(done, names, strict=True)]
+
+
+def half(jobs: Sequence[ReplayJob], seed: int) -> tuple[ReplayJob, ...]:
+    """A random half of the jobs, rounded up, in the order of the trace."""
+    chosen = np.random.default_rng([seed, len(jobs)]).permutation(len(jobs))[: (len(jobs) + 1) // 2]
+    return tuple(jobs[number] for number in sorted(chosen))
 
 
 def result(done: Sequence[Done]) -> dict[str, Any]:

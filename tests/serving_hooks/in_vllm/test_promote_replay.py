@@ -19,7 +19,7 @@ from presage.cli.remaining_length import REMAINING_LENGTH
 from presage.cli.replay_gate import ReplayGate
 from presage.errors import ConfigurationError
 from presage.registry.connect import open_registry
-from presage.serving_hooks.replay.side_by_side import half
+from presage.serving_hooks.replay.runs import half
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

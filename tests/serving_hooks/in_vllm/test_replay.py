@@ -81,7 +81,7 @@ def play(
         scheduler_class(policy, foretells, clock, quick),
         machine,
         longest,
-        policy.presage(("priority", "eviction")),
+        policy.presage(),
         folder,
     )
     prompts, watchers = PromptIds(played, convention), []

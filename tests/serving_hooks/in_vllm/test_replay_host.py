@@ -60,7 +60,7 @@ def played(of: Setting, policy: Policy, quick: bool = True, seed: int = 0) -> tu
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm_scheduler, "make_scheduler", kept)
-        done = run_one(of, policy, seed, quick, tell=runs.append)
+        done = run_one(of, policy, seed, quick, on_run=runs.append)
     assert done.off == ()
     return runs[0], schedulers[0]
 

@@ -13,10 +13,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
 from replay_samples import chain
 
 from presage.serving_hooks.replay.engine_file import read_engine
-from presage.serving_hooks.replay.metrics import PolicyRun
+from presage.serving_hooks.replay.metrics import PolicyRun, gained
 from presage.serving_hooks.replay.policies import POLICIES
-from presage.serving_hooks.replay.runs import Setting, run_one
-from presage.serving_hooks.replay.side_by_side import gained, side_by_side, swept
+from presage.serving_hooks.replay.runs import Setting, run_one, side_by_side, swept
 from presage.serving_hooks.replay.workload import Arrivals, PromptConvention
 
 pytestmark = pytest.mark.vllm
@@ -56,11 +55,12 @@ def test_a_sweep_is_figures_by_point_and_gains_are_paired() -> None:
 
 def test_settings_of_the_hooks_make_another_policy() -> None:
     short = replace(POLICIES["hierarchical"], more={"horizon": 1, "gamma": 0.5})
-    assert short.presage(("eviction", "priority")) == {"priority": False, "eviction": True, "horizon": 1, "gamma": 0.5}
+    off = dict.fromkeys(("priority", "admission", "prefetch"), False)
+    assert short.presage() == {**off, "eviction": True, "horizon": 1, "gamma": 0.5}
     assert run_one(SETTING, short, 0).off == ()
 
 
 def test_a_run_is_told_request_by_request() -> None:
     runs: list[PolicyRun] = []
-    run_one(SETTING, POLICIES["stock"], 0, tell=runs.append)
+    run_one(SETTING, POLICIES["stock"], 0, on_run=runs.append)
     assert len(runs[0].asked) == sum(len(job.steps) for job in JOBS)

@@ -9,13 +9,13 @@ from replay_samples import chain
 from presage.errors import ConfigurationError, PresageError
 from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.forecasts import OracleForecaster, OutputLengthOracle, source
-from presage.serving_hooks.replay.policies import POLICIES, choose, crossed, ends
+from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed, ends, named
 from presage.serving_hooks.replay.runs import Setting, forecaster_for
 from presage.serving_hooks.replay.workload import Arrivals, PromptConvention
 from presage.serving_hooks.workflows.identity import Step
 
 JOBS = [chain(0, "pqrp", PromptConvention()), chain(1, "qq", PromptConvention())]
-SWITCHES = ("priority", "eviction")
+BROADCAST = Policy("broadcast", frozenset({"eviction", "multicast"}), more={"radius": 2})
 
 
 def test_the_truth_names_the_agents_to_come_and_then_the_end() -> None:
@@ -74,11 +74,11 @@ def test_a_source_nobody_knows_is_refused(name: str) -> None:
 
 
 def test_policies_are_found_by_name_and_missing_switches_are_refused() -> None:
-    assert [policy.name for policy in choose("stock, oracle,stock", SWITCHES)] == ["stock", "oracle"]
+    assert [policy.name for policy in named("stock, oracle,stock")] == ["stock", "oracle"]
     with pytest.raises(ConfigurationError, match="there are stock, lifecycle"):
-        choose("best", SWITCHES)
-    with pytest.raises(ConfigurationError, match="admission and prefetch"):
-        choose("full", SWITCHES)
+        named("best")
+    with pytest.raises(ConfigurationError, match="cannot do multicast and radius"):
+        named(f"{__name__}:BROADCAST")
 
 
 def test_a_scheduler_changes_who_runs_next_and_nothing_else() -> None:
@@ -100,9 +100,9 @@ def test_gains_are_shares_of_what_can_be_gained_by_the_same_means() -> None:
 
 
 def test_a_policy_switches_everything_else_off() -> None:
-    assert POLICIES["stock"].presage(SWITCHES) is None
-    assert POLICIES["lifecycle"].presage(SWITCHES) == {"priority": False, "eviction": True}
-    assert POLICIES["lifecycle"].presage((*SWITCHES, "prefetch"))["prefetch"] is False  # type: ignore[index]
+    assert POLICIES["stock"].presage() is None
+    off = dict.fromkeys(("priority", "admission", "prefetch"), False)
+    assert POLICIES["lifecycle"].presage() == {**off, "eviction": True}
 
 
 @pytest.mark.parametrize("forecasts", ["oracle", "noise:0.2"])
