@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from presage.serving_hooks.policies.admission import Admission, Phase, Workflow
+from presage.serving_hooks.policies.admission import Admission
 from presage.serving_hooks.policies.eviction import FreeOrder
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
 from presage.serving_hooks.policies.score import ScoreConfig, lookahead
@@ -134,13 +134,14 @@ def median_us(call: Callable[[int], object], undo: Callable[[object], object], r
 
 
 def decide_us(n: int) -> float:
-    phases = (Phase.STEP, Phase.TOOL, Phase.READY)
-    crowd = [Workflow(f"w{i}", phases[i % 3], 0.0, 1000.0 + i % 50 * 40, 100.0 * (i % 37), 2.0) for i in range(n)]
     rates = Rates(0.012, 150e-6, 120e-6, 110, 230, 1500, 1.5, 64)
     admission = Admission(1000.0 * n)
-    admission.decide(crowd, rates, 0.0)
+    for i in range(n):
+        row = admission.crowd.place(f"w{i}")
+        admission.crowd.facts[row] = i % 3, 0.0, 1000.0 + i % 50 * 40, 100.0 * (i % 37), 2.0
+    admission.decide(rates, 0.0)
     admission.observe(900_000, 1_000_000, 0.0)
-    return median_us(lambda i: admission.decide(crowd, rates, i * 0.01), lambda _: None, 100)
+    return median_us(lambda i: admission.decide(rates, i * 0.01), lambda _: None, 100)
 
 
 def queue_us() -> float:

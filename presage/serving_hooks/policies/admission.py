@@ -23,9 +23,9 @@ so the queue advances whenever a step or a workflow ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
@@ -36,39 +36,13 @@ from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS,
 from presage.serving_hooks.policies.throughput import MissCurve, Rates, steps_per_s
 
 
-class Phase(Enum):
+class Phase(IntEnum):
     """What a workflow is doing."""
 
-    STEP = "step"  # its request is being computed
-    TOOL = "tool"  # it waits for a tool
-    READY = "ready"  # its request has not started, or was preempted
+    STEP = 0  # its request is being computed
+    TOOL = 1  # it waits for a tool
+    READY = 2  # its request has not started, or was preempted
 
-
-@dataclass(frozen=True, slots=True)
-class Workflow:
-    """The input of a decision about one workflow.
-
-    Attributes:
-        id: of the workflow.
-        phase: its current phase.
-        since: when the phase began, seconds of the caller's clock.
-        footprint_tokens: forecast working set of its next step, cached tokens included.
-        remaining_tokens: forecast output tokens of its remaining steps; infinity if unknown.
-        pause_s: forecast length of its current tool call; None if unknown.
-    """
-
-    id: str
-    phase: Phase
-    since: float
-    footprint_tokens: float
-    remaining_tokens: float = math.inf
-    pause_s: float | None = None
-
-
-PHASES: Final = tuple(Phase)
-STEP, TOOL, READY = range(3)
-"""Phases as numbers, in the order of PHASES."""
-NUMBER: Final = {phase: number for number, phase in enumerate(PHASES)}
 
 _FACTS: Final = np.dtype([("phase", "i1"), ("since", "f8"), ("footprint", "f8"), ("remaining", "f8"), ("pause", "f8")])
 _WAITS: Final = np.dtype([("total", "f8"), ("since", "f8"), ("inside", "?")])
@@ -82,7 +56,9 @@ class WorkflowColumns:
     A workflow keeps its row until it ends, so only changes are written. Rows of ended workflows are reused.
 
     Attributes:
-        facts: `Workflow` in columns; a pause of NaN is unknown.
+        facts: the phase and since when, in seconds of the caller's clock; the footprint, forecast tokens of the working
+            set of the next step, cached ones included; the remaining output tokens, infinity if unknown; the forecast
+            seconds of the current tool call (pause), NaN if unknown.
         waits: how long each workflow was held in all, since when it is held (NaN if it is not), and whether the last
             decision admitted it.
     """
@@ -99,16 +75,6 @@ class WorkflowColumns:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __iter__(self) -> Iterator[Workflow]:
-        """The workflows in the order of their arrival."""
-        for name, row in self._rows.items():
-            phase, since, footprint, remaining, pause = self.facts[row].item()
-            yield Workflow(name, PHASES[phase], since, footprint, remaining, None if math.isnan(pause) else pause)
-
-    def row(self, name: str) -> int | None:
-        """The row of a workflow; None if it has none."""
-        return self._rows.get(name)
-
     def rows(self) -> NDArray[np.intp]:
         """The rows of all workflows in the order of their arrival."""
         return np.fromiter(self._rows.values(), np.intp, len(self._rows))
@@ -117,27 +83,11 @@ class WorkflowColumns:
         """The workflows in these rows."""
         return [self._ids[row] for row in rows.tolist()]
 
-    def put(
-        self, name: str, phase: Phase, since: float, footprint: float, remaining: float, pause: float | None
-    ) -> int:
-        """Writes the row of a workflow and returns its number."""
-        row = self.place(name)
-        self.facts[row] = NUMBER[phase], since, footprint, remaining, math.nan if pause is None else pause
-        return row
-
     def place(self, name: str) -> int:
         """The row of a workflow, allocated if new; the caller fills a new row."""
         row = self._rows.get(name)
-        return self._enter(name) if row is None else row
-
-    def drop(self, name: str) -> None:
-        """Frees the row of an ended workflow. An unknown workflow is ignored."""
-        row = self._rows.pop(name, None)
         if row is not None:
-            self._ids[row] = None
-            self._free.append(row)
-
-    def _enter(self, name: str) -> int:
+            return row
         if not self._free:
             have = len(self._ids)
             room = max(_FIRST_ROOM, 2 * have)
@@ -150,6 +100,13 @@ class WorkflowColumns:
         self._ids[row] = name
         self.waits[row] = _NO_WAIT
         return row
+
+    def drop(self, name: str) -> None:
+        """Frees the row of an ended workflow. An unknown workflow is ignored."""
+        row = self._rows.pop(name, None)
+        if row is not None:
+            self._ids[row] = None
+            self._free.append(row)
 
 
 FULL: Final = "the cache would lose more than the batch would gain"
@@ -228,7 +185,7 @@ class Admission:
     Attributes:
         counts: decisions, decisions that held a workflow, and workflows held, paused and restored.
         load: on the cache by the workflows that the last decision lets run.
-        crowd: all running workflows and their waits.
+        crowd: all running workflows and their waits; the caller keeps it up to date.
     """
 
     cache_tokens: float
@@ -255,35 +212,14 @@ class Admission:
         """
         self._curve.observe(self.load if load is None else load, lost_tokens, reusable_tokens, now)
 
-    def waited_s(self, workflow: Workflow, now: float) -> float:
-        """Seconds for which a workflow was held although ready, over its life."""
-        row = self.crowd.row(workflow.id)
-        if row is None:
-            return 0.0
-        total, since, _ = self.crowd.waits[row].item()
-        held = not math.isnan(since) and workflow.phase is Phase.READY
-        return float(total + now - max(since, workflow.since) if held else total)
-
     def end(self, workflow: str) -> None:
         """Drops a workflow that has ended. An unknown workflow is ignored."""
         self.crowd.drop(workflow)
 
-    def decide(self, workflows: Iterable[Workflow], rates: Rates | None, now: float) -> Decision:
-        """Decides which of the active workflows may run; all of them while `rates` is None.
-
-        Args:
-            workflows: all active workflows; pass `crowd` if it is kept up to date.
-            rates: as measured.
-            now: seconds.
-        """
+    def decide(self, rates: Rates | None, now: float) -> Decision:
+        """Decides which of the workflows in `crowd` may run; all of them while `rates`, as measured, is None."""
         crowd = self.crowd
-        if workflows is not crowd:
-            rows = [
-                crowd.put(w.id, w.phase, w.since, w.footprint_tokens, w.remaining_tokens, w.pause_s) for w in workflows
-            ]
-            queue, must = self._queue(np.array(rows, np.intp), now)
-        else:
-            queue, must = self._queue(crowd.rows(), now)
+        queue, must = self._queue(now)
         if not len(queue):
             nothing = Outlook(0, 0.0, 0.0, 0.0)
             return Decision(frozenset(), {}, nothing, nothing)
@@ -304,11 +240,11 @@ class Admission:
         def outlook(at: int) -> Outlook:
             return Outlook(at + 1, float(load[at]), float(share[at]), float(per_s[at]))
 
-        tool = crowd.facts["phase"][queue[running:]] == TOOL
+        tool = crowd.facts["phase"][queue[running:]] == Phase.TOOL
         held = {w: PAUSED if t else FULL for w, t in zip(crowd.names(queue[running:]), tool.tolist(), strict=True)}
         return Decision(frozenset(crowd.names(queue[:running])), held, outlook(best), outlook(len(queue) - 1))
 
-    def _queue(self, rows: NDArray[np.intp], now: float) -> tuple[NDArray[np.intp], int]:
+    def _queue(self, now: float) -> tuple[NDArray[np.intp], int]:
         """The rows in the order in which they may run, and how many must run.
 
         Workflows whose request is being computed come first, and must run. Then admitted ones, whose tokens are cached:
@@ -316,11 +252,12 @@ class Admission:
         Then other ready ones by rising work left. Levels take precedence over this order. A workflow paused in its tool
         call stays paused until the tool returns.
         """
+        rows = self.crowd.rows()
         facts, waits = self.crowd.facts[rows], self.crowd.waits[rows]
         phase, since = facts["phase"], facts["since"]
-        step, tool, held = phase == STEP, phase == TOOL, ~np.isnan(waits["since"])
+        step, tool, held = phase == Phase.STEP, phase == Phase.TOOL, ~np.isnan(waits["since"])
         began = np.maximum(np.where(held, waits["since"], 0.0), since)
-        waited = np.where(held & (phase == READY), waits["total"] + now - began, waits["total"])
+        waited = np.where(held & (phase == Phase.READY), waits["total"] + now - began, waits["total"])
         level = np.floor(waited / self.config.patience_s)
         # One number for the first three criteria: the group, the level, and the order of phases within it.
         place = np.where(tool, 1.0, np.where(waits["inside"], 0.0, 2.0))
@@ -351,7 +288,7 @@ class Admission:
         facts = self.crowd.facts[queue]
         half_life_s = np.where(facts["pause"] > 0, facts["pause"], self.config.half_life_s)
         decay = np.exp2(-np.maximum(0.0, now - facts["since"]) / np.maximum(half_life_s, 1e-3))
-        return np.asarray(facts["footprint"] * np.where(facts["phase"] == TOOL, decay, 1.0))
+        return np.asarray(facts["footprint"] * np.where(facts["phase"] == Phase.TOOL, decay, 1.0))
 
     def _recompute_s(self, queue: NDArray[np.intp], now: float, rates: Rates) -> NDArray[np.float64]:
         """Seconds to recompute the cached tokens of newly stopped workflows, if the first 1, 2, … run.
@@ -359,7 +296,8 @@ class Admission:
         Of their tokens, the share not lost at the load of the last decision is cached.
         """
         facts, waits = self.crowd.facts[queue], self.crowd.waits[queue]
-        ours = np.isnan(waits["since"]) & ((facts["phase"] == TOOL) | ((facts["phase"] == READY) & waits["inside"]))
+        phase = facts["phase"]
+        ours = np.isnan(waits["since"]) & ((phase == Phase.TOOL) | ((phase == Phase.READY) & waits["inside"]))
         pauses = np.where(ours, facts["footprint"], 0.0)
         lost = self._curve.share(np.array([self.load]), now)
         return np.asarray(rates.prefill_token_s * (1 - lost) * (np.sum(pauses) - np.cumsum(pauses)))
@@ -370,14 +308,14 @@ class Admission:
         self.counts.add(ADMISSION_DECISIONS, "all")
         self.counts.add(ADMISSION_DECISIONS, "held", times=running < len(queue))
         restored, stopped = queue[:running][held[:running]], queue[running:][~held[running:]]
-        ready = restored[facts["phase"][restored] == READY]
+        ready = restored[facts["phase"][restored] == Phase.READY]
         began = np.maximum(waits["since"][ready], facts["since"][ready])
         waits["total"][ready] = waits["total"][ready] + now - began
         waits["since"][restored] = np.nan
         waits["since"][stopped] = now
         waits["inside"] = False
         waits["inside"][queue[:running]] = True
-        paused = int(np.count_nonzero(facts["phase"][stopped] == TOOL))
+        paused = int(np.count_nonzero(facts["phase"][stopped] == Phase.TOOL))
         changes: tuple[tuple[AdmissionChange, int], ...] = (
             ("restored", len(restored)),
             ("paused", paused),

@@ -352,7 +352,8 @@ class AdmissionController:
         self._again = False
         self._forget(now)
         self._rates = self._workload.rates(self.times.costs(now), self._most_decoding)
-        self._last = decision = self._admission.decide(self._columns.refresh(), self._rates, now)
+        self._columns.refresh()
+        self._last = decision = self._admission.decide(self._rates, now)
         acts_on = self._acts_on(decision.held)
         self._let_run = len(decision.held) - len(acts_on)
         if self._let_run:

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from presage.serving_hooks.policies.admission import NUMBER, TOOL, Phase, WorkflowColumns
+from presage.serving_hooks.policies.admission import Phase, WorkflowColumns
 from presage.serving_hooks.policies.distinct import Distinct
 from presage.serving_hooks.policies.workload import WorkloadMeans
 
@@ -166,14 +166,13 @@ class Columns:
         """A workflow has ended."""
         self._changed.pop(name, None)
 
-    def refresh(self) -> WorkflowColumns:
-        """The columns of all workflows, up to date."""
+    def refresh(self) -> None:
+        """Brings the columns of all workflows up to date."""
         self._write()
         workload, facts, terms = self._workload, self._columns.facts, self._terms
         output = np.minimum(workload.output_tokens, facts["remaining"])
         facts["footprint"] = terms["known"] + terms["outputs"] * output + terms["news"] * workload.new_tokens
-        facts["pause"] = np.where(facts["phase"] == TOOL, workload.pauses_s()[terms["agent"]], np.nan)
-        return self._columns
+        facts["pause"] = np.where(facts["phase"] == Phase.TOOL, workload.pauses_s()[terms["agent"]], np.nan)
 
     def _write(self) -> None:
         """Writes all changed rows at once: one array assignment costs as much as a dozen elements."""
@@ -183,7 +182,7 @@ class Columns:
         rows, facts, terms = [], [], []
         for name, account in self._changed.items():
             rows.append(columns.place(name))
-            facts.append((NUMBER[account.phase], account.since, 0.0, account.remaining_tokens, math.nan))
+            facts.append((account.phase, account.since, 0.0, account.remaining_tokens, math.nan))
             agent = workload.agent(account.workflow_type, account.agent)
             terms.append((*account.seen(self._block_tokens), agent))
         self._changed.clear()

@@ -1,19 +1,24 @@
 """Workflows are held where it pays and nowhere else; whoever is held is counted, can go, and is answered."""
 
 import random
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "policies"))
+
+from crowds import Workflow, rows
 from test_fuzz import GuessingAsync, GuessingSync, answered, drawn, pressed
 from turns import Clock, Turns, draw
 from vllm_samples import Engine, Scheduler, ask, build, everything_is_free, tables
 
-from presage.serving_hooks.policies.admission import Admission, Decision, Outlook, Phase, Workflow
+from presage.serving_hooks.policies.admission import Admission, Decision, Outlook, Phase, WorkflowColumns
 from presage.serving_hooks.policies.workload import IterationCost
 from presage.serving_hooks.vllm.admission import AdmissionController, IterationTimes
-from presage.serving_hooks.vllm.admission_accounts import Account, Columns
+from presage.serving_hooks.vllm.admission_accounts import Account
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 pytestmark = pytest.mark.vllm
@@ -38,8 +43,8 @@ class Ticking(Engine):
 def told(monkeypatch: pytest.MonkeyPatch, runs: Callable[[Workflow], bool]) -> None:
     """What the policy decides is decided here."""
 
-    def decide(self: Admission, workflows: Iterable[Workflow], rates: object, now: float) -> Decision:
-        there = list(workflows)
+    def decide(self: Admission, rates: object, now: float) -> Decision:
+        there = list(rows(self.crowd))
         held = {w.id: "so it is told" for w in there if not runs(w)}
         return Decision(frozenset(w.id for w in there) - set(held), held, NOTHING, NOTHING)
 
@@ -321,19 +326,19 @@ def test_tokens_that_were_lost_are_those_the_workflow_had_computed_and_the_cache
 ) -> None:
     engine = Ticking(tmp_path, SyncWorkflowScheduler, presage=ALONE, blocks=90)
     seen: list[tuple[float, float]] = []
-    refreshed: list[Any] = []
-    observe, refresh = Admission.observe, Columns.refresh
+    decided: list[WorkflowColumns] = []
+    observe, decide = Admission.observe, Admission.decide
 
     def observed(policy: Admission, lost: float, reusable: float, *more: float) -> None:
         seen.append((lost, reusable))
         observe(policy, lost, reusable, *more)
 
-    def kept(columns: Columns) -> Any:
-        refreshed.append(refresh(columns))
-        return refreshed[-1]
+    def kept(policy: Admission, *known: Any) -> Decision:
+        decided.append(policy.crowd)
+        return decide(policy, *known)
 
     monkeypatch.setattr(Admission, "observe", observed)
-    monkeypatch.setattr(Columns, "refresh", kept)
+    monkeypatch.setattr(Admission, "decide", kept)
 
     def step(name: str, start: int, tokens: int) -> None:
         prompt = [(start + i) % 500 for i in range(tokens)]
@@ -348,7 +353,7 @@ def test_tokens_that_were_lost_are_those_the_workflow_had_computed_and_the_cache
     assert [one for one in seen if one[1]] == [(0, 640), (656, 656)]
     engine.clock.now += 10
     engine.scheduler.queue_policies.admission.decide(idle=False)
-    footprints = {w.id: w.footprint_tokens for w in refreshed[-1]}
+    footprints = {w.id: w.footprint_tokens for w in rows(decided[-1])}
     assert footprints["t\0a"] == pytest.approx(672 + 672 / 3 + 2)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "policies"))
+
+from crowds import Workflow, decide
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +18,7 @@ from presage.serving_hooks import counts
 from presage.serving_hooks.counts import CounterMetric, EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
-from presage.serving_hooks.policies.admission import Admission, Phase, Workflow
+from presage.serving_hooks.policies.admission import Admission, Phase
 from presage.serving_hooks.policies.throughput import Rates
 from presage.serving_hooks.status import EngineStatus, read_status
 from presage.serving_hooks.vllm.metadata import read
@@ -94,11 +99,11 @@ def test_decisions_of_admission_are_counted_by_what_they_changed() -> None:
     counted = EventCounts(counts.ADMISSION_DECISIONS, counts.ADMISSION_CHANGES)
     crowd = [Workflow(f"w{i:02}", Phase.READY, 0.0, 2000, 100.0 * i) for i in range(40)]
     rates, admission = Rates(0.012, 150e-6, 120e-6, 110, 230, 1500, 1.5, 64), Admission(20_000, counts=counted)
-    admission.decide(crowd, rates, 0.0)
+    decide(admission, crowd, rates, 0.0)
     admission.observe(90_000, 100_000, 0.0)
-    decision = admission.decide(crowd, rates, 1.0)
+    decision = decide(admission, crowd, rates, 1.0)
     assert decision.held
-    everybody = admission.decide([replace(one, phase=Phase.STEP) for one in crowd], rates, 2.0)  # all have begun
+    everybody = decide(admission, [replace(one, phase=Phase.STEP) for one in crowd], rates, 2.0)  # all have begun
     outlook = {"chosen": asdict(decision.chosen), "everybody": asdict(everybody.everybody)}
     status = {"admission": {"held": 7, "held_s": 2.5, "outlook": outlook}, "counted": counted.by_metric()}
     assert samples("presage_admission_decisions_total", status) == {("all",): 3, ("held",): 1}

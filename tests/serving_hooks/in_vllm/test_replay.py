@@ -61,6 +61,11 @@ def jobs(convention: PromptConvention, many: int = 14) -> tuple[ReplayJob, ...]:
     )
 
 
+def without_switches(presage: dict[str, Any] | None, *names: str) -> dict[str, Any] | None:
+    """Settings of the hooks with their own defaults for these switches."""
+    return None if presage is None else {name: on for name, on in presage.items() if name not in names}
+
+
 def play(
     convention: PromptConvention,
     policy: Policy,
@@ -81,7 +86,7 @@ def play(
         scheduler_class(policy, foretells, clock, quick),
         machine,
         longest,
-        policy.presage(),
+        without_switches(policy.presage(), "admission", "prefetch"),
         folder,
     )
     prompts, watchers = PromptIds(played, convention), []

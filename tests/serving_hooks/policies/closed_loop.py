@@ -11,7 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from presage.serving_hooks.policies.admission import Admission, Phase, Workflow
+from crowds import Workflow, decide
+
+from presage.serving_hooks.policies.admission import Admission, Phase
 from presage.serving_hooks.policies.throughput import Rates
 
 ITERATION_S, TOKEN_S, PREFILL_S, MOST, BUDGET, PAUSE_S = 0.012, 150e-6, 120e-6, 64, 2048, 1.5
@@ -125,7 +127,7 @@ class Loop:
                 )
                 for j in self.here.values()
             ]
-            self.may = self.admission.decide(seen, self.rates(), self.now).run
+            self.may = decide(self.admission, seen, self.rates(), self.now).run
         self.queue = [self.request(job) for job in ready if self.admission is None or job.id in self.may]
 
     def request(self, job: Job) -> Request:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from closed_loop import ITERATION_S, MOST, PREFILL_S, TOKEN_S, Loop, draw
+from crowds import Workflow, decide, waited_s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from presage.serving_hooks.policies.admission import (
     Admission,
     AdmissionConfig,
     Phase,
-    Workflow,
 )
 from presage.serving_hooks.policies.throughput import Rates, steps_per_s
 
@@ -34,7 +34,7 @@ def ready(name: str, tokens: float = 2000, remaining: float = 500, since: float 
 def thrashed(workflows: list[Workflow], rates: Rates = HISTORY_FIRST, **config: float) -> Admission:
     """Room for ten workflows of 2,000 tokens, which lost nine tenths of its hits when all of these ran."""
     admission = Admission(20_000, AdmissionConfig(**config))
-    admission.decide(workflows, rates, 0.0)
+    decide(admission, workflows, rates, 0.0)
     admission.observe(90_000, 100_000, 0.0)
     return admission
 
@@ -44,7 +44,7 @@ CROWD = [ready(f"w{i:02}", remaining=100 * i) for i in range(40)]
 
 def test_without_a_measured_loss_nobody_is_held() -> None:
     admission = Admission(20_000)
-    decision = admission.decide(CROWD, HISTORY_FIRST, 0.0)
+    decision = decide(admission, CROWD, HISTORY_FIRST, 0.0)
     assert (len(decision.run), decision.held) == (40, {})
     assert decision.everybody.load == pytest.approx(4.0)
     assert admission.counts.by_key()["decisions that held somebody"] == 0
@@ -52,14 +52,14 @@ def test_without_a_measured_loss_nobody_is_held() -> None:
 
 def test_while_the_engine_is_not_measured_nobody_is_held_but_losses_count_at_their_load() -> None:
     admission = thrashed(CROWD)
-    decision = admission.decide(CROWD, None, 1.0)
+    decision = decide(admission, CROWD, None, 1.0)
     assert (decision.held, decision.everybody.load, decision.everybody.steps_per_s) == ({}, pytest.approx(4.0), 0.0)
-    assert admission.decide(CROWD, HISTORY_FIRST, 1.0).held
+    assert decide(admission, CROWD, HISTORY_FIRST, 1.0).held
 
 
 def test_where_holding_pays_those_with_least_left_run_and_the_others_are_told_why() -> None:
     admission = thrashed(CROWD)
-    decision = admission.decide(CROWD, HISTORY_FIRST, 1.0)
+    decision = decide(admission, CROWD, HISTORY_FIRST, 1.0)
     assert 5 < len(decision.run) < 25
     assert decision.run == {f"w{i:02}" for i in range(len(decision.run))}
     assert set(decision.held.values()) == {FULL}
@@ -70,44 +70,44 @@ def test_where_holding_pays_those_with_least_left_run_and_the_others_are_told_wh
 
 
 def test_where_a_miss_costs_little_the_same_loss_holds_nobody() -> None:
-    assert thrashed(CROWD, OWN).decide(CROWD, OWN, 1.0).held == {}
+    assert decide(thrashed(CROWD, OWN), CROWD, OWN, 1.0).held == {}
 
 
 def test_requests_being_computed_are_never_held() -> None:
     crowd = [replace(w, phase=Phase.STEP) for w in CROWD]
     admission = thrashed(crowd)
-    decision = admission.decide([*crowd, ready("next", remaining=1)], HISTORY_FIRST, 1.0)
+    decision = decide(admission, [*crowd, ready("next", remaining=1)], HISTORY_FIRST, 1.0)
     assert decision.held == {"next": FULL}
 
 
 def test_of_those_whose_tool_runs_the_smallest_are_paused_and_stay_so_until_it_ends() -> None:
     crowd = [Workflow(f"w{i:02}", Phase.TOOL, 0.0, 1000 + 50 * i, 500, pause_s=1000.0) for i in range(40)]
     admission = thrashed(crowd)
-    decision = admission.decide(crowd, HISTORY_FIRST, 1.0)
+    decision = decide(admission, crowd, HISTORY_FIRST, 1.0)
     assert set(decision.held.values()) == {PAUSED}
     assert max(decision.held) < min(decision.run)  # names rise with size
     paused, others = [w for w in crowd if w.id in decision.held], [ready(f"n{i}", remaining=9999) for i in range(40)]
-    crowded = admission.decide([*paused, *others], HISTORY_FIRST, 1.5)
+    crowded = decide(admission, [*paused, *others], HISTORY_FIRST, 1.5)
     assert set(decision.held) <= set(crowded.held)  # whose tool still runs gives way to whoever is ready
     assert crowded.run
     small = crowd[0]
-    again = admission.decide([small, ready("new")], HISTORY_FIRST, 2.0)
-    assert (again.run, admission.waited_s(small, 2.0)) == ({"new", "w00"}, 0.0)
+    again = decide(admission, [small, ready("new")], HISTORY_FIRST, 2.0)
+    assert (again.run, waited_s(admission, small, 2.0)) == ({"new", "w00"}, 0.0)
     assert admission.counts.by_key()["paused"] >= len(decision.held)
     assert admission.counts.by_key()["restored"] == 1
 
 
 def test_who_was_let_in_comes_before_who_has_less_left_for_the_cache_has_what_it_needs() -> None:
     admission = thrashed(CROWD)
-    first = admission.decide(CROWD, HISTORY_FIRST, 1.0).run
+    first = decide(admission, CROWD, HISTORY_FIRST, 1.0).run
     more = [ready(f"n{i}", remaining=1.0, since=1.0) for i in range(20)]
-    again = admission.decide([*CROWD, *more], HISTORY_FIRST, 1.1)
+    again = decide(admission, [*CROWD, *more], HISTORY_FIRST, 1.1)
     assert again.held
     assert first <= again.run
 
 
 def test_a_gain_within_the_margin_holds_nobody() -> None:
-    held = {margin: thrashed(CROWD, margin=margin).decide(CROWD, HISTORY_FIRST, 1.0) for margin in (0.0, 0.1, 9.0)}
+    held = {margin: decide(thrashed(CROWD, margin=margin), CROWD, HISTORY_FIRST, 1.0) for margin in (0.0, 0.1, 9.0)}
     gain = held[0.0].chosen.steps_per_s / held[0.0].everybody.steps_per_s - 1
     assert 0.1 < gain < 9.0
     assert [bool(decision.held) for decision in held.values()] == [True, True, False]
@@ -116,37 +116,37 @@ def test_a_gain_within_the_margin_holds_nobody() -> None:
 def test_a_long_tool_call_weighs_less_and_less() -> None:
     waiting = [Workflow(f"w{i}", Phase.TOOL, 0.0, 2000, 500, pause_s=3.0) for i in range(10)]
     admission = Admission(20_000, AdmissionConfig(half_life_s=6.0))
-    assert admission.decide(waiting, HISTORY_FIRST, 0.0).everybody.load == pytest.approx(1.0)
-    assert admission.decide(waiting, HISTORY_FIRST, 6.0).everybody.load == pytest.approx(0.25)
+    assert decide(admission, waiting, HISTORY_FIRST, 0.0).everybody.load == pytest.approx(1.0)
+    assert decide(admission, waiting, HISTORY_FIRST, 6.0).everybody.load == pytest.approx(0.25)
     unknown = [replace(w, pause_s=None) for w in waiting]
-    assert admission.decide(unknown, HISTORY_FIRST, 6.0).everybody.load == pytest.approx(0.5)
+    assert decide(admission, unknown, HISTORY_FIRST, 6.0).everybody.load == pytest.approx(0.5)
 
 
 def test_what_a_pause_makes_the_engine_compute_again_counts_against_it() -> None:
     crowd = [Workflow(f"w{i:02}", Phase.TOOL, 0.0, 2000, 500, pause_s=1000.0) for i in range(40)]
-    assert len(thrashed(crowd, horizon_s=30.0).decide(crowd, HISTORY_FIRST, 1.0).held) > 20
-    assert thrashed(crowd, horizon_s=0.5).decide(crowd, HISTORY_FIRST, 1.0).held == {}
+    assert len(decide(thrashed(crowd, horizon_s=30.0), crowd, HISTORY_FIRST, 1.0).held) > 20
+    assert decide(thrashed(crowd, horizon_s=0.5), crowd, HISTORY_FIRST, 1.0).held == {}
 
 
 def test_waits_add_up_over_a_life_and_put_a_workflow_before_shorter_ones() -> None:
     admission = thrashed(CROWD, patience_s=10.0)
     longest = CROWD[-1]
-    assert longest.id in admission.decide(CROWD, HISTORY_FIRST, 1.0).held
+    assert longest.id in decide(admission, CROWD, HISTORY_FIRST, 1.0).held
     for now in (10.5, 11.5):
         fresh = [ready(f"{now}-{i:02}", remaining=1, since=now) for i in range(40)]
-        assert (longest.id in admission.decide([*fresh, longest], HISTORY_FIRST, now).run) is (now > 11)
-    assert admission.waited_s(longest, 99.0) == pytest.approx(10.5)
+        assert (longest.id in decide(admission, [*fresh, longest], HISTORY_FIRST, now).run) is (now > 11)
+    assert waited_s(admission, longest, 99.0) == pytest.approx(10.5)
     admission.end(longest.id)
-    assert admission.waited_s(longest, 99.0) == 0
+    assert waited_s(admission, longest, 99.0) == 0
 
 
 def test_who_was_let_in_gives_way_to_those_that_have_waited_five_times_the_patience_and_no_sooner() -> None:
     admission = thrashed(CROWD, patience_s=10.0)
-    decision = admission.decide(CROWD, HISTORY_FIRST, 1.0)
+    decision = decide(admission, CROWD, HISTORY_FIRST, 1.0)
     assert len(decision.held) > len(decision.run)
     for now in (12.0, 30.0, 50.5):
-        assert admission.decide(CROWD, HISTORY_FIRST, now).run == decision.run
-    assert admission.decide(CROWD, HISTORY_FIRST, 51.5).run <= set(decision.held)
+        assert decide(admission, CROWD, HISTORY_FIRST, now).run == decision.run
+    assert decide(admission, CROWD, HISTORY_FIRST, 51.5).run <= set(decision.held)
 
 
 def test_of_numbers_that_promise_as_much_within_the_margin_the_fewest_run() -> None:
@@ -155,7 +155,7 @@ def test_of_numbers_that_promise_as_much_within_the_margin_the_fewest_run() -> N
     for margin in (0.0, 0.1, 0.2):
         admission = Admission(20_000, AdmissionConfig(margin=margin))
         admission.observe(90_000, 100_000, 0.0, load=4.0)
-        chosen[margin] = admission.decide(CROWD, HISTORY_FIRST, 0.0)
+        chosen[margin] = decide(admission, CROWD, HISTORY_FIRST, 0.0)
     count = np.arange(1.0, 41.0)
     share = np.clip((count * 2000 / 20_000 - 0.75) * 0.9 / (4.0625 - 0.75), 0.0, 0.9)
     per_s = steps_per_s(HISTORY_FIRST, 20_000, count, share)
@@ -171,18 +171,18 @@ def test_who_was_let_in_is_put_back_only_for_what_it_has_already_lost(lost: int,
     """30 of 40 would be put back. With nothing lost at 2 times the cache that is 60,000 tokens to compute again: 7.2 s
     of the next 10."""
     admission = Admission(20_000, AdmissionConfig(horizon_s=10.0))
-    admission.decide(CROWD[:20], HISTORY_FIRST, 0.0)
+    decide(admission, CROWD[:20], HISTORY_FIRST, 0.0)
     admission.observe(lost, 20_000, 0.0)
     admission.observe(95_000, 100_000, 0.0, load=4.0)
     for size in (40, 20):
-        decision = admission.decide(CROWD[:size], HISTORY_FIRST, 0.0)
+        decision = decide(admission, CROWD[:size], HISTORY_FIRST, 0.0)
     assert ({w.id for w in CROWD[:20]} <= decision.run) is steady
 
 
 def test_nobody_there_and_one_too_large_for_the_cache() -> None:
-    assert Admission(100).decide([], HISTORY_FIRST, 0.0).run == frozenset()
+    assert decide(Admission(100), [], HISTORY_FIRST, 0.0).run == frozenset()
     giants = [ready(f"w{i}", tokens=50_000) for i in range(4)]
-    assert len(thrashed(giants).decide(giants, HISTORY_FIRST, 1.0).run) >= 1
+    assert len(decide(thrashed(giants), giants, HISTORY_FIRST, 1.0).run) >= 1
 
 
 @pytest.mark.parametrize("wrong", [{"patience_s": 0.0}, {"margin": -1.0}, {"horizon_s": math.nan}])
@@ -215,8 +215,8 @@ def test_nobody_is_let_in_before_one_that_has_waited_longer_by_patience_nor_kept
             Workflow(f"w{i}", phases[i], since[i], 500.0 * size, remaining, 1000.0)
             for i, (_, size, remaining) in enumerate(turn)
         ]
-        waited = {w.id: admission.waited_s(w, now) for w in here}
-        decision = admission.decide(here, HISTORY_FIRST, now)
+        waited = {w.id: waited_s(admission, w, now) for w in here}
+        decision = decide(admission, here, HISTORY_FIRST, now)
         assert decision.run
         assert not decision.run & set(decision.held)
         for late in here:
@@ -271,15 +271,15 @@ def test_footprints_forecast_wrong_still_win_with_one_and_lose_nothing_with_the_
 def test_who_takes_the_place_of_one_that_has_ended_has_waited_for_nothing() -> None:
     admission = thrashed(CROWD)
     last = CROWD[-1]
-    assert last.id in admission.decide(CROWD, HISTORY_FIRST, 1.0).held
+    assert last.id in decide(admission, CROWD, HISTORY_FIRST, 1.0).held
     admission.end(last.id)
-    admission.decide([replace(last, id="fresh", since=5.0)], HISTORY_FIRST, 5.0)
-    assert admission.waited_s(replace(last, id="fresh"), 9.0) == 0
+    decide(admission, [*CROWD[:-1], replace(last, id="fresh", since=5.0)], HISTORY_FIRST, 5.0)
+    assert waited_s(admission, replace(last, id="fresh", since=5.0), 5.0) == 0
     assert len(admission.crowd) == len(CROWD)
 
 
 def test_a_decision_does_not_hang_on_the_order_in_which_workflows_came() -> None:
     alike = [ready(f"w{i:02}") for i in range(40)]
-    there = [thrashed(one).decide(one, HISTORY_FIRST, 1.0) for one in (alike, alike[::-1])]
+    there = [decide(thrashed(one), one, HISTORY_FIRST, 1.0) for one in (alike, alike[::-1])]
     assert there[0].run == there[1].run == {f"w{i:02}" for i in range(len(there[0].run))}
     assert 0 < len(there[0].held) < 40
