@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
 from presage.cli import options
-from presage.cli.output import INTERRUPTED, Output, Report
+from presage.cli.output import INTERRUPTED, Output, Report, table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from presage.serving_hooks.replay.policies import Policy
     from presage.serving_hooks.replay.runs import Setting
-    from presage.serving_hooks.replay.workload import PromptConvention, Workload
-from presage.cli.output import table
+    from presage.serving_hooks.replay.workload import Workload
 
 _CONCURRENCY: Final = 16
 """Concurrent workflows, unless --concurrency, --rate or --as-recorded is given."""
@@ -30,9 +30,7 @@ def replay(
     policy: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES",
-            help=f"Policies, separated by commas. Default: {_POLICIES}. An unknown name lists them.",
-            show_default=False,
+            metavar="NAMES", help=f"Policies, separated by commas. Default: {_POLICIES}. An unknown name lists them."
         ),
     ] = None,
     forecasts: Annotated[
@@ -45,25 +43,20 @@ def replay(
     ] = "counts",
     lengths: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODEL", help="Remaining-length model beside a next-agent model or counts.", show_default=False
-        ),
+        typer.Option(metavar="MODEL", help="Remaining-length model beside a next-agent model or counts."),
     ] = None,
     scheduler: Annotated[
         str | None,
         typer.Option(
             metavar="NAMES",
             help="Queue orders, each combined with each policy (default: stock): fcfs, sjf, stjf, stjf-oracle.",
-            show_default=False,
         ),
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(help=f"Number of concurrent workflows. Default: {_CONCURRENCY}.", show_default=False),
+        typer.Option(help=f"Number of concurrent workflows. Default: {_CONCURRENCY}."),
     ] = None,
-    rate: Annotated[
-        float | None, typer.Option(help="Mean arrivals of workflows per second.", show_default=False)
-    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Mean arrivals of workflows per second.")] = None,
     cv: Annotated[
         float, typer.Option(help="With --rate: coefficient of variation of the gaps; 1 is Poisson, above 1 is bursty.")
     ] = 1.0,
@@ -84,23 +77,19 @@ def replay(
     ] = 0,
     pause_s: Annotated[
         float | None,
-        typer.Option(help="Mean of random pauses between steps. Default: pauses as recorded.", show_default=False),
+        typer.Option(help="Mean of random pauses between steps. Default: pauses as recorded."),
     ] = None,
     engine: Annotated[str, typer.Option(help="TOML file of an engine, or a built-in name.")] = "invented",
-    cache_tokens: Annotated[
-        int | None, typer.Option(help="Cache size in tokens; overrides the file.", show_default=False)
-    ] = None,
+    cache_tokens: Annotated[int | None, typer.Option(help="Cache size in tokens; overrides the file.")] = None,
     host_cache_tokens: Annotated[
         int | None,
-        typer.Option(help="Host cache size in tokens; overrides the file.", show_default=False),
+        typer.Option(help="Host cache size in tokens; overrides the file."),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each policy, with seeds 0, 1, …", min=1)] = 3,
-    processes: Annotated[
-        int | None, typer.Option(help="Parallel runs. Default: one per core.", min=1, show_default=False)
-    ] = None,
+    processes: Annotated[int | None, typer.Option(help="Parallel runs. Default: one per core.", min=1)] = None,
     report_folder: Annotated[
         Path | None,
-        typer.Option("--report", help="Folder for metrics.json, report.html and report.md.", show_default=False),
+        typer.Option("--report", help="Folder for metrics.json, report.html and report.md."),
     ] = None,
     skip_bad: options.SkipBad = False,
     tracking_uri: options.TrackingUri = None,
@@ -128,8 +117,14 @@ def replay(
     with out.working() as report:
         plain = are_requests(traces)
         if plain:
-            given = {"--lengths": lengths, "--scheduler": scheduler}
-            held = read_plain_requests(traces, convention, pause_s, forecasts, given, out, report)
+            of_workflows = {
+                "--opening-tokens": opening_tokens,
+                "--closing-tokens": closing_tokens,
+                "--pause-s": pause_s,
+                "--lengths": lengths,
+                "--scheduler": scheduler,
+            }
+            held = read_plain_requests(traces, of_workflows, forecasts, out, report)
             setting, rule = Setting(held.jobs, convention, arrivals, machine, forecasts), None
         else:
             table = options.read(traces, skip_bad, out, report)
@@ -161,7 +156,7 @@ def replay(
             "policies": result(done),
         }
         if plain:
-            found["workload"] |= plain_workload(held)
+            found["workload"] |= {"workflows": 0, "prompts": "hash-ids" if hashed(held) else "nothing-shared"}
         if report_folder is not None:
             write_metrics(report_folder, found)
             write_report(report_folder, found)
@@ -178,9 +173,7 @@ def load_of(setting: Setting) -> dict[str, Any]:
         "requests": len(steps),
         "prompt_tokens": sum(step.prompt_tokens for step in steps),
         "output_tokens": sum(step.output_tokens for step in steps),
-        "prompts": setting.convention.prompts,
-        "opening_tokens": setting.convention.opening_tokens,
-        "closing_tokens": setting.convention.closing_tokens,
+        **asdict(setting.convention),
         "concurrency": setting.arrivals.concurrency,
         "rate": setting.arrivals.rate,
     }
@@ -211,54 +204,35 @@ def divide(
     out: Output,
     report: Report,
 ) -> ReplayParts:
-    """Leave out the workflows that a model was trained on.
-
-    Args:
-        table: the traces.
-        policies: policies to compare; models that none of them uses are not loaded.
-        forecasts, lengths: references as the user gave them.
-        tracking_uri: of the registry.
-        out: receives a note on what was left out.
-        report: progress.
-    """
+    """Leave out the workflows that a model was trained on, and note it; models that no policy uses are not loaded."""
     from presage.serving_hooks.replay.forecasts import check_lengths, known
 
     check_lengths(forecasts, lengths)
     if not any("asked" in policy.foretellers for policy in policies) or (lengths is None and known(forecasts)):
         return ReplayParts(table, forecasts, None, None)
-    table, folders, left_out = _models(table, forecasts, lengths, tracking_uri, report)
-    rule = f"{left_out} workflows left out: a model was trained on them" if left_out else None
-    if rule is not None:
-        out.note(rule)
-    return ReplayParts(table, folders[0] or forecasts, folders[1], rule)
 
-
-def _models(
-    table: pa.Table, forecasts: str, lengths: str | None, tracking_uri: str | None, report: Report
-) -> tuple[pa.Table, list[str | None], int]:
     from presage.predictors.length.predictor import RemainingLengthPredictor
     from presage.predictors.next_agent.predictor import NextAgentPredictor
     from presage.registry.resolve import resolve
-    from presage.serving_hooks.replay.forecasts import known
     from presage.training.sets import LearntFrom, held_out
 
     report("loading the models", None)
 
-    def found(name: str) -> Path:
+    def folder(name: str) -> Path:
         return resolve(name, lambda: options.open_registry(tracking_uri)).folder
 
-    folders: list[str | None] = [None, None]
     models: list[LearntFrom] = []
     if not known(forecasts):
-        folder = found(forecasts)
-        folders[0] = str(folder)
-        models.append(NextAgentPredictor.load(folder))
+        forecasts = str(folder(forecasts))
+        models.append(NextAgentPredictor.load(Path(forecasts)))
     if lengths is not None:
-        folder = found(lengths)
-        folders[1] = str(folder)
-        models.append(RemainingLengthPredictor.load(folder))
+        lengths = str(folder(lengths))
+        models.append(RemainingLengthPredictor.load(Path(lengths)))
     table, left_out = held_out(table, *models)
-    return table, folders, left_out
+    rule = f"{left_out} workflows left out: a model was trained on them" if left_out else None
+    if rule is not None:
+        out.note(rule)
+    return ReplayParts(table, forecasts, lengths, rule)
 
 
 def are_requests(paths: Sequence[Path]) -> bool:
@@ -279,20 +253,14 @@ def are_requests(paths: Sequence[Path]) -> bool:
 
 
 def read_plain_requests(
-    paths: Sequence[Path],
-    convention: PromptConvention,
-    pause_s: float | None,
-    forecasts: str,
-    given: Mapping[str, object],
-    out: Output,
-    report: Report,
+    paths: Sequence[Path], of_workflows: Mapping[str, object], forecasts: str, out: Output, report: Report
 ) -> Workload:
     """Read plain requests as jobs; note what a replay of them cannot show.
 
     Args:
         paths: of the traces.
-        convention, pause_s, forecasts: the options of those names, which plain requests do not take.
-        given: further such options by name; None: not given.
+        of_workflows: options that apply to workflows only, by name; None or 0: not given.
+        forecasts: the option of that name.
         out: receives the note.
         report: progress.
 
@@ -305,12 +273,7 @@ def read_plain_requests(
     from presage.serving_hooks.replay.forecasts import known
     from presage.serving_hooks.replay.workload import requests_workload
 
-    for option, value in (
-        ("--opening-tokens", convention.opening_tokens),
-        ("--closing-tokens", convention.closing_tokens),
-        ("--pause-s", pause_s),
-        *given.items(),
-    ):
+    for option, value in of_workflows.items():
         if value:
             raise ConfigurationError(
                 f"{option} applies to workflows only, and these traces hold plain requests: omit it"
@@ -334,14 +297,7 @@ def hashed(of: Workload) -> bool:
     return any(job.steps[0].hashed for job in of.jobs)
 
 
-def plain_workload(of: Workload) -> dict[str, Any]:
-    """Fields of a replay's workload that differ for plain requests."""
-    return {"workflows": 0, "prompts": "hash-ids" if hashed(of) else "nothing-shared"}
-
-
 Table = tuple[str, Sequence[str], list[list[str]]]
-
-_CLASSES = ("blank", "retired", "active")
 
 _SHOWN: Final = {
     "hit rate": ("hit_rate", 3),
@@ -375,7 +331,7 @@ def replay_tables(found: Mapping[str, Any]) -> list[Any]:
     lines.append(table(title, ["policy", *_SHOWN], rows))
     policies = found["policies"]
     for more in (_shares(policies), _queueing(policies), _tiers(policies), _evictions(policies)):
-        if more is not None:
+        if more[-1]:
             lines.append(table(*more))
     for name, of in found["policies"].items():
         if "at_once" in of:
@@ -394,15 +350,13 @@ def _came(held: Mapping[str, Any]) -> str:
 
 
 def _figure(of: Mapping[str, Any], digits: int) -> str:
-    """A mean, and half the width of its interval if it has one."""
     mean = f"{of['mean']:.{digits}f}"
     if of["ci95"] is None:
         return mean
     return f"{mean} ± {(of['ci95'][1] - of['ci95'][0]) / 2:.{digits}f}"
 
 
-def _shares(policies: Mapping[str, Any]) -> Table | None:
-    """Each policy's share of the oracle's gain over stock."""
+def _shares(policies: Mapping[str, Any]) -> Table:
     from presage.serving_hooks.replay.policies import ends
 
     rows = [
@@ -412,7 +366,7 @@ def _shares(policies: Mapping[str, Any]) -> Table | None:
     ]
     crossed = any("+" in name for name in policies)
     over = "stjf-oracle gains over fcfs, with the same policy" if crossed else "the oracle gains over stock"
-    return (f"\nShare of what {over}", ["policy", *_SHOWN], rows) if rows else None
+    return f"\nShare of what {over}", ["policy", *_SHOWN], rows
 
 
 def _share(of: Mapping[str, Any], named: str) -> str:
@@ -421,7 +375,7 @@ def _share(of: Mapping[str, Any], named: str) -> str:
     return "–" if found is None else f"{found:.0%}"
 
 
-def _queueing(policies: Mapping[str, Any]) -> Table | None:
+def _queueing(policies: Mapping[str, Any]) -> Table:
     """Queueing time of each scheduler: mean, share of the oracle's saving, and the longest wait relative to FCFS."""
     from presage.serving_hooks.replay.policies import FIRST_COME, ends
 
@@ -442,26 +396,25 @@ def _queueing(policies: Mapping[str, Any]) -> Table | None:
             ]
         )
     heads = ["policy", "queueing s", "of the oracle's saving", "worst s", "of the worst of fcfs", "promoted by ageing"]
-    return ("\nQueueing, from arrival to the first selection", heads, rows) if rows else None
+    return "\nQueueing, from arrival to the first selection", heads, rows
 
 
-def _tiers(policies: Mapping[str, Any]) -> Table | None:
-    """Prompt tokens found in each cache tier; None without a host cache."""
+def _tiers(policies: Mapping[str, Any]) -> Table:
+    """Prompt tokens found in each cache tier; no rows without a host cache."""
     rows = [
         [name, *(_figure(of[of_tier], 0) for of_tier in ("hit_tokens_gpu", "hit_tokens_host", "loaded_tokens"))]
         for name, of in policies.items()
         if "loaded_tokens" in of
     ]
     heads = ["policy", "gpu", "host", "loaded, prefetched or again included"]
-    return ("\nHit tokens by tier", heads, rows) if rows else None
+    return "\nHit tokens by tier", heads, rows
 
 
-def _evictions(policies: Mapping[str, Any]) -> Table | None:
-    """Evicted blocks by state of their workflow."""
+def _evictions(policies: Mapping[str, Any]) -> Table:
     rows = []
     for name, of in policies.items():
-        counts = [of[f"evicted_{kind}"] for kind in _CLASSES]
+        counts = [of[f"evicted_{kind}"] for kind in ("blank", "retired", "active")]
         held = counts[1]["mean"] + counts[2]["mean"]
         rows.append([name, *(_figure(one, 0) for one in counts), f"{counts[2]['mean'] / held:.1%}" if held else "–"])
     heads = ["policy", "blank", "retired", "active", "active, share of non-blank"]
-    return ("\nEvicted blocks by state", heads, rows) if rows else None
+    return "\nEvicted blocks by state", heads, rows
