@@ -133,7 +133,7 @@ def replay(
             setting = Setting(held.jobs, convention, arrivals, machine, parts.forecasts, parts.lengths)
         forecasting = not plain and any("asked" in one.foretellers for one in policies)
         check_fits(held.jobs, machine)
-        if not arrivals.random and seeds > 1:
+        if as_recorded and seeds > 1:
             out.note("recorded arrivals do not depend on the seed: one run of each policy")
             seeds = 1
         done, interrupted = run_all(setting, policies, range(seeds), processes, report)

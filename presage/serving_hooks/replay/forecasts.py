@@ -97,11 +97,7 @@ class OracleForecaster:
 
 
 class OutputLengthOracle:
-    """Knows the output length of each request and nothing of its workflow: for shortest request first.
-
-    Args:
-        jobs: that are replayed.
-    """
+    """Knows the output length of each request and nothing of its workflow: for shortest request first."""
 
     def __init__(self, jobs: Sequence[ReplayJob]) -> None:
         self._jobs = {(job.workflow_type, job.workflow_id): job for job in jobs}
@@ -112,11 +108,7 @@ class OutputLengthOracle:
 
 
 class LengthsOnly:
-    """Passes steps to a source that forecasts remaining tokens, and blanks its forecasts of agents.
-
-    Args:
-        source: forecasts remaining tokens.
-    """
+    """Passes steps to a source that forecasts remaining tokens, and blanks its forecasts of agents."""
 
     def __init__(self, source: NextAgents) -> None:
         self._source = source
@@ -139,10 +131,9 @@ def _blank(forecast: LiveForecast) -> LiveForecast:
 
 
 def _left(jobs: Sequence[ReplayJob], noise: float) -> dict[tuple[str, str], list[float]]:
-    """Remaining output tokens of each step, mixed with those of random steps."""
     true = [np.cumsum([step.output_tokens for step in job.steps][::-1])[::-1] for job in jobs]
-    everybody = np.concatenate(true)
-    chance = np.split(np.random.default_rng(0).choice(everybody, len(everybody)), np.cumsum([len(of) for of in true]))
+    all_steps = np.concatenate(true)
+    chance = np.split(np.random.default_rng(0).choice(all_steps, len(all_steps)), np.cumsum([len(of) for of in true]))
     return {
         (job.workflow_type, job.workflow_id): ((1 - noise) * of + noise * other).tolist()
         for job, of, other in zip(jobs, true, chance, strict=False)
@@ -218,14 +209,10 @@ def _model(folder: Path | None, lengths: str | None) -> Source:
                 f"--forecasts {folder}: the model knows none of the {len(agents)} agents of these traces; it was "
                 "trained on other applications: train one on traces of these"
             )
+        from presage.serving_hooks.vllm.registered import AskedOnArrival
+
         # Counts are the fallback of a model, as in serving.
         back_off = OnlineCounts(BackoffConfig(horizon=HORIZON))
-        return _asked(Forecaster(predictor, lengths=left, back_off=back_off, budget=_PATIENT, clock=clock))
+        return AskedOnArrival(Forecaster(predictor, lengths=left, back_off=back_off, budget=_PATIENT, clock=clock))
 
     return made
-
-
-def _asked(forecaster: Forecaster) -> _Both:
-    from presage.serving_hooks.vllm.registered import AskedOnArrival
-
-    return AskedOnArrival(forecaster)

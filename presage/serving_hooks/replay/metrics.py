@@ -27,11 +27,8 @@ class RequestOutcome:
     """The record of a request; times in seconds of the virtual clock.
 
     Attributes:
-        job: number of its job.
-        step: its number in the job.
-        agent: of the step.
+        job, step: numbers of the job and of the step in it.
         came_s: arrival.
-        prompt_tokens: of its prompt.
         again_tokens: prompt tokens, in whole blocks, that an endless cache would have had.
         hit_tokens: prompt tokens found at the first selection, in the GPU's cache or the host's.
         began_s: first selection.
@@ -61,11 +58,8 @@ class PolicyRun:
         asked: requests, in the order in which they ended.
         completions_s: seconds from arrival to end, by job.
         end_s: end of the last job.
-        iterations: of the engine.
         fast_iterations: those on the decode fast path.
         prefilled_tokens: prompt tokens computed, and output tokens computed again after preemptions.
-        output_tokens: of all requests.
-        preemptions: of requests.
         evicted: evicted blocks by class; empty if not counted.
         loaded_tokens: from the host, including prefetches and reloads after preemptions; None without a host tier.
     """
@@ -81,19 +75,6 @@ class PolicyRun:
     evicted: dict[str, int] = field(default_factory=dict)
     loaded_tokens: int | None = None
 
-
-LOWER_IS_BETTER: Final = (
-    "completion_mean_s",
-    "completion_p95_s",
-    "makespan_s",
-    "ttft_mean_s",
-    "ttft_p95_s",
-    "queueing_mean_s",
-    "longest_wait_s",
-    "preemptions",
-    "recomputed_tokens",
-)
-HIGHER_IS_BETTER: Final = ("hit_rate", "throughput_tokens_per_s", "workflows_per_s")
 
 Figures = dict[str, float]
 
@@ -179,6 +160,22 @@ def gained(runs: Sequence[Figures], than: Sequence[Figures]) -> dict[str, Any]:
     return over_seeds([{name: one[name] - other[name] for name in one.keys() & other.keys()} for one, other in pairs])
 
 
+_SHARED: Final = (
+    "hit_rate",
+    "throughput_tokens_per_s",
+    "workflows_per_s",
+    "completion_mean_s",
+    "completion_p95_s",
+    "makespan_s",
+    "ttft_mean_s",
+    "ttft_p95_s",
+    "queueing_mean_s",
+    "longest_wait_s",
+    "preemptions",
+    "recomputed_tokens",
+)
+
+
 def shares(
     policy: Mapping[int, Figures], stock: Mapping[int, Figures], oracle: Mapping[int, Figures]
 ) -> dict[str, float | None]:
@@ -191,7 +188,7 @@ def shares(
     """
     seeds = sorted(policy.keys() & stock.keys() & oracle.keys())
     found: dict[str, float | None] = {}
-    for name in (*HIGHER_IS_BETTER, *LOWER_IS_BETTER):
+    for name in _SHARED:
         best = [oracle[seed][name] - stock[seed][name] for seed in seeds]
         own = [policy[seed][name] - stock[seed][name] for seed in seeds]
         found[name] = sum(own) / sum(best) if seeds and _established(best) else None
@@ -221,12 +218,7 @@ class Timeline:
 
 
 def course(run: PolicyRun, window_s: float) -> Timeline:
-    """A run over time.
-
-    Args:
-        run: to its end.
-        window_s: seconds of a window.
-    """
+    """A finished run over time, in windows of `window_s` seconds."""
     begins = np.arange(0.0, max(run.end_s, window_s), window_s)
     began = _column(run, "began_s")
     at = np.minimum((began // window_s).astype(int), len(begins) - 1)

@@ -18,15 +18,20 @@ shares; without them it shares nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol, get_args
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 
 from presage.errors import ConfigurationError, TraceError
 from presage.serving_hooks.replay.engine_file import EngineFile
+
+if TYPE_CHECKING:
+    from presage.datasets.requests import PlainRequest
 
 STAGGER_S: Final = 5.0
 """The first jobs of a closed loop arrive within this time, not all at once."""
@@ -40,7 +45,6 @@ class Arrivals:
         concurrency: closed loop of this many jobs.
         rate: jobs per second, with gamma-distributed gaps.
         cv: coefficient of variation of the gaps; 1 is a Poisson process, more is bursts.
-        as_recorded: as in the trace.
     """
 
     concurrency: int | None = None
@@ -60,11 +64,6 @@ class Arrivals:
             raise ConfigurationError(f"rate is {self.rate}; give workflows per second, above 0")
         if not 0 < self.cv <= 100:
             raise ConfigurationError(f"cv is {self.cv}; give a coefficient of variation above 0, at most 100")
-
-    @property
-    def random(self) -> bool:
-        """Whether arrivals depend on the seed."""
-        return not self.as_recorded
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,6 @@ class JobStep:
     """One request of a job.
 
     Attributes:
-        agent: of the step.
         continues: number of the step with whose prompt and output the prompt begins; None for an opening.
         opening_tokens: 0 if it continues a step.
         new_tokens: in no earlier prompt.
@@ -214,8 +212,7 @@ class ReplayJob:
     """One workflow to replay.
 
     Attributes:
-        workflow_type: the application; empty for a plain request.
-        workflow_id: one run of it.
+        workflow_type: empty for a plain request.
         steps: each after its parents; at least one.
         arrives_s: its start, seconds after the first of the trace; None if no times were recorded.
         complete: whether it reached its end in the trace.
@@ -235,12 +232,10 @@ class Workload:
     Attributes:
         jobs: in the order of the trace.
         left_out: workflows without requests, or with a request whose sizes were not recorded.
-        timed: whether all jobs have recorded times.
     """
 
     jobs: tuple[ReplayJob, ...]
     left_out: int
-    timed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +262,7 @@ def workload(table: pa.Table, convention: PromptConvention, pause_s: float | Non
         TraceError: no workflow has sizes, or pauses were neither recorded nor given.
     """
     rows = table.select([name for name in _COLUMNS if name in table.column_names]).to_pylist()
-    groups = list(_by_workflow(rows))
+    groups = [list(group) for _, group in groupby(rows, key=itemgetter("workflow_type", "workflow_id"))]
     started = [group[0]["started_at"] for group in groups]
     jobs, left_out = [], 0
     for number, group in enumerate(groups):
@@ -293,7 +288,7 @@ def workload(table: pa.Table, convention: PromptConvention, pause_s: float | Non
             f"none of {left_out} workflows has input_tokens and output_tokens in all its requests; replay needs the "
             "sizes of prompts and outputs: record them, or ingest traces that have them"
         )
-    return Workload(tuple(jobs), left_out, all(job.arrives_s is not None for job in jobs))
+    return Workload(tuple(jobs), left_out)
 
 
 _COLUMNS: Final = (
@@ -308,17 +303,6 @@ _COLUMNS: Final = (
     "ended_at",
     "complete",
 )
-
-
-def _by_workflow(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    group: list[dict[str, Any]] = []
-    for row in rows:
-        if group and (row["workflow_type"], row["workflow_id"]) != (group[0]["workflow_type"], group[0]["workflow_id"]):
-            yield group
-            group = []
-        group.append(row)
-    if group:
-        yield group
 
 
 def _asked(group: Sequence[dict[str, Any]], drawn_s: Any) -> list[RecordedRequest]:
@@ -353,54 +337,34 @@ def assemble(asked: Sequence[RecordedRequest], convention: PromptConvention) -> 
     for one in asked:
         before = frozenset(one.parents).union(*(ancestors[parent] for parent in one.parents))
         ancestors.append(before)
-        if convention.prompts == "history-first":
-            candidates = list(one.parents)
+        continues: int | None
+        if convention.prompts == "history-first":  # a join continues the longest branch
+            continues = max(one.parents, key=lambda parent: (steps[parent].sequence_tokens, -parent), default=None)
         else:
-            candidates = [number for number in before if asked[number].agent == one.agent]
-        # A join continues the longest branch, a conversation its last turn.
-        key = (
-            (lambda n: (steps[n].sequence_tokens, -n)) if convention.prompts == "history-first" else (lambda n: (n, 0))
-        )
-        continues = max(candidates, key=key, default=None)
+            continues = max((number for number in before if asked[number].agent == one.agent), default=None)
+        repeated = steps[continues].sequence_tokens if continues is not None else 0
+        closing = min(convention.closing_tokens, one.input_tokens - 1)
+        if repeated + closing >= one.input_tokens:
+            continues, repeated = None, 0
+        opening = 0 if continues is not None else min(convention.opening_tokens, one.input_tokens - closing - 1)
         steps.append(
-            _step(one, continues, steps[continues].sequence_tokens if continues is not None else 0, convention)
+            JobStep(
+                agent=one.agent,
+                continues=continues,
+                opening_tokens=opening,
+                new_tokens=one.input_tokens - repeated - opening - closing,
+                closing_tokens=closing,
+                output_tokens=one.output_tokens,
+                parents=one.parents,
+                pause_s=one.pause_s,
+                prompt_tokens=one.input_tokens,
+            )
         )
     return tuple(steps)
 
 
-def _step(one: RecordedRequest, continues: int | None, repeated: int, convention: PromptConvention) -> JobStep:
-    closing = min(convention.closing_tokens, one.input_tokens - 1)
-    if repeated + closing >= one.input_tokens:
-        continues, repeated = None, 0
-    opening = 0 if continues is not None else min(convention.opening_tokens, one.input_tokens - closing - 1)
-    return JobStep(
-        agent=one.agent,
-        continues=continues,
-        opening_tokens=opening,
-        new_tokens=one.input_tokens - repeated - opening - closing,
-        closing_tokens=closing,
-        output_tokens=one.output_tokens,
-        parents=one.parents,
-        pause_s=one.pause_s,
-        prompt_tokens=one.input_tokens,
-    )
-
-
 AGENT: Final = "request"
 """Agent name of plain requests in figures."""
-
-
-class Sized(Protocol):
-    """A plain request of a trace."""
-
-    @property
-    def arrives_s(self) -> float: ...  # noqa: D102
-    @property
-    def input_tokens(self) -> int: ...  # noqa: D102
-    @property
-    def output_tokens(self) -> int: ...  # noqa: D102
-    @property
-    def hash_ids(self) -> Sequence[int]: ...  # noqa: D102
 
 
 class _Known:
@@ -422,7 +386,7 @@ class _Known:
         return known
 
 
-def requests_workload(requests: Sequence[Sized], hash_tokens: int) -> Workload:
+def requests_workload(requests: Sequence[PlainRequest], hash_tokens: int) -> Workload:
     """The jobs of plain requests.
 
     Args:
@@ -447,7 +411,7 @@ def requests_workload(requests: Sequence[Sized], hash_tokens: int) -> Workload:
             hash_tokens=hash_tokens,
         )
         jobs.append(ReplayJob("", f"request {number}", (step,), one.arrives_s))
-    return Workload(tuple(jobs), 0, True)
+    return Workload(tuple(jobs), 0)
 
 
 def check_fits(jobs: Sequence[ReplayJob], engine: EngineFile) -> None:
