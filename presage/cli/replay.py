@@ -183,7 +183,6 @@ class ReplayParts(NamedTuple):
     """The workflows to replay and the sources of forecasts.
 
     Attributes:
-        table: the workflows.
         forecasts: source of next-agent forecasts, as `replay.forecasts.source` takes it.
         lengths: folder of a remaining-length model, or None.
         rule: how the workflows were chosen; None: all are replayed.
@@ -258,11 +257,7 @@ def read_plain_requests(
     """Read plain requests as jobs; note what a replay of them cannot show.
 
     Args:
-        paths: of the traces.
         of_workflows: options that apply to workflows only, by name; None or 0: not given.
-        forecasts: the option of that name.
-        out: receives the note.
-        report: progress.
 
     Raises:
         TraceError: a file is malformed.

@@ -59,7 +59,6 @@ def asked_for(replay: bool, options: Mapping[str, Any]) -> ReplayGate | None:
     """The gate, if --replay is given; checks its options.
 
     Args:
-        replay: the flag.
         options: by name; None: not given.
 
     Raises:
@@ -130,7 +129,6 @@ class ReplayGate:
             champion: the current holder of the alias, or None.
             table: traces that neither was trained on.
             out: receives notes on workflows left out, and on replays in which the cache was never short.
-            report: progress.
 
         Raises:
             TraceError: the traces cannot be replayed.

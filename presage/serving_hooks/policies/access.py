@@ -46,7 +46,6 @@ class Group:
         sole: its only active workflow; None if it has none or several.
         agents, moment: use by `sole`, as in `Use`; its part of the score is `score`.
         many: use by each of several active workflows; else empty and read-only.
-        size: number of blocks.
         score: Σ over its active workflows, in 1 / UNIT.
         free: its free blocks, the first freed first; change them through `unpacked`.
         stale: whether `sole` has had a new forecast since the group was scored; see `AccessIndex.score`.
@@ -131,7 +130,6 @@ class ActiveWorkflow:
     """An active workflow: its groups, its forecast, and when its next step is due.
 
     Attributes:
-        lookahead: its forecast as scores.
         next_step_at: when its next step is expected to start, seconds of the caller's clock; 0 if unknown.
         step_s: expected seconds from one of its steps to the next.
         private: groups that no other workflow ever touched, one for each set of agents that touch them; few.
@@ -191,8 +189,6 @@ class AccessIndex:
 
     Attributes:
         group_of: the group of each block id; None for an empty or untouched block.
-        running: active workflows.
-        by_id: groups by id.
     """
 
     def __init__(self, blocks: int) -> None:

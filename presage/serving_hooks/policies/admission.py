@@ -178,10 +178,6 @@ class Admission:
 
     Call `decide` when a workflow arrives, ends or changes its phase, or periodically.
 
-    Args:
-        cache_tokens: capacity of the cache.
-        config: settings.
-
     Attributes:
         counts: decisions, decisions that held a workflow, and workflows held, paused and restored.
         load: on the cache by the workflows that the last decision lets run.

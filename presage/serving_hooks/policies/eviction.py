@@ -95,10 +95,6 @@ class LazyHeap:
     would stall the engine for milliseconds, so there are two heaps: when half of the young heap may be stale it becomes
     the old one, and every call of `sweep` moves the valid ones of the old heap's last few entries to a new young heap.
     A heap without its last entry is still a heap. With n valid entries, both hold at most 1.5 · (64 + 2 n).
-
-    Args:
-        is_valid: whether an entry is valid.
-        on_drop: called with each dropped stale entry.
     """
 
     def __init__(self, is_valid: Callable[[bytes], bool], on_drop: Callable[[bytes], None]) -> None:
@@ -194,7 +190,6 @@ class FreeOrder:
 
     Args:
         blocks: number of blocks; a block is an int below it. None is free at first.
-        config: settings.
 
     Attributes:
         given_up: evicted blocks by `CLASSES`.

@@ -84,12 +84,7 @@ class ShortestTotalJobFirst:
     """The keys of all requests, running and waiting.
 
     Args:
-        config: S and Q.
         medians: remaining output tokens at the start, the median of each workflow type.
-
-    Attributes:
-        promoted: promotions so far.
-        demoted: demotions so far.
     """
 
     config: PriorityConfig = field(default_factory=PriorityConfig)

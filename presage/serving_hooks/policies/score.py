@@ -71,11 +71,9 @@ class Lookahead:
     workflow has one, it keeps all numbers in one float array (integers are exact below 2^53) and shares name tables.
 
     Args:
-        column: column of each agent in the rows.
         rows: P^(k), float [K, V+1]; not copied.
         weights: γ^(k−1) s^(k), K numbers.
         always: (score, moment) of every block of the workflow, whichever agents touch it.
-        rates: as in `shared`.
     """
 
     __slots__ = ("_column", "_numbers", "_place", "_rows")
@@ -202,7 +200,6 @@ def lookahead(probabilities: NDArray[Any], agents: tuple[str, ...], config: Scor
         probabilities: float [K, V+1], END last, row k given that the workflow reaches its k-th next step; as
             in `LiveForecast`. Without rows, or with numbers that are not finite, the result is UNKNOWN.
         agents: names of the first V columns.
-        config: K and γ.
     """
     rows = probabilities[: config.horizon] if len(probabilities) > config.horizon else probabilities
     if not len(rows):

@@ -65,8 +65,6 @@ def steps_per_s(
     """X for n workflows, of whose reusable tokens a share is lost and prefilled again.
 
     Args:
-        rates: as measured.
-        cache_tokens: capacity of the cache.
         workflows: n, float64 [m].
         miss_share: the lost share, in [0, 1], float64 [m].
 

@@ -41,7 +41,6 @@ class NextUses:
     estimated from the rate of arrivals so far.
 
     Args:
-        jobs: that are replayed.
         hashes: of the blocks of each prompt and output, by job and step.
 
     Attributes:
@@ -162,9 +161,7 @@ class BeladyBlocks:
     from the end of their prompts, since a block is useless without those before it.
 
     Args:
-        queue: vLLM's queue.
         blocks: all blocks of the pool, each at its id.
-        next_uses: when blocks are read next.
 
     Attributes:
         given_up, watched: for the status of the hooks; empty, this order has no classes of blocks.

@@ -62,7 +62,6 @@ class StepTimes:
     """N measured iterations, in order.
 
     Attributes:
-        engine: that was measured.
         tokens: int64 [N, 3]: prefilled, decoded, attended to.
         seconds: float64 [N].
     """
@@ -155,7 +154,6 @@ def calibrate(times: StepTimes, source: str = "") -> Calibrated:
     """Fits a cost model and evaluates it on held-out iterations.
 
     Args:
-        times: of one engine.
         source: of the step times; a description of the fit is appended.
 
     Raises:

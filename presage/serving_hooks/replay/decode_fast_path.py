@@ -43,7 +43,6 @@ class _Decoding:
     """A request on the fast path.
 
     Args:
-        request: that decodes.
         token: of which its whole output consists.
 
     Attributes:
@@ -78,7 +77,6 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
     Attributes:
         fast_path: False always runs vLLM's general code.
         says: the output token of each request, by its id.
-        fast_iterations: iterations on the fast path.
         context_tokens: attended to in the last of them.
     """
 

@@ -53,15 +53,8 @@ class ReplayEngine:
     """Runs jobs through a scheduler.
 
     Args:
-        jobs: to run.
-        prompts: their tokens.
-        schedule: when they arrive.
         scheduler: a `FastPathScheduler`, with or without hooks.
-        cost: of an iteration.
-        block_tokens: of a block.
-        clock: that the scheduler reads.
         at_once: limit on running jobs; more wait in the order of arrival. None for no limit.
-        watchers: observe the jobs.
     """
 
     def __init__(
@@ -263,13 +256,6 @@ class Evictions:
     uses a block once a step of it that has begun reads or writes it, and a block is retired when all workflows that
     used it have ended. Serving divides active blocks by their forecasts; here they are one class, since most policies
     forecast nothing. A plain request belongs to no workflow that could end, so its blocks stay active.
-
-    Args:
-        jobs: that are replayed.
-        prompts: their prompts, hashed.
-
-    Attributes:
-        counts: blocks by class.
     """
 
     def __init__(self, jobs: Sequence[ReplayJob], prompts: PromptIds) -> None:

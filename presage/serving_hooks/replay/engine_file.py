@@ -107,7 +107,6 @@ def checked(given: Mapping[str, Any], name: str) -> EngineFile:
     """Validates the content of an engine file.
 
     Args:
-        given: the content.
         name: of the file, for errors.
 
     Raises:

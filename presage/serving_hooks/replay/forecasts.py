@@ -44,7 +44,6 @@ class OracleForecaster:
     """Forecasts the recorded future from the trace, mixed with noise.
 
     Args:
-        jobs: that are replayed.
         noise: share of the uniform distribution, 0 to 1.
     """
 

@@ -25,11 +25,7 @@ from presage.serving_hooks.replay.engine_file import EngineFile
 
 
 class HostCache:
-    """Blocks in host memory by their hashes, evicted least recently used first; iterates in that order.
-
-    Args:
-        blocks: its capacity.
-    """
+    """Blocks in host memory by their hashes, evicted least recently used first; iterates in that order."""
 
     def __init__(self, blocks: int) -> None:
         self._blocks = blocks
@@ -85,11 +81,7 @@ class Loads(KVConnectorMetadata):  # type: ignore[misc]
 
 
 class HostTier(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """The scheduler's side of the connector.
-
-    Attributes:
-        host: what it keeps.
-    """
+    """The scheduler's side of the connector."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -44,14 +44,11 @@ class Policy:
     """A policy to replay.
 
     Attributes:
-        name: of the policy.
         settings: switches of the hooks that are on; None is vLLM without hooks.
         foretold: source of next-agent forecasts, one of the named ones or your own; None without forecasts.
         ranked: source of remaining tokens; None uses `foretold`.
-        foresight: whether the order of free blocks is Belady's.
         at_once: limit on concurrent workflows; None for no limit.
         swept: whether a sweep finds the limit.
-        more: further settings of the hooks.
         scheduler: derives your own scheduler class from the hooked one; a module-level function, since it is sent to
             other processes.
     """
@@ -142,10 +139,6 @@ def _own(path: str) -> Policy:
 
 def crossed(policies: Sequence[Policy], schedulers: str) -> list[Policy]:
     """Every policy with every scheduler, named policy+scheduler.
-
-    Args:
-        policies: to cross.
-        schedulers: names, separated by commas.
 
     Raises:
         ConfigurationError: unknown name.

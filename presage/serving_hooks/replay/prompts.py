@@ -20,10 +20,6 @@ _NONE: Final[Hashes] = []
 class PromptIds:
     """Ids for all jobs of a workload.
 
-    Args:
-        jobs: of the workload.
-        convention: how their prompts were assembled.
-
     Attributes:
         hashes: of the blocks of each prompt and output, by job and step, once `hash_all` has made them.
         owner: the first job that has a block, by hash.
@@ -91,9 +87,7 @@ class JobConversation:
     """The growing token sequences of one job.
 
     Args:
-        job: the job.
         first: the first of its own ids.
-        openings, closings: ids by step.
         hashed: id of content with hash id 0 (plain requests); others follow.
     """
 

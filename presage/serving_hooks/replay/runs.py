@@ -48,10 +48,7 @@ class Setting:
     """Settings common to all runs.
 
     Attributes:
-        jobs: to run.
         convention: how their prompts were assembled.
-        arrivals: when they arrive.
-        engine: cache, limits and costs.
         forecasts: source for policies that ask for forecasts; see `forecasts.source`.
         lengths: folder of a remaining-length model beside it.
     """
@@ -69,9 +66,7 @@ class Done:
     """One finished run.
 
     Attributes:
-        policy: its name.
         seed: of the arrivals.
-        figures: see `metrics.figures`.
         forecasts: number of forecasts by source.
         off: policies of the hooks that failed and switched themselves off.
         at_once: limit on concurrent workflows; None without one.
@@ -132,8 +127,6 @@ def run_one(
     """One policy with one seed. Needs vLLM.
 
     Args:
-        setting: jobs, arrivals and engine.
-        policy: to run.
         seed: of the arrivals.
         fast_path: whether decode-only iterations take the fast path.
         prompts: of the setting's jobs, from an earlier run; None makes them.
@@ -206,8 +199,6 @@ def run_all(
     """Every policy with every seed.
 
     Args:
-        setting: common to all runs.
-        policies: to compare.
         seeds: of the arrivals.
         processes: in parallel; None uses one per core. With 1 everything runs in this process.
         progress: called with a description and the share done.
@@ -253,10 +244,6 @@ def tried(policy: Policy, most: int) -> list[Policy]:
 
     The best limit has the shortest mean completion from arrival with one seed; the other seeds then run with it. It is
     chosen on the workload it is judged on: a bound, not a policy that could be deployed.
-
-    Args:
-        policy: to limit.
-        most: largest limit.
     """
     numbers, number = [most], _FEWEST_AT_ONCE
     while number < most:
@@ -266,11 +253,7 @@ def tried(policy: Policy, most: int) -> list[Policy]:
 
 
 def best(runs: Mapping[int, Figures]) -> int:
-    """The limit with the shortest mean completion; the smaller of equals.
-
-    Args:
-        runs: figures by limit.
-    """
+    """The limit with the shortest mean completion; the smaller of equals."""
     return min(runs, key=lambda number: (runs[number]["completion_mean_s"], number))
 
 
@@ -379,7 +362,6 @@ def swept(
     """Figures of each point, seed by seed; all points have the same seeds, so they can be compared seed by seed.
 
     Args:
-        points: what to run, by name.
         seeds: of the arrivals.
         processes, progress: as of `side_by_side`.
     """

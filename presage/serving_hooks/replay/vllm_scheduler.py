@@ -54,10 +54,7 @@ def make_scheduler(
     """A scheduler over an empty cache.
 
     Args:
-        kind: its class.
-        engine: cache and limits.
         longest: tokens of the longest request, output included.
-        presage: settings of the hooks; None for vLLM's own scheduler.
         folder: takes the model's configuration.
     """
     longest += 1
@@ -105,13 +102,9 @@ def make_request(
     """A request to the engine.
 
     Args:
-        name: id of the request.
-        prompt: token ids.
-        output_tokens: length of the answer.
         arrives_s: of the virtual clock.
         sent: metadata from its client (`vllm_xargs`).
         known: hashes of all blocks of its prompt and output; if empty they are computed.
-        block_tokens: of a block.
     """
     wanted = SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args=dict(sent))
     wanted.update_from_generation_config({}, 1)
@@ -188,12 +181,9 @@ def scheduler_class(
     """The scheduler class of a policy.
 
     Args:
-        policy: vLLM's own, or settings of the hooks.
         agents: forecasts of next agents; None without.
-        clock: seconds of virtual time.
         fast_path: whether decode-only iterations take the fast path.
         lengths: forecasts of remaining tokens; None uses `agents`.
-        next_uses: for Belady's rule.
     """
     if policy.settings is None:
         return type("StockScheduler", (FastPathScheduler,), {"fast_path": fast_path})

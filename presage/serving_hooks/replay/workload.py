@@ -123,7 +123,6 @@ def phased(jobs: Sequence[ReplayJob], phases: Sequence[tuple[float, float]], see
     Args:
         jobs: in any order; their order is drawn too.
         phases: (share of the jobs, jobs per second), one after the other.
-        seed: of order and times.
 
     Raises:
         ConfigurationError: shares do not add up to 1, or a rate is not above 0.
@@ -230,7 +229,6 @@ class Workload:
     """The jobs of a trace.
 
     Attributes:
-        jobs: in the order of the trace.
         left_out: workflows without requests, or with a request whose sizes were not recorded.
     """
 
@@ -254,7 +252,6 @@ def workload(table: pa.Table, convention: PromptConvention, pause_s: float | Non
 
     Args:
         table: a trace, in canonical order.
-        convention: how prompts are assembled.
         pause_s: mean of exponential pauses, drawn in place of the recorded ones; None keeps the recorded ones.
         seed: of drawn pauses.
 
