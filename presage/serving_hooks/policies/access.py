@@ -197,11 +197,6 @@ class AccessIndex:
         self.by_id: dict[int, Group] = {}
         self._next = 0
 
-    @property
-    def groups(self) -> int:
-        """Number of groups."""
-        return len(self.by_id)
-
     def by_group(self, blocks: Sequence[int]) -> Parts:
         """These blocks by group, as `touch` and `untouched` take them; valid until the next change."""
         group_of = self.group_of

@@ -349,7 +349,7 @@ class FreeOrder:
         owned = [group for group in self._index.by_id.values() if any(of != unowned for of in group.workflows)]
         return {
             "workflows with blocks": len(self._index.running.keys() - {unowned}),
-            "groups of blocks": self._index.groups,
+            "groups of blocks": len(self._index.by_id),
             "eviction heap": len(self._heap),
             "free blocks of workflows": sum(len(group.free) for group in owned),
             "sharing types": len(self.sharing),
@@ -414,7 +414,7 @@ class FreeOrder:
                 self._heap.push(entry)
                 pushed += 1
         if pushed:
-            self._heap.sweep(pushed, self._index.groups)
+            self._heap.sweep(pushed, len(self._index.by_id))
 
     def _discard(self, entry: bytes) -> None:
         """An entry has left the heap: if it was the valid one of its group, the group has none."""

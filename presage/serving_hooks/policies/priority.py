@@ -109,7 +109,7 @@ class ShortestTotalJobFirst:
         of = _Waiting(arrival, self._remaining(workflow_type, remaining_tokens), iteration)
         self._requests[request] = of
         self._chosen.discard(request)
-        self._schedule_promotion(iteration + self.config.starved_after, request, of)
+        heapq.heappush(self._wake, (iteration + self.config.starved_after, next(self._order), request, of))
         return self.key(request)
 
     def forecast(self, request: str, workflow_type: str, remaining_tokens: float | None) -> Key:
@@ -191,9 +191,6 @@ class ShortestTotalJobFirst:
             demoted.append(request)
             self._serve(request, of)
         return demoted
-
-    def _schedule_promotion(self, until: int, request: str, of: _Waiting) -> None:
-        heapq.heappush(self._wake, (until, next(self._order), request, of))
 
     def _remaining(self, workflow_type: str, remaining_tokens: float | None) -> float:
         if remaining_tokens is not None and remaining_tokens >= 0:  # rejects NaN too

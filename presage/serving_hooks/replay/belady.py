@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.serving_hooks.counts import EventCounts
+from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.replay.prompts import Hashes
 from presage.serving_hooks.replay.workload import ReplayJob
+from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 
@@ -154,78 +155,57 @@ _A_PLACE_S: Final = 1e-6
 """Added to the due time for each block before it in its prompt; smaller than any difference of times."""
 
 
-class BeladyBlocks:
-    """Replaces vLLM's queue of free blocks; evicts by Belady's rule.
+class BeladyBlocks(ScoredBlocks):
+    """Evicts by Belady's rule; it has no classes of blocks and no forecasts, and is never in shadow.
 
-    vLLM's queue stays underneath and gets every call, as in `vllm/blocks.py`. Blocks due at the same time are evicted
-    from the end of their prompts, since a block is useless without those before it.
-
-    Args:
-        blocks: all blocks of the pool, each at its id.
-
-    Attributes:
-        given_up, watched: for the status of the hooks; empty, this order has no classes of blocks.
-        acts: set by the hooks; this order is never in shadow.
+    Blocks due at the same time are evicted from the end of their prompts, since a block is useless without those before
+    it.
     """
 
-    def __init__(self, queue: Any, blocks: Sequence[Any], next_uses: NextUses) -> None:
-        self.given_up: dict[str, int] = {}
-        self.watched: dict[str, int] = {}
-        self.acts = True
-        self.switch = Switch("eviction", EventCounts())
-        self._queue, self._blocks, self._next_uses = queue, blocks, next_uses
-        self._free = np.zeros(len(blocks), np.bool_)
-        self._free[[block.block_id for block in queue.get_all_free_blocks()]] = True
-        self._group = np.full(len(blocks), NEVER, np.int64)
-        self._later = np.zeros(len(blocks))
+    def __init__(self, queue: Any, blocks: Sequence[Any], next_uses: NextUses, switch: Switch) -> None:
+        self._next_uses = next_uses
+        super().__init__(queue, blocks, EvictionConfig(), lambda request_id: None, switch)
+
+    def begin(self) -> None:
+        """Starts from the blocks in vLLM's queue; when they are read next is unknown."""
+        self._free = np.zeros(len(self._blocks), np.bool_)
+        self._free[[block.block_id for block in self.vllm_queue.get_all_free_blocks()]] = True
+        self._group = np.full(len(self._blocks), NEVER, np.int64)
+        self._later = np.zeros(len(self._blocks))
 
     @property
-    def num_free_blocks(self) -> int:
-        """Free blocks."""
-        return int(self._queue.num_free_blocks)
-
-    def popleft(self) -> Any:
-        """The next free block to evict."""
-        return self.popleft_n(1)[0] if self._queue.num_free_blocks else self._queue.popleft()
+    def given_up(self) -> dict[str, int]:
+        """Empty."""
+        return {}
 
     def popleft_n(self, n: int) -> list[Any]:
         """The next n free blocks to evict."""
         given = [self._blocks[block_id] for block_id in self._furthest(n)]
         for block in given:
-            self._queue.remove(block)
+            self.vllm_queue.remove(block)
             self._free[block.block_id] = False
             self._group[block.block_id] = NEVER
         return given
 
     def remove(self, block: Any) -> None:
         """A free block is in use again."""
-        self._queue.remove(block)
+        self.vllm_queue.remove(block)
         self._free[block.block_id] = False
-
-    def append(self, block: Any) -> None:
-        """A block is free, and keeps its content until it is evicted."""
-        self.append_n([block])
 
     def append_n(self, blocks: list[Any]) -> None:
         """Blocks are free, and keep their content until they are evicted."""
-        self._queue.append_n(blocks)
+        self.vllm_queue.append_n(blocks)
         self._free[[block.block_id for block in blocks]] = True
 
     def prepend_n(self, blocks: list[Any]) -> None:
         """Blocks without content are free."""
-        self._queue.prepend_n(blocks)
+        self.vllm_queue.prepend_n(blocks)
         ids = [block.block_id for block in blocks]
         self._free[ids], self._group[ids] = True, NEVER
 
     def get_all_free_blocks(self) -> list[Any]:
         """All free blocks, the next to evict first."""
         return [self._blocks[block_id] for block_id in self._furthest(int(self._free.sum()))]
-
-    def iter_blocks_after(self, cursor: Any | None) -> Iterator[Any]:
-        """Free blocks in the order of eviction after `cursor`; all, if it is None or not free."""
-        blocks = self.get_all_free_blocks()
-        at = next((i for i, block in enumerate(blocks) if block is cursor), -1)
-        return iter(blocks[at + 1 :])
 
     def filled(self, request: Any, blocks: Sequence[Any]) -> None:
         """A request has filled blocks, which are cached now."""

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.replay.belady import BeladyBlocks
+from presage.serving_hooks.vllm.modes import Switch
 
 
 @dataclass(eq=False)
@@ -49,7 +51,7 @@ class Known:
 def held(*what: bytes | None) -> tuple[BeladyBlocks, list[Block]]:
     """All blocks of a cache, with this in them, freed in their order."""
     blocks = [Block(number) for number in range(len(what))]
-    foreseen: Any = BeladyBlocks(Queue(blocks), blocks, Known())  # type: ignore[arg-type]
+    foreseen: Any = BeladyBlocks(Queue(blocks), blocks, Known(), Switch("eviction", EventCounts()))  # type: ignore[arg-type]
     taken = foreseen.popleft_n(len(blocks))
     assert foreseen.num_free_blocks == 0
     for block, one in zip(blocks, what, strict=True):
