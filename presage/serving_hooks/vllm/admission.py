@@ -254,6 +254,16 @@ class AdmissionController:
             "rates": asdict(self._rates) if self._rates else None,
         }
 
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        self.switch.attempt(self._catch_up)
+        return {
+            "admission accounts": len(self._accounts) - len(self._ended),
+            "admission accounts to drop": len(self._ended),  # at the next decision
+            "admission held": len(self._held),
+            "admission requests": len(self._workflow_of),
+        }
+
     def explain(self, workflow: str) -> dict[str, Any] | None:
         """The phase of a workflow, whether it is held, and why; None if it is unknown."""
         self.switch.attempt(self._catch_up)

@@ -191,6 +191,10 @@ class ScoredBlocks:
             "groups": groups,
         }
 
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        return self._order.debug_state(NO_WORKFLOW)
+
     # Prefetch.
 
     def spare(self, found: Iterable[int]) -> int:

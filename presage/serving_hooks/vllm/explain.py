@@ -32,6 +32,9 @@ class LastForecasts:
         self._ring: deque[_Made] = deque(maxlen=most)
         self._clock = clock
 
+    def __len__(self) -> int:
+        return len(self._ring)
+
     def add(self, step: Step, forecast: LiveForecast) -> None:
         """Adds a forecast."""
         self._ring.append(_Made(self._clock(), step, forecast))

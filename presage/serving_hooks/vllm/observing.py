@@ -107,6 +107,10 @@ class Observing:
         """The recorder's status; `on` is false once it has failed."""
         return {**self._records.status(), "on": self.on}
 
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        return {"recorded workflows": self._records.debug_state().get("workflows", 0)}
+
     def close(self) -> None:
         """Writes buffered rows, for some seconds at most."""
         self._switch.attempt(self._records.close)

@@ -246,6 +246,14 @@ class Prefetcher:
             "forgotten": self._prompts.memory.dropped,
         }
 
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        return {
+            "prefetch conversations": len(self._prompts.memory),
+            "prefetch due": len(self._prompts),
+            "prefetch requests": len(self._alive),
+        }
+
     # Guarded by the switch.
 
     def _before(self) -> None:

@@ -106,6 +106,10 @@ class Priorities:
         """Restores the client's `priority`."""
         request.priority = self._given.get(request.request_id, request.priority)
 
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        return {"priorities": len(self._given) + len(self._unranked), **self._policy.debug_state()}
+
     def left(self, request_id: str) -> None:
         """A request has left the engine."""
         self._given.pop(request_id, None)

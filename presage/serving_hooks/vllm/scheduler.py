@@ -311,6 +311,20 @@ class Policies(engine.SchedulerSeam):
         }
         return {**explanation, "reasons": reasons(explanation)}
 
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table that grows with requests and workflows, to find leaks."""
+        queues = self.queue_policies
+        parts = (queues.priorities, self.block_order, queues.admission, self.prefetcher)
+        found = {
+            "vLLM requests": len(self.engine_port.requests),
+            "waiting": len(self.engine_port.waiting_queues[0]),
+            "recent forecasts": len(self._last_forecasts) if self._last_forecasts is not None else 0,
+            "evidence": len(self._evidence.tracker) if self._evidence is not None else 0,
+        }
+        for part in (self.workflow_table, self.step_forecasts, self._observing, *parts):
+            found |= part.debug_state() if part is not None else {}
+        return found
+
     # Between two iterations.
 
     @property

@@ -161,6 +161,16 @@ class StepForecasts:
                 for step, forecast, change in pending.values():
                     self.retention.forecast(step, self._lookahead(step, forecast, change))
 
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        return {
+            "forecasts": len(self._latest),
+            "forecasts pending": len(self._pending),
+            "steps without state": len(self._without_state),
+            "steps preempted": len(self._preempted),
+            **getattr(self._next_agents, "debug_state", dict)(),
+        }
+
     def _ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
         step = workflow.step
         self._latest.pop(step.workflow, None)

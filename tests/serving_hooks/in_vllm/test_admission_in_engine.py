@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "policies"))
 from crowds import Workflow, rows
 from test_fuzz import GuessingAsync, GuessingSync, answered, drawn, pressed
 from turns import Clock, Turns, draw
-from vllm_samples import Engine, Scheduler, ask, build, everything_is_free, tables
+from vllm_samples import Engine, Scheduler, ask, build, everything_is_free
 
 from presage.serving_hooks.policies.admission import Admission, Decision, Outlook, Phase, WorkflowColumns
 from presage.serving_hooks.policies.workload import IterationCost
@@ -139,7 +139,7 @@ def test_whatever_is_decided_every_request_is_answered_and_every_block_free(
     engine.clock.now += 10
     engine.scheduler.schedule()
     engine.scheduler.queue_policies.admission.decide(idle=False)
-    assert tables(engine.scheduler)["admission requests"] == 0
+    assert engine.scheduler.debug_state()["admission requests"] == 0
 
 
 def test_who_is_held_is_counted_seen_and_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

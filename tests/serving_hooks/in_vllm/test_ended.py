@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from told import left_behind, send, told
-from vllm_samples import Engine, build, everything_is_free, tables
+from vllm_samples import Engine, build, everything_is_free
 
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
@@ -101,7 +101,7 @@ def test_of_an_ended_workflow_nothing_is_kept(tmp_path: Path, way: str, reason: 
     expired = int(reason is EndReason.EXPIRED)
     assert (after["expired"] - before["expired"], after["ended"] - before["ended"]) == (expired, 1 - expired)
     assert not any(left_behind(scheduler).values()), left_behind(scheduler)
-    assert tables(scheduler)["admission accounts to drop"] == 0
+    assert scheduler.debug_state()["admission accounts to drop"] == 0
     assert everything_is_free(scheduler)
     assert not [name for name in after["counts"] if name.endswith("Error")], after["counts"]
     scheduler.shutdown()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from test_admission_in_engine import ALONE, Ticking, busy, told, work
 from test_policies_in_engine import prompt, served, step
-from vllm_samples import ask, tables
+from vllm_samples import ask
 
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.vllm.tenants import ARGUMENT
@@ -74,13 +74,13 @@ def test_a_workflow_that_has_ended_is_told_until_the_ring_has_gone_round(tmp_pat
     for number in range(3):
         step(engine, f"b{number}", 0, 40)
     assert engine.scheduler.explain("t", "a")["forecasts"] == []
-    assert tables(engine.scheduler)["recent forecasts"] == 6
+    assert engine.scheduler.debug_state()["recent forecasts"] == 6
 
 
 def test_nothing_is_kept_where_nobody_may_ask(tmp_path: Path) -> None:
     engine, _ = served(tmp_path, presage={"explain": 0})
     step(engine, "a1", 0, 40)
-    assert tables(engine.scheduler)["recent forecasts"] == 0
+    assert engine.scheduler.debug_state()["recent forecasts"] == 0
     assert engine.scheduler.explain("t", "a")["forecasts"] == []
 
 

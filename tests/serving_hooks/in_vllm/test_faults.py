@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiny_model import Tiny
 from told import left_behind, send, serve, told, whole
-from vllm_samples import Engine, build, everything_is_free, tables
+from vllm_samples import Engine, build, everything_is_free
 
 from presage.predictors.common.artefact import CONFIG_FILE
 from presage.registry.connect import Registry
@@ -202,7 +202,7 @@ def test_a_client_never_ends_its_workflows(tmp_path: Path, predictor: Any) -> No
     kind = told(Forecaster(predictor), clock=clock)
     engine = engine_of(tmp_path, kind, time_to_live_s=60.0)
     sent = serve(engine, 40, end=False)
-    assert tables(engine.scheduler)["workflows"] == 40
+    assert engine.scheduler.debug_state()["workflows"] == 40
     clock.now = 61.0
     sent += serve(engine, 1, first=40)
     all_well(engine, sent)

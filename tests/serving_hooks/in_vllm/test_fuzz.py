@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from noise import AGENTS, Noise
-from vllm_samples import AsyncScheduler, Engine, Request, Scheduler, ask, build, everything_is_free, tables, token
+from vllm_samples import AsyncScheduler, Engine, Request, Scheduler, ask, build, everything_is_free, token
 
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
@@ -98,8 +98,8 @@ def test_every_request_is_answered_and_every_block_accounted_for(
     assert not [reason for reason in status["counts"] if reason.endswith("Error")]
     left = engine.scheduler
     assert not left.requests
-    assert not tables(left)["requests"]
-    assert tables(left)["priority keys"] == 0
+    assert not left.debug_state()["requests"]
+    assert left.debug_state()["priority keys"] == 0
 
 
 def there_was_something_to_decide(log: list[Any]) -> None:

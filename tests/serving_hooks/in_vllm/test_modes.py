@@ -9,7 +9,7 @@ from test_admission_in_engine import Ticking, told
 from test_fuzz import GuessingAsync, GuessingSync, answered, pressed, there_was_something_to_decide
 from test_policies_in_engine import prompt, served, step
 from turns import Turns, draw
-from vllm_samples import AsyncScheduler, Engine, Scheduler, ask, build, everything_is_free, tables
+from vllm_samples import AsyncScheduler, Engine, Scheduler, ask, build, everything_is_free
 
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm.forecasts import Forecasts
@@ -142,10 +142,10 @@ def test_the_first_request_after_a_change_is_treated_by_it(tmp_path: Path) -> No
     engine, known = served(tmp_path)
     engine.scheduler.set_mode("off", None, None)
     step(engine, "a1", 0, 40)
-    assert (known.told, tables(engine.scheduler)["workflows"]) == ([], 0)
+    assert (known.told, engine.scheduler.debug_state()["workflows"]) == ([], 0)
     engine.scheduler.set_mode("on", None, None)
     step(engine, "a2", 0, 40)
-    assert ([told[0] for told in known.told], tables(engine.scheduler)["workflows"]) == (
+    assert ([told[0] for told in known.told], engine.scheduler.debug_state()["workflows"]) == (
         ["begins", "completes"],
         1,
     )
@@ -233,4 +233,4 @@ def test_modes_change_under_pressure_and_every_request_is_answered(tmp_path: Pat
     status = engine.scheduler.presage_status()
     assert not [reason for reason in status["counts"] if reason.endswith("Error")]
     assert not engine.scheduler.deferred_waiting
-    assert not tables(engine.scheduler)["requests"]
+    assert not engine.scheduler.debug_state()["requests"]

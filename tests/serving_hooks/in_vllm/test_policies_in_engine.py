@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from vllm_samples import Engine, Scheduler, ask, build, tables
+from vllm_samples import Engine, Scheduler, ask, build
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.forecasting.forecaster import Forecaster
@@ -134,10 +134,10 @@ def test_a_workflow_that_ends_while_a_request_of_it_runs_ends_with_it_again(tmp_
     engine.scheduler.add_request(ask("last", prompt(0, 64), 2, **names, workflow_end="true"))
     while "last" not in engine.ended:
         engine.step()
-    assert tables(engine.scheduler)["workflows"] == 0
+    assert engine.scheduler.debug_state()["workflows"] == 0
     engine.run()
     assert engine.ended == ["last", "long"]
-    assert tables(engine.scheduler)["workflows with blocks"] == 0
+    assert engine.scheduler.debug_state()["workflows with blocks"] == 0
 
 
 def test_forecasts_are_told_what_happens(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from prefetch_samples import AGENTS, Clock, Idling, KnowsAsync, KnowsSync, Says, status
 from test_fail_open import SECRET, breaks
 from test_fuzz import answered
-from vllm_samples import TIER, Request, ask, build, everything_is_free, tables
+from vllm_samples import TIER, Request, ask, build, everything_is_free
 
 from presage.serving_hooks.vllm.engine import EnginePort
 from presage.serving_hooks.vllm.prefetch import Pace, Prefetcher, Yield
@@ -122,7 +122,7 @@ def test_every_request_is_answered_and_none_suffers(tmp_path: Path, ahead: bool,
     assert done["on"]
     assert min(done["started"], done["used_tokens"], done["wasted_tokens"]) > 100
     assert ahead == (done["aborted"] > 0)
-    assert tables(engine.scheduler)["priority keys"] == 0
+    assert engine.scheduler.debug_state()["priority keys"] == 0
 
 
 @pytest.mark.slow

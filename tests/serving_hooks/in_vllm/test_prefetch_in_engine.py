@@ -6,7 +6,7 @@ import pytest
 from prefetch_samples import Idling, asked, prefetching, prompt, served, status
 from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.interface import PauseState
-from vllm_samples import TIER, ask, everything_is_free, tables
+from vllm_samples import TIER, ask, everything_is_free
 
 from presage.serving_hooks.vllm.prefetch import Pace
 
@@ -191,7 +191,7 @@ def test_fetched_blocks_belong_to_the_workflow_they_were_fetched_for(tmp_path: P
     found = engine.scheduler.block_order.explain("t\0a")
     assert {group["users"] for group in found["groups"]} == {1}
     assert found["blocks"] == 40
-    assert tables(engine.scheduler)["sharing types"] == 0
+    assert engine.scheduler.debug_state()["sharing types"] == 0
 
 
 def test_a_salted_prompt_is_fetched_for_those_who_have_the_salt(tmp_path: Path) -> None:

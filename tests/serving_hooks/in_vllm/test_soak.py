@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_model import Tiny
 from told import left_behind, send, told
-from vllm_samples import Engine, build, everything_is_free, tables
+from vllm_samples import Engine, build, everything_is_free
 
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
@@ -52,7 +52,7 @@ def test_nothing_is_left_of_workflows_that_have_ended(tiny: Tiny, tmp_path: Path
         if way == "after":
             send(engine, name, 4, workflow_end=True)
         if number % 100 == 99:
-            state = tables(scheduler)
+            state = scheduler.debug_state()
             stale.append(state["eviction heap"] + state["waiting"])
             engine.log.clear()
     engine.run()
@@ -62,7 +62,7 @@ def test_nothing_is_left_of_workflows_that_have_ended(tiny: Tiny, tmp_path: Path
     assert scheduler.presage_status()["expired"] > WORKFLOWS / 10
     assert not any(left_behind(scheduler).values()), left_behind(scheduler)
     assert everything_is_free(scheduler)
-    state = tables(scheduler)
+    state = scheduler.debug_state()
     assert state["groups of blocks"] <= 64, "no more groups than blocks"
     assert state["eviction heap"] <= 1.5 * (64 + 2 * 64)
     assert max(stale) < 1000, "stale entries are thrown away as they come"

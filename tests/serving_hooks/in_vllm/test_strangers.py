@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from test_fuzz import GuessingSync, answered
-from vllm_samples import Engine, ask, build, everything_is_free, tables
+from vllm_samples import Engine, ask, build, everything_is_free
 
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.forecaster import Forecaster
@@ -110,4 +110,4 @@ def test_strange_requests_are_served_by_the_engine_like_any_other(tmp_path: Path
     assert everything_is_free(engine.scheduler)
     status = engine.scheduler.presage_status()
     assert not [name for name in status["counts"] if name.endswith("Error")]
-    assert not tables(engine.scheduler)["requests"]
+    assert not engine.scheduler.debug_state()["requests"]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_samples import AsyncScheduler, Engine, Scheduler, ask, build, everything_is_free, tables
+from vllm_samples import AsyncScheduler, Engine, Scheduler, ask, build, everything_is_free
 
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 
@@ -39,4 +39,4 @@ def test_a_stream_is_answered_as_vllm_answers_it(tmp_path: Path, stock: Any, our
     assert talked(own) == talked(hooked) != []
     assert everything_is_free(hooked.scheduler)
     assert hooked.scheduler.presage_status()["on"] == {"priority": True, "eviction": True, "admission": True}
-    assert not tables(hooked.scheduler)["requests"]
+    assert not hooked.scheduler.debug_state()["requests"]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vllm_samples import Engine, ask, tables
+from vllm_samples import Engine, ask
 
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.vllm.forecasts import Forecasts
@@ -55,6 +55,6 @@ BOUNDED = ("recent forecasts", "sharing types", "groups of blocks", "eviction he
 
 def left_behind(scheduler: Any) -> dict[str, int]:
     """How much is kept in each table that grows with requests and workflows."""
-    state = tables(scheduler)
+    state = scheduler.debug_state()
     state.pop("admission accounts to drop", None)
     return {name: count for name, count in state.items() if name not in BOUNDED}

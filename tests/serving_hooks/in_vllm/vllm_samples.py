@@ -27,8 +27,6 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from presage.serving_hooks.vllm.blocks import NO_WORKFLOW
-
 BLOCK = 16
 HASH = get_hash_fn_by_name("sha256")
 HASHER = get_request_block_hasher(BLOCK, HASH)
@@ -207,41 +205,6 @@ class Engine:
 def token(name: str) -> int:
     """What the model says to a request: always the same."""
     return sum(name.encode()) % 500
-
-
-def tables(scheduler: Any) -> dict[str, int]:
-    """Entries of each table of the hooks that grows with requests and workflows."""
-    queues, forecasts, recent = scheduler.queue_policies, scheduler.step_forecasts, scheduler._last_forecasts
-    evidence = scheduler._evidence
-    found = {
-        "vLLM requests": len(scheduler.requests),
-        "waiting": len(scheduler.waiting),
-        "recent forecasts": len(recent._ring) if recent is not None else 0,
-        **scheduler.workflow_table.debug_state(),
-        "forecasts": len(forecasts._latest),
-        "forecasts pending": len(forecasts._pending),
-        "steps without state": len(forecasts._without_state),
-        "steps preempted": len(forecasts._preempted),
-        "evidence": len(evidence.tracker) if evidence is not None else 0,
-        **getattr(forecasts._next_agents, "debug_state", dict)(),
-        "recorded workflows": scheduler._observing._records.debug_state().get("workflows", 0),
-    }
-    if (priorities := queues.priorities) is not None:
-        found["priorities"] = len(priorities._given) + len(priorities._unranked)
-        found |= priorities._policy.debug_state()
-    if scheduler.block_order is not None:
-        found |= scheduler.block_order._order.debug_state(NO_WORKFLOW)
-    if (admission := queues.admission) is not None:
-        admission.status()  # handles deferred events
-        found["admission accounts"] = len(admission._accounts) - len(admission._ended)
-        found["admission accounts to drop"] = len(admission._ended)  # at the next decision
-        found["admission held"] = len(admission._held)
-        found["admission requests"] = len(admission._workflow_of)
-    if (prefetcher := scheduler.prefetcher) is not None:
-        found["prefetch conversations"] = len(prefetcher._prompts.memory)
-        found["prefetch due"] = len(prefetcher._prompts)
-        found["prefetch requests"] = len(prefetcher._alive)
-    return found
 
 
 def everything_is_free(scheduler: Any) -> bool:
