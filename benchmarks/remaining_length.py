@@ -99,9 +99,7 @@ def judge(
     encoder, rows, fresh = choice.encoder, choice.rows, length_rows(test, choice.encoder)
     print(f"  texts: {choice.name}", file=sys.stderr)
     learning, calibration = rows.take(~held), rows.take(held)
-    said = {
-        name: make(seed).fit(rows, calibration, QUANTILES).predict(fresh) for name, make in LENGTH_BASELINES.items()
-    }
+    said = {name: fit(rows, QUANTILES)(fresh) for name, fit in LENGTH_BASELINES.items()}
     for name in estimators:
         begun = time.perf_counter()
         config = RemainingLengthConfig(estimator=name, quantiles=QUANTILES)  # type: ignore[arg-type]

@@ -1,11 +1,10 @@
 """How a workflow has run so far, as numbers at each of its steps: one definition, compiled, for training and serving.
 
-A history says which agents came in which order, a small float32 vector. PROGRESS says how far the workflow has come;
-only what is known before a step produces its output counts there: the step's own agent, but the outputs of earlier
-steps alone. Counts of steps are those of the trace, tool calls included.
+A history is a float32 vector of the agents so far and their order. PROGRESS is how far the workflow has come, from what
+is known before a step produces its output. Steps are those of the trace, tool calls included.
 
-`begin` and `advance` alone write a history, `begin_progress`, `advance_progress` and `produce` alone write progress.
-Serving calls them once a step, training calls the same code in a loop over whole workflows.
+Serving calls `begin`, `advance`, `begin_progress`, `advance_progress` and `produce` once a step; training calls them
+in a loop over whole workflows. Nothing else writes a history or progress.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 RECENT: Final = 5
-"""How many of the latest agents a history names."""
+"""Number of latest agents in a history."""
 
 NEVER: Final = 99.0
-"""Steps since an agent that was not called yet, and the cap for one that was."""
+"""Steps since an agent that has not been called, and the maximum for one that has."""
 
 LONGEST: Final = 1e4
 
@@ -32,7 +31,7 @@ def history_size(agents: int) -> int:
 
 @njit(cache=True, inline="always")
 def begin(history: NDArray[np.float32], agents: int) -> None:
-    """Writes the empty history, float32 [R]: no agent yet (-1), counts 0, steps since NEVER, position -1, run 0."""
+    """Write the empty history, float32 [R]: no agent (-1), counts 0, steps since NEVER, position -1, run 0."""
     for i in range(RECENT):
         history[i] = -1.0
     for i in range(agents + 1):
@@ -44,7 +43,7 @@ def begin(history: NDArray[np.float32], agents: int) -> None:
 
 @njit(cache=True, inline="always")
 def advance(history: NDArray[np.float32], agent: int, agents: int) -> None:
-    """Moves the history by one step of `agent` (0..V, V: unknown)."""
+    """Advance the history by a step of `agent` (0..V, V: unknown)."""
     position = RECENT + 2 * (agents + 1)
     run = position + 1
     history[run] = min(history[run] + 1.0, LONGEST) if history[0] == agent else 1.0
@@ -75,8 +74,8 @@ def histories(agent: NDArray[np.int32], offsets: NDArray[np.int64], agents: int)
 
 
 PROGRESS: Final = ("step", "agents_so_far", "run", "calls", "produced_tokens", "previous_output_tokens")
-"""Steps before this one; different agents so far, this one included; how often this agent was called in a row and in
-all; output tokens of the earlier steps (of those whose number is known) and of the last of them (NaN: unknown)."""
+"""Earlier steps; different agents so far, this one included; calls of this agent in a row and in all; output tokens of
+the earlier steps (where known) and of the last of them (NaN: unknown)."""
 
 COUNTERS: Final = 6
 _STEPS, _DIFFERENT, _RUN, _LAST, _PRODUCED, _PREVIOUS = range(COUNTERS)
@@ -84,7 +83,7 @@ _STEPS, _DIFFERENT, _RUN, _LAST, _PRODUCED, _PREVIOUS = range(COUNTERS)
 
 @njit(cache=True, inline="always")
 def begin_progress(calls: NDArray[np.int64], counters: NDArray[np.float64]) -> None:
-    """Writes a workflow before its first step: `calls` int64 [V+1], `counters` float64 [COUNTERS]."""
+    """Write the progress before the first step: `calls` int64 [V+1], `counters` float64 [COUNTERS]."""
     calls[:] = 0
     counters[:] = 0.0
     counters[_LAST] = -1.0
@@ -95,7 +94,7 @@ def begin_progress(calls: NDArray[np.int64], counters: NDArray[np.float64]) -> N
 def advance_progress(
     calls: NDArray[np.int64], counters: NDArray[np.float64], agent: int, out: NDArray[np.float32]
 ) -> None:
-    """A step of `agent` (0..V, V: unknown) begins: the numbers of PROGRESS go to `out`, float32 [6]."""
+    """Begin a step of `agent` (0..V, V: unknown); write PROGRESS to `out`, float32 [6]."""
     counters[_RUN] = counters[_RUN] + 1.0 if counters[_LAST] == agent else 1.0
     counters[_DIFFERENT] += calls[agent] == 0
     calls[agent] += 1
@@ -112,7 +111,7 @@ def advance_progress(
 
 @njit(cache=True, inline="always")
 def produce(counters: NDArray[np.float64], output_tokens: float) -> None:
-    """The step that began last has produced so many tokens; NaN where that is not known."""
+    """Record the output tokens of the step that began last, NaN if unknown."""
     counters[_PREVIOUS] = output_tokens
     if not np.isnan(output_tokens):
         counters[_PRODUCED] += output_tokens
@@ -122,11 +121,11 @@ def produce(counters: NDArray[np.float64], output_tokens: float) -> None:
 def progress(
     agent: NDArray[np.int32], output_tokens: NDArray[np.float32], offsets: NDArray[np.int64], agents: int
 ) -> NDArray[np.float32]:
-    """The numbers of PROGRESS at every step, float32 [n, 6].
+    """PROGRESS at every step, float32 [n, 6].
 
     Args:
-        agent: int32 [n], 0..V-1, or V for an unknown agent; all of those count as one.
-        output_tokens: float32 [n], NaN where not known.
+        agent: int32 [n], 0..V-1, or V for all unknown agents.
+        output_tokens: float32 [n], NaN where unknown.
         offsets: int64 [W+1], workflow w has the rows offsets[w]:offsets[w+1].
         agents: V.
     """
@@ -141,44 +140,15 @@ def progress(
     return out
 
 
-class LengthHistory:
-    """One running workflow, moved step by step: `LengthEncoder.course` where no trace is at hand.
-
-    Its size is that of the vocabulary, however many steps the workflow takes.
-
-    Args:
-        agents: V.
-        columns: int64 [H], which numbers of the history are wanted, in this order.
-    """
-
-    __slots__ = ("_calls", "_columns", "_counters", "_history")
-
-    def __init__(self, agents: int, columns: NDArray[np.int64]) -> None:
-        self._columns = columns
-        self._history = np.empty(history_size(agents), np.float32)
-        self._calls = np.empty(agents + 1, np.int64)
-        self._counters = np.empty(COUNTERS, np.float64)
-        _begin_course(self._history, self._calls, self._counters)
-
-    def begun(self, agent: int) -> NDArray[np.float32]:
-        """A step of `agent` (0..V, V: unknown) begins: what is known of it, float32 [6 + H]."""
-        out = np.empty(len(PROGRESS) + len(self._columns), np.float32)
-        _advance_course(self._history, self._calls, self._counters, agent, self._columns, out)
-        return out
-
-    def completed(self, output_tokens: float) -> None:
-        """It has produced so many tokens; NaN where that is not known, as it is where this is not called."""
-        produce(self._counters, output_tokens)
-
-
 @njit(cache=True)
-def _begin_course(row: NDArray[np.float32], calls: NDArray[np.int64], counters: NDArray[np.float64]) -> None:
+def begin_course(row: NDArray[np.float32], calls: NDArray[np.int64], counters: NDArray[np.float64]) -> None:
+    """Write the history and the progress of a workflow before its first step."""
     begin(row, len(calls) - 1)
     begin_progress(calls, counters)
 
 
 @njit(cache=True)
-def _advance_course(
+def advance_course(
     row: NDArray[np.float32],
     calls: NDArray[np.int64],
     counters: NDArray[np.float64],
@@ -186,6 +156,7 @@ def _advance_course(
     columns: NDArray[np.int64],
     out: NDArray[np.float32],
 ) -> None:
+    """Begin a step of `agent`; write PROGRESS and these columns of the history to `out`, float32 [6 + H]."""
     advance(row, agent, len(calls) - 1)
     advance_progress(calls, counters, agent, out[:6])
     for i in range(len(columns)):

@@ -1,20 +1,20 @@
-"""The input vector of a position: everything a predictor sees of a workflow at one moment, in one row of floats.
+"""The input vector of a position: the whole input of a predictor at one moment of a workflow, in one row of floats.
 
 Layout (R = history_size(V), p and c = widths of the projected prefill and completion state):
 
     [0, R)      history: latest agents, counts, steps since, position, run length
     R           workflow type (T: unknown)
-    R+1, R+2    log(1 + x) of input and output tokens; 0 where not known, or not known yet
+    R+1, R+2    log(1 + x) of input and output tokens; 0 where unknown, or not known yet
     then  p     projected prefill state of this step
           c     projected completion state of this step, 0 at prefill
           p     mean of the projected prefill states so far
           c     mean of the projected completion states so far
-          1     how far the prefill state is from that of the last step that had one; NO_EARLIER where none had,
-                NO_STATE where this step has none
+          1     distance of the prefill state from the previous one of the workflow; NO_EARLIER without a previous
+                one, NO_STATE without a state of this step
           1     the same of the completion state, NO_STATE at prefill
 
-`begin`, `at_prefill` and `at_completion` are the only writers. Serving calls them once a step on a workflow's row,
-training calls the same code over whole traces (`unroll`). The sums behind the means live in a row of their own.
+`begin`, `at_prefill` and `at_completion` are the only writers: serving calls them once a step on a workflow's row,
+training over whole traces (`unroll`). The sums behind the means are in a row of their own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIZE_COUNT: Final = len(SIZES)
 
 NO_EARLIER: Final = -1.0
 NO_STATE: Final = -2.0
-"""In the place of a distance, where there is none."""
+"""Replace a distance where there is none."""
 
 
 def inputs_size(agents: int, prefill: int, completion: int) -> int:
@@ -66,10 +66,10 @@ def begin(
 def _distance(
     state: NDArray[np.float32], sums: NDArray[np.float32], start: int, width: int, seen: float
 ) -> np.floating:
-    """Root mean square difference to the previous state, which is replaced; NO_EARLIER when there is none.
+    """Root mean square difference to the previous state, which is replaced; NO_EARLIER without one.
 
     A square of a float32 is exact in float64: the sum has the same bits whether or not a compiler fuses it with the
-    product, which it does in some of those that call this and not in others.
+    product, which differs between callers.
     """
     total = 0.0
     for i in range(width):
@@ -152,9 +152,9 @@ def knows_tokens(inputs: NDArray[np.float32], prefill: int, completion: int) -> 
 
 @njit(cache=True, inline="always")
 def knows_state(inputs: NDArray[np.float32], moment: int, prefill: int, completion: int) -> bool:
-    """Whether this step has the state that a forecast at this moment (0 prefill, 1 completion) goes by.
+    """Whether this step has the state for a forecast at this moment (0 prefill, 1 completion).
 
-    After the output that is the completion state, or where the model reads none the prefill state.
+    At completion that is the completion state, or the prefill state if the model reads no completion states.
     """
     at = len(inputs) - 1 if (completion > 0 and moment == 1) or prefill == 0 else len(inputs) - 2
     return bool(prefill + completion > 0 and inputs[at] > NO_STATE / 2 + NO_EARLIER / 2)

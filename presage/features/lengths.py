@@ -1,22 +1,21 @@
-"""What a predictor of lengths sees of a step, and what it is to predict: one definition for training and serving.
+"""Inputs and labels of a predictor of lengths: one definition for training and serving.
 
 Chimera §3.4: token counts of the system prompt, the user prompt and the full prompt, workflow type, agent, model, and
 a sketch of the user prompt. Ours: how far the workflow has come and which agents came before (`history.py`), and a
-sketch of what the previous step answered.
+sketch of the previous step's output.
 
-The trace counts the tokens of full prompts only. Those of a system prompt and of a user prompt are taken as a quarter
-of their characters; trees compare, so the factor means nothing to them. Where a prompt was not counted, its texts
-replace it.
+A trace counts the tokens of full prompts only. Those of system and user prompt, and of a prompt that was not counted,
+are taken as a quarter of their characters.
 
-A row is an LLM step. Tool calls produce no tokens: they are no rows, and count as steps of the workflow only. The label
-of a step counts its own tokens and those of all later steps; it is unknown as soon as one of them is. In a workflow
-that was cut (`complete` false) it is a lower bound.
+A row is an LLM step; a tool call produces no tokens and counts as a step of the workflow only. The label of a step
+counts its own tokens and those of all later steps; it is unknown as soon as one of them is, and a lower bound in a
+workflow that was cut (`complete` false).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -28,10 +27,20 @@ from numpy.typing import NDArray
 from presage.datasets.schema import workflow_codes
 from presage.datasets.tasks import task_of
 from presage.errors import InputError, TraceError
-from presage.features.history import PROGRESS, RECENT, LengthHistory, histories, progress
+from presage.features.history import (
+    COUNTERS,
+    PROGRESS,
+    RECENT,
+    advance_course,
+    begin_course,
+    histories,
+    history_size,
+    produce,
+    progress,
+)
 from presage.features.input_profiles import PROFILES, TEXT, TOKENS, Sources
 from presage.features.sketch import Sketch
-from presage.features.vocabulary import Vocabulary
+from presage.features.vocabulary import Vocabulary, codes, encode, token_counts
 
 Target = Literal["remaining", "step"]
 """What is predicted: the output tokens of this and all later steps, or of this step alone."""
@@ -45,10 +54,10 @@ _SYSTEM, _USER, _PROMPT = range(len(PROMPT))
 _PRODUCED, _PREVIOUS = (len(PROMPT) + PROGRESS.index(name) for name in ("produced_tokens", "previous_output_tokens"))
 
 LEARNT_PROFILES: Final[tuple[Sources, ...]] = tuple(PROFILES[name] for name in ("ids", "ids+tokens", "+text"))
-"""The input profiles that differ to a predictor of lengths, which reads no hidden states; the least first. A row with a
-text counts as the last."""
+"""The input profiles that differ for a predictor of lengths, which reads no hidden states; the smallest first. A row
+with a text has the last."""
 AGENTS_TRACKED: Final = 16
-"""Of so many agents, the most frequent, a row says how often they were called and how long ago."""
+"""Number of agents, the most frequent, of which a row has the calls and the steps since."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +65,11 @@ class LengthRows:
     """n LLM steps of W workflows, with their labels.
 
     Attributes:
-        vocabulary: what `workflow_type` and `agent` mean.
-        target: what `remaining` counts.
         workflow_type: int32 [n], T for an unknown type.
         agent: int32 [n], V for an unknown agent.
         model: int32 [n], M for a model that training never saw, M + 1 where none is named.
         numbers: float32 [n, F], the columns of `LengthEncoder.names`, NaN where unknown.
-        remaining: float32 [n], output tokens, NaN where unknown.
+        remaining: float32 [n], output tokens of the target, NaN where unknown.
         lower_bound: bool [n], the workflow was cut: `remaining` is at least that.
         step: int32 [n], steps of the workflow before this one.
         workflow: int32 [n], 0..W-1.
@@ -99,28 +106,17 @@ class LengthRows:
         return replace(self, **{name: getattr(self, name)[rows] for name in _PER_ROW})
 
 
-_PER_ROW: Final = (
-    "workflow_type",
-    "agent",
-    "model",
-    "numbers",
-    "remaining",
-    "lower_bound",
-    "step",
-    "workflow",
-    "task",
-)
+_PER_ROW: Final = tuple(field.name for field in fields(LengthRows) if field.name not in ("vocabulary", "target"))
 
 
 @dataclass(frozen=True, eq=False)
 class LengthEncoder:
-    """Makes rows from a trace, or one from the steps of a request. Fitted on training traces.
+    """Encodes the steps of a trace (`length_rows`) or of a running workflow (`LengthWorkflow`); fitted on a trace.
 
     Attributes:
-        vocabulary: workflow types and agents.
         models: M names of models, sorted.
-        tracked: the agents whose calls are counted one by one, indices in the vocabulary, rising.
-        sketch: of user prompts and of answers; None where training had no text.
+        tracked: indices of the agents whose calls are counted one by one, rising.
+        sketch: of user prompts and of outputs; None where training had no text.
     """
 
     vocabulary: Vocabulary
@@ -153,79 +149,21 @@ class LengthEncoder:
         name = str(name)
         return self.models.index(name) if name in self.models else len(self.models)
 
-    def vector(self, steps: Sequence[Mapping[str, Any]]) -> tuple[int, int, int, NDArray[np.float32]]:
-        """Workflow type, agent, model and numbers float32 [F] of the last step, before its output.
-
-        Args:
-            steps: one workflow's steps in order, checked (`common.steps.check_steps`), columns of the trace by name.
-
-        Raises:
-            InputError: a negative or no number of tokens, or a text that is none.
-        """
-        last = steps[-1]
-        name = self.vocabulary.agent
-        agents = np.array([name(step["agent"]) for step in steps], np.int32)
-        outputs = np.array([count_of(step, "output_tokens") for step in steps], np.float32)
-        course = self.course(agents, outputs, np.array([0, len(steps)]))[-1]
-        answer = self.sketched(steps[-2] if len(steps) > 1 else {}, "output_text")
-        return (
-            self.vocabulary.workflow_type(last["workflow_type"]),
-            int(agents[-1]),
-            self.model(last.get("model")),
-            self.joined(last, course, answer),
-        )
-
-    def joined(
-        self, step: Mapping[str, Any], course: NDArray[np.float32], answer: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
-        """The numbers of a step, float32 [F], from the step and what is known from before it.
-
-        Args:
-            step: columns of the trace by name; its output is not looked at.
-            course: float32 [C], as `course` has it.
-            answer: float32 [S], `sketched` of the step before.
-
-        Raises:
-            InputError: a negative or no number of tokens, or a text that is none.
-        """
-        system, user = _length(_text(step, "system_prompt")), _length(_text(step, "input_text"))
-        prompt = _prompt_tokens(system, user, count_of(step, "input_tokens"))
-        return np.concatenate([prompt, course, self.sketched(step, "input_text"), answer], dtype=np.float32)
-
     def observed(self, rows: LengthRows, sources: Sources) -> LengthRows:
-        """The rows as a trace without all other sources makes them; the labels stay."""
+        """The rows of the same trace without all other sources; the labels stay."""
         numbers, model = rows.numbers.copy(), rows.model
         if TEXT not in sources:
             # Where a prompt was not counted, its characters replace the count.
             texts = _of_characters(numbers)
             numbers[numbers[:, _PROMPT] == texts, _PROMPT] = np.nan
-            numbers[:, [_SYSTEM, _USER, *self._of_texts()]] = np.nan
+            sketches = 2 * (self.sketch.size if self.sketch is not None else 0)
+            numbers[:, [_SYSTEM, _USER, *range(numbers.shape[1] - sketches, numbers.shape[1])]] = np.nan
             model = np.full_like(model, self.model(None))
         if TOKENS not in sources:
             numbers[:, _PROMPT] = _of_characters(numbers)
             numbers[:, _PRODUCED] = 0.0
             numbers[:, _PREVIOUS] = np.nan
         return replace(rows, numbers=numbers, model=model)
-
-    def _of_texts(self) -> range:
-        """The columns of `numbers` that are of a sketch."""
-        ends = len(self.names)
-        return range(ends - 2 * (self.sketch.size if self.sketch is not None else 0), ends)
-
-    def sketched(self, step: Mapping[str, Any], column: str) -> NDArray[np.float32]:
-        """The sketch of a step's text, float32 [S]: NaN where it has none, empty without a sketch.
-
-        Raises:
-            InputError: the text is none.
-        """
-        if self.sketch is None:
-            return _NOTHING
-        text = _text(step, column)
-        return np.full(self.sketch.size, np.nan, np.float32) if text is None else self.sketch.transform_one(text)
-
-    def open(self) -> LengthHistory:
-        """`course` of a workflow before its first step."""
-        return LengthHistory(len(self.vocabulary.agents), self._of_history())
 
     def to_config(self) -> dict[str, Any]:
         """As the configuration of an artefact keeps it; JSON values only."""
@@ -247,51 +185,62 @@ class LengthEncoder:
         sketch = Sketch.from_tensors(tensors) if config["sketch"] else None
         return cls(vocabulary, tuple(config["models"]), tuple(config["tracked"]), sketch)
 
-    def course(
-        self, agent: NDArray[np.int32], output_tokens: NDArray[np.float32], offsets: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        """What the steps so far say, float32 [n, C], for whole workflows; the arguments are those of `progress`."""
-        count = len(self.vocabulary.agents)
-        history = histories(agent, offsets, count)[:, self._of_history()]
-        return np.concatenate([progress(agent, output_tokens, offsets, count), history], axis=1)
-
-    def _of_history(self) -> NDArray[np.int64]:
-        """Which numbers of a history a row has."""
+    def history_columns(self) -> NDArray[np.int64]:
+        """The numbers of a history that a row contains, int64 [H]."""
         tracked = np.array(self.tracked, np.int64)
         return np.concatenate(
             [np.arange(1, RECENT), RECENT + tracked, RECENT + len(self.vocabulary.agents) + 1 + tracked]
         )
 
-    def row(self, steps: Sequence[Mapping[str, Any]]) -> LengthRows:
-        """`vector` as rows of one; without a label."""
-        workflow_type, agent, model, numbers = self.vector(steps)
-        zero = np.zeros(1, np.int32)
-        return LengthRows(
-            vocabulary=self.vocabulary,
-            target="remaining",
-            workflow_type=np.array([workflow_type], np.int32),
-            agent=np.array([agent], np.int32),
-            model=np.array([model], np.int32),
-            numbers=numbers[None],
-            remaining=np.full(1, np.nan, np.float32),
-            lower_bound=np.zeros(1, bool),
-            step=np.array([len(steps) - 1], np.int32),
-            workflow=zero,
-            task=zero,
-        )
+
+class LengthWorkflow:
+    """State of a running workflow, of constant size: call `begun` and `completed` once a step each.
+
+    Its numbers equal those of `length_rows` bit by bit.
+    """
+
+    __slots__ = ("_answer", "_calls", "_columns", "_counters", "_encoder", "_history", "_type")
+
+    def __init__(self, encoder: LengthEncoder, workflow_type: str) -> None:
+        agents = len(encoder.vocabulary.agents)
+        self._encoder, self._type = encoder, encoder.vocabulary.workflow_type(workflow_type)
+        self._columns = encoder.history_columns()
+        self._history = np.empty(history_size(agents), np.float32)
+        self._calls = np.empty(agents + 1, np.int64)
+        self._counters = np.empty(COUNTERS, np.float64)
+        begin_course(self._history, self._calls, self._counters)
+        self._answer = self._sketched(None)
+
+    def begun(self, step: Mapping[str, Any]) -> tuple[int, int, int, NDArray[np.float32]]:
+        """Begin a step: its workflow type, agent, model and numbers float32 [F], before its output.
+
+        `step` is keyed by column names of traces. Raises InputError for an invalid token count or text; the workflow
+        is unusable afterwards.
+        """
+        agent = self._encoder.vocabulary.agent(step["agent"])
+        course = np.empty(len(PROGRESS) + len(self._columns), np.float32)
+        advance_course(self._history, self._calls, self._counters, agent, self._columns, course)
+        system, user = _text(step, "system_prompt"), _text(step, "input_text")
+        prompt = _prompt_tokens(_length(system), _length(user), count_of(step, "input_tokens"))
+        numbers = np.concatenate([prompt, course, self._sketched(user), self._answer], dtype=np.float32)
+        self._answer = self._sketched(None)
+        return self._type, agent, self._encoder.model(step.get("model")), numbers
+
+    def completed(self, step: Mapping[str, Any]) -> None:
+        """Record the output of the step that began last; raises InputError as `begun`."""
+        produce(self._counters, float(np.float32(count_of(step, "output_tokens"))))
+        self._answer = self._sketched(_text(step, "output_text") if self._encoder.sketch is not None else None)
+
+    def _sketched(self, text: str | None) -> NDArray[np.float32]:
+        """The sketch of a text, float32 [S]: NaN for None, empty without a sketch."""
+        sketch = self._encoder.sketch
+        if sketch is None:
+            return _NOTHING
+        return np.full(sketch.size, np.nan, np.float32) if text is None else sketch.transform_one(text)
 
 
 def length_rows(table: pa.Table, encoder: LengthEncoder, target: Target = "remaining") -> LengthRows:
-    """Rows of a trace in canonical order (as `read_traces` returns it).
-
-    Args:
-        table: the trace.
-        encoder: makes the numbers.
-        target: what the labels count.
-
-    Raises:
-        TraceError: the trace has no LLM step.
-    """
+    """Rows of a trace in canonical order (as `read_traces` returns it); raises TraceError without an LLM step."""
     llm = np.asarray(pc.equal(table["kind"], "llm").to_numpy(), bool)
     if not llm.any():
         raise TraceError('the traces have no LLM step (kind "llm"): tool calls produce no tokens to predict')
@@ -299,37 +248,39 @@ def length_rows(table: pa.Table, encoder: LengthEncoder, target: Target = "remai
     offsets = np.r_[np.flatnonzero(np.diff(workflow, prepend=-1)), len(table)].astype(np.int64)
     vocabulary = encoder.vocabulary
     agent = vocabulary.encode_agents(table["agent"])
-    outputs = _floats(table["output_tokens"])
+    outputs = token_counts(table["output_tokens"])
+    count = len(vocabulary.agents)
     known = np.where(llm, outputs, np.float32(0.0))  # a tool call adds nothing to what is left
     numbers = [
         _prompt_tokens(
-            _floats(pc.utf8_length(table["system_prompt"])),
-            _floats(pc.utf8_length(table["input_text"])),
-            _floats(table["input_tokens"]),
+            token_counts(pc.utf8_length(table["system_prompt"])),
+            token_counts(pc.utf8_length(table["input_text"])),
+            token_counts(table["input_tokens"]),
         )[llm],
-        encoder.course(agent, outputs, offsets)[llm],
+        progress(agent, outputs, offsets, count)[llm],
+        histories(agent, offsets, count)[:, encoder.history_columns()][llm],
     ]
     if encoder.sketch is not None:
         prompts, answers = prompts_and_answers(table)
         numbers += [of[llm] for of in np.split(encoder.sketch.transform(prompts + answers), 2)]
-    cut = ~np.asarray(table["complete"].to_numpy(), bool)
+    cut, named = ~np.asarray(table["complete"].to_numpy(), bool), table["model"].is_valid().to_numpy()
     return LengthRows(
         vocabulary=vocabulary,
         target=target,
         workflow_type=vocabulary.encode_types(table["workflow_type"])[llm],
         agent=agent[llm],
-        model=_models(table["model"], encoder)[llm],
+        model=np.where(named, encode(table["model"], encoder.models), len(encoder.models) + 1).astype(np.int32)[llm],
         numbers=np.concatenate(numbers, axis=1, dtype=np.float32),
         remaining=(outputs if target == "step" else _sums_to_the_end(known, offsets))[llm],
         lower_bound=cut[llm] & (target == "remaining"),
         step=(np.arange(len(table)) - offsets[workflow]).astype(np.int32)[llm],
         workflow=workflow.astype(np.int32)[llm],
-        task=_codes(task_of(table))[llm],
+        task=codes(task_of(table))[llm],
     )
 
 
 def prompts_and_answers(table: pa.Table) -> tuple[list[str | None], list[str | None]]:
-    """The texts that a row of every step is made of: its prompt, and what the step before answered in its workflow."""
+    """The texts of every step's row: its prompt, and the output of the step before in its workflow."""
     prompts, answers = (table[column].to_pylist() for column in ("input_text", "output_text"))
     answers = [None, *answers[:-1]]
     for first in np.flatnonzero(np.diff(workflow_codes(table), prepend=-1)):
@@ -339,7 +290,7 @@ def prompts_and_answers(table: pa.Table) -> tuple[list[str | None], list[str | N
 
 @njit(cache=True)
 def profiles_of(numbers: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Which of LEARNT_PROFILES the numbers of rows are made of, int64 [n], from float32 [n, F]."""
+    """Index in LEARNT_PROFILES of each row's inputs, int64 [n], from numbers float32 [n, F]."""
     out = np.empty(len(numbers), np.int64)
     for row in range(len(numbers)):
         of = numbers[row]
@@ -387,34 +338,20 @@ def _most_frequent(column: pa.ChunkedArray, most: int) -> list[str]:
     return [c["values"] for c in sorted(counts, key=lambda c: (-c["counts"], c["values"]))[:most]]
 
 
-def _floats(column: pa.ChunkedArray) -> NDArray[np.float32]:
-    return np.asarray(pc.cast(column, pa.float32(), safe=False).to_numpy(), np.float32)  # above 2^24 it is rounded
-
-
-def _codes(column: pa.ChunkedArray) -> NDArray[np.int32]:
-    return np.asarray(pc.dictionary_encode(column.combine_chunks()).indices.to_numpy(zero_copy_only=False), np.int32)
-
-
-def _models(column: pa.ChunkedArray, encoder: LengthEncoder) -> NDArray[np.int32]:
-    found = pc.index_in(column, value_set=pa.array(encoder.models, pa.string()))
-    index = np.asarray(pc.fill_null(found, len(encoder.models)).to_numpy(), np.int32)
-    return np.where(column.is_valid().to_numpy(), index, len(encoder.models) + 1).astype(np.int32)
-
-
 def count_of(step: Mapping[str, Any], name: str) -> float:
-    """A number of tokens, NaN where unknown; raises InputError where it is none, negative, or past all counting."""
+    """A number of tokens, NaN if absent; raises InputError unless it is a number from 0 to below 2^63."""
     tokens = step.get(name)
     if tokens is None:
         return float("nan")
     if not isinstance(tokens, int | float | np.number) or not 0 <= tokens < _NO_COUNT:
-        raise InputError(f"{name} is {tokens!r:.40}; a number of tokens, 0 or more, is wanted")
+        raise InputError(f"{name} is {tokens!r:.40}; expected a number of tokens, 0 or more")
     return float(tokens)
 
 
 def _text(step: Mapping[str, Any], name: str) -> str | None:
     text = step.get(name)
     if text is not None and not isinstance(text, str):
-        raise InputError(f"{name} is a {type(text).__name__}; a string is wanted, or null")
+        raise InputError(f"{name} is a {type(text).__name__}; expected a string, or null")
     return text
 
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from presage.datasets.schema import workflow_codes
 from presage.datasets.tasks import task_of
 from presage.features.moment import Moment
-from presage.features.vocabulary import Vocabulary
+from presage.features.vocabulary import Vocabulary, codes, token_counts
 
 MASKED: Final = -1
 
@@ -36,16 +36,14 @@ class Prefixes:
     """Prefixes of W workflows with n steps, and labels K steps ahead.
 
     Attributes:
-        vocabulary: meaning of the indices.
         offsets: int64 [W+1]; workflow w has the rows offsets[w]:offsets[w+1].
-        workflow_type: int32 [W], index of the workflow's type (T: unknown).
+        workflow_type: int32 [W] (T: unknown).
         task: int32 [W], equal for workflows of one task, which stay on one side of any split.
-        agent: int32 [n], index of the step's agent (V: unknown).
+        agent: int32 [n] (V: unknown).
         outcomes: int32 [n, K], index of the outcome 1..K steps ahead (V: END, V+1: an agent not in the vocabulary,
             MASKED: unknown).
         sizes: float32 [n, 2], the columns of SIZES.
-        states: semantic state of each step at each moment, float32 [n, d], NaN rows if not recorded; a moment without
-            states is absent.
+        states: semantic states by moment, float32 [n, d], NaN rows if not recorded; a moment without any is absent.
     """
 
     vocabulary: Vocabulary
@@ -82,18 +80,14 @@ class Prefixes:
         """int64 [n], number of earlier steps in the workflow."""
         return np.arange(self.steps) - np.repeat(self.offsets[:-1], np.diff(self.offsets))
 
-    def rows_of(self, workflows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows of the given workflows, in their order, int64 [m]."""
-        lengths = np.diff(self.offsets)[workflows]
-        starts = np.repeat(self.offsets[:-1][workflows] - np.cumsum(lengths) + lengths, lengths)
-        return starts + np.arange(lengths.sum())
-
     def take(self, workflows: NDArray[np.int64]) -> Prefixes:
         """The given workflows, in the given order."""
-        rows = self.rows_of(workflows)
+        lengths = np.diff(self.offsets)[workflows]
+        ends = np.cumsum(lengths)
+        rows = np.repeat(self.offsets[:-1][workflows] - ends + lengths, lengths) + np.arange(lengths.sum())
         return replace(
             self,
-            offsets=np.concatenate([[0], np.cumsum(np.diff(self.offsets)[workflows])]).astype(np.int64),
+            offsets=np.append(0, ends).astype(np.int64),
             workflow_type=self.workflow_type[workflows],
             task=self.task[workflows],
             agent=self.agent[rows],
@@ -113,30 +107,20 @@ class Prefixes:
 
 def prefixes_of(table: pa.Table, vocabulary: Vocabulary, horizon: int) -> Prefixes:
     """Prefixes, labels and sizes of a trace in canonical order (as `read_traces` returns it), without states."""
-    type_code = _codes(table["workflow_type"])
-    id_code = _codes(table["workflow_id"])
-    starts = np.ones(len(table), bool)
-    starts[1:] = (type_code[1:] != type_code[:-1]) | (id_code[1:] != id_code[:-1])
-    first = np.flatnonzero(starts)
+    first = np.flatnonzero(np.diff(workflow_codes(table), prepend=-1))
     offsets = np.append(first, len(table)).astype(np.int64)
     agent = vocabulary.encode_agents(table["agent"])
     complete = np.asarray(table["complete"].to_numpy(), bool)[first]
-    task = task_of(table).take(pa.array(first))
     return Prefixes(
         vocabulary=vocabulary,
         offsets=offsets,
         workflow_type=vocabulary.encode_types(table["workflow_type"])[first],
-        task=_codes(task),
+        task=codes(task_of(table).take(pa.array(first))),
         agent=agent,
         outcomes=_outcomes(agent, offsets, complete, vocabulary, horizon),
-        sizes=_sizes(table),
+        sizes=np.log1p(np.stack([token_counts(table[name]) for name in SIZES], axis=1)),
         states={},
     )
-
-
-def _codes(column: pa.ChunkedArray | pa.Array) -> NDArray[np.int32]:
-    encoded = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return np.asarray(pc.dictionary_encode(encoded).indices.to_numpy(zero_copy_only=False), np.int32)
 
 
 def _outcomes(
@@ -161,46 +145,29 @@ def _outcomes(
     return outcomes
 
 
-def _sizes(table: pa.Table) -> NDArray[np.float32]:
-    counts = [pc.cast(table[name], pa.float32(), safe=False).to_numpy() for name in SIZES]  # rounded above 2^24
-    return np.log1p(np.stack(counts, axis=1).astype(np.float32))
-
-
 def join(first: Prefixes, second: Prefixes) -> Prefixes:
     """Both parts of one trace, which share vocabulary and task numbers, one after the other."""
+    names = ("workflow_type", "task", "agent", "outcomes", "sizes")
+    rows: dict[str, Any] = {name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in names}
     return replace(
         first,
         offsets=np.concatenate([first.offsets, second.offsets[1:] + first.offsets[-1]]),
-        workflow_type=np.concatenate([first.workflow_type, second.workflow_type]),
-        task=np.concatenate([first.task, second.task]),
-        agent=np.concatenate([first.agent, second.agent]),
-        outcomes=np.concatenate([first.outcomes, second.outcomes]),
-        sizes=np.concatenate([first.sizes, second.sizes]),
         states={m: np.concatenate([s, second.states[m]]) for m, s in first.states.items() if m in second.states},
+        **rows,
     )
-
-
-def transition_counts(prefixes: Prefixes) -> NDArray[np.int64]:
-    """Counts of outcome j directly after agent i, int64 [V+1, V+1]; row V is the unknown agent, column V is END.
-
-    Steps whose next step is unknown (the trace was cut) are not counted.
-    """
-    size = prefixes.vocabulary.outcomes
-    following = prefixes.outcomes[:, 0]
-    known = (following >= 0) & (following < size)
-    counts = np.zeros((size, size), np.int64)
-    np.add.at(counts, (prefixes.agent[known], following[known]), 1)
-    return counts
 
 
 def transition_matrix(prefixes: Prefixes) -> NDArray[np.float32]:
     """A: the row-normalised forward transition matrix between agents, float32 [V+1, V+1] (PBKV, appendix B).
 
-    Row and column V belong to the unknown agent and are zero: END is no agent and receives no message.
+    Row and column V belong to the unknown agent and are zero: END is no agent and receives no message. Steps whose next
+    step is unknown (the trace was cut) are not counted.
     """
-    counts = transition_counts(prefixes).astype(np.float32)
-    counts[:, -1] = 0.0
-    counts[-1, :] = 0.0
+    agents, following = prefixes.vocabulary.unknown, prefixes.outcomes[:, 0]
+    known = (following >= 0) & (following < agents) & (prefixes.agent < agents)
+    steps = np.zeros((agents + 1, agents + 1), np.int64)
+    np.add.at(steps, (prefixes.agent[known], following[known]), 1)
+    counts = steps.astype(np.float32)
     total = counts.sum(axis=1, keepdims=True)
     matrix: NDArray[np.float32] = np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
     return matrix

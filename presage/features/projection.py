@@ -1,21 +1,16 @@
-"""A semantic state of any width becomes a few dozen numbers: one matrix, fitted on training data, a moment.
+"""Projects a semantic state of any width to a few dozen numbers by a matrix for each moment, fitted on training data.
 
-The matrix has two kinds of columns. The first are principal components (DESIGN: "hidden state projected through
-PCA fitted on training data"): what varies most. The others are discriminants: a ridge regression from the components
-to the outcomes one and K steps ahead, reduced to its leading directions: what separates outcomes, however little it
-varies.
+The first columns are principal components: what varies most. The others are discriminants, the leading directions of a
+ridge regression from the components to the outcomes one and K steps ahead: what separates outcomes, however little it
+varies. The regression overfits the rows it was fitted on, so `fit_projection` also returns the training rows projected
+out of fold: each by discriminants fitted without its task. Serving uses the discriminants of all rows.
 
-A regression flatters the rows it was fitted on, and whatever learns from flattered columns trusts them too much.
-`fit_projection` therefore also returns the training rows projected out of fold: each by discriminants fitted without
-its task. Serving uses the discriminants of all rows.
+The matrix is rounded to half precision in training as well.
 
-The matrix is kept in half precision and everything, training included, uses it so rounded.
-
-The product x @ W + b is compiled. `project_state` is the one definition of a projected state, in training and in
-serving. Its sum is float64 and rounded to float32 once, so that it has the same bits in whatever order it is taken:
-compiled here, or by torch on the device of an engine's worker (`vllm/hidden_states/connector.py`). Products of a
-float16 state and a float32 weight are exact in float64; what is left of its rounding moves one number of some ten
-million by its last bit.
+`project_state` is the one definition of a projected state. Its sum is float64 and rounded to float32 once, so that it
+has the same bits in any order of summation: compiled here, or by torch on the device of an engine's worker
+(`vllm/hidden_states/connector.py`). Products of a float16 state and a float32 weight are exact in float64; the rounding
+of their sum changes the last bit of about one number in ten million.
 """
 
 from __future__ import annotations
@@ -34,17 +29,16 @@ from presage.features.prefixes import Prefixes
 
 PENALTIES: Final = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 MAX_AXES: Final = 128
-"""Principal axes the regression may use."""
+"""Principal axes for the regression."""
 
 PCA_ROWS: Final = 2048
-"""Rows the principal axes are estimated from; more change them little and cost a pass over all states."""
+"""Rows for the estimation of the principal axes."""
 
 TOTAL_VARIANCE: Final = 25.0
-"""Components are scaled to this summed variance, so that one range of penalties serves any source of states."""
+"""Summed variance of the scaled components, so that one range of penalties serves any source of states."""
 
 STILL: Final = 1e-3
-"""Spread, after that scaling, of a column that does not vary but by rounding: it is zero, else unit variance would
-blow up what is not there."""
+"""A column of a smaller standard deviation after that scaling varies only by rounding and becomes zero."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +46,7 @@ class Projection:
     """A linear map of one moment's states.
 
     Attributes:
-        matrix: float16 [d, m]; column scales are kept apart so that no entry under- or overflows.
+        matrix: float16 [d, m]; column scales are separate so that no entry under- or overflows.
         scale: float32 [m].
         bias: float32 [m].
     """
@@ -72,7 +66,7 @@ class Projection:
         return int(self.matrix.shape[1])
 
     def weights(self) -> NDArray[np.float32]:
-        """The matrix as it multiplies, float32 [d, m]."""
+        """The scaled matrix, float32 [d, m]."""
         return np.ascontiguousarray(self.matrix.astype(np.float32) * self.scale)
 
     def __call__(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -83,27 +77,25 @@ class Projection:
         return projected
 
     def to_tensors(self) -> dict[str, NDArray[np.generic]]:
-        """Arrays by name, as an artefact keeps them."""
-        return {"matrix": self.matrix, "scale": self.scale, "bias": self.bias}
+        """Arrays of an artefact by name."""
+        return dict(vars(self))
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, NDArray[np.generic]]) -> Projection:
         """Inverse of `to_tensors`."""
-        return cls(
-            tensors["matrix"].astype(np.float16),
-            tensors["scale"].astype(np.float32),
-            tensors["bias"].astype(np.float32),
-        )
+        scale, bias = (tensors[name].astype(np.float32) for name in ("scale", "bias"))
+        return cls(tensors["matrix"].astype(np.float16), scale, bias)
 
 
 def fit_projection(
     prefixes: Prefixes, moment: Moment, *, components: int, discriminants: int, seed: int
 ) -> tuple[Projection, NDArray[np.float32]]:
-    """Fits on every step that has a state at this moment.
+    """Fit on every step that has a state at this moment.
 
     Args:
         prefixes: training prefixes with states at `moment`.
-        components: principal components to keep (fewer if the states have fewer).
+        moment: of the states.
+        components: principal components to keep, at most.
         discriminants: leading directions of the regression to keep.
         seed: of the random range finder and of the folds.
 
@@ -190,8 +182,8 @@ def _ridge(
     """Regression of the targets on states and the current agent; the agent explains what needs no state.
 
     Returns:
-        Coefficients of the components under the best penalty, float32 [q, t], and the value of the states' part at
-        each row by coefficients fitted without the row's task, float32 [rows, t].
+        Coefficients of the components under the best penalty, float32 [q, t], and the part of the states in each row's
+        prediction, out of fold, float32 [rows, t].
     """
     width = reduced.shape[1]
     current = np.eye(prefixes.vocabulary.outcomes, dtype=np.float32)[prefixes.agent[rows]]
@@ -217,14 +209,14 @@ def _ridge(
 
 
 TOGETHER: Final = 8
-"""Columns are filled up to a multiple of this."""
+"""The number of columns is padded to a multiple of this."""
 
 # Sums may be reordered, so that they run in vector registers; nothing else is relaxed.
 _REORDERED: Final = {"contract", "reassoc", "nsz"}
 
 
 def columns_of(weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """W float32 [d, m] as the functions below read it: transposed, rows of zeros up to a multiple of TOGETHER."""
+    """W float32 [d, m] for the functions below: transposed, with rows of zeros up to a multiple of TOGETHER."""
     size, width = weights.shape
     out = np.zeros((-(-width // TOGETHER) * TOGETHER, size), np.float32)
     out[:width] = weights.T
@@ -235,14 +227,7 @@ def columns_of(weights: NDArray[np.float32]) -> NDArray[np.float32]:
 def project_state(
     state: NDArray[np.float32], columns: NDArray[np.float32], bias: NDArray[np.float32], out: NDArray[np.float32]
 ) -> None:
-    """Writes x @ W + b to `out`; NaN for a state that holds NaN.
-
-    Args:
-        state: x, float32 [d].
-        columns: `columns_of` W, float32 [≥ m, d].
-        bias: b, float32 [m].
-        out: float32 [m].
-    """
+    """Write x @ W + b to `out`, float32 [m], from x float32 [d], `columns_of` W and b float32 [m]; NaN if x has NaN."""
     sums = np.empty(TOGETHER, np.float64)
     for column in range(0, len(columns), TOGETHER):
         w0, w1, w2, w3 = columns[column], columns[column + 1], columns[column + 2], columns[column + 3]

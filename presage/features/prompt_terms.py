@@ -1,19 +1,15 @@
-"""What a router sees of a prompt: its terms and its form.
+"""Features of a prompt for a router: its terms and its form.
 
-Terms are TF-IDF over words and their pairs, and over short strings of characters within words.
+Terms are TF-IDF over words and their pairs, and over strings of three to five characters within words, which also
+represent endings, formulas, numbers and other scripts. Each of the two blocks is scaled to unit length. The weights are
+those of scikit-learn's `TfidfVectorizer` (`sublinear_tf`, smoothed IDF; `analyzer="char_wb"` for the strings), a
+hundred times as fast.
 
-Words say what a prompt is about; strings of three to five characters also see endings, formulas, numbers and other
-scripts. Each of the two blocks is scaled to unit length. The weights are those of scikit-learn's `TfidfVectorizer`
-(`sublinear_tf`, smoothed IDF; `analyzer="char_wb"` for the strings), without scikit-learn and a hundred times as fast.
+Prompts may be private, so a term is a 32-bit hash as soon as it is counted. The hash has no key: a guessed term can be
+tested, but none can be read. Of a hundred thousand terms about two share a hash; they count as one.
 
-Prompts may be private, so a term is a 32-bit hash from the moment it is counted; no text enters the vocabulary. The
-hash has no key: who guesses a term can test whether it was frequent. Nobody can read one. Two of a hundred thousand
-terms share a hash about once; they then count as one.
-
-The form (`prompt_form`) is how long a prompt is and what it is written in, without a word of it. Difficulty shows in
-form: long questions, numbers, formulas and code are solved less often.
-
-Of a long prompt only head and tail are read, so the time for one prompt is bounded.
+The form (`prompt_form`) is the length and the kinds of characters of a prompt: long questions, numbers, formulas and
+code are solved less often. Of a long prompt only head and tail are read, so the time for one prompt is bounded.
 """
 
 from __future__ import annotations
@@ -54,12 +50,7 @@ Codes = NDArray[np.uint32]
 
 @dataclass(frozen=True, eq=False)
 class PromptTerms:
-    """A vocabulary of T terms.
-
-    Attributes:
-        hashes: of each block, uint32, rising; T in all.
-        idf: of each block, float32, inverse document frequency of each term.
-    """
+    """A vocabulary of T terms: for each block hashes, uint32, rising, and inverse document frequencies, float32."""
 
     hashes: tuple[Hashes, Hashes]
     idf: tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -71,22 +62,13 @@ class PromptTerms:
 
     @classmethod
     def fit(cls, prompts: Sequence[str]) -> PromptTerms:
-        """Chooses the terms.
-
-        Args:
-            prompts: n of a training set, at least two.
-
-        Raises:
-            InputError: no two prompts share a term.
-        """
+        """Choose the terms of at least two training prompts; raises InputError if no two of them share a term."""
         counted = [(np.zeros(0, np.uint32), np.zeros(0, np.int64))] * len(BLOCKS)
         for start in range(0, len(prompts), CHUNK):
             found = [terms_of(prompt) for prompt in prompts[start : start + CHUNK]]
             counted = [_add(counted[block], [of[block] for of in found]) for block in range(len(BLOCKS))]
-        blocks = [
-            _choose(*counted[block], len(prompts), LEAST_PROMPTS[block], MOST_TERMS[block])
-            for block in range(len(BLOCKS))
-        ]
+        limits = zip(counted, LEAST_PROMPTS, MOST_TERMS, strict=True)
+        blocks = [_choose(*of, len(prompts), least, most) for of, least, most in limits]
         if not any(len(hashes) for hashes, _ in blocks):
             raise InputError(
                 f"of {len(prompts)} prompts no two share a word: nothing can be learnt from their text; give more"
@@ -104,7 +86,7 @@ class PromptTerms:
         return csr_matrix((weights, places, ends), shape=(len(prompts), self.size))
 
     def transform_one(self, prompt: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """One prompt: the places of its known terms int32 [m], rising, and their weights float32 [m]."""
+        """Of one prompt the indices of its known terms int32 [m], rising, and their weights float32 [m]."""
         words, strings = terms_of(prompt)
         first, weights = _weigh(words, self.hashes[0], self.idf[0])
         second, others = _weigh(strings, self.hashes[1], self.idf[1])
@@ -112,7 +94,7 @@ class PromptTerms:
         return places, np.concatenate([weights, others])
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """As an artefact keeps it."""
+        """Arrays of an artefact."""
         return {
             f"{block}.{name}": of[i]
             for i, block in enumerate(BLOCKS)
@@ -121,11 +103,7 @@ class PromptTerms:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> PromptTerms:
-        """Inverse of `to_tensors`.
-
-        Raises:
-            LookupError or ValueError: a tensor is missing or not what a vocabulary consists of.
-        """
+        """Inverse of `to_tensors`; raises LookupError or ValueError if a tensor is missing or malformed."""
         hashes, idf = ([tensors[f"{block}.{name}"] for block in BLOCKS] for name in ("hashes", "idf"))
         for block, known, of in zip(BLOCKS, hashes, idf, strict=True):
             if known.dtype != np.uint32 or of.dtype != np.float32 or known.ndim != 1 or known.shape != of.shape:
@@ -136,14 +114,14 @@ class PromptTerms:
 
 
 def read_part(prompt: str) -> str:
-    """What is read of a prompt: all of it, or head and tail."""
+    """All of a prompt, or head and tail of a long one."""
     if len(prompt) <= HEAD_CHARS + TAIL_CHARS:
         return prompt
     return prompt[:HEAD_CHARS] + " " + prompt[-TAIL_CHARS:]
 
 
 def codes_of(text: str) -> Codes:
-    """The code points of a text, uint32; a lone surrogate, which JSON can spell, is one like any other."""
+    """The code points of a text, uint32, lone surrogates included."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
@@ -162,15 +140,13 @@ def word_hashes(prompt: str) -> Hashes:
 
 
 def _spans(pattern: re.Pattern[str], text: str) -> NDArray[np.int64]:
-    flat = [
-        end for match in pattern.finditer(text) for end in match.span()
-    ]  # NumPy reads pairs at a third of the speed
+    flat = [end for match in pattern.finditer(text) for end in match.span()]  # NumPy reads pairs three times slower
     return np.array(flat, np.int64).reshape(-1, 2)
 
 
 @njit(cache=True, inline="always")
 def _finish(h: np.uint32) -> np.uint32:
-    """Spreads a hash over all its bits (MurmurHash3's finaliser)."""
+    """MurmurHash3's finaliser."""
     h ^= h >> np.uint32(16)
     h = np.uint32(h * np.uint32(0x85EBCA6B))
     h ^= h >> np.uint32(13)
@@ -201,7 +177,7 @@ def _words(codes: Codes, spans: NDArray[np.int64]) -> Hashes:
 
 @njit(cache=True)
 def _strings(codes: Codes, spans: NDArray[np.int64]) -> Hashes:
-    """Hashes of the strings of each word with a space before and after it; a shorter word counts once, whole."""
+    """Hashes of the strings of each word between spaces; a shorter word counts once, whole."""
     size = 0
     for i in range(len(spans)):
         size += 3 * (spans[i, 1] - spans[i, 0] + 2)

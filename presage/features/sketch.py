@@ -1,21 +1,20 @@
-"""A sketch of a text: hashed terms, TF-IDF, truncated SVD. Data-only, under a megabyte, fitted in seconds.
+"""A sketch of a text: hashed terms, TF-IDF, truncated SVD. Under a megabyte, fitted in seconds.
 
-The terms are those that separated next agents on real traces, not those of a search engine: punctuation and line
-breaks are tokens, because they carry the format of an answer, and the first and last tokens count once more by their
-place, because agents are called by name at the edges of a message. Identifiers are replaced by their kind
+Punctuation and line breaks are tokens, because they carry the format of an answer; the first and last tokens count once
+more by their place, because agents are called by name at the edges of a message. Identifiers are replaced by their kind
 (`text_tokens.py`).
 
-A term is counted by the tasks it occurs in, not by texts: a word in a hundred prompts of one workflow says
-nothing about the next workflow. Two vocabularies are offered, and the caller keeps the one that does better on held-out
-tasks (`training/semantic_state.py`): every term of `MIN_TASKS` tasks, or of those only the *relevant* ones, whose
-occurrence goes with what is to be forecast beyond chance (`term_chances`). Free text that says nothing (names, random
-words) drowns the SVD of the first and leaves the second alone.
+A term is counted by the tasks it occurs in, not by texts: a word in a hundred prompts of one workflow predicts nothing
+about the next workflow. Of two vocabularies the caller keeps the better on held-out tasks
+(`training/semantic_state.py`): every term of `MIN_TASKS` tasks, or only the *relevant* ones of these, which are
+associated with the target beyond chance (`term_chances`). Irrelevant free text (names, random words) dominates the SVD
+of the first, but not of the second.
 
-Traces hold private text, so a term is a 32-bit hash from the moment it is counted; no text enters the sketch. The hash
-has no key: who guesses a term can test whether it was frequent. Nobody can read one.
+Traces hold private text, so a term is a 32-bit hash as soon as it is counted. The hash has no key: a guessed term can
+be tested, but none can be read.
 
-There is one arithmetic for one text (`transform_one`); many texts are a loop over it, so training and serving agree to
-the last bit. It avoids BLAS, whose sums depend on how many threads it was given.
+Training and serving agree to the last bit: many texts are a loop over one (`transform_one`), without BLAS, whose sums
+depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -33,31 +32,30 @@ from presage.errors import ArtefactError, InputError
 from presage.features.text_tokens import chunks_of, tokens_of_chunk
 
 WHOLE_CHARS: Final = 1_400
-"""A text up to this length counts whole; of a longer one, only so many characters of its head and of its tail."""
+"""Of a longer text only so many characters of its head and of its tail count."""
 HEAD_CHARS: Final = 500
 TAIL_CHARS: Final = 900
 
 EDGE_TOKENS: Final = 12
-"""How many tokens at either end of a text count once more, by their place."""
+"""Tokens at either end of a text that count once more, by their place."""
 
 MIN_TASKS: Final = 3
 """Tasks a term occurs in before it can be a feature."""
 
 MOST_TERMS: Final = 5_000
-"""Terms of a sketch at most, the most frequent."""
+"""Most terms of a sketch."""
 
 MOST_CANDIDATES: Final = 20_000
-"""Terms, the most frequent, whose relevance is tested."""
+"""Most terms whose relevance is tested, the most frequent."""
 
 FALSE_DISCOVERIES: Final = 0.2
-"""Expected share of terms without relevance among those kept as relevant (Benjamini and Hochberg, 1995)."""
+"""Expected share of irrelevant terms among those kept as relevant (Benjamini and Hochberg, 1995)."""
 
 FIT_TEXTS: Final = 50_000
-"""A sketch is fitted on at most so many distinct texts, drawn by its seed: more cost time and memory, and change it
-little."""
+"""Most distinct texts to fit on, drawn by the seed."""
 
 PRIOR_TASKS: Final = 20.0
-"""Tasks that the general variance of a target counts for, beside the own tasks of a term that is tested."""
+"""Weight, in tasks, of the general variance of a target beside that of a tested term's own tasks."""
 
 _HEAD, _TAIL, _LAST = (np.uint32(zlib.crc32(tag)) for tag in (b"^", b"$", b"$$"))
 _ODD: Final = np.uint32(0x9E3779B1)  # 2^32 / golden ratio: spreads a hash over all bits
@@ -66,26 +64,20 @@ _DTYPES: Final = {"terms": np.uint32, "idf": np.float32, "scales": np.float32, "
 
 
 class _ChunkHashes(dict[str, list[int]]):
-    """CRC-32 of the tokens of chunks, remembered for one call: kept longer, it would hold private words."""
+    """CRC-32 of the tokens of chunks, cached for one call: a longer-lived cache would hold private words."""
 
     def __missing__(self, chunk: str) -> list[int]:
-        # A lone surrogate is no valid UTF-8, yet JSON can spell one: it must count as any other character.
+        # A lone surrogate is invalid UTF-8, but JSON can contain one.
         value = self[chunk] = [zlib.crc32(token.encode("utf-8", "surrogatepass")) for token in tokens_of_chunk(chunk)]
         return value
 
 
 def _mix(first: NDArray[np.uint32], second: NDArray[np.uint32] | np.uint32) -> NDArray[np.uint32]:
-    """Hash of an ordered pair, uint32 of the shape of `first`."""
     return np.asarray(first * _ODD ^ second, np.uint32)
 
 
 def term_hashes(text: str, hashes: _ChunkHashes | None = None) -> NDArray[np.uint32]:
-    """Every occurrence of a term in a text, uint32 [m]: unigrams, bigrams, and those at the edges by their place.
-
-    Args:
-        text: any string.
-        hashes: shared between the texts of one call, which saves hashing a chunk twice.
-    """
+    """Every occurrence of a term in a text, uint32 [m]: unigrams, bigrams, and those at the edges by their place."""
     hashes = _ChunkHashes() if hashes is None else hashes
     if len(text) > WHOLE_CHARS:
         text = text[:HEAD_CHARS] + " " + text[-TAIL_CHARS:]
@@ -109,18 +101,18 @@ def term_hashes(text: str, hashes: _ChunkHashes | None = None) -> NDArray[np.uin
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """The texts of training steps, tokenised once, and the targets that relevant terms go with.
+    """The tokenised texts of training steps, and the targets of relevant terms.
 
     A row is an occurrence of a text: a step has two, its input and its output.
 
     Attributes:
         vocabulary: uint32 [V], hashes of all terms, rising.
         counts: how often each term occurs in each of D distinct texts, scipy CSR int64 [D, V].
-        document: int64 [R], which text; -1 where none was recorded.
+        document: int64 [R], index of the text; -1 where none was recorded.
         task: int32 [R], of the step.
-        group: int32 [R], what is known of the step without its text: a term is relevant for what it adds to that.
-        side: int8 [R], rows of one side (all inputs, all outputs) are tested together.
-        targets: float32 [R, O], what is to be forecast, NaN where unknown.
+        group: int32 [R], known of the step without its text: terms are tested within groups.
+        side: int8 [R]: rows of one side (all inputs, all outputs) are tested together.
+        targets: float32 [R, O], NaN where unknown.
     """
 
     vocabulary: NDArray[np.uint32]
@@ -140,7 +132,7 @@ class Corpus:
         side: NDArray[np.int8],
         targets: NDArray[np.float32],
     ) -> Corpus:
-        """Tokenises R texts; None is a text that was not recorded."""
+        """Tokenise R texts; None is a text that was not recorded."""
         from scipy.sparse import csr_matrix
 
         distinct, document = _distinct(texts)
@@ -154,18 +146,12 @@ class Corpus:
         return cls(vocabulary, counts, document, task, group, side, targets)
 
     def take(self, rows: NDArray[np.bool_]) -> Corpus:
-        """Some of the R rows alone, bool [R]."""
-        return replace(
-            self,
-            document=self.document[rows],
-            task=self.task[rows],
-            group=self.group[rows],
-            side=self.side[rows],
-            targets=self.targets[rows],
-        )
+        """Some of the rows, bool [R]."""
+        per_row = ("document", "task", "group", "side", "targets")
+        return replace(self, **{name: getattr(self, name)[rows] for name in per_row})
 
     def among(self, terms: NDArray[np.uint32]) -> Any:
-        """How often each of T terms, rising, occurs in each text, scipy CSR int64 [D, T]."""
+        """Occurrences of each of T terms, rising, in each text, scipy CSR int64 [D, T]."""
         from scipy.sparse import csr_matrix
 
         column = np.minimum(np.searchsorted(self.vocabulary, terms), len(self.vocabulary) - 1)
@@ -180,11 +166,10 @@ class Sketch:
     """A fitted sketch of T terms and d dimensions.
 
     Attributes:
-        terms: uint32 [T], hashes of the terms, rising.
-        idf: float32 [T], inverse document frequency of each term.
-        scales: float32 [T], what one unit of `components` is worth.
-        components: int8 [T, d], the right singular vectors; a scale for each term keeps rare terms, whose
-            weights are small everywhere, from vanishing.
+        terms: uint32 [T], hashes, rising.
+        idf: float32 [T], inverse document frequencies.
+        scales: float32 [T], units of `components`; one for each term, because the weights of rare terms are small.
+        components: int8 [T, d], the right singular vectors.
     """
 
     terms: NDArray[np.uint32]
@@ -194,7 +179,7 @@ class Sketch:
 
     @property
     def size(self) -> int:
-        """d, the width of a sketch: the requested size, or less where the texts have fewer independent directions."""
+        """d: the requested size, or less where the texts have fewer independent directions."""
         return int(self.components.shape[1])
 
     @classmethod
@@ -207,19 +192,17 @@ class Sketch:
         size: int = 128,
         seed: int = 0,
     ) -> tuple[Sketch, NDArray[np.bool_]]:
-        """Fits on the inputs and outputs of a training set together.
-
-        A term that was chosen because of a workflow flatters that workflow: see `out_of_fold`.
+        """Fit on the inputs and outputs of a training set together.
 
         Args:
             corpus: the texts, R rows.
             fold: int64 [R], 0..F-1, equal for rows of one task.
-            relevant: keep only terms that go with the targets beyond chance.
+            relevant: keep only terms associated with the targets beyond chance.
             size: dimensions wanted.
-            seed: of the randomised SVD, and of the draw of texts where there are very many.
+            seed: of the randomised SVD, and of the draw of texts.
 
         Returns:
-            The sketch of T terms, and which of them are chosen without each fold, bool [F, T].
+            The sketch of T terms, and which of them are chosen without each fold, bool [F, T]; see `out_of_fold`.
 
         Raises:
             InputError: no term occurs in MIN_TASKS tasks, or none of them is relevant.
@@ -256,14 +239,10 @@ class Sketch:
         return cls(terms, idf, scales.astype(np.float32), quantised), known
 
     def out_of_fold(self, corpus: Corpus, fold: NDArray[np.int64], known: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """The rows of the corpus it was fitted on, each with those terms alone that the other folds choose.
+        """Sketches of the corpus it was fitted on, float32 [R, d], each with only those terms that other folds choose.
 
-        Args:
-            corpus, fold: as they were given to `fit`.
-            known: as `fit` returned it.
-
-        Returns:
-            float32 [R, d], NaN where a text was not recorded.
+        A term that was chosen because of a workflow overfits to it. `corpus` and `fold` are those of `fit`, `known` is
+        its result; NaN where a text was not recorded.
         """
         counts = corpus.among(self.terms)
         out = np.full((len(fold), self.size), np.nan, np.float32)
@@ -285,21 +264,19 @@ class Sketch:
         return rows[index]
 
     def rows(self, corpus: Corpus) -> NDArray[np.float32]:
-        """Sketches of the texts of a corpus, float32 [R, d]: as `transform`, without tokenising again."""
-        counts = corpus.among(self.terms)
-        distinct, index = np.unique(corpus.document, return_inverse=True)
-        own = counts[distinct[distinct >= 0]]
-        sketches = np.full((len(distinct), self.size), np.nan, np.float32)
-        sketches[distinct >= 0] = self._sums(own.indptr, own.indices, own.data)
-        return np.asarray(sketches[index], np.float32)
+        """Sketches of the texts of a corpus, float32 [R, d], as of `transform`."""
+        rows, everything = len(corpus.document), np.ones((1, len(self.terms)), bool)
+        return self.out_of_fold(corpus, np.zeros(rows, np.int64), everything)
 
     def transform_one(self, text: str) -> NDArray[np.float32]:
         """The sketch of one text, float32 [d]: the same bits as its row of `transform`."""
         return self.of_terms(term_hashes(text))
 
     def of_terms(self, found: NDArray[np.uint32]) -> NDArray[np.float32]:
-        """The sketch of occurrences of terms, uint32 [m], float32 [d]; terms it does not know count for nothing."""
-        places = _locate(found, self.terms)
+        """The sketch of occurrences of terms, uint32 [m], float32 [d]; unknown terms do not count."""
+        at = np.searchsorted(self.terms, found)
+        at[at == len(self.terms)] = 0
+        places = at[self.terms[at] == found]
         sketch: NDArray[np.float32] = self._sums(np.array([0, len(places)]), places, np.ones_like(places))[0]
         return sketch
 
@@ -312,16 +289,12 @@ class Sketch:
         return sketches
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """As an artefact keeps it."""
+        """Arrays of an artefact."""
         return {_PREFIX + name: getattr(self, name) for name in _DTYPES}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> Sketch:
-        """Inverse of `to_tensors`; other tensors are left alone.
-
-        Raises:
-            ArtefactError: a tensor is missing, or not what a sketch consists of.
-        """
+        """Inverse of `to_tensors`; raises ArtefactError if a tensor is missing or malformed."""
         missing = [_PREFIX + name for name in _DTYPES if _PREFIX + name not in tensors]
         if missing:
             raise ArtefactError(f"the text sketch lacks the tensors {', '.join(missing)}: train anew")
@@ -332,8 +305,8 @@ class Sketch:
         for name, dtype in _DTYPES.items():
             if found[name].dtype != dtype or found[name].shape != shapes[name] or not found[name].size:
                 raise ArtefactError(
-                    f"tensor {_PREFIX + name} is {found[name].dtype} {list(found[name].shape)}; the text sketch wants "
-                    f"{np.dtype(dtype)} {list(shapes[name])}, not empty: train anew"
+                    f"tensor {_PREFIX + name} is {found[name].dtype} {list(found[name].shape)}; expected in a text "
+                    f"sketch {np.dtype(dtype)} {list(shapes[name])}, not empty: train anew"
                 )
         if (np.diff(found["terms"].astype(np.int64)) <= 0).any():
             raise ArtefactError(f"tensor {_PREFIX}terms is not in rising order: train anew")
@@ -376,24 +349,14 @@ def _nothing(corpus: Corpus, what: str) -> InputError:
 
 
 def _distinct(texts: Sequence[str | None]) -> tuple[list[str], NDArray[np.int64]]:
-    """The distinct texts, and the index of each text among them, int64 [n], -1 for None.
-
-    The input of a step is often the output of an earlier one, so this alone saves about half the work.
-    """
+    """The distinct texts, and the index of each text among them, int64 [n], -1 for None."""
     position: dict[str, int] = {}
     index = [-1 if text is None else position.setdefault(text, len(position)) for text in texts]
     return list(position), np.array(index, np.int64)
 
 
-def _locate(found: NDArray[np.uint32], terms: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Positions in `terms` of those occurrences that are among them."""
-    at = np.searchsorted(terms, found)
-    at[at == len(terms)] = 0
-    return np.asarray(at[terms[at] == found], np.int64)
-
-
 def _terms_by_task(corpus: Corpus, fold: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """The terms that occur in MIN_TASKS tasks, rising, uint32 [T], and in how many tasks of each fold, int64 [F, T]."""
+    """The terms of MIN_TASKS tasks, rising, uint32 [T], and the number of tasks in each fold, int64 [F, T]."""
     from scipy.sparse import csr_matrix
 
     texts, terms = corpus.counts.shape
@@ -417,27 +380,23 @@ def _most_frequent(terms: NDArray[np.uint32], frequency: NDArray[np.float64], mo
 def _relevant(
     corpus: Corpus, fold: NDArray[np.int64], terms: NDArray[np.uint32]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Terms whose occurrence goes with a target beyond chance: by all rows, bool [T], and without a fold, bool [F, T].
-
-    The p-value of a term is the smallest over all targets and both sides, times their number; Benjamini and Hochberg's
-    procedure says which are discoveries.
-    """
+    """Terms associated with a target beyond chance: in all rows, bool [T], and without each fold, bool [F, T]."""
     chances = term_chances(corpus, fold, terms)
     kept = np.stack([_discoveries(row) for row in chances])
     return kept[-1], kept[:-1]
 
 
 def term_chances(corpus: Corpus, fold: NDArray[np.int64], terms: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """The p-value of each term: how likely its association with the targets is by chance.
+    """The p-value of each term's association with the targets.
 
-    With x whether a term occurs in a row and e what the group's mean leaves of a target, s is the sum of x e within a
-    task, and the sum of s over the tasks of the term is 0 in expectation where the term says nothing. It is tested by a
-    moderated t statistic (Smyth, 2004): the variance of s over the term's own tasks, shrunk towards that over all
-    tasks. The own variance alone takes a few short workflows for a discovery, the general one a single long workflow.
+    Let x be 1 where a term occurs in a row, e a target less the mean of its group, and s the sum of x e within a task.
+    The sum of s over the tasks of an irrelevant term is 0 in expectation. It is tested by a moderated t statistic
+    (Smyth, 2004): the variance of s over the term's own tasks, shrunk towards that over all tasks. (The own variance
+    alone takes a few short workflows for a discovery, the general one a single long workflow.)
 
     Returns:
-        The smallest p-value over all targets, times their number, float64 [F+1, T]: without the tasks of each fold, and
-        last with all.
+        The smallest p-value over all targets and sides, times their number, float64 [F+1, T]: without the tasks of each
+        fold, and last with all.
     """
     from scipy.special import fdtrc
 
@@ -459,8 +418,7 @@ def term_chances(corpus: Corpus, fold: NDArray[np.int64], terms: NDArray[np.uint
             len(terms),
             folds,
         )
-        # Of a term in most rows of its group nearly the same rows lie on the other side: the squares of its own tasks
-        # are that much larger than the variance of the sum.
+        # Of a term in most rows of its group, the squares of its own tasks exceed the variance of the sum.
         spare = np.maximum(1.0 - _usual_share(corpus, rows, counts, occurrences), 0.0)
         for left_out in range(folds + 1):
             others = np.arange(folds) != left_out
@@ -480,8 +438,8 @@ def term_chances(corpus: Corpus, fold: NDArray[np.int64], terms: NDArray[np.uint
 def _by_task(
     residuals: NDArray[np.float32], task: NDArray[np.int32]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean square of the sum of residuals [R, O] over a task, and how much residuals of one task go together: the
-    intraclass correlation, at least 0; float64 [O] each. Rows are sorted by task."""
+    """Mean square of the sum of residuals [R, O] over a task, and their intraclass correlation, at least 0; float64 [O]
+    each. Rows are sorted by task."""
     starts = np.flatnonzero(np.diff(task, prepend=-1))
     if not len(starts):
         return np.zeros(residuals.shape[1]), np.zeros(residuals.shape[1])
@@ -519,7 +477,7 @@ def _usual_share(
 
 
 def _discoveries(p: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which of T p-values are discoveries at the rate FALSE_DISCOVERIES."""
+    """Which of T p-values are discoveries at the rate FALSE_DISCOVERIES (Benjamini and Hochberg)."""
     order = np.argsort(p, kind="stable")
     below = p[order] <= FALSE_DISCOVERIES * np.arange(1, len(p) + 1) / max(len(p), 1)
     found = np.zeros(len(p), bool)
@@ -592,7 +550,7 @@ def _score_sums(
 def _tf_idf(counts: Any, repeats: NDArray[np.int64], idf: NDArray[np.float32]) -> Any:
     """TF-IDF rows of unit length, one a distinct text, scipy CSR float32 [n, T], times the square root of repeats.
 
-    With that factor, the singular vectors are those of the matrix in which every repeat has a row of its own.
+    The singular vectors are then those of the matrix with a row for each repeat.
     """
     counts.sort_indices()
     counts = counts.astype(np.float32)
@@ -604,10 +562,7 @@ def _tf_idf(counts: Any, repeats: NDArray[np.int64], idf: NDArray[np.float32]) -
 
 
 def _singular_vectors(matrix: Any, size: int, seed: int) -> NDArray[np.float32]:
-    """The first right singular vectors of a sparse matrix [n, T], as columns, float32 [T, d], d at most `size`.
-
-    Directions without weight (fewer texts or terms than `size`) are left out. Each vector's largest entry is positive.
-    """
+    """The first right singular vectors of a sparse matrix [n, T] with any weight, as columns, float32 [T, d ≤ size]."""
     from sklearn.utils.extmath import randomized_svd
 
     size = min(size, *matrix.shape)

@@ -1,12 +1,9 @@
-"""The semantic state of a step: where it comes from, and how it is had in training and in serving alike.
+"""The semantic state of a step, in training and in serving alike.
 
 Three sources: hidden states the engine captured, a sketch of the texts, or a transformer encoder over them. At prefill
-it is the state of the step's input, at completion that of its output. `StateSource.states` answers for a whole trace
-and `StateSource.of_step` for one step; both go through the same arithmetic, and captured states are rounded to float16
-as the trace keeps them. Which source a predictor reads is decided on held-out tasks (`training/semantic_state.py`).
-
-Of a captured state its width is checked here, and in a trace its layer. Layer and model, where the traces name one, are
-kept for who serves.
+it is the state of the step's input, at completion that of its output. `StateSource.states` (a whole trace) and
+`StateSource.of_step` (one step) use the same arithmetic; captured states are rounded to float16 as the trace keeps
+them. The source of a predictor is chosen on held-out tasks (`training/semantic_state.py`).
 """
 
 from __future__ import annotations
@@ -35,31 +32,27 @@ Candidate = Literal["captured", "text", "relevant text", "none"]
 Kind = Literal["captured", "sketch", "encoder", "none"]
 
 SKETCH: Final = "sketch"
-"""The text encoder that is fitted on the training texts; any other name is a folder or a name on the hub."""
+"""The text encoder fitted on the training texts; any other name is a folder or a name on the hub."""
 
 STATE_COLUMN: Final[Mapping[Moment, str]] = {PREFILL: "prefill_state", COMPLETION: "completion_state"}
 TEXT_COLUMN: Final[Mapping[Moment, str]] = {PREFILL: "input_text", COMPLETION: "output_text"}
 
 _MOST_TARGETS: Final = 12
-"""Outcomes of a kind that terms are tested against."""
+"""Targets of a kind that terms are tested against."""
 
 Progress = Callable[[int], None]
-"""Called with the number of texts done since its last call."""
+"""Called with the number of texts embedded since its last call."""
 
 
 @dataclass(frozen=True, eq=False)
 class StateSource:
-    """A source of states, fitted.
+    """A fitted source of states.
 
     Attributes:
-        kind: where states come from.
-        sizes: width d of the states at each moment; a moment that training had no state for is absent.
-        sketch: of kind "sketch".
-        encoder_name: of kind "encoder": the folder or hub name it was trained with.
-        encoder_digest: of kind "encoder": of the files it was trained with.
-        served_model: of kind "captured": the model whose states they are; None where the traces name none, or several.
-        layer: of kind "captured": the transformer layer whose states they are, counted from 1; None for those after the
-            final norm.
+        sizes: width d of the states at each moment; a moment without states in training is absent.
+        encoder_name, encoder_digest: of kind "encoder": folder or hub name, and digest of the files.
+        served_model: of kind "captured": the model of the states; None where the traces name none, or several.
+        layer: of kind "captured": the transformer layer of the states, counted from 1; None after the final norm.
         cache: of kind "encoder": folder of the embeddings kept on disk; None for the user's cache.
     """
 
@@ -74,19 +67,13 @@ class StateSource:
 
     @property
     def reads_text(self) -> bool:
-        """Whether it needs texts."""
+        """Whether states come from texts."""
         return self.kind in ("sketch", "encoder")
 
-    @classmethod
-    def none(cls) -> StateSource:
-        """The source of a predictor that goes by ids alone: it has no state for any step."""
-        return cls("none")
-
     def states(self, table: pa.Table, progress: Progress | None = None) -> dict[Moment, NDArray[np.float32]]:
-        """States of every step of a conforming trace.
+        """States of every step of a valid trace: float32 [n, d] by moment, NaN rows where a step has none.
 
-        Returns:
-            float32 [n, d] for each moment; NaN rows where a step has none. A moment without any is left out.
+        A moment without any state is left out.
 
         Raises:
             InputError: a captured state has another width or is of another layer than in training, or is not finite.
@@ -105,7 +92,7 @@ class StateSource:
         moments = [moment for moment in self.sizes if _has_values(table, TEXT_COLUMN[moment])]
         if not moments:
             return {}
-        # In one call: the input of a step is often an earlier output, and each distinct text is worked on once.
+        # In one call: the input of a step is often an earlier output, and each distinct text is processed once.
         texts = [text for moment in moments for text in table[TEXT_COLUMN[moment]].to_pylist()]
         found = self.sketch.transform(texts) if self.sketch is not None else self._encoder.encode(texts, progress)
         return {moment: found[i * len(table) : (i + 1) * len(table)] for i, moment in enumerate(moments)}
@@ -114,29 +101,26 @@ class StateSource:
         """The state of one step at one moment, float32 [d]; None if it has none, or training had none.
 
         Args:
-            step: columns of the trace by name; those that are absent count as null.
-            moment: which state.
+            step: columns of the trace by name; an absent one counts as null.
+            moment: of the state.
 
         Raises:
-            InputError: a captured state has another width than in training or is not finite, or a text is none.
+            InputError: a captured state has another width than in training or is not finite, or a text is no string.
         """
-        if moment not in self.sizes:
-            return None
         column = (STATE_COLUMN if self.kind == "captured" else TEXT_COLUMN)[moment]
-        value = step.get(column)
+        value = step.get(column) if moment in self.sizes else None
         if value is None:
             return None
         if self.kind == "captured":
             return _captured_one(value, self.sizes[moment], column)
         if not isinstance(value, str):
-            raise InputError(f"{column} is a {type(value).__name__}; a string is wanted, or null where there is none")
+            raise InputError(f"{column} is a {type(value).__name__}; expected a string, or null where there is none")
         return self.sketch.transform_one(value) if self.sketch is not None else self._encoder.encode_one(value)
 
     @cached_property
     def _encoder(self) -> TextEncoder:
         """Loaded at the first text: an artefact is read in milliseconds, a transformer is not."""
-        if self.encoder_name is None:
-            raise AssertionError("only a source of kind 'encoder' has an encoder")
+        assert self.encoder_name is not None
         encoder = TextEncoder.load(self.encoder_name, cache=self.cache)
         if encoder.digest != self.encoder_digest:
             raise ArtefactError(
@@ -146,7 +130,7 @@ class StateSource:
         return encoder
 
     def to_config(self) -> dict[str, Any]:
-        """As the configuration of an artefact keeps it; JSON values only."""
+        """JSON values of an artefact."""
         config: dict[str, Any] = {"kind": self.kind, "sizes": dict(self.sizes)}
         if self.kind == "encoder":
             config |= {"encoder": self.encoder_name, "encoder_digest": self.encoder_digest}
@@ -157,18 +141,14 @@ class StateSource:
         return config
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """Tensors of an artefact: the sketch's. An encoder is kept by name and digest, its weights are not ours."""
+        """Tensors of an artefact: the sketch's. An encoder is kept by name and digest only."""
         return self.sketch.to_tensors() if self.sketch is not None else {}
 
     @classmethod
     def from_artefact(
         cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], cache: Path | None = None
     ) -> StateSource:
-        """Inverse of `to_config` and `to_tensors`; other tensors are left alone. An encoder is loaded when needed.
-
-        Raises:
-            ArtefactError: the configuration or the tensors are not those of a state source.
-        """
+        """Inverse of `to_config` and `to_tensors`, else ArtefactError; an encoder is loaded when needed."""
         kind, sizes = config.get("kind"), _sizes(config.get("sizes"))
         if kind not in ("captured", "sketch", "encoder", "none") or sizes is None:
             raise ArtefactError(
@@ -187,28 +167,25 @@ class StateSource:
 
 
 def candidates(table: pa.Table, states: States, text_encoder: str = SKETCH) -> tuple[Candidate, ...]:
-    """The sources a predictor may read, the simplest first.
+    """The sources of states that a training trace permits, the simplest first; "auto": all that it has, and none.
 
-    Args:
-        table: a conforming trace to learn from.
-        states: "auto" for all that the trace has, and none; else the one that is wanted.
-        text_encoder: "sketch", or a folder or hub name of a transformer.
-
-    Raises:
-        ConfigurationError: the trace lacks the requested source.
+    Raises ConfigurationError if the trace lacks the requested source.
     """
     captured = any(_has_values(table, column) for column in STATE_COLUMN.values())
-    written = any(_has_values(table, column) for column in TEXT_COLUMN.values())
-    if states == "captured" and not captured:
-        raise ConfigurationError(
-            "--states captured, but no step of the training traces has a prefill_state or completion_state: "
-            "record hidden states while serving, or use --states text or none"
-        )
-    if states == "text" and not written:
-        raise ConfigurationError(
-            "--states text, but no step of the training traces has an input_text or output_text: "
-            "record texts, or use --states captured or none"
-        )
+    written = bool(_written(table))
+    for wanted, there, columns, remedy in (
+        (
+            "captured",
+            captured,
+            "a prefill_state or completion_state",
+            "hidden states while serving, or use --states text",
+        ),
+        ("text", written, "an input_text or output_text", "texts, or use --states captured"),
+    ):
+        if states == wanted and not there:
+            raise ConfigurationError(
+                f"--states {wanted}, but no step of the training traces has {columns}: record {remedy} or none"
+            )
     found: list[Candidate] = ["none"] if states in ("auto", "none") else []
     if captured and states in ("auto", "captured"):
         found.append("captured")
@@ -218,22 +195,24 @@ def candidates(table: pa.Table, states: States, text_encoder: str = SKETCH) -> t
 
 
 def captured_source(table: pa.Table) -> StateSource:
-    """The hidden states of a training trace as a source.
-
-    Raises:
-        InputError: they are of several layers.
-    """
+    """The hidden states of a training trace as a source; raises InputError if they are of several layers."""
     sizes = {m: table.schema.field(c).type.list_size for m, c in STATE_COLUMN.items() if _has_values(table, c)}
-    return StateSource("captured", sizes, served_model=_served_model(table), layer=_layer(table))
+    models, layers = (_of_steps_with_state(table, column) for column in ("model", "state_layer"))
+    if len(layers) > 1:
+        raise InputError(
+            f"captured states of several layers in one trace: those {_after(layers)}; keep traces of different layers "
+            "apart, or use --states text or none"
+        )
+    model = models[0] if len(models) == 1 else None
+    return StateSource("captured", sizes, served_model=model, layer=layers[0] if layers else None)
 
 
 def encoder_source(
     table: pa.Table, text_encoder: str, *, progress: Progress | None = None, cache: Path | None = None
 ) -> StateSource:
-    """A transformer over the texts of a training trace, which it embeds; `states` then finds them in the cache.
+    """A transformer over the texts of a training trace, which it embeds; `states` then reads them from the cache.
 
-    Raises:
-        ConfigurationError: the encoder cannot be had.
+    Raises ConfigurationError if the encoder cannot be loaded.
     """
     encoder = TextEncoder.load(text_encoder, cache=cache)
     encoder.encode([text for moment in _written(table) for text in table[TEXT_COLUMN[moment]].to_pylist()], progress)
@@ -248,19 +227,14 @@ def encoder_source(
 
 @dataclass(frozen=True, eq=False)
 class StepTexts:
-    """The texts of a training trace, ready to fit sketches on.
-
-    Attributes:
-        moments: that have texts.
-        corpus: rows moment by moment, in each the steps in the order of the trace.
-    """
+    """The texts of a training trace, to fit sketches on: rows moment by moment, in each the steps of the trace."""
 
     moments: tuple[Moment, ...]
     corpus: Corpus
 
     @classmethod
     def of(cls, table: pa.Table, prefixes: Prefixes) -> StepTexts:
-        """Of a trace and its prefixes; a relevant term predicts what follows a step better than its agent alone."""
+        """From a trace and its prefixes; a relevant term predicts what follows a step better than its agent alone."""
         moments = tuple(_written(table))
         sides = np.repeat(np.arange(len(moments)), prefixes.steps)
         task, agent, targets = prefixes.task[prefixes.workflow], prefixes.agent, _what_follows(prefixes)
@@ -281,16 +255,16 @@ class StepTexts:
         """A sketch of the texts of some steps, bool [n].
 
         Args:
-            steps: which.
+            steps: to fit on.
             fold: int64 [n], equal for steps of one task.
-            relevant: keep only terms that go with what follows.
+            relevant: keep only terms associated with what follows.
             seed: of the sketch.
 
         Returns:
-            The source, and the states of all n steps, float32 [n, d] by moment: of those it was fitted on out of fold.
+            The source, and the states of all n steps, float32 [n, d] by moment; out of fold for the fitted ones.
 
         Raises:
-            InputError: there is nothing a sketch could learn from.
+            InputError: the texts are insufficient for a sketch.
         """
         rows, folds = np.tile(steps, len(self.moments)), np.tile(fold, len(self.moments))
         part = self.corpus.take(rows)
@@ -320,7 +294,6 @@ def _what_follows(prefixes: Prefixes) -> NDArray[np.float32]:
 
 
 def _frequent(values: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The most frequent values."""
     distinct, counts = np.unique(values, return_counts=True)
     return np.asarray(distinct[np.argsort(-counts, kind="stable")[:_MOST_TARGETS]], np.int32)
 
@@ -334,29 +307,8 @@ def _has_values(table: pa.Table, column: str) -> bool:
     return column in table.column_names and table[column].null_count < len(table)
 
 
-def _served_model(table: pa.Table) -> str | None:
-    """The one model of the steps that have a captured state."""
-    models = _of_steps_with_state(table, "model")
-    return models[0] if len(models) == 1 else None
-
-
-def _layer(table: pa.Table) -> int | None:
-    """The one layer of all captured states; None for those after the final norm.
-
-    Raises:
-        InputError: there are several.
-    """
-    layers = _of_steps_with_state(table, "state_layer")
-    if len(layers) > 1:
-        raise InputError(
-            f"captured states of several layers in one trace: those {_after(layers)}; keep traces of different layers "
-            "apart, or use --states text or none"
-        )
-    return layers[0] if layers else None
-
-
 def _of_steps_with_state(table: pa.Table, column: str) -> list[Any]:
-    """Distinct values of a column over the steps that have a captured state; none where the column is absent."""
+    """Distinct values of a column over the steps with a captured state; none if the column is absent."""
     states = [pc.is_valid(table[state]) for state in STATE_COLUMN.values() if state in table.column_names]
     if not states or column not in table.column_names:
         return []
@@ -369,7 +321,7 @@ def _after(layers: Iterable[int | None]) -> str:
 
 
 def _sizes(value: object) -> dict[Moment, int] | None:
-    """Widths by moment, in the order of moments; None if that is not what the value is."""
+    """Widths by moment, in the order of moments; None if the value is something else."""
     if not isinstance(value, dict) or set(value) - set(MOMENTS):
         return None
     if not all(type(size) is int and size > 0 for size in value.values()):
@@ -406,7 +358,7 @@ def _captured_one(value: Any, size: int, name: str) -> NDArray[np.float32]:
     except ValueError:  # rows of unequal length
         numbers = np.empty((), object)
     if numbers.dtype.kind not in "fiu":
-        raise InputError(f"{name} is not a list of numbers; {size} numbers are wanted, or null")
+        raise InputError(f"{name} is not a list of numbers; expected {size} numbers, or null")
     if numbers.shape != (size,):
         raise _wrong_width(name, "×".join(map(str, numbers.shape)) or "no", size)
     if numbers.dtype == np.float32:
@@ -451,6 +403,6 @@ def _wrong_width(name: str, found: object, wanted: int) -> InputError:
 
 def _not_finite(where: str) -> InputError:
     return InputError(
-        f"{where}: NaN, infinity, or a number past ±65504; finite numbers within float16 are wanted: record the hidden "
+        f"{where}: NaN, infinity, or a number past ±65504; expected finite numbers within float16: record the hidden "
         "state after the last norm, or leave this one out"
     )

@@ -1,13 +1,10 @@
 """Text embeddings from any transformer in a local folder or on the hub, cached on disk.
 
-An embedding is the mean of the last hidden state over the tokens of the text, which works for encoders and decoders
-alike. A text longer than the model's limit keeps its first and its last tokens, half each, because messages often name
-the next agent at the end.
+An embedding is the mean of the last hidden state over the tokens of the text. A text longer than the model's limit
+keeps its first and its last tokens, half each, because messages often name the next agent at the end.
 
-A hub name is resolved to its snapshot folder first, so there is one way to load; only the hub client uses the network,
-unless the hub is set offline. Weights are read from safetensors only.
-
-Custom model code is never run. Text is never stored: the cache keys embeddings by the SHA-256 of their text.
+Only the hub client uses the network, unless the hub is set offline. Weights are read from safetensors only, and custom
+model code is never run. Text is never stored: the cache keys embeddings by the SHA-256 of their text.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -47,8 +44,7 @@ class TextEncoder:
         name: absolute folder or hub name, as stored in artefacts.
         digest: "sha256:…" over its configuration, tokenizer and weights.
         size: d, width of an embedding.
-        longest: longest text in tokens that it reads without truncation, special tokens excluded.
-        cache_file: path of the cache.
+        longest: tokens of the longest text read without truncation, special tokens excluded.
     """
 
     name: str
@@ -69,21 +65,17 @@ class TextEncoder:
 
     @classmethod
     def load(cls, name: str, *, cache: Path | None = None) -> TextEncoder:
-        """Load an encoder and its cache.
-
-        Args:
-            name: a folder with config.json, a tokenizer and safetensors weights; or a name on the hub.
-            cache: folder of the cache; None for `default_cache()`.
+        """Load an encoder, as `find_transformer` finds it, and its cache; `cache` is a folder or `default_cache()`.
 
         Raises:
             ConfigurationError: the folder or name does not exist, a file is missing, or the model cannot be read.
         """
         folder = find_transformer(name, role=_ROLE, option="--text-encoder")
         import torch
-        from transformers import AutoModel, AutoTokenizer
+        from transformers import AutoModel
 
+        tokenizer = load_tokenizer(folder, _ROLE)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
             model = AutoModel.from_pretrained(
                 str(folder),
                 local_files_only=True,
@@ -116,9 +108,7 @@ class TextEncoder:
     def encode(self, texts: Sequence[str | None], progress: Callable[[int], None] | None = None) -> NDArray[np.float32]:
         """Embeddings of texts, float32 [n, d], NaN rows for None; new ones are added to the cache.
 
-        Args:
-            texts: texts or None.
-            progress: called with the number of distinct texts finished since its last call, including cached ones.
+        `progress` is called with the number of distinct texts finished since its last call, including cached ones.
         """
         keys = [None if text is None else _key(text) for text in texts]
         fresh = {key: text for key, text in zip(keys, texts, strict=True) if key is not None and text is not None}
@@ -138,7 +128,7 @@ class TextEncoder:
     def encode_one(self, text: str) -> NDArray[np.float32]:
         """The embedding of one text, float32 [d], for serving; reads the cache but does not add to it.
 
-        Equals the row of `encode` within 1e-5 of the largest entry, because batches sum in another order.
+        Equals the row of `encode` within 1e-5 of the largest entry: batches sum in another order.
         """
         known = self._known.get(_key(text))
         return self.embed([text], None)[0] if known is None else known.copy()
@@ -148,37 +138,52 @@ class TextEncoder:
         import torch
 
         tokens = [self._tokens(text) for text in texts]
-        order = sorted(range(len(texts)), key=lambda i: len(tokens[i]), reverse=True)  # the largest batch first
         out = np.zeros((len(texts), self.size), np.float32)  # a text without a token stays zero
-        done = 0
-        while done < len(order):
-            length = max(1, len(tokens[order[done]]))
-            rows = order[done : done + max(1, BATCH_TOKENS // length)]
-            ids = np.zeros((len(rows), length), np.int64)
-            mask = np.zeros((len(rows), length), np.int64)
-            for i, row in enumerate(rows):
-                ids[i, : len(tokens[row])] = tokens[row]
-                mask[i, : len(tokens[row])] = 1
+        for rows in batches_of_like_length([len(ids) for ids in tokens], BATCH_TOKENS):
+            ids, mask = padded([tokens[row] for row in rows], 0)
             if mask.any():
                 with torch.inference_mode():
                     answer = self._model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
                     hidden = answer.last_hidden_state.numpy()
                 total = (hidden * mask[:, :, None].astype(np.float32)).sum(axis=1)
                 out[rows] = total / np.maximum(mask.sum(axis=1, keepdims=True), 1)
-            done += len(rows)
             if progress is not None:
                 progress(len(rows))
         return out
 
     def _tokens(self, text: str) -> list[int]:
         """Token ids of a text, truncated in the middle, between the model's special tokens."""
-        # JSON can contain lone surrogates; tokenizers reject them.
-        readable = text.encode("utf-8", "replace").decode("utf-8")
-        ids: list[int] = self._tokenizer(readable, add_special_tokens=False, verbose=False)["input_ids"]
+        ids: list[int] = self._tokenizer(readable(text), add_special_tokens=False, verbose=False)["input_ids"]
         if len(ids) > self.longest:
             tail = self.longest // 2
             ids = ids[: self.longest - tail] + ids[len(ids) - tail :]
         return [*self._before, *ids, *self._after]
+
+
+def readable(text: str) -> str:
+    """The text without lone surrogates, which JSON can contain and tokenizers reject."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def batches_of_like_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Indices of rows in batches, longest first; each has one row, or at most `tokens` tokens with padding."""
+    order = sorted(range(len(lengths)), key=lambda place: lengths[place], reverse=True)
+    done = 0
+    while done < len(order):
+        rows = order[done : done + max(1, tokens // max(1, lengths[order[done]]))]
+        yield rows
+        done += len(rows)
+
+
+def padded(rows: Sequence[Sequence[int]], padding: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Padded ids and mask, int64 [n, L] each; L ≥ 1 is the length of the longest row."""
+    length = max(1, *(len(row) for row in rows))
+    ids = np.full((len(rows), length), padding, np.int64)
+    mask = np.zeros((len(rows), length), np.int64)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = row
+        mask[i, : len(row)] = 1
+    return ids, mask
 
 
 def default_cache() -> Path:
@@ -187,7 +192,7 @@ def default_cache() -> Path:
 
 
 def _digest(folder: Path) -> str:
-    """Digest over the names and bytes of all files that affect an embedding."""
+    """Digest of the names and contents of all files that affect an embedding."""
     digest = hashlib.sha256()
     for path in sorted({path for pattern in FILES for path in folder.glob(pattern)}):
         with path.open("rb") as file:
@@ -245,19 +250,41 @@ _HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def find_transformer(name: str, *, role: str, option: str) -> Path:
-    """The folder of a transformer with config.json, weights and a tokenizer.
+    """The folder of a transformer with config.json, weights and a tokenizer, or the snapshot of a hub name.
 
     Args:
         name: a folder, or a name on the hub.
-        role: what errors call the transformer ("text encoder").
+        role: name of the transformer in errors ("text encoder").
         option: command-line option that names a folder ("--text-encoder").
 
     Raises:
         ConfigurationError: the folder or name does not exist, or a file is missing.
     """
-    folder = _resolve(name, role, option)
-    _check_files(folder, role)
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        folder = _snapshot(
+            name, role, f"give a folder with config.json, a tokenizer and safetensors weights: {option} FOLDER"
+        )
+    wanted = {"config.json": ("config.json",), "weights (*.safetensors)": (WEIGHTS,), "tokenizer": TOKENIZERS}
+    missing = [what for what, patterns in wanted.items() if not any(any(folder.glob(p)) for p in patterns)]
+    if missing:
+        other = any(any(folder.glob(pattern)) for pattern in ("*.bin", "*.pt", "*.pth"))
+        hint = "; pickled weights are not supported: convert them to safetensors" if other else ""
+        raise ConfigurationError(
+            f"{role} {folder}: no {' and no '.join(missing)}{hint}; expected a folder as save_pretrained() "
+            "of the model and of its tokenizer writes it"
+        )
     return folder
+
+
+def load_tokenizer(folder: Path, role: str) -> Any:
+    """The tokenizer of a transformer; raises ConfigurationError if the libraries cannot load it."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the libraries may raise anything for an unknown configuration
+        raise load_error(folder, role, error) from error
 
 
 def load_error(folder: Path, role: str, error: Exception) -> ConfigurationError:
@@ -279,12 +306,7 @@ def special_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (), ()
 
 
-def _resolve(name: str, role: str, option: str) -> Path:
-    """The folder of an encoder: the given one, or the snapshot of a hub name."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    advice = f"give a folder with config.json, a tokenizer and safetensors weights: {option} FOLDER"
+def _snapshot(name: str, role: str, advice: str) -> Path:
     if not _HUB_NAME.fullmatch(name):
         raise ConfigurationError(f"{role} {name!r}: no such folder, and not a valid hub name; {advice}")
     from huggingface_hub import snapshot_download
@@ -305,16 +327,3 @@ def _resolve(name: str, role: str, option: str) -> Path:
             f"{role} {name!r}: no such folder, and {how}; without a network, copy the "
             f"model from a machine that has it and {advice}"
         ) from error
-
-
-def _check_files(folder: Path, role: str) -> None:
-    """Raise for the first missing file, with a clearer message than the libraries'."""
-    wanted = {"config.json": ("config.json",), "weights (*.safetensors)": (WEIGHTS,), "tokenizer": TOKENIZERS}
-    missing = [what for what, patterns in wanted.items() if not any(any(folder.glob(p)) for p in patterns)]
-    if missing:
-        other = any(any(folder.glob(pattern)) for pattern in ("*.bin", "*.pt", "*.pth"))
-        hint = "; pickled weights are not supported: convert them to safetensors" if other else ""
-        raise ConfigurationError(
-            f"{role} {folder}: no {' and no '.join(missing)}{hint}; expected a folder as save_pretrained() "
-            "of the model and of its tokenizer writes it"
-        )

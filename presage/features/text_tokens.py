@@ -1,12 +1,9 @@
 """Tokenisation of texts that replaces every identifier by its kind.
 
-Production prompts contain ticket numbers, UUIDs, commit hashes, paths, e-mail addresses and time stamps. Each of them
-is new in every workflow: as a term it would identify one workflow instead of generalising to the next. So an identifier
-becomes the token of its kind: `ticket 483920` reads `ticket <number of 6 digits>`. A single digit stays, because `exit
-code 0` and `exit code 1` are different outcomes, and a path keeps the suffix of its file.
-
-Identifiers that no pattern matches (a customer's name, a word of random letters) are removed by the term counts of
-`sketch.py`, which drop terms that occur in one task only.
+Ticket numbers, UUIDs, commit hashes, paths, e-mail addresses and time stamps are new in every workflow: as terms they
+would identify one workflow instead of generalising to the next. So `ticket 483920` reads `ticket <number of 6 digits>`.
+A single digit stays, because `exit code 0` and `exit code 1` are different outcomes, and a path keeps the suffix of its
+file. Identifiers that no pattern matches (a customer's name) are removed by the term counts of `sketch.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Agents are identified by name alone: workflow types that call the same agent sha
 workflow type is an input of its own. All names outside the vocabulary map to one value, `unknown`.
 
 Numbering of V agents: inputs 0..V-1 are agents and V is the unknown agent; outcomes 0..V-1 are agents, V is END (the
-workflow finishes) and V+1 an agent that training never saw (`UNSEEN`: a label, never a forecast).
+workflow finishes) and V+1 an agent unknown to training (a label, never a forecast).
 """
 
 from __future__ import annotations
@@ -24,23 +24,14 @@ from presage.errors import TraceError
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Workflow types and agents in sorted order.
-
-    Attributes:
-        workflow_types: T names; index T is an unknown type.
-        agents: V names; index V is an unknown agent (as an input) or END (as an outcome).
-    """
+    """T workflow types and V agents in sorted order."""
 
     workflow_types: tuple[str, ...]
     agents: tuple[str, ...]
 
     @classmethod
     def from_table(cls, table: pa.Table) -> Vocabulary:
-        """The vocabulary of a trace.
-
-        Raises:
-            TraceError: the trace has fewer than two agents, so there is nothing to predict.
-        """
+        """The vocabulary of a trace; raises TraceError if it has fewer than two agents."""
         agents = sorted(pc.unique(table["agent"]).to_pylist())
         if len(agents) < 2:
             raise TraceError(
@@ -87,11 +78,11 @@ class Vocabulary:
 
     def encode_agents(self, column: pa.ChunkedArray) -> NDArray[np.int32]:
         """Agent names to indices, int32 [rows]."""
-        return _encode(column, self.agents)
+        return encode(column, self.agents)
 
     def encode_types(self, column: pa.ChunkedArray) -> NDArray[np.int32]:
         """Workflow types to indices, int32 [rows]."""
-        return _encode(column, self.workflow_types)
+        return encode(column, self.workflow_types)
 
     def to_dict(self) -> dict[str, list[str]]:
         """JSON values of the artefact."""
@@ -103,6 +94,17 @@ class Vocabulary:
         return cls(tuple(data["workflow_types"]), tuple(data["agents"]))
 
 
-def _encode(column: pa.ChunkedArray, names: Sequence[str]) -> NDArray[np.int32]:
+def encode(column: pa.ChunkedArray, names: Sequence[str]) -> NDArray[np.int32]:
+    """Index of each value among `names`, int32 [rows]; len(names) for an unknown one and for null."""
     found = pc.index_in(column, value_set=pa.array(names, pa.string()))
     return np.asarray(pc.fill_null(found, len(names)).to_numpy(), np.int32)
+
+
+def codes(column: pa.ChunkedArray) -> NDArray[np.int32]:
+    """A number for each value, equal for equal values, int32 [rows]."""
+    return np.asarray(pc.dictionary_encode(column.combine_chunks()).indices.to_numpy(zero_copy_only=False), np.int32)
+
+
+def token_counts(column: pa.ChunkedArray) -> NDArray[np.float32]:
+    """A column of integers as float32 [rows], rounded above 2^24; NaN for null."""
+    return np.asarray(pc.cast(column, pa.float32(), safe=False).to_numpy(), np.float32)

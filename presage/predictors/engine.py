@@ -1,9 +1,8 @@
 """A fitted model unfolded for serving: four flat arrays that compiled code reads.
 
-An artefact is small (half precision, bytes, counts); an `Engine` is what it unfolds to. It is built once, when a
-model is loaded, and never changes. Four arrays, not thirty: handing an array to compiled code costs a tenth of a
-microsecond. The names below number what lies in `floats` and `numbers`; `numbers` begins with a header of scalars and
-the place of each part.
+An `Engine` is built once, when a model is loaded, and never changes. Four arrays, not thirty, because passing an array
+to compiled code costs a tenth of a microsecond. The names below number the parts of `floats` and `numbers`; `numbers`
+begins with a header of scalars and the place of each part.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from presage.predictors.next_agent.parts import TREES
 # Scalars at the head of `numbers`.
 AGENTS, PREFILL, COMPLETION, HIDDEN, PREFIX, ENOUGH, DEPTH, INPUTS, SUMS, OUTPUTS = range(10)
 ENSEMBLES: Final = 10
-"""Here and in the next places stand the first tree of each ensemble of `parts.TREES` and, last, the number of all."""
+"""Here and in the next places: the first tree of each ensemble of `parts.TREES` and, last, the number of all."""
 HEADER: Final = ENSEMBLES + len(TREES) + 1
 
 # Parts of `floats`: the network's arrays in their order, then these.

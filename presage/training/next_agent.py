@@ -208,7 +208,7 @@ def evaluate_model(
         _predict(predictor),
         prefixes,
         np.random.default_rng(seed),
-        baselines={NGRAM: predictor.back_off.predict},
+        baselines={NGRAM: predictor.parts.ngram.predict},
         profiles=_profiles(predictor, prefixes) if profile is None else None,
     )
     return Judged(evaluation, forecast_latency_us(predictor, prefixes), workflow_names(table))

@@ -86,7 +86,7 @@ class TrainingTraces:
             return source, self.prefixes.with_states(states)
         if candidate not in self._whole:  # the other sources are not fitted: the parts have the same
             if candidate == "none":
-                source = StateSource.none()
+                source = StateSource("none")
             elif candidate == "captured":
                 source = captured_source(self.table)
             else:

@@ -16,7 +16,7 @@ from presage.cli.train_predictor import app as train_predictor
 from presage.datasets.ingest import append
 from presage.datasets.read import read_traces
 from presage.datasets.synthetic.lengths import generate_lengths
-from presage.features.lengths import length_rows
+from presage.features.lengths import LengthWorkflow, length_rows
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.registry.connect import open_registry
 from presage.registry.package import register
@@ -100,9 +100,12 @@ def test_one_request_wherever_it_is_asked_about(
     # What the request becomes is the row that training would have made of it ...
     whole = length_rows(table, predictor.encoder)
     at = len(steps) - 1
-    one = predictor.encoder.row(steps)
-    for column in ("workflow_type", "agent", "model", "numbers", "step"):
-        np.testing.assert_array_equal(getattr(one, column)[0], getattr(whole, column)[at], err_msg=column)
+    running = LengthWorkflow(predictor.encoder, steps[0]["workflow_type"])
+    for step in steps[:-1]:
+        running.begun(step)
+        running.completed(step)
+    for column, value in zip(("workflow_type", "agent", "model", "numbers"), running.begun(steps[-1]), strict=True):
+        np.testing.assert_array_equal(value, getattr(whole, column)[at], err_msg=column)
     # ... and its quantiles are those the evaluation judged.
     expected = predictor.forecast(steps).to_dict()
     told = [expected["quantiles"][str(q)] for q in predictor.quantiles]

@@ -8,7 +8,7 @@ from presage.datasets.schema import conform
 from presage.datasets.synthetic.lengths import generate_lengths
 from presage.errors import InputError, TraceError
 from presage.features.input_profiles import PROFILES, masked
-from presage.features.lengths import LEARNT_PROFILES, LengthEncoder, join_rows, length_rows, profiles_of
+from presage.features.lengths import LEARNT_PROFILES, LengthEncoder, LengthWorkflow, join_rows, length_rows, profiles_of
 from presage.training.lengths.texts import LengthTexts
 
 
@@ -34,6 +34,15 @@ def reading(table: pa.Table) -> LengthEncoder:
     texts = LengthTexts.of(table, length_rows(table, encoder), 0)
     assert texts is not None
     return texts.fit(encoder, relevant=False, seed=0)[0]
+
+
+def numbers_of(encoder: LengthEncoder, steps: list[dict[str, object]]) -> tuple[int, int, int, np.ndarray]:
+    """What a running workflow makes of its last step."""
+    workflow = LengthWorkflow(encoder, str(steps[0]["workflow_type"]))
+    for before in steps[:-1]:
+        workflow.begun(before)
+        workflow.completed(before)
+    return workflow.begun(steps[-1])
 
 
 def column(rows, encoder: LengthEncoder, name: str) -> list[float]:
@@ -119,14 +128,9 @@ def test_one_request_makes_the_row_of_its_trace_bit_by_bit() -> None:
         first = at - steps[at]["step"]
         request = [dict(s) for s in steps[first : at + 1]]
         request[-1] |= {"output_tokens": None, "output_text": None}  # not produced yet
-        one = encoder.row(request)
-        np.testing.assert_array_equal(one.numbers[0], rows.numbers[at])
-        assert (one.workflow_type[0], one.agent[0], one.model[0], one.step[0]) == (
-            rows.workflow_type[at],
-            rows.agent[at],
-            rows.model[at],
-            rows.step[at],
-        )
+        *names, numbers = numbers_of(encoder, request)
+        np.testing.assert_array_equal(numbers, rows.numbers[at])
+        assert names == [rows.workflow_type[at], rows.agent[at], rows.model[at]]
 
 
 def test_models_unknown_and_absent_are_values_of_their_own() -> None:
@@ -147,7 +151,7 @@ def test_counts_that_no_float_holds_are_rounded_as_those_of_a_request() -> None:
     table = table_of(step("a", 0, "x", 2**24 + 1, input_tokens=2**31 - 1), step("a", 1, "x", 2**31 - 1))
     encoder = LengthEncoder.fit(table)
     rows = length_rows(table, encoder)
-    np.testing.assert_array_equal(rows.numbers[1], encoder.vector(table.to_pylist())[3])
+    np.testing.assert_array_equal(rows.numbers[1], numbers_of(encoder, table.to_pylist())[3])
     assert rows.remaining.tolist() == pytest.approx([2**31 + 2**24, 2**31 - 1])
 
 
@@ -156,17 +160,17 @@ def test_empty_and_huge_prompts_make_finite_rows(text: str) -> None:
     table = generate_lengths(20, 0).table
     request = [step("a", 0, "planner", None, input_text=text, input_tokens=7)]
     encoder = reading(table)
-    assert np.isfinite(encoder.vector(request)[3][encoder.names.index("prompt_0")])
+    assert np.isfinite(numbers_of(encoder, request)[3][encoder.names.index("prompt_0")])
 
 
 @pytest.mark.parametrize(
     ("field", "value", "told"),
-    [("input_tokens", -1, "0 or more"), ("output_tokens", "9", "0 or more"), ("input_text", 7, "a string is wanted")],
+    [("input_tokens", -1, "0 or more"), ("output_tokens", "9", "0 or more"), ("input_text", 7, "expected a string")],
 )
 def test_a_request_with_nonsense_is_refused(field: str, value: object, told: str) -> None:
     encoder = LengthEncoder.fit(generate_lengths(10, 0).table)
     with pytest.raises(InputError, match=told):
-        encoder.vector([step("a", 0, "planner", None) | {field: value}])
+        numbers_of(encoder, [step("a", 0, "planner", None) | {field: value}, step("a", 1, "planner", None)])
 
 
 def test_a_trace_of_tool_calls_alone_is_refused() -> None:

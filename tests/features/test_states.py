@@ -255,7 +255,7 @@ def test_states_of_several_layers_are_refused_and_steps_without_one_have_none() 
 
 
 def test_none_has_no_states() -> None:
-    source = again(StateSource.none())
+    source = again(StateSource("none"))
     assert source.states(with_states()) == {}
     assert source.of_step(with_states().to_pylist()[0], "prefill") is None
 
@@ -277,7 +277,7 @@ def test_a_moment_absent_is_left_out() -> None:
 
 def test_a_text_that_is_none_is_refused() -> None:
     source = sketched(with_texts())
-    with pytest.raises(InputError, match="input_text is a int; a string is wanted"):
+    with pytest.raises(InputError, match="input_text is a int; expected a string"):
         source.of_step({"input_text": 3}, "prefill")
 
 

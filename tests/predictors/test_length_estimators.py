@@ -14,6 +14,14 @@ from presage.predictors.length.log_estimator import LogEstimator
 from presage.predictors.length.predictor import ESTIMATORS
 
 OURS = tuple(ESTIMATORS.values())
+ALL = {**ESTIMATORS, **{f"baseline {name}": fit for name, fit in LENGTH_BASELINES.items()}}
+
+
+def predictions(name: str, train: LengthRows, calibration: LengthRows) -> np.ndarray:
+    """Quantiles of the calibration rows by an estimator or a baseline."""
+    if name in ESTIMATORS:
+        return ESTIMATORS[name](0).fit(train, calibration, QUANTILES).predict(calibration)
+    return ALL[name](train, QUANTILES)(calibration)
 
 
 @pytest.fixture(scope="module", params=OURS, ids=lambda c: c.name)
@@ -23,14 +31,14 @@ def fitted(request: pytest.FixtureRequest) -> LogEstimator:
 
 
 def test_quantiles_rise_and_beat_the_median_per_step(fitted: LogEstimator) -> None:
-    _, train, calibration = law_rows()
+    _, train, _ = law_rows()
     rows = fresh_rows()
     said = fitted.predict(rows)
     assert said.shape == (len(rows), 3)
     assert said.dtype == np.float32
     assert (np.diff(said, axis=1) >= 0).all()
     assert (said >= 0).all()
-    usual = LENGTH_BASELINES["median-per-step"](0).fit(train, calibration, QUANTILES).predict(rows)
+    usual = LENGTH_BASELINES["median-per-step"](train, QUANTILES)(rows)
     assert pinball(rows.remaining, said[:, 0], 0.5) < 0.9 * pinball(rows.remaining, usual[:, 0], 0.5)
     assert 0.84 < (rows.remaining <= said[:, 1]).mean() < 0.96
 
@@ -58,47 +66,46 @@ def test_unknown_names_and_missing_numbers_are_answered(fitted: LogEstimator) ->
     assert (np.diff(said) >= 0).all()
 
 
-@pytest.mark.parametrize("estimator", [*OURS, *LENGTH_BASELINES.values()])
-def test_bounds_and_unknown_labels_teach_nothing(estimator: type) -> None:
+@pytest.mark.parametrize("name", ALL)
+def test_bounds_and_unknown_labels_teach_nothing(name: str) -> None:
     _, train, calibration = law_rows(120, 5)
     spoilt = np.arange(len(train)) % 3 == 0
     clean = train.take(~spoilt)
     remaining = np.where(spoilt, np.float32(9e6), train.remaining)
     remaining[np.flatnonzero(spoilt)[::2]] = np.nan
     dirty = LengthRows(**{**vars(train), "remaining": remaining, "lower_bound": spoilt})
-    said = [estimator(0).fit(rows, calibration, QUANTILES).predict(calibration) for rows in (dirty, clean)]
-    np.testing.assert_array_equal(*said)
+    np.testing.assert_array_equal(*(predictions(name, rows, calibration) for rows in (dirty, clean)))
 
 
-@pytest.mark.parametrize("estimator", [*OURS, *LENGTH_BASELINES.values()])
-def test_rows_without_any_label_are_refused(estimator: type) -> None:
+@pytest.mark.parametrize("name", ALL)
+def test_rows_without_any_label_are_refused(name: str) -> None:
     _, train, calibration = law_rows(120, 5)
     with pytest.raises(TraceError, match=r"none of .* LLM steps"):
-        estimator(0).fit(with_labels(train, np.full(len(train), np.nan, np.float32)), calibration, QUANTILES)
+        predictions(name, with_labels(train, np.full(len(train), np.nan, np.float32)), calibration)
 
 
-@pytest.mark.parametrize("estimator", [*OURS, *LENGTH_BASELINES.values()])
-def test_equal_lengths_are_foretold(estimator: type) -> None:
+@pytest.mark.parametrize("name", ALL)
+def test_equal_lengths_are_predicted(name: str) -> None:
     _, train, calibration = law_rows(120, 5)
     same = [with_labels(r, np.full(len(r), 70, np.float32)) for r in (train, calibration)]
-    said = estimator(0).fit(*same, QUANTILES).predict(calibration)
-    if estimator is LENGTH_BASELINES["input-length"]:
+    said = predictions(name, same[0], same[1])
+    if name == "baseline input-length":
         assert np.isfinite(said).all()
     else:
         np.testing.assert_allclose(said[:, 0], 70, rtol=1e-3)
 
 
 def test_input_length_ranks_by_input_length() -> None:
-    encoder, train, calibration = law_rows()
+    encoder, train, _ = law_rows()
     rows = fresh_rows()
-    said = LENGTH_BASELINES["input-length"](0).fit(train, calibration, QUANTILES).predict(rows)[:, 0]
+    said = LENGTH_BASELINES["input-length"](train, QUANTILES)(rows)[:, 0]
     tokens = rows.numbers[:, encoder.names.index("prompt_tokens")]
     np.testing.assert_array_equal(np.argsort(said, kind="stable"), np.argsort(tokens, kind="stable"))
 
 
 def test_medians_are_those_of_the_narrowest_group_with_enough_rows() -> None:
-    _, train, calibration = law_rows()
-    said = LENGTH_BASELINES["median-per-step"](0).fit(train, calibration, QUANTILES).predict(train)
+    _, train, _ = law_rows()
+    said = LENGTH_BASELINES["median-per-step"](train, QUANTILES)(train)
     group = (train.workflow_type == 0) & (train.agent == train.agent[0]) & (train.step == train.step[0])
     assert group.sum() >= 5
     np.testing.assert_allclose(said[0], np.quantile(train.remaining[group], QUANTILES), rtol=1e-6)

@@ -60,9 +60,9 @@ def by_torch(
     network: NextAgentNetwork, drawn: Sample, mean: NDArray[np.float32], spread: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """Logits [2, n, K (V+1)] of all workflows in one padded batch."""
-    data = ExampleTensors(examples_of(drawn), drawn.agents, mean, spread)
+    data, count = ExampleTensors(examples_of(drawn), drawn.agents, mean, spread), drawn.prefixes.workflows
     with torch.no_grad():
-        logits = network(WorkflowBatch(data, drawn.prefixes.offsets, np.arange(drawn.prefixes.workflows)))
+        logits = network(WorkflowBatch(data, drawn.prefixes.offsets, np.arange(count), np.zeros((count, 2), bool)))
     return np.asarray(logits.flatten(2).numpy())
 
 
@@ -134,7 +134,7 @@ def test_padding_changes_nothing() -> None:
     for w in range(drawn.prefixes.workflows):
         rows = slice(drawn.prefixes.offsets[w], drawn.prefixes.offsets[w + 1])
         with torch.no_grad():
-            alone = network(WorkflowBatch(data, drawn.prefixes.offsets, np.array([w])))
+            alone = network(WorkflowBatch(data, drawn.prefixes.offsets, np.array([w]), np.zeros((1, 2), bool)))
         for moment in (0, 1):
             np.testing.assert_allclose(alone[moment].flatten(1).numpy(), together[moment, rows], atol=1e-5)
 

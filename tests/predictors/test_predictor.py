@@ -39,7 +39,7 @@ def drawn(states: States, horizon: int = 3) -> tuple[pa.Table, Prefixes, StateSo
     """Sixty workflows of a known law, cut ones among them, with states and texts."""
     table = generate("retry", 60, 0, state_size=16, censored=0.3).table
     prefixes = prefixes_of(table, Vocabulary.from_table(table), horizon)
-    source = StateSource.none() if states == "none" else captured_source(table)
+    source = StateSource("none") if states == "none" else captured_source(table)
     if states == "text":
         every = np.ones(prefixes.steps, bool)
         source, _ = StepTexts.of(table, prefixes).fit(every, prefixes.workflow % 5, relevant=False, seed=0)
@@ -231,7 +231,7 @@ def test_a_workflow_type_never_seen_is_answered_by_counting_and_marked(tiny: Tin
         agent=np.array([vocabulary.agent(agent) for agent in agents], np.int32),
         workflow_type=np.array([vocabulary.workflow_type("other")], np.int32),
     )
-    counted = model.back_off.predict(prefixes, "prefill")[-1]
+    counted = model.parts.ngram.predict(prefixes, "prefill")[-1]
     np.testing.assert_allclose([list(a.values()) for a in said.agents], counted[:, :-1], rtol=1e-5)
     np.testing.assert_allclose(said.end, counted[:, -1], rtol=1e-5)
 
@@ -250,7 +250,7 @@ def test_below_the_threshold_of_evidence_the_network_is_left_out(rounds: int) ->
     config = replace(FAST, min_evidence=5, boosting=replace(FAST.boosting, rounds=rounds))
     model, prefixes = words(drawn_words, "abc", config)
     rare = prefixes.agent == 2
-    found, counted = model.predict(prefixes, "prefill"), model.back_off.predict(prefixes, "prefill")
+    found, counted = model.predict(prefixes, "prefill"), model.parts.ngram.predict(prefixes, "prefill")
     assert rare.sum() == 3
     if rounds == 0:  # without trees the n-gram is what is left
         np.testing.assert_allclose(found[rare], counted[rare], rtol=1e-5)
@@ -276,7 +276,7 @@ STEP = {"workflow_type": "retry", "workflow_id": "w", "agent": "planner"}
         ([{**STEP, "prefill_state": [0.0] * 3}], "3 numbers; the predictor was trained with 16"),
         ([{**STEP, "prefill_state": [float("nan")] * 16}], "finite numbers"),
         ([{**STEP, "prefill_state": "abc"}], "not a list of numbers"),
-        ([{**STEP, "input_tokens": -1}], "input_tokens is -1; a number of tokens"),
+        ([{**STEP, "input_tokens": -1}], "input_tokens is -1; expected a number of tokens"),
         ([{**STEP, "output_tokens": float("nan")}], "output_tokens is nan"),
         ([{**STEP, "input_tokens": "12"}], "input_tokens is '12'"),
         ([{**STEP, "output_tokens": float("inf")}], "output_tokens is inf"),

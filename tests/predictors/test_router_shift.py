@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from presage.datasets.outcomes.split import split_outcomes
 from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.errors import ArtefactError
+from presage.features.prompt_terms import prompt_form
 from presage.predictors.common.artefact import read_artefact, write_artefact
 from presage.predictors.router.calibration import FOLDS, Opinions, Widening, leave_out_folds
 from presage.predictors.router.factors import logit, sigmoid
-from presage.predictors.router.novelty import Novelty, PromptEvidence
+from presage.predictors.router.novelty import Novelty, PromptEvidence, TrainingPrompts, words_of
 from presage.predictors.router.predictor import KIND, RouterPredictor
 from presage.training.router.metrics import measure
 
@@ -153,5 +154,7 @@ def test_a_widening_that_does_not_shrink_opinions_is_refused_in_one_sentence(
 
 
 def test_nothing_held_out_means_that_only_unknown_words_are_far() -> None:
-    evidence = PromptEvidence.fit(["one two three", "two three four"], [])
+    prompts = ["one two three", "two three four"]
+    training = TrainingPrompts.of(words_of(prompts), prompt_form(prompts))
+    evidence = PromptEvidence.of(training, training.novelty([], prompt_form([])))
     assert evidence.far(["one two", "zzz"]).tolist() == [False, True]

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from tiny_encoder import MODELS, WORDS, planted, save_encoder, save_tokenizer
 
 from presage.errors import ArtefactError, ConfigurationError
+from presage.features.text_encoder import batches_of_like_length
 from presage.predictors.common.artefact import read_artefact, write_artefact
-from presage.predictors.router.transformer import TransformerScorer, batches_of_like_length
+from presage.predictors.router.transformer import TransformerScorer
 
 PROMPTS = planted(40, seed=3)[0]
 SHORT = {"head_tokens": 5, "tail_tokens": 3}

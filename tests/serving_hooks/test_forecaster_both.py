@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +56,7 @@ def walk(forecaster: Forecaster, name: str, route: tuple[str, ...] = ROUTE, kind
 
 def failing(predictor: NextAgentPredictor, call: Callable[..., Any]) -> NextAgentPredictor:
     """The same predictor but for its answers at prefill."""
-    other = NextAgentPredictor.from_artefact(*predictor.to_artefact())
+    other = copy(predictor)
     other.prefilled = call  # type: ignore[method-assign]
     return other
 
@@ -228,7 +229,7 @@ def test_an_aborted_workflow_teaches_no_end() -> None:
 
 
 def test_states_of_another_served_model_are_left_out_and_it_is_said(predictor: NextAgentPredictor) -> None:
-    learnt = NextAgentPredictor.from_artefact(*predictor.to_artefact())
+    learnt = copy(predictor)
     learnt.source = replace(learnt.source, served_model="model-7b")
     step, state = WORKFLOWS["loop"][0], np.ones(STATE_SIZE, np.float32)
     ids = step["workflow_type"], step["workflow_id"], step["agent"]
@@ -249,7 +250,7 @@ def test_states_of_another_served_model_are_left_out_and_it_is_said(predictor: N
 def test_states_of_another_layer_are_left_out_and_it_is_said(
     predictor: NextAgentPredictor, learnt_at: int | None, tapped: int | None
 ) -> None:
-    learnt = NextAgentPredictor.from_artefact(*predictor.to_artefact())
+    learnt = copy(predictor)
     learnt.source = replace(learnt.source, layer=learnt_at)
     step, state = WORKFLOWS["loop"][0], np.ones(STATE_SIZE, np.float32)
     ids = step["workflow_type"], step["workflow_id"], step["agent"]

@@ -19,10 +19,10 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn, Self
 
 import numpy as np
 from safetensors import SafetensorError
@@ -52,9 +52,6 @@ class Artefact:
     """The checked content of an artefact folder.
 
     Attributes:
-        kind: one of `presage.predictors.KINDS`.
-        config: the predictor's own configuration.
-        tensors: arrays by name, in the dtypes they were written in.
         training_data: digest and counts of the training data.
         digest: `"sha256:…"` of the configuration and all files; equal for equal models.
         files: further data files by name.
@@ -83,11 +80,10 @@ def write_artefact(
     sibling; other files in it (metrics, reports) are copied over.
 
     Args:
-        folder: the artefact folder; missing parents are created.
+        folder: missing parents are created.
         kind: one of `presage.predictors.KINDS`.
-        config: JSON values only; finite numbers.
+        config, training_data: JSON values, finite numbers; the latter `{"digest": "sha256:…", …}` by convention.
         tensors: arrays of floats, integers or booleans; floats finite.
-        training_data: JSON values only, `{"digest": "sha256:…", …}` by convention.
         files: further data by file name, JSON text each, such as a tokenizer's.
 
     Raises:
@@ -124,11 +120,7 @@ def write_artefact(
 
 
 def read_artefact(folder: Path, *, kind: str | None = None) -> Artefact:
-    """Read and check an artefact folder.
-
-    Args:
-        folder: an artefact folder.
-        kind: the kind that the caller expects; None: any.
+    """Read and check an artefact folder; `kind` is the expected kind, None for any.
 
     Raises:
         ArtefactError: not a valid artefact; names the file, what it holds and what is expected.
@@ -142,8 +134,7 @@ def read_artefact(folder: Path, *, kind: str | None = None) -> Artefact:
             f"kind {kind!r}" if kind is not None else f"one of the kinds {', '.join(KINDS)}",
             "Give the folder of a predictor of that kind, or use the version of Presage that wrote this artefact.",
         )
-    pickles = find_pickles(folder)
-    if pickles:
+    if pickles := find_pickles(folder):
         names = ", ".join(str(path.relative_to(folder)) for path in pickles[:3])
         _refuse(
             folder,
@@ -164,11 +155,7 @@ def read_artefact(folder: Path, *, kind: str | None = None) -> Artefact:
 
 @contextmanager
 def rebuilding(folder: str | Path, kind: str) -> Iterator[None]:
-    """Context in which a predictor is built from an artefact; turns missing or malformed parts into one error.
-
-    Raises:
-        ArtefactError: incomplete or inconsistent configuration or tensors.
-    """
+    """Context in which a predictor is built from an artefact: missing or malformed parts raise ArtefactError."""
     try:
         yield
     except (LookupError, TypeError, ValueError) as error:
@@ -177,26 +164,38 @@ def rebuilding(folder: str | Path, kind: str) -> Iterator[None]:
         ) from error
 
 
+class Tensors:
+    """Base of dataclasses whose fields are arrays: their tensors have the fields' names."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def to_tensors(self) -> dict[str, np.ndarray]:
+        """Arrays by name."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, np.ndarray]) -> Self:
+        """Inverse of `to_tensors`; other tensors are left alone. Raises KeyError if one is missing."""
+        return cls(**{name: tensors[name] for name in cls.__dataclass_fields__})
+
+
+def nested(parts: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The tensors of several parts, by "part/name"."""
+    return {f"{part}/{name}": array for part, arrays in parts.items() for name, array in arrays.items()}
+
+
 def under(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """The tensors with this prefix, by the rest of their names."""
+    """The tensors with this prefix, by the rest of their names; "part/" reads a part of `nested`."""
     return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
 
 
 def artefact_digest(folder: Path) -> str:
-    """The digest of an artefact, `"sha256:…"`, read from its configuration alone.
-
-    Raises:
-        ArtefactError: the configuration is missing, altered or of an unknown version.
-    """
+    """The digest of an artefact, `"sha256:…"`, from its configuration; raises ArtefactError if that is invalid."""
     return str(_read_config(Path(folder))["digest"])
 
 
 def artefact_size_bytes(folder: Path) -> int:
-    """Bytes of the artefact's own files; other files do not count.
-
-    Raises:
-        ArtefactError: not an artefact, or a file is missing.
-    """
+    """Bytes of the artefact's own files; raises ArtefactError if it is none, or a file is missing."""
     folder = Path(folder)
     names = [CONFIG_FILE, *_read_config(folder)["files"]]
     try:
@@ -208,18 +207,11 @@ def artefact_size_bytes(folder: Path) -> int:
 def find_pickles(folder: Path) -> list[Path]:
     """All files under `folder` that are or may hide a pickle: by name, by their first bytes, or as a zip archive.
 
-    Text pickles (protocols 0 and 1) have no magic bytes and are found by name only.
-
-    Raises:
-        ArtefactError: a file cannot be opened.
+    Text pickles (protocols 0 and 1) have no magic bytes and are found by name only. Raises ArtefactError if a file
+    cannot be opened.
     """
-    found = []
-    for root, _, names in os.walk(folder):
-        for name in names:
-            path = Path(root, name)
-            if path.suffix.lower() in _PICKLE_SUFFIXES or (path.is_file() and _starts_like_pickle(path)):
-                found.append(path)
-    return sorted(found)
+    paths = [Path(root, name) for root, _, names in os.walk(folder) for name in names]
+    return sorted(p for p in paths if p.suffix.lower() in _PICKLE_SUFFIXES or (p.is_file() and _starts_like_pickle(p)))
 
 
 def _starts_like_pickle(path: Path) -> bool:
@@ -248,7 +240,7 @@ def _pack_tensors(folder: Path, tensors: Mapping[str, np.ndarray]) -> bytes:
 
 
 def _check_files(folder: Path, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Further files sorted by name; refuses reserved names and content that is not JSON."""
+    """The files sorted by name, unless a name is reserved or a content is not JSON."""
     for name, content in files.items():
         if not _FURTHER_FILE.fullmatch(name) or name in _OTHERS:
             _refuse(folder, f"a further file {name!r}", f"a name like tokenizer.json, none of {', '.join(_OTHERS)}")
@@ -291,14 +283,11 @@ def _pack_config(
 def foreign_entries(folder: Path) -> list[Path]:
     """Files in an artefact folder that are not the artefact's own; none if the folder is absent or empty.
 
-    Raises:
-        OutputError: a file, or a folder that is not an artefact: nothing may be written there.
+    Raises OutputError for a file, or a folder with something else: nothing may be written there.
     """
-    if not folder.exists():
-        return []
-    if not folder.is_dir():
+    if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: is a file; an artefact is a folder. Choose another name.")
-    entries = sorted(folder.iterdir())
+    entries = sorted(folder.iterdir()) if folder.exists() else []
     if not entries:
         return []
     try:
@@ -346,13 +335,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         raw = path.read_bytes()
     except OSError as error:
+        found = "a file" if isinstance(error, NotADirectoryError) else "nothing"
         if os.path.isdir(folder):  # noqa: PTH112  False where Path.is_dir raises: below a folder without access
-            found = f"no readable {CONFIG_FILE} ({_reason(error)})"
-        else:
-            found = (
-                f"a file ({_reason(error)})" if isinstance(error, NotADirectoryError) else f"nothing ({_reason(error)})"
-            )
-        _refuse(folder, found, f"an artefact folder ({CONFIG_FILE} and {TENSORS_FILE})", "Check the path.", error)
+            found = f"no readable {CONFIG_FILE}"
+        wanted = f"an artefact folder ({CONFIG_FILE} and {TENSORS_FILE})"
+        _refuse(folder, f"{found} ({_reason(error)})", wanted, "Check the path.", error)
     try:
         manifest = json.loads(raw)
     except ValueError as error:
@@ -371,9 +358,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
         )
     if manifest.get("digest") != manifest_digest(manifest):
         _refuse(path, "a digest that does not match its content", "an unaltered configuration", _COPY_AGAIN)
-    for key, wanted in {"kind": str, "files": dict, "config": dict, "training_data": dict}.items():
-        if not isinstance(manifest.get(key), wanted):
-            _refuse(path, f"{key} {manifest.get(key)!r}", f"a JSON {_JSON_NAME[wanted]} there", _COPY_AGAIN)
+    for key, kind in {"kind": str, "files": dict, "config": dict, "training_data": dict}.items():
+        if not isinstance(manifest.get(key), kind):
+            json_type = "string" if kind is str else "object"
+            _refuse(path, f"{key} {manifest.get(key)!r}", f"a JSON {json_type} there", _COPY_AGAIN)
     further = set(manifest["files"]) - {TENSORS_FILE}
     if TENSORS_FILE not in manifest["files"] or not all(map(_FURTHER_FILE.fullmatch, further)) or further & _OTHERS:
         wanted_files = f"{TENSORS_FILE} and further files like tokenizer.json"
@@ -382,7 +370,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_file(path: Path, digest: str) -> bytes:
-    """The bytes of a file of the artefact, its digest checked."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -414,7 +401,6 @@ def _sha256(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-_JSON_NAME: Final = {str: "string", dict: "object"}
 _COPY_AGAIN: Final = "The artefact was cut or altered: copy it again from its source, or train anew."
 
 

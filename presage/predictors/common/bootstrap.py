@@ -3,6 +3,9 @@
 The steps of one workflow are not independent, so whole workflows are resampled, with replacement. The statistic is a
 ratio of sums (correct forecasts to positions), not a mean of ratios: long workflows weigh more. Percentile intervals
 are too narrow below about ten workflows, and have no width for one; callers report the number of workflows.
+
+Arrays hold one number for each of W workflows. Equal states of `rng` give equal intervals, the lower and the upper end;
+both are NaN where the denominator is zero everywhere. `level` is the coverage.
 """
 
 from collections.abc import Iterator
@@ -24,17 +27,7 @@ def ratio_ci(
     resamples: int = 1000,
     level: float = 0.95,
 ) -> tuple[float, float]:
-    """Percentile interval of `sum(numerator) / sum(denominator)` over resampled workflows.
-
-    Args:
-        numerator: `[W]`, one number a workflow, for example its correct forecasts.
-        denominator: `[W]`, one number a workflow, for example its positions; not negative.
-        rng: source of the resamples; the same state gives the same interval.
-        resamples: number of bootstrap samples.
-        level: coverage of the interval, between 0 and 1.
-
-    Returns:
-        Lower and upper end; both NaN if the denominator is zero everywhere.
+    """Percentile interval of `sum(numerator) / sum(denominator)`, `[W]` each, over resampled workflows.
 
     Raises:
         ValueError: shapes differ, are not `[W]`, or there is no workflow.
@@ -55,15 +48,16 @@ def ratio_cis(
     resamples: int = 1000,
     level: float = 0.95,
 ) -> list[tuple[float, float]]:
-    """Intervals of M ratios, `[W, M]` each, from the same resamples, at about the cost of one.
-
-    Returns:
-        Lower and upper end of each ratio; both NaN if its denominator is zero everywhere.
-    """
+    """Intervals of M ratios, `[W, M]` each, from the same resamples, at about the cost of one."""
     workflows, ratios = numerators.shape
     sums = np.concatenate([numerators, denominators], axis=1).astype(np.float64)  # [W, 2M]
     drawn = np.concatenate([weights @ sums for weights in resample_weights(workflows, rng, resamples)])
-    return [_ends(drawn[:, m], drawn[:, ratios + m], level) for m in range(ratios)]
+    ends = []
+    for above, below in zip(*np.split(drawn.T, [ratios]), strict=True):
+        shares = above[below > 0] / below[below > 0]
+        low, high = np.quantile(shares, [(1 - level) / 2, (1 + level) / 2]) if len(shares) else (np.nan, np.nan)
+        ends.append((float(low), float(high)))
+    return ends
 
 
 def resample_weights(groups: int, rng: np.random.Generator, resamples: int) -> Iterator[NDArray[np.int64]]:
@@ -77,25 +71,19 @@ def pair_ratio_cis(
     denominators: NDArray[Any],
     rng: np.random.Generator,
     resamples: int = 1000,
-    level: float = 0.95,
 ) -> list[tuple[float, float]]:
     """Intervals of M shares of pairs, such as Kendall's tau distance, or of differences of such shares.
 
     Drawing a workflow twice doubles its pairs with every other workflow. To first order (Hoeffding's projection) a
     resample moves the share by twice what it moves the ratio of the workflows' own sums, so resamples need not be
-    ranked again.
+    ranked again. Intervals lie within 0 and 1, those of differences within −1 and 1.
 
     Args:
         numerators: `[W, M]`, the counted pairs of each workflow's steps; each pair counts at both of its steps.
         denominators: `[W, M]`, all pairs of each workflow's steps.
-        rng: source of the resamples; the same state gives the same intervals.
-        resamples: number of bootstrap samples.
-        level: coverage of the interval, between 0 and 1.
-
-    Returns:
-        Lower and upper end of each, within 0 and 1 (−1 and 1 for a difference); both NaN without pairs.
+        rng, resamples: as of `ratio_ci`.
     """
-    ends = ratio_cis(numerators, denominators, rng, resamples, level)
+    ends = ratio_cis(numerators, denominators, rng, resamples)
     totals = denominators.sum(axis=0)
     found = np.divide(numerators.sum(axis=0), totals, out=np.full(len(totals), np.nan), where=totals > 0)
     least = -1.0 if (numerators < 0).any() else 0.0
@@ -106,14 +94,7 @@ def pair_ratio_cis(
 def share_ci(
     hits: NDArray[Any], positions: NDArray[Any], rng: np.random.Generator, resamples: int = 1000
 ) -> tuple[float, float]:
-    """95 % interval of a share; Wilson's interval over workflows if the share is 0 or 1, where all resamples are equal.
-
-    Args:
-        hits: `[W]`, counted positions of each workflow.
-        positions: `[W]`, positions of each workflow.
-        rng: source of the resamples; the same state gives the same interval.
-        resamples: number of bootstrap samples.
-    """
+    """95 % interval of a share; Wilson's over workflows if the share is 0 or 1, where all resamples are equal."""
     count, total = hits.sum(), positions.sum()
     if total and count in (0, total):
         workflows = int((positions > 0).sum())  # the steps of a workflow are not independent: it counts once
@@ -122,35 +103,16 @@ def share_ci(
     return ratio_ci(hits, positions, rng, resamples)
 
 
-def _ends(above: NDArray[np.float64], below: NDArray[np.float64], level: float) -> tuple[float, float]:
-    if not below.any():
-        return float("nan"), float("nan")
-    low, high = np.quantile(above[below > 0] / below[below > 0], [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
 def paired_difference_ci(
     correct_a: NDArray[Any],
     correct_b: NDArray[Any],
     positions: NDArray[Any],
     rng: np.random.Generator,
     resamples: int = 1000,
-    level: float = 0.95,
 ) -> tuple[float, float]:
     """Percentile interval of accuracy A − accuracy B on the same positions of the same workflows.
 
     Paired: a resample draws the same workflows for both, so their common difficulty cancels.
-
-    Args:
-        correct_a: `[W]`, correct forecasts of A in each workflow.
-        correct_b: `[W]`, correct forecasts of B.
-        positions: `[W]`, evaluated positions of each workflow, the same for both.
-        rng: source of the resamples; the same state gives the same interval.
-        resamples: number of bootstrap samples.
-        level: coverage of the interval, between 0 and 1.
-
-    Returns:
-        Lower and upper end, between −1 and 1; both NaN without positions.
 
     Raises:
         ValueError: shapes differ, are not `[W]`, or there is no workflow.
@@ -160,4 +122,4 @@ def paired_difference_ci(
             f"got {correct_a.shape} and {correct_b.shape} counts; expected the same workflows, [W], in both"
         )
     difference = correct_a.astype(np.int64) - correct_b.astype(np.int64)
-    return ratio_ci(difference, positions, rng, resamples, level)
+    return ratio_ci(difference, positions, rng, resamples)

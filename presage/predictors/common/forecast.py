@@ -1,4 +1,4 @@
-"""Forecast of the next steps of one workflow."""
+"""Forecast of the next agents of one workflow."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Source = Literal["champion", "back-off", "none"]
 
 @dataclass(frozen=True)
 class Forecast:
-    """Forecast of the next K steps of a workflow.
+    """Forecast of the next K steps.
 
     Attributes:
-        source: `champion`: the whole model; `back-off`: the agent is rare in this workflow type, so the network was
-            left out, or the type is rare, so the n-gram forecasts alone; `none`: no forecast.
+        source: `champion`: the whole model; `back-off`: the network was left out because the agent is rare in this
+            workflow type, or the n-gram forecasts alone because the type is rare; `none`: no forecast.
         evidence: training steps of this agent in this workflow type.
         moment: of the last step.
         agents: for each horizon, the probability of each known agent, given that the workflow has not ended before.

@@ -56,13 +56,7 @@ class ReliabilityBin:
 
 
 def filled_bins(positions: NDArray[Any], sure: NDArray[Any], hits: NDArray[Any]) -> tuple[ReliabilityBin, ...]:
-    """The non-empty bins.
-
-    Args:
-        positions: [B], forecasts in each bin; bins divide 0 to 1 evenly.
-        sure: [B], sum of their confidences.
-        hits: [B], correct forecasts.
-    """
+    """The non-empty of B even bins, from each bin's forecasts, sum of their confidences and correct ones, [B] each."""
     size = len(positions)
     return tuple(
         ReliabilityBin(b / size, (b + 1) / size, int(count), float(sure[b] / count), float(hits[b] / count))

@@ -32,10 +32,6 @@ def has_output(step: Mapping[str, Any]) -> bool:
 
 
 def log_tokens(step: Mapping[str, Any], side: Literal["input", "output"]) -> float:
-    """log(1 + x) of the input or output tokens, 0 if unknown, as in `Prefixes.sizes`.
-
-    Raises:
-        InputError: the token count is negative or not a number.
-    """
+    """log(1 + x) of the input or output tokens, 0 if unknown; raises InputError for an invalid count."""
     tokens = count_of(step, f"{side}_tokens")
     return 0.0 if isnan(tokens) else float(np.log1p(np.float32(tokens)))

@@ -14,11 +14,7 @@ Result = TypeVar("Result")
 
 
 def lightgbm_threads(rows: int) -> int:
-    """Threads for LightGBM on this many rows.
-
-    LightGBM's threads spin while they wait: on little data, on a busy machine, two threads took three to ten times the
-    CPU time of one.
-    """
+    """Threads for LightGBM: one on little data, where waiting threads spin at three to ten times the CPU time."""
     return min(os.cpu_count() or 1, 1 + rows // _ROWS_A_THREAD)
 
 

@@ -1,123 +1,87 @@
-"""Baselines of the length predictors: first come first served, input length, group medians, and a ridge."""
+"""Baselines of the length predictors: first come first served, input length, group medians, and a ridge.
+
+Each is a function that fits on training rows and returns a function from rows to quantiles, float32 [n, Q].
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.lengths import LengthRows
 from presage.predictors.length.linear import InputEncoding, LogLine
-from presage.predictors.length.log_estimator import LengthEstimator, labels_of, rising
+from presage.predictors.length.log_estimator import labels_of, rising
 
 _LEAST_ROWS: Final = 5
 _PROMPT_TOKENS: Final = 2
 """Column of `numbers`: tokens of the full prompt."""
 
+Predict = Callable[[LengthRows], NDArray[np.float32]]
 
-class Constant:
+
+def constant(train: LengthRows, quantiles: Sequence[float]) -> Predict:
     """The same quantiles for every step. Ranking by them is first come, first served."""
-
-    name = "constant"
-
-    def fit(self, train: LengthRows, calibration: LengthRows, quantiles: Sequence[float]) -> Self:
-        """Fit the quantiles of all training labels; `calibration` is not used."""
-        self._said = np.quantile(labels_of(train)[0].remaining, quantiles).astype(np.float32)
-        return self
-
-    def predict(self, rows: LengthRows) -> NDArray[np.float32]:
-        """Output tokens float32 [n, Q]."""
-        return np.tile(self._said, (len(rows), 1))
+    usual = np.quantile(labels_of(train)[0].remaining, quantiles).astype(np.float32)
+    return lambda rows: np.tile(usual, (len(rows), 1))
 
 
-class InputLength:
-    """Predicts output in proportion to the prompt, so it ranks by input length."""
+def input_length(train: LengthRows, quantiles: Sequence[float]) -> Predict:
+    """Output in proportion to the prompt: ranks by input length."""
 
-    name = "input-length"
+    def tokens(rows: LengthRows) -> NDArray[np.float32]:
+        known = rows.numbers[:, _PROMPT_TOKENS]
+        return np.asarray(1.0 + np.where(np.isnan(known), usual, known), np.float32)
 
-    def fit(self, train: LengthRows, calibration: LengthRows, quantiles: Sequence[float]) -> Self:
-        """Fit the quantiles of output tokens per input token; `calibration` is not used."""
-        rows, _ = labels_of(train)
-        self._usual = float(np.nan_to_num(np.nanmean(np.append(rows.numbers[:, _PROMPT_TOKENS], 1.0)), nan=1.0))
-        self._each = np.quantile(rows.remaining / self._tokens(rows), quantiles).astype(np.float32)
-        return self
-
-    def predict(self, rows: LengthRows) -> NDArray[np.float32]:
-        """Output tokens float32 [n, Q]."""
-        return rising(self._tokens(rows)[:, None] * self._each)
-
-    def _tokens(self, rows: LengthRows) -> NDArray[np.float32]:
-        tokens = rows.numbers[:, _PROMPT_TOKENS]
-        return np.asarray(1.0 + np.where(np.isnan(tokens), self._usual, tokens), np.float32)
+    labelled, _ = labels_of(train)
+    usual = float(np.nan_to_num(np.nanmean(np.append(labelled.numbers[:, _PROMPT_TOKENS], 1.0)), nan=1.0))
+    each = np.quantile(labelled.remaining / tokens(labelled), quantiles).astype(np.float32)
+    return lambda rows: rising(tokens(rows)[:, None] * each)
 
 
-class MedianPerStep:
-    """Quantiles by workflow type, agent and step; falls back to coarser groups where rows are few."""
+def median_per_step(train: LengthRows, quantiles: Sequence[float]) -> Predict:
+    """Quantiles by workflow type, agent and step; by coarser groups where a group has fewer than 5 training rows."""
+    labelled, _ = labels_of(train)
+    known: list[dict[tuple[int, ...], NDArray[np.float32]]] = []
+    for keys in _groups(labelled):
+        found, index, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+        order = np.argsort(index.reshape(-1), kind="stable")
+        parts = np.split(labelled.remaining[order], np.cumsum(counts)[:-1])
+        known.append(
+            {
+                tuple(key): np.quantile(part, quantiles).astype(np.float32)
+                for key, part in zip(found.tolist(), parts, strict=True)
+                if len(part) >= _LEAST_ROWS or not keys.shape[1]
+            }
+        )
 
-    name = "median-per-step"
-
-    def fit(self, train: LengthRows, calibration: LengthRows, quantiles: Sequence[float]) -> Self:
-        """Fit the quantiles of each group with at least 5 training rows; `calibration` is not used."""
-        rows, _ = labels_of(train)
-        self._known: list[dict[tuple[int, ...], NDArray[np.float32]]] = []
-        for keys in _groups(rows):
-            found, index, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-            order = np.argsort(index.reshape(-1), kind="stable")
-            parts = np.split(rows.remaining[order], np.cumsum(counts)[:-1])
-            self._known.append(
-                {
-                    tuple(key): np.quantile(part, quantiles).astype(np.float32)
-                    for key, part in zip(found.tolist(), parts, strict=True)
-                    if len(part) >= _LEAST_ROWS or not keys.shape[1]
-                }
-            )
-        return self
-
-    def predict(self, rows: LengthRows) -> NDArray[np.float32]:
-        """Output tokens float32 [n, Q]."""
+    def predict(rows: LengthRows) -> NDArray[np.float32]:
         groups = [list(map(tuple, keys.tolist())) for keys in _groups(rows)]
         return np.stack(
             [
-                next(known[key] for known, key in zip(self._known, keys, strict=True) if key in known)
+                next(of[key] for of, key in zip(known, keys, strict=True) if key in of)
                 for keys in zip(*groups, strict=True)
             ]
         )
 
+    return predict
 
-class LogRidge:
+
+def ridge(train: LengthRows, quantiles: Sequence[float]) -> Predict:
     """Ridge regression of log tokens, with quantiles from its training errors."""
-
-    name = "ridge"
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def fit(self, train: LengthRows, calibration: LengthRows, quantiles: Sequence[float]) -> Self:
-        """Fit on the training rows; `calibration` is not used."""
-        rows, labels = labels_of(train)
-        self._encoding = InputEncoding.fit(rows, labels, int(max(train.model.max(), 0)) + 1)
-        inputs = self._encoding.inputs(rows)
-        self._line = LogLine.fit(inputs, labels)
-        self._errors = np.quantile(labels - self._line(inputs), quantiles).astype(np.float32)
-        return self
-
-    def predict(self, rows: LengthRows) -> NDArray[np.float32]:
-        """Output tokens float32 [n, Q]."""
-        return rising(np.expm1(self._line(self._encoding.inputs(rows))[:, None] + self._errors))
+    labelled, labels = labels_of(train)
+    encoding = InputEncoding.fit(labelled, labels, int(max(train.model.max(), 0)) + 1)
+    line = LogLine.fit(encoding.inputs(labelled), labels)
+    errors = np.quantile(labels - line(encoding.inputs(labelled)), quantiles).astype(np.float32)
+    return lambda rows: rising(np.expm1(line(encoding.inputs(rows))[:, None] + errors))
 
 
-LENGTH_BASELINES: Final[Mapping[str, Callable[[int], LengthEstimator]]] = MappingProxyType(
-    {
-        Constant.name: lambda _: Constant(),
-        InputLength.name: lambda _: InputLength(),
-        MedianPerStep.name: lambda _: MedianPerStep(),
-        LogRidge.name: LogRidge,
-    }
+LENGTH_BASELINES: Final[Mapping[str, Callable[[LengthRows, Sequence[float]], Predict]]] = MappingProxyType(
+    {"constant": constant, "input-length": input_length, "median-per-step": median_per_step, "ridge": ridge}
 )
-"""Factories of the baselines by name; each takes a seed."""
 
 
 def _groups(rows: LengthRows) -> list[NDArray[np.int32]]:

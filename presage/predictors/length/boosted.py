@@ -1,10 +1,9 @@
 """Gradient-boosted length estimator: LightGBM trains location and scale, compiled code walks the trees.
 
-The first ensemble predicts the location: the median of log tokens, by least absolute error. The second predicts the log
-of the absolute error, trained on out-of-fold errors of the first. Every quantile is then location + shift · scale, and
-conformal calibration sets the shift. So an upper quantile is learnt from every row, not only from the few beyond it.
-(Averaging with a least-squares location gained .0015 of tau distance on real traces and doubled the cost of training
-and inference: left out.)
+One ensemble predicts the location, the median of log tokens; a second one the log of its absolute out-of-fold error.
+Every quantile is location + shift · scale with a shift from conformal calibration: so an upper quantile is learnt from
+every row, not only from the few beyond it. (Averaging with a least-squares location gained .0015 of tau distance on
+real traces and doubled the cost: left out.)
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.predictors.common.artefact import nested, under
 from presage.predictors.common.threads import lightgbm_threads, side_by_side
 from presage.predictors.length.log_estimator import Bands, Fold, LogEstimator, Whole
 from presage.predictors.length.trees import FlatTrees, Tree, flatten, sum_of_leaves
@@ -73,7 +73,7 @@ class Ensemble:
 
     @classmethod
     def of(cls, booster: Any) -> Self:
-        """Convert a LightGBM booster that has no categorical or missing inputs."""
+        """Convert a LightGBM booster without categorical or missing inputs."""
         trees, values = [], []
         for text in booster.model_to_string().split("\nTree=")[1:]:
             found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
@@ -110,25 +110,16 @@ class Ensemble:
         t = self.trees
         return sum_of_leaves(inputs, t.feature, t.threshold, t.child, t.roots, self.value)
 
-    def to_tensors(self, prefix: str) -> dict[str, NDArray[Any]]:
+    def to_tensors(self) -> dict[str, NDArray[Any]]:
         """Tensors of the artefact."""
-        tensors = {**self.trees.to_tensors(), "value": self.value}
-        return {f"{prefix}/{name}": array for name, array in tensors.items()}
+        return {**self.trees.to_tensors(), "value": self.value}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]], prefix: str, inputs: int) -> Self:
-        """Inverse of `to_tensors`.
-
-        Raises:
-            KeyError, ValueError: a tensor is missing, or a walk would leave the arrays.
-        """
-        own = {n.removeprefix(f"{prefix}/"): a for n, a in tensors.items() if n.startswith(f"{prefix}/")}
-        ensemble = cls(FlatTrees.from_tensors(own), own["value"])
+    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]], inputs: int) -> Self:
+        """Inverse of `to_tensors`; raises KeyError or ValueError if a tensor is missing, or a walk would leave it."""
+        ensemble = cls(FlatTrees.from_tensors(tensors), tensors["value"])
         ensemble.trees.check(inputs, len(ensemble.value))
         return ensemble
-
-
-_PARTS: Final = ("middle", "doubt")
 
 
 class BoostedLengths(LogEstimator):
@@ -138,7 +129,8 @@ class BoostedLengths(LogEstimator):
 
     def _learn(self, folds: Sequence[Fold], whole: Whole) -> list[Bands]:
         *locations, location_of_all = side_by_side(
-            lambda of: self._fit_location(*of), [*((fold.inputs, fold.above) for fold in folds), whole]
+            lambda of: Ensemble.fit(*of, "l1", ROUNDS, self.seed),
+            [*((fold.inputs, fold.above) for fold in folds), whole],
         )
         predicted = [
             np.stack([location(of) for of in fold.shown]) for location, fold in zip(locations, folds, strict=True)
@@ -148,7 +140,7 @@ class BoostedLengths(LogEstimator):
             above = np.take_along_axis(fold.left - location, fold.drawn[None], axis=0)[0]
             error[fold.inside] = np.log(np.abs(above) + _LEAST_SCALE)
         *scales, scale_of_all = side_by_side(
-            lambda of: self._fit_scale(*of),
+            lambda of: Ensemble.fit(of[0], of[1], "l2", DOUBT_ROUNDS, self.seed, **_SCALE_SETTINGS),
             [*((fold.inputs, error[fold.learning]) for fold in folds), (whole.inputs, error)],
         )
         self._parts = {"middle": location_of_all, "doubt": scale_of_all}
@@ -157,23 +149,15 @@ class BoostedLengths(LogEstimator):
             for location, scale, fold in zip(predicted, scales, folds, strict=True)
         ]
 
-    def _fit_location(self, inputs: NDArray[np.float32], above: NDArray[np.float64]) -> Ensemble:
-        return Ensemble.fit(inputs, above, "l1", ROUNDS, self.seed)
-
-    def _fit_scale(self, inputs: NDArray[np.float32], error: NDArray[np.float64]) -> Ensemble:
-        return Ensemble.fit(inputs, error, "l2", DOUBT_ROUNDS, self.seed, **_SCALE_SETTINGS)
-
-    def _residual_bands(self, inputs: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _residual_bands(self, inputs: NDArray[np.float32]) -> Bands:
         return self._quantiles_of(self._parts["middle"](inputs), self._parts["doubt"](inputs))
 
-    def _quantiles_of(
-        self, location: NDArray[np.float64], log_scale: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _quantiles_of(self, location: NDArray[np.float64], log_scale: NDArray[np.float64]) -> Bands:
         repeated = np.repeat(location.astype(np.float32)[..., None], len(self.quantiles), axis=-1)
         return repeated, np.exp(log_scale).astype(np.float32)
 
     def _own_tensors(self) -> dict[str, NDArray[Any]]:
-        return {k: a for part, ensemble in self._parts.items() for k, a in ensemble.to_tensors(part).items()}
+        return nested({part: ensemble.to_tensors() for part, ensemble in self._parts.items()})
 
     def _hold(self, tensors: Mapping[str, NDArray[Any]], inputs: int) -> None:
-        self._parts = {part: Ensemble.from_tensors(tensors, part, inputs) for part in _PARTS}
+        self._parts = {part: Ensemble.from_tensors(under(tensors, f"{part}/"), inputs) for part in ("middle", "doubt")}

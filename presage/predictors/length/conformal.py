@@ -1,46 +1,37 @@
 """Conformal calibration of quantiles by workflow type.
 
 The score of a row is its residual in units of the predicted scale, on log tokens: (y − location) / scale. The shift of
-quantile q is the ⌈(n + 1) q⌉-th smallest score of n calibration rows. An exchangeable row that the model was not
-trained on is then covered with probability q or slightly more (Romano, Patterson & Candès, "Conformalized quantile
-regression", NeurIPS 2019, one-sided).
+quantile q is the ⌈(n + 1) q⌉-th smallest score of n calibration rows (Romano, Patterson & Candès, "Conformalized
+quantile regression", NeurIPS 2019, one-sided).
 
-No coverage guarantee holds here, for two reasons. First, most scores come from models of other folds, while a model of
-all folds serves. This lies between split conformal and CV+ (Barber, Candès, Ramdas & Tibshirani, "Predictive inference
-with the jackknife+", Annals of Statistics 2021), which keeps every fold's model and guarantees slightly less than q.
-The final model errs less than the fold models, so quantiles tend to over-cover slightly. Second, rows of one workflow
-are correlated, so the effective sample is smaller. (The rank ⌈n q (K + 1) / K⌉ over K tasks made the upper quantiles
-too wide on real traces: left out.)
+No coverage guarantee holds: most scores come from models of other folds, which err more than the final model (between
+split conformal and CV+: Barber et al., "Predictive inference with the jackknife+", Annals of Statistics 2021), and rows
+of one workflow are correlated. Quantiles tend to over-cover slightly. (The rank ⌈n q (K + 1) / K⌉ over K tasks made the
+upper quantiles too wide on real traces: left out.)
 
-The shift of a workflow type comes from its own rows only as far as they support it. The rows come from few tasks, and a
-purely own shift overfits to them. So candidates between the shift of all types and the type's own are tried in order,
-and the first that covers the type's rows as often as it should, within two standard errors over its tasks, is used.
-(For types of 28 workflows drawn at random from one type, own shifts raised the pinball loss at .9 to as much as 1.6
-times that of counting.)
+- A type's own shift overfits to its few tasks. (On types of 28 workflows it raised the pinball loss at .9 to as much as
+  1.6 times that of counting.) So of the candidates between the shift of all types and the own one, the first is used
+  that covers the type's rows as it should, within two standard errors over its tasks.
+- If fewer than ROWS_BEYOND rows can lie beyond a quantile, the larger of the own shift and that of all types is used.
+- One long workflow can move a .99 quantile alone. So an upper shift is scaled down to the smallest share that still
+  covers the rows as it should, within one standard error over tasks. Negative shifts are used in full.
+- A workflow type below the floor is marked as not calibrated. Its upper shifts are the largest of its own, of those of
+  all types together, and of those of every type that reaches the floor. An unknown type gets the largest score.
 
-With 200 rows, a type's own 99th percentile is its second largest score and is too noisy. If fewer than ROWS_BEYOND rows
-can lie beyond a quantile, the larger of the type's own shift and the shift of all types is used, which over-covers
-slightly.
-
-One long workflow can move a .99 quantile alone, and the final model errs less than the fold models. So an upper shift
-is scaled down to the smallest share that still covers the rows as often as it should, within one standard error over
-tasks. Negative shifts, of quantiles that are too wide, are used in full.
-
-A workflow type below the floor is marked as not calibrated. Its upper shifts are the largest of its own (scaled as
-above), the shift of all types, and the shifts of all types that reach the floor. An unknown type gets the largest
-score. Both are conservative, without a guarantee. MAPIE has the same arithmetic for scikit-learn estimators, but has
-neither groups with a floor nor one-sided bounds with a scale.
+MAPIE has neither groups with a floor nor one-sided bounds with a scale.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from presage.predictors.common.artefact import Tensors
 
 ROWS_BEYOND: Final = 10
 """Expected rows of a workflow type beyond an upper quantile, below which its own shift may only widen it."""
@@ -53,7 +44,7 @@ UNKNOWN: Final = 2.0
 
 
 @dataclass(frozen=True, eq=False)
-class Conformal:
+class Conformal(Tensors):
     """Shifts of Q quantiles for T workflow types under each of L input profiles.
 
     Attributes:
@@ -104,15 +95,6 @@ class Conformal:
         """Calibrated quantiles of log tokens, float32 [n, Q], from locations [n, Q] and scales [n]."""
         return np.asarray(location + scale[:, None] * self.shifts[profile, workflow_type], np.float32)
 
-    def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """Tensors of the artefact."""
-        return {f"conformal/{name}": array for name, array in vars(self).items()}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> Self:
-        """Inverse of `to_tensors`."""
-        return cls(*(tensors[f"conformal/{name}"] for name in ("shifts", "rows", "calibrated")))
-
 
 def _smallest_shares(
     scores: NDArray[np.float64],
@@ -120,14 +102,7 @@ def _smallest_shares(
     task: NDArray[np.int64],
     quantiles: Sequence[float],
 ) -> NDArray[np.float64]:
-    """The smallest share of each shift that keeps the coverage, float64 [Q]; 1 for quantiles up to .5.
-
-    Args:
-        scores: float64 [n, Q].
-        shifts: of each row's type, float64 [n, Q].
-        task: int64 [n], numbered from 0.
-        quantiles: Q.
-    """
+    """The smallest share of each row's shifts [n, Q] that keeps the coverage, float64 [Q]; 1 for quantiles up to .5."""
     levels, shares = np.array(quantiles), np.ones(len(quantiles))
     for share in reversed(_SHARES):
         covered, error = _coverage(scores, np.where(shifts > 0, share, 1.0) * shifts, task)

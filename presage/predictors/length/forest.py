@@ -1,13 +1,12 @@
 """The quantile random forest of Chimera §3.4 as flat arrays.
 
 A prediction is a quantile of all labels in the leaves that a row falls into, with multiplicity and linear
-interpolation, as quantile-forest computes it with `max_samples_leaf=None`; a test compares the two. quantile-forest
-grows the trees. Compiled code finds the leaves of a row, and a counting sort orders their labels.
+interpolation, as quantile-forest computes it with `max_samples_leaf=None`. quantile-forest grows the trees. Compiled
+code finds the leaves of a row, and a counting sort orders their labels.
 
-Unlike in the paper, each third of the trees is trained on two thirds of the tasks. So for every row some trees have
-seen nothing of its task, and their predictions calibrate the whole forest at no further cost (Gupta, Kuchibhotla &
-Ramdas, "Nested conformal prediction and quantile out-of-bag ensemble methods", Pattern Recognition 2022, where bags
-draw rows).
+Unlike in the paper, each third of the trees is trained on two thirds of the tasks: the predictions of the others for a
+task calibrate the whole forest at no further cost (Gupta, Kuchibhotla & Ramdas, "Nested conformal prediction and
+quantile out-of-bag ensemble methods", Pattern Recognition 2022, where bags draw rows).
 
 A leaf stores the ranks of its labels among all distinct labels: two bytes an entry, four beyond 65,536 labels.
 """
@@ -22,6 +21,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from presage.predictors.common.artefact import nested, under
 from presage.predictors.common.threads import side_by_side
 from presage.predictors.length.log_estimator import Bands, Fold, LogEstimator, Whole
 from presage.predictors.length.trees import FlatTrees, Tree, find_leaves, flatten
@@ -42,7 +42,6 @@ class FlatForest:
     """Trees and the labels in their leaves.
 
     Attributes:
-        trees: all trees.
         starts: int32 [leaves + 1], leaf l has the entries starts[l]:starts[l + 1].
         entries: uint16 or uint32, ranks of labels.
         values: float32 [ranks], distinct labels, rising.
@@ -75,7 +74,7 @@ class FlatForest:
 
     @classmethod
     def joined(cls, forests: Sequence[Self]) -> Self:
-        """Join forests into one that has all their trees."""
+        """One forest of all their trees."""
         trees = FlatTrees.joined([forest.trees for forest in forests])
         values = np.unique(np.concatenate([forest.values for forest in forests]))
         narrow: Any = np.uint16 if len(values) <= 2**16 else np.uint32
@@ -97,11 +96,7 @@ class FlatForest:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, NDArray[Any]], inputs: int) -> Self:
-        """Inverse of `to_tensors`.
-
-        Raises:
-            KeyError, ValueError: a tensor is missing, or a walk would leave the arrays.
-        """
+        """Inverse of `to_tensors`; raises KeyError or ValueError if a tensor is missing, or a walk would leave it."""
         forest = cls(FlatTrees.from_tensors(tensors), *(tensors[name] for name in ("starts", "entries", "values")))
         forest.trees.check(inputs, len(forest.starts) - 1)
         sound = (
@@ -128,18 +123,17 @@ class ForestLengths(LogEstimator):
             for forest, fold in zip(forests, folds, strict=True)
         ]
 
-    def _residual_bands(self, inputs: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _residual_bands(self, inputs: NDArray[np.float32]) -> Bands:
         return _bands(self._forest.quantiles(inputs, self.quantiles))
 
     def _own_tensors(self) -> dict[str, NDArray[Any]]:
-        return {f"forest/{name}": array for name, array in self._forest.to_tensors().items()}
+        return nested({"forest": self._forest.to_tensors()})
 
     def _hold(self, tensors: Mapping[str, NDArray[Any]], inputs: int) -> None:
-        own = {name.removeprefix("forest/"): a for name, a in tensors.items() if name.startswith("forest/")}
-        self._forest = FlatForest.from_tensors(own, inputs)
+        self._forest = FlatForest.from_tensors(under(tensors, "forest/"), inputs)
 
 
-def _bands(found: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _bands(found: NDArray[Any]) -> Bands:
     """Quantiles float32 [..., Q] as locations, and a scale of 1: the leaves already carry the spread."""
     return found, np.ones(found.shape[:-1], np.float32)
 

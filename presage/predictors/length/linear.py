@@ -1,21 +1,19 @@
 """Encoded input rows without missing values, and a ridge on log tokens.
 
 A category (workflow type with agent; model) is encoded as the mean log(1 + tokens) of its training rows, shrunk towards
-its parent group by `PRIOR_ROWS` rows. An unseen category gets the mean of its parent group. The means include the row's
-own label. Out-of-fold means would differ between folds, inversely to the labels of the fold; trees could then infer the
-fold and with it the level of its tasks, which biases every forecast when serving (`log_estimator.py`).
+its parent group by `PRIOR_ROWS` rows. The means include the row's own label: out-of-fold means would differ between
+folds, inversely to the labels of the fold, and trees would infer the fold from them (`log_estimator.py`).
 
-Lengths are often multiplicative (by model, by prompt size), so a linear model of their logarithm fits, and it
-interpolates and extrapolates over prompts that trees cannot separate. On a synthetic process a forest improves by
-training on its residuals. So the ridge prediction is always an input of the trees, and a quick trial on held-out tasks
-decides whether they train on its residuals. On its own the ridge is a baseline.
+Lengths are often multiplicative (by model, by prompt size), so a linear model of their logarithm fits, also where trees
+cannot separate prompts. Its prediction is an input of the trees; a quick trial on held-out tasks decides whether they
+train on its residuals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 from numba import njit
@@ -24,6 +22,7 @@ from numpy.typing import NDArray
 from presage.datasets.tasks import task_folds
 from presage.features.history import PROGRESS
 from presage.features.lengths import PROMPT, LengthRows
+from presage.predictors.common.artefact import Tensors
 from presage.predictors.common.threads import lightgbm_threads
 
 MISSING: Final = np.float32(-2.0)
@@ -33,8 +32,8 @@ CATEGORIES: Final = 6
 
 
 @dataclass(frozen=True, eq=False)
-class InputEncoding:
-    """Fitted target means of T workflow types, V agents and M models.
+class InputEncoding(Tensors):
+    """Target means of T workflow types, V agents and M models.
 
     Attributes:
         agents: float32 [T + 1, V + 1], of each agent in each workflow type.
@@ -77,7 +76,10 @@ class InputEncoding:
 
     def inputs(self, rows: LengthRows) -> NDArray[np.float32]:
         """Encoded categories and numbers, float32 [n, CATEGORIES + F], finite."""
-        return _joined(self.categories(rows.workflow_type, rows.agent, rows.model), rows.numbers)
+        categories = self.categories(rows.workflow_type, rows.agent, rows.model)
+        joined = np.concatenate([categories, rows.numbers], axis=1, dtype=np.float32)
+        joined[np.isnan(joined)] = MISSING
+        return joined
 
     def one(self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]) -> NDArray[np.float32]:
         """The same for a single row, float32 [CATEGORIES + F]."""
@@ -95,27 +97,12 @@ class InputEncoding:
         out[np.isnan(out)] = MISSING
         return out
 
-    def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """Tensors of the artefact."""
-        return {"means/agents": self.agents, "means/types": self.types, "means/models": self.models}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> InputEncoding:
-        """Inverse of `to_tensors`."""
-        return cls(tensors["means/agents"], tensors["means/types"], tensors["means/models"])
-
 
 def _means(index: NDArray[np.int32], labels: NDArray[np.float64], prior: NDArray[np.float64]) -> NDArray[np.float64]:
     """Mean of each category, shrunk towards `prior` with the weight of PRIOR_ROWS rows; float64, shape of `prior`."""
     counts = np.bincount(index, minlength=len(prior))
     sums = np.bincount(index, weights=labels, minlength=len(prior))
     return np.asarray((sums + PRIOR_ROWS * prior) / (counts + PRIOR_ROWS))
-
-
-def _joined(categories: NDArray[np.float32], numbers: NDArray[np.float32]) -> NDArray[np.float32]:
-    joined = np.concatenate([categories, numbers], axis=1, dtype=np.float32)
-    joined[np.isnan(joined)] = MISSING
-    return joined
 
 
 _INDICES: Final = 3
@@ -140,11 +127,10 @@ _TRIAL: Final = {
 
 
 @dataclass(frozen=True, eq=False)
-class LogLine:
-    """Linear model of log(1 + tokens).
+class LogLine(Tensors):
+    """Linear model of log(1 + tokens) on inputs with counts as log(1 + x).
 
     Attributes:
-        weights: float32 [D], for inputs with counts as log(1 + x).
         usual: float32 [D], mean of each transformed input; replaces missing numbers.
         bounds: float32 [3], the intercept, and the least and the greatest prediction.
     """
@@ -172,21 +158,10 @@ class LogLine:
         """Predicted log(1 + tokens), float32 [n]; a row's prediction does not depend on the rows beside it."""
         return _predict(inputs, self.weights, self.usual, self.bounds)
 
-    def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """Tensors of the artefact."""
-        return {"line/weights": self.weights, "line/usual": self.usual, "line/bounds": self.bounds}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> Self:
-        """Inverse of `to_tensors`.
-
-        Raises:
-            KeyError, ValueError: a tensor is missing or has another shape; compiled code does not check shapes.
-        """
-        line = cls(tensors["line/weights"], tensors["line/usual"], tensors["line/bounds"])
-        if line.weights.ndim != 1 or line.usual.shape != line.weights.shape or line.bounds.shape != (3,):
+    def check(self) -> None:
+        """Raise ValueError unless the shapes match; compiled code does not check them."""
+        if self.weights.ndim != 1 or self.usual.shape != self.weights.shape or self.bounds.shape != (3,):
             raise ValueError("shapes of line weights, means and bounds are not [D], [D] and [3]")
-        return line
 
 
 def line_helps(inputs: NDArray[np.float32], labels: NDArray[np.float64], rows: LengthRows, seed: int) -> bool:
@@ -206,16 +181,9 @@ def trials(
     judged: NDArray[np.bool_],
     seed: int,
 ) -> list[NDArray[np.float64]]:
-    """Pinball losses of a few boosted trees on the rows `judged`, trained on the rows `learning`.
+    """Pinball losses of a few boosted trees on the rows `judged`, float64 [m] each, trained on the rows `learning`.
 
-    Args:
-        inputs: float32 [n, D].
-        targets: labels float64 [n] and quantile of each trial.
-        learning, judged: bool [n].
-        seed: of the row sample and of the trees.
-
-    Returns:
-        Losses of each trial, float64 [m].
+    Each target is labels, float64 [n], and a quantile.
     """
     import lightgbm
 

@@ -1,15 +1,12 @@
 """Shared by the forest, the boosted trees and the ridge: inputs, an optional ridge start, and conformal calibration.
 
-Every estimator reads the ridge prediction as one more input. If a trial shows a benefit, it is trained on the residuals
-of the ridge instead of log(1 + tokens). For each row it predicts quantile locations and a scale; conformal calibration
-corrects them with out-of-fold forecasts of training rows and with a separate calibration set.
+Every estimator reads the ridge prediction as one more input; if a trial shows a benefit, it is trained on the residuals
+of the ridge instead of log(1 + tokens). It predicts quantile locations and a scale of each row, and conformal
+calibration corrects them with out-of-fold forecasts of training rows and with a separate calibration set.
 
-An out-of-fold model is out of fold from end to end: its category means and its ridge are fitted without the fold too,
-and are the same for all its training rows. (Means and ridge predictions computed out of fold row by row leaked the fold
-to the trees: coverage on the folds was right, but on new tasks it ranged from .26 to .79 at the median.)
-
-Training rows get the input profiles that serving will have: each training row has one profile, drawn at random, and
-every profile is calibrated on all rows.
+An out-of-fold model is out of fold from end to end: its category means and its ridge are fitted without the fold too.
+(Computed out of fold row by row, they leaked the fold to the trees: coverage on new tasks ranged from .26 to .79 at the
+median.) Each training row has one input profile, drawn at random; every profile is calibrated on all rows.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,30 +24,13 @@ from presage.datasets.tasks import parts, task_folds
 from presage.errors import TraceError
 from presage.features.input_profiles import Sources
 from presage.features.lengths import LEARNT_PROFILES, LengthRows, join_rows, profiles_of
+from presage.predictors.common.artefact import nested, under
 from presage.predictors.length.conformal import Conformal
 from presage.predictors.length.linear import CATEGORIES, InputEncoding, LogLine, line_helps, with_line
 
 
-class LengthEstimator(Protocol):
-    """Predicts quantiles of remaining output tokens from rows alone."""
-
-    name: str
-
-    def fit(self, train: LengthRows, calibration: LengthRows, quantiles: Sequence[float]) -> Self:
-        """Fit on `train`; calibrate on `calibration` (other tasks). Quantiles are ascending, in (0, 1)."""
-        ...
-
-    def predict(self, rows: LengthRows) -> NDArray[np.float32]:
-        """Output tokens float32 [n, Q], not decreasing along Q, 0 or more."""
-        ...
-
-
 def labels_of(rows: LengthRows) -> tuple[LengthRows, NDArray[np.float64]]:
-    """The labelled rows, and log(1 + tokens), float64 [m]. Lower bounds of censored workflows are not labels.
-
-    Raises:
-        TraceError: no row has a label.
-    """
+    """The labelled rows, not those with lower bounds, and log(1 + tokens), float64 [m]; raises TraceError for none."""
     labelled = rows.take(rows.labelled)
     if not len(labelled):
         raise TraceError(
@@ -83,7 +63,7 @@ Bands = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 class Whole(NamedTuple):
-    """Training data of the final model: inputs float32 [n, D + 1], one profile a row, and targets float64 [n]."""
+    """Training data of the final model: inputs float32 [n, D + 1], each row under one profile; targets float64 [n]."""
 
     inputs: NDArray[np.float32]
     above: NDArray[np.float64]
@@ -91,11 +71,11 @@ class Whole(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """One fold of tasks, and the other rows to train on; category means and ridge are fitted on the latter.
+    """One fold of tasks, and the other rows to train on, on which category means and ridge are fitted.
 
     Attributes:
-        inside, learning: int64 [k] and [m], row indices of the fold and of its training rows.
-        inputs, above: training inputs and targets of the rows `learning`, as in `Whole`.
+        inside, learning: int64 [k] and [m], rows of the fold and its training rows.
+        inputs, above: of the rows `learning`, as in `Whole`.
         shown: inputs of the rows `inside` under each profile, float32 [L, k, D + 1].
         left: their targets, float64 [L, k].
         drawn: int64 [k], the profile under which other folds train on each of them.
@@ -111,15 +91,9 @@ class Fold:
 
 
 class EncodedRows:
-    """Training rows encoded once for several estimators.
+    """Training rows of one target, encoded once for several estimators; raises TraceError if no row has a label.
 
-    Args:
-        train: rows of one target.
-        observed: restricts rows to some sources.
-        seed: of the profiles, the folds and the ridge trial.
-
-    Raises:
-        TraceError: no row has a label.
+    The seed is that of the profiles, the folds and the ridge trial.
     """
 
     def __init__(self, train: LengthRows, observed: Observe, seed: int) -> None:
@@ -134,7 +108,7 @@ class EncodedRows:
 
     @cached_property
     def line_helps(self) -> bool:
-        """Whether training on the ridge's residuals helps, by a trial."""
+        """Whether a trial shows a benefit of training on the ridge's residuals."""
         return line_helps(self._inputs, self.labels, self.rows, self.seed)
 
     def whole(self, start: np.float32) -> Whole:
@@ -143,36 +117,31 @@ class EncodedRows:
         return Whole(with_line(self._inputs, line), self.labels - start * line)
 
     def folds(self, start: np.float32) -> list[Fold]:
-        """The folds of tasks; targets are residuals of the ridge if `start` is 1, labels if it is 0."""
-        return [
-            replace(fold, above=fold.above - start * line, left=fold.left - start * lines)
-            for fold, line, lines in self._folds
+        """The folds of tasks, with targets as of `whole`."""
+        return [  # the last input is the ridge's prediction
+            replace(fold, above=fold.above - start * fold.inputs[:, -1], left=fold.left - start * fold.shown[..., -1])
+            for fold in self._folds
         ]
 
     @cached_property
-    def _folds(self) -> list[tuple[Fold, NDArray[np.float32], NDArray[np.float32]]]:
-        """Each fold with labels as targets, and the ridge's predictions for the rows `learning` and `inside`."""
+    def _folds(self) -> list[Fold]:
         return [self._fold(*of) for of in parts(task_folds(self.rows.task, self.seed, ERROR_FOLDS))]
 
-    def _fold(
-        self, inside: NDArray[np.int64], learning: NDArray[np.int64]
-    ) -> tuple[Fold, NDArray[np.float32], NDArray[np.float32]]:
+    def _fold(self, inside: NDArray[np.int64], learning: NDArray[np.int64]) -> Fold:
+        """A fold with labels as targets."""
         encoding = InputEncoding.fit(self._profiles[-1].take(learning), self.labels[learning], self._models)
         inputs = _sampled_inputs(encoding, self._profiles, self._drawn, learning)
         line = LogLine.fit(inputs, self.labels[learning])
         shown = np.stack([encoding.inputs(of.take(inside)) for of in self._profiles])
-        predicted, lines = line(inputs), np.stack([line(of) for of in shown])
-        labels = np.broadcast_to(self.labels[inside], lines.shape)
-        fold = Fold(
+        return Fold(
             inside,
             learning,
-            with_line(inputs, predicted),
+            with_line(inputs, line(inputs)),
             self.labels[learning],
-            with_line(shown, lines),
-            labels,
+            with_line(shown, np.stack([line(of) for of in shown])),
+            np.broadcast_to(self.labels[inside], shown.shape[:2]),
             self._drawn[inside],
         )
-        return fold, predicted, lines
 
 
 class LogEstimator(ABC):
@@ -207,12 +176,10 @@ class LogEstimator(ABC):
     ) -> Self:
         """Fit on `train`; calibrate on its out-of-fold forecasts and on `calibration`, which may be empty.
 
-        Each training row has one profile of `LEARNT_PROFILES`, drawn at random; each profile is calibrated on all rows.
-
         Args:
-            train, calibration: rows of one target; rows without a label or with a lower bound only are ignored.
+            train, calibration: rows of one target; those without a label or with a lower bound only are ignored.
             quantiles: Q, ascending.
-            observed: restricts rows to some sources: `LengthEncoder.observed`.
+            observed: `LengthEncoder.observed`.
             encoded: from `train`, `observed` and the seed, if several estimators share it.
             again: refit, keeping the earlier decision whether to fit residuals of the ridge.
 
@@ -222,7 +189,9 @@ class LogEstimator(ABC):
         self.quantiles, self._train, self._observed = tuple(quantiles), train, observed
         of = encoded or EncodedRows(train, observed, self.seed)
         rows = of.rows
-        self._set_evidence(_evidence(rows))
+        evidence = np.zeros(of.encoding.agents.shape, np.int32)
+        np.add.at(evidence, (rows.workflow_type, rows.agent), 1)
+        self._set_evidence(evidence)
         self._encoding, self._line = of.encoding, of.line
         if not again:
             self._start = np.float32(self.starts or of.line_helps)
@@ -253,7 +222,7 @@ class LogEstimator(ABC):
     def learn_again(self, calibration: LengthRows) -> None:
         """Refit on training and calibration rows together; all of them calibrate, out of fold.
 
-        Refitting the trees alone, with the old means, ridge and calibration, did worse at every quantile.
+        (Refitting the trees alone was worse at every quantile.)
         """
         nothing = calibration.take(np.zeros(0, np.int64))
         self.fit(join_rows(self._train, calibration), nothing, self.quantiles, self._observed, again=True)
@@ -299,9 +268,13 @@ class LogEstimator(ABC):
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """Tensors of the artefact."""
         return {
-            **self._encoding.to_tensors(),
-            **self._line.to_tensors(),
-            **self.conformal.to_tensors(),
+            **nested(
+                {
+                    "means": self._encoding.to_tensors(),
+                    "line": self._line.to_tensors(),
+                    "conformal": self.conformal.to_tensors(),
+                }
+            ),
             "evidence": self.evidence,
             "line/start": np.array(self._start),
             **self._own_tensors(),
@@ -311,16 +284,13 @@ class LogEstimator(ABC):
     def from_tensors(
         cls, tensors: Mapping[str, NDArray[Any]], quantiles: Sequence[float], min_evidence: int = MIN_EVIDENCE
     ) -> Self:
-        """Inverse of `to_tensors`.
-
-        Raises:
-            KeyError, ValueError: the tensors do not belong to such an estimator.
-        """
+        """Inverse of `to_tensors`; raises KeyError or ValueError if the tensors are not those of such an estimator."""
         estimator = cls(min_evidence=min_evidence)
         estimator.quantiles = tuple(quantiles)
-        estimator._encoding = InputEncoding.from_tensors(tensors)
-        estimator._line = LogLine.from_tensors(tensors)
-        estimator.conformal = Conformal.from_tensors(tensors)
+        estimator._encoding = InputEncoding.from_tensors(under(tensors, "means/"))
+        estimator._line = LogLine.from_tensors(under(tensors, "line/"))
+        estimator._line.check()
+        estimator.conformal = Conformal.from_tensors(under(tensors, "conformal/"))
         estimator._set_evidence(tensors["evidence"])
         if estimator.evidence.shape != estimator._encoding.agents.shape:
             raise ValueError("the evidence does not match the workflow types and agents")
@@ -333,11 +303,7 @@ class LogEstimator(ABC):
 
     @abstractmethod
     def _learn(self, folds: Sequence[Fold], whole: Whole) -> list[Bands]:
-        """Fit on all rows and on the training rows of each fold.
-
-        Returns:
-            For each fold, its model's bands of the rows `inside` under each profile.
-        """
+        """Fit on all rows and on the training rows of each fold; return each fold model's bands of the rows `shown`."""
 
     @abstractmethod
     def _residual_bands(self, inputs: NDArray[np.float32]) -> Bands:
@@ -370,28 +336,20 @@ def _scores(labels: NDArray[np.float64], location: NDArray[Any], scale: NDArray[
     return np.asarray((labels[..., None] - location) / scale[..., None], np.float64)
 
 
-def _evidence(rows: LengthRows) -> NDArray[np.int32]:
-    """Rows of each agent in each workflow type, int32 [T + 1, V + 1]."""
-    shape = len(rows.vocabulary.workflow_types) + 1, len(rows.vocabulary.agents) + 1
-    cell = np.ravel_multi_index((rows.workflow_type, rows.agent), shape)
-    return np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape).astype(np.int32)
-
-
 class RidgeLengths(LogEstimator):
-    """The calibrated ridge alone, with the same scale everywhere. On few traces trees only add noise to it."""
+    """The calibrated ridge alone, with a scale of 1. On few traces trees only add noise to it."""
 
     name = "ridge"
     starts = True
 
     def _learn(self, folds: Sequence[Fold], whole: Whole) -> list[Bands]:
-        return [self._zero_bands(fold.left) for fold in folds]
+        return [self._bands_of(fold.left.shape) for fold in folds]
 
     def _residual_bands(self, inputs: NDArray[np.float32]) -> Bands:
-        return self._zero_bands(inputs[:, 0])
+        return self._bands_of(inputs.shape[:-1])
 
-    def _zero_bands(self, like: NDArray[Any]) -> Bands:
-        """Zero residuals and a scale of 1."""
-        return np.zeros((*like.shape, len(self.quantiles)), np.float32), np.ones(like.shape, np.float32)
+    def _bands_of(self, shape: tuple[int, ...]) -> Bands:
+        return np.zeros((*shape, len(self.quantiles)), np.float32), np.ones(shape, np.float32)
 
     def _own_tensors(self) -> dict[str, NDArray[Any]]:
         return {}

@@ -1,12 +1,8 @@
 """The remaining-length predictor: quantiles of the output tokens that a workflow still has to produce.
 
 Ni et al., "Chimera", §3.4: the median ranks requests, shortest total job first. Here the quantiles are calibrated, and
-boosted trees and a ridge are alternatives to the paper's forest; `auto` selects the estimator with the smallest loss
-over all quantiles on the calibration part, under the input profiles of an engine and of a gateway. With the target
-"step" the same predictor forecasts the output length of the current step.
-
-If an agent is rare in a workflow type, the forecast is marked `back-off`. If the agent or the type is rare altogether,
-its upper quantiles are the widest.
+boosted trees and a ridge are alternatives to the paper's forest. With the target "step" the same predictor forecasts
+the output length of the current step.
 """
 
 from __future__ import annotations
@@ -23,8 +19,15 @@ from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError, TraceError
 from presage.features.input_profiles import TEXT, TOKENS, Sources
-from presage.features.lengths import LEARNT_PROFILES, LengthEncoder, LengthRows, Target, count_of
-from presage.predictors.common.artefact import read_artefact, rebuilding, under, write_artefact
+from presage.features.lengths import (
+    LEARNT_PROFILES,
+    LengthEncoder,
+    LengthRows,
+    LengthWorkflow,
+    Target,
+    count_of,
+)
+from presage.predictors.common.artefact import nested, read_artefact, rebuilding, under, write_artefact
 from presage.predictors.common.forecast import Source
 from presage.predictors.common.steps import check_steps
 from presage.predictors.length.boosted import BoostedLengths
@@ -53,7 +56,8 @@ class RemainingLengthConfig:
     """Settings of a length predictor.
 
     Attributes:
-        estimator: "forest", "boosted", "ridge", or "auto": the one with the smallest loss on the calibration part.
+        estimator: "auto" is the one with the smallest loss over all quantiles on the calibration part, under the input
+            profiles of an engine and of a gateway.
         quantiles: ascending, between 0 and 1; the first at or above .5 ranks requests.
         floor: calibration rows that a workflow type needs for its own quantiles.
         min_evidence: with fewer training rows of an agent in a workflow type the forecast is marked `back-off`.
@@ -91,14 +95,13 @@ class RemainingLengthConfig:
 
 @dataclass(frozen=True)
 class LengthForecast:
-    """Forecast of the output tokens that a workflow has left.
+    """Forecast of the output tokens that a workflow has left, by quantile.
 
     Attributes:
-        quantiles: tokens by quantile.
         source: `champion`, or `back-off` if this agent is rare in this workflow type.
         evidence: training steps of this agent in this workflow type.
-        calibrated: whether the workflow type has enough calibration rows of its own; if not, the upper quantiles are
-            those of all workflow types or wider, without a coverage guarantee.
+        calibrated: whether the workflow type has enough calibration rows; if not, the upper quantiles are those of all
+            workflow types or wider.
         calibration: calibration rows of this workflow type.
     """
 
@@ -122,10 +125,10 @@ class LengthForecast:
 class RemainingLengthPredictor:
     """Forecasts remaining output tokens; create one with `fit` or `load`."""
 
-    name = "presage"
-
     target: Target
     encoder: LengthEncoder
+    estimator: LogEstimator
+    """The fitted one; with `auto`, the selected one."""
     trained_on: NDArray[np.uint64]
     losses: dict[str, list[float]]
     """Mean pinball loss in tokens on the calibration part: one a quantile, by estimator; empty after `load`."""
@@ -149,11 +152,6 @@ class RemainingLengthPredictor:
         """Index of the quantile that ranks requests: the first at or above .5."""
         return next((place for place, q in enumerate(self.quantiles) if q >= 0.5), len(self.quantiles) - 1)
 
-    @property
-    def estimator(self) -> LogEstimator:
-        """The fitted estimator; with `auto`, the selected one."""
-        return self._estimator
-
     def fit(
         self,
         train: LengthRows,
@@ -167,9 +165,9 @@ class RemainingLengthPredictor:
 
         Args:
             train, calibration: rows of `length_rows(…, encoder, …)`, of one target.
-            encoder: stored with the model so that serving encodes rows alike.
+            encoder: stored with the model for serving.
             trained_on: keys of the tasks of both parts.
-            progress: receives the current stage.
+            progress: callback.
 
         Raises:
             ConfigurationError: a field of the configuration is out of its range.
@@ -190,18 +188,15 @@ class RemainingLengthPredictor:
             estimator = ESTIMATORS[name](self.seed, self.config.floor, self.config.min_evidence)
             fitted[name] = estimator.fit(train, calibration, self.quantiles, encoder.observed, encoded=encoded)
         self.losses = {name: self._losses(estimator, train, calibration) for name, estimator in fitted.items()}
-        self._estimator = min(fitted.items(), key=lambda e: sum(self.losses[e[0]]))[1]
+        self.estimator = min(fitted.items(), key=lambda e: sum(self.losses[e[0]]))[1]
         if self.config.refit:
             if progress is not None:
                 progress("learning again on all", 0.0)
-            self._estimator.learn_again(calibration)
+            self.estimator.learn_again(calibration)
         return self
 
     def _losses(self, estimator: LogEstimator, train: LengthRows, calibration: LengthRows) -> list[float]:
-        """Mean pinball loss at each quantile under the profiles of an engine and of a gateway.
-
-        Uses calibration rows, or training rows if no calibration row has a label.
-        """
+        """Mean pinball loss at each quantile; on training rows if no calibration row has a label."""
         held = calibration.take(calibration.labelled)
         rows = held if len(held) else labels_of(train)[0]
         predicted = np.stack(
@@ -214,38 +209,30 @@ class RemainingLengthPredictor:
 
     def predict(self, rows: LengthRows) -> NDArray[np.float32]:
         """Output tokens float32 [n, Q], not decreasing along Q."""
-        return self._estimator.predict(rows)
+        return self.estimator.predict(rows)
 
     def forecast(self, steps: Sequence[Mapping[str, Any]]) -> LengthForecast:
         """Forecast at the last of the given steps of one workflow, before its output.
 
-        Args:
-            steps: in order, keyed by column names of traces; `workflow_type` and `agent` are required.
-
-        Raises:
-            InputError: no step, steps of different workflows, an invalid agent, or a negative count.
+        The steps are in order, keyed by column names of traces; `workflow_type` and `agent` are required. Raises
+        InputError for no step, steps of different workflows, an invalid agent, count or text.
         """
         check_steps(steps)
-        return self._forecast(*self.encoder.vector(steps))
+        workflow = self.open(steps[0]["workflow_type"])
+        for step in steps[:-1]:
+            workflow.begun(step)
+            workflow.completed(step)
+        count_of(steps[-1], "output_tokens")  # not used, but refused if invalid
+        return self.begun(workflow, steps[-1])
 
     def open(self, workflow_type: str) -> LengthWorkflow:
-        """State of a new workflow of this type, for `begun` and `LengthWorkflow.completed`."""
+        """State of a new workflow, for `begun` and `LengthWorkflow.completed`."""
         return LengthWorkflow(self.encoder, workflow_type)
 
     def begun(self, workflow: LengthWorkflow, step: Mapping[str, Any]) -> LengthForecast:
-        """Begin a step: the result of `forecast` on the steps so far and this one, at the cost of one step.
-
-        Args:
-            workflow: updated in place.
-            step: keyed by column names of traces; `agent` is required, its output is ignored.
-
-        Raises:
-            InputError: an invalid token count, or a text that is not a string.
-        """
-        return self._forecast(*workflow.begun(step))
-
-    def _forecast(self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]) -> LengthForecast:
-        estimator = self._estimator
+        """Begin a step (see `LengthWorkflow.begun`): the result of `forecast` at the cost of one step."""
+        workflow_type, agent, model, numbers = workflow.begun(step)
+        estimator = self.estimator
         tokens = estimator.predict_one(workflow_type, agent, model, numbers).tolist()
         evidence = int(estimator.evidence[workflow_type, agent])
         known = evidence >= self.config.min_evidence
@@ -266,25 +253,23 @@ class RemainingLengthPredictor:
                 "predictor": asdict(self.config),
                 "encoder": self.encoder.to_config(),
                 "next_agent": None,  # kept for the format: removing it would change the digests of artefacts
-                "estimator": self._estimator.name,
+                "estimator": self.estimator.name,
                 "target": self.target,
                 "seed": self.seed,
             },
-            tensors={
-                **{f"encoder/{name}": array for name, array in self.encoder.to_tensors().items()},
-                **{f"estimator/{name}": array for name, array in self._estimator.to_tensors().items()},
-                "training/tasks": self.trained_on,
-            },
+            tensors=nested(
+                {
+                    "encoder": self.encoder.to_tensors(),
+                    "estimator": self.estimator.to_tensors(),
+                    "training": {"tasks": self.trained_on},
+                }
+            ),
             training_data=training_data or {},
         )
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Load an artefact folder.
-
-        Raises:
-            ArtefactError: not a valid artefact of this kind.
-        """
+        """Load an artefact folder; raises ArtefactError unless it is a valid artefact of this kind."""
         artefact = read_artefact(Path(folder), kind=KIND)
         with rebuilding(folder, KIND):
             config = artefact.config
@@ -293,49 +278,13 @@ class RemainingLengthPredictor:
             predictor.encoder = LengthEncoder.from_artefact(config["encoder"], under(artefact.tensors, "encoder/"))
             if config.get("next_agent") is not None:
                 raise ValueError("it reads a next-agent model, which is no longer supported")
-            predictor._estimator = ESTIMATORS[config["estimator"]].from_tensors(
+            predictor.estimator = ESTIMATORS[config["estimator"]].from_tensors(
                 under(artefact.tensors, "estimator/"), predictor.quantiles, predictor.config.min_evidence
             )
             vocabulary = predictor.encoder.vocabulary
-            if predictor._estimator.evidence.shape != (len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1):
+            if predictor.estimator.evidence.shape != (len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1):
                 raise ValueError("the evidence does not match the workflow types and agents of the vocabulary")
-            if predictor._estimator.numbers != len(predictor.encoder.names):
+            if predictor.estimator.numbers != len(predictor.encoder.names):
                 raise ValueError("the estimator was fitted on other inputs than the encoder produces")
             predictor.trained_on = artefact.tensors["training/tasks"].astype(np.uint64)
         return predictor
-
-
-class LengthWorkflow:
-    """State of a running workflow: call `begun` and `completed` once a step each.
-
-    Its numbers equal those of `LengthEncoder.vector` on the steps so far; a test compares them.
-    """
-
-    __slots__ = ("_answer", "_course", "_encoder", "_type")
-
-    def __init__(self, encoder: LengthEncoder, workflow_type: str) -> None:
-        self._encoder, self._type = encoder, encoder.vocabulary.workflow_type(workflow_type)
-        self._course = encoder.open()
-        self._answer = encoder.sketched({}, "output_text")
-
-    def begun(self, step: Mapping[str, Any]) -> tuple[int, int, int, NDArray[np.float32]]:
-        """Begin a step; returns the same as `LengthEncoder.vector`.
-
-        Raises:
-            InputError: an invalid token count, or a text that is not a string; the workflow is unusable afterwards.
-        """
-        encoder, agent = self._encoder, self._encoder.vocabulary.agent(step["agent"])
-        course = self._course.begun(agent)
-        numbers = encoder.joined(step, course, self._answer)
-        self._answer = encoder.sketched({}, "output_text")
-        return self._type, agent, encoder.model(step.get("model")), numbers
-
-    def completed(self, step: Mapping[str, Any]) -> None:
-        """Record the output of the step that began last.
-
-        Raises:
-            InputError: as `begun`.
-        """
-        encoder = self._encoder
-        self._course.completed(float(np.float32(count_of(step, "output_tokens"))))
-        self._answer = encoder.sketched(step, "output_text")

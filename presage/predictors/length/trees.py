@@ -7,22 +7,22 @@ float64 threshold; the largest float32 that does not exceed the threshold decide
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from presage.predictors.common.artefact import Tensors
+
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """One tree in the layout of its library, arrays [nodes], the root first; `feature` is negative in a leaf.
+    """One tree in the layout of its library, arrays [nodes], the root first.
 
     Attributes:
-        feature: input compared.
-        threshold: float64.
+        feature: input compared, negative in a leaf.
         left, right: children; undefined in a leaf.
     """
 
@@ -33,7 +33,7 @@ class Tree:
 
 
 @dataclass(frozen=True, eq=False)
-class FlatTrees:
+class FlatTrees(Tensors):
     """Several trees in one array of nodes.
 
     Attributes:
@@ -79,15 +79,6 @@ class FlatTrees:
         if not sound:
             raise ValueError(f"trees do not lead from {inputs} inputs to {leaves} leaves")
 
-    def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """Tensors of the artefact, by name."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> FlatTrees:
-        """Inverse of `to_tensors`."""
-        return cls(*(tensors[name] for name in ("feature", "threshold", "child", "roots")))
-
 
 def flatten(trees: Sequence[Tree]) -> tuple[FlatTrees, list[NDArray[np.int64]]]:
     """Trees as one array, and for each tree the leaf index of each original node, int64 [nodes], −1 for inner nodes."""
@@ -98,7 +89,7 @@ def flatten(trees: Sequence[Tree]) -> tuple[FlatTrees, list[NDArray[np.int64]]]:
     roots, leaves = [], 0
     start = 0
     for tree in trees:
-        order = _breadth_first(tree)
+        order = _breadth_first(tree)  # so that siblings are adjacent
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
         inner = tree.feature[order] >= 0
@@ -125,7 +116,6 @@ def not_above(values: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def _breadth_first(tree: Tree) -> NDArray[np.int64]:
-    """Nodes level by level, so that siblings are adjacent."""
     level, levels = np.zeros(1, np.int64), []
     while len(level):
         levels.append(level)

@@ -3,8 +3,7 @@
 `PublishedGraphSage` is PBKV (Zheng et al., arXiv 2605.06472), appendix B, eq. 3 and 4: agent embeddings, two GraphSAGE
 layers over the call graph, attention of the current agent over earlier ones, a projection of the hidden state, and a
 two-layer perceptron for all K steps. 5120-d states and 7 agents make 0.37 million parameters (the paper: "roughly
-350K"). Its attention cannot see order. `PublishedConfig` holds what the paper leaves open. PyTorch Geometric's
-`SAGEConv` does not fit: it ignores edge weights, while eq. 3 aggregates by transition probability, A·H.
+350K"). PyTorch Geometric's `SAGEConv` ignores edge weights, while eq. 3 aggregates by transition probability, A·H.
 
 `BoostedTrees` is LightGBM, one multi-class model for each horizon and moment: the strongest baseline on a few hundred
 real workflows, but too slow for serving (1,800 trees a forecast). Its inputs are the history of agents
@@ -40,13 +39,12 @@ class PublishedConfig:
 
     Attributes:
         dim: d, width of the embeddings, of the projected state and of the perceptron.
-        epochs: passes over the training data, at most.
-        learning_rate: of Adam.
+        epochs: most passes over the training data.
         batch_steps: positions in a batch.
-        dropout: share of the perceptron's hidden units that is dropped.
+        dropout: of the perceptron's hidden units.
         patience: stop after so many epochs without a better validation loss and keep the best epoch; None trains for
             all epochs, as the paper suggests, which overfits.
-        seed: of the initial weights, the order of the batches and the dropout.
+        seed: of all random draws.
     """
 
     dim: int = 64
@@ -59,7 +57,7 @@ class PublishedConfig:
 
 
 class PublishedGraphSage:
-    """PBKV's predictor. It has one moment: the forecast at completion is the one at prefill."""
+    """PBKV's predictor; its forecast at completion is the one at prefill."""
 
     network: PublishedNetwork
 
@@ -161,8 +159,7 @@ class PublishedNetwork(nn.Module):
     def path(self, H: Tensor, agent: Tensor, earlier: Tensor) -> Tensor:
         """h_path [n, d], eq. 4: attention of the current agent over the earlier steps; zero without earlier steps.
 
-        Steps of one agent have equal keys and values, so the sum over steps is a sum over agents weighted by their
-        counts. That is exact, and training needs no ragged prefixes.
+        Steps of one agent have equal keys and values: a sum over agents weighted by their counts is exact.
         """
         scores = (H @ self.Wq.T) @ H.T / math.sqrt(H.shape[1])  # [V+1 current, V+1 earlier]
         any_earlier = earlier.sum(dim=1, keepdim=True) > 0
@@ -192,7 +189,7 @@ def earlier_agents(prefixes: Prefixes) -> NDArray[np.float32]:
 
 
 def _weight(rows: int, columns: int, generator: torch.Generator) -> nn.Parameter:
-    """Glorot-uniform weights from a private generator, so that fitting does not touch the global one."""
+    """Glorot-uniform weights."""
     bound = math.sqrt(6 / (rows + columns))
     return nn.Parameter(torch.empty(rows, columns).uniform_(-bound, bound, generator=generator))
 
@@ -213,13 +210,7 @@ _INPUT_SIZES: Final = [i for i, name in enumerate(SIZES) if name.startswith("inp
 
 
 class BoostedTrees:
-    """LightGBM with or without the semantic states.
-
-    Args:
-        use_states: False trains on ids and sizes alone.
-        seed: of the rows and features that each tree sees.
-        threads: 0 for all cores; the forecasts do not depend on it.
-    """
+    """LightGBM with the semantic states, or on ids and sizes alone; `threads` 0 is all cores."""
 
     def __init__(self, *, use_states: bool = True, seed: int = 0, threads: int = 0) -> None:
         self.use_states = use_states
@@ -251,9 +242,9 @@ class BoostedTrees:
         return found
 
     def _fit_horizon(self, inputs: NDArray[np.float32], outcomes: NDArray[np.int32]) -> tuple[NDArray[np.int64], Any]:
-        """The outcomes seen at this horizon, and a LightGBM model over them.
+        """The outcomes seen at this horizon (all if none was seen), and a LightGBM model over them.
 
-        The model is None if all are equally likely: there is only one, or none was seen and any may come.
+        The model is None if all are equally likely.
         """
         import lightgbm
 
@@ -269,8 +260,8 @@ class BoostedTrees:
             "learning_rate": 0.08,
             "num_leaves": 15,
             "min_child_samples": 10,
-            # Not LightGBM's defaults of 0.001 and 0: with rare outcomes its leaves diverge. On two of five real traces
-            # that ruined all forecasts (accuracy .28 instead of .69, NLL 20).
+            # With LightGBM's defaults of 0.001 and 0 its leaves diverge on rare outcomes: on two of five real traces
+            # accuracy was .28 instead of .69.
             "min_sum_hessian_in_leaf": 1.0,
             "lambda_l2": 1.0,
             "bagging_fraction": 0.8,

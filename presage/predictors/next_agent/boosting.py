@@ -1,15 +1,13 @@
-"""Boosted oblivious trees whose leaves are vectors: one tree moves the logits of every outcome at every horizon.
+"""Boosted oblivious trees with vector leaves: one tree changes the logits of every outcome at every horizon.
 
-A multi-class booster of the usual kind grows a tree for each class and horizon: 1,500 walks for five outcomes at
-three horizons. With vector leaves a hundred or so are enough (benchmarks/real_traces.py has both side by side), few
-enough for a scheduler. All nodes of a level compare the same input (Prokhorenkova et al., "CatBoost", NeurIPS 2018):
-which leaf a row falls into is then a handful of independent comparisons, with no branch and no walk.
+Multi-class boosting grows a tree for each class and horizon: 1,500 walks for five outcomes at three horizons. With
+vector leaves a hundred or so are enough (benchmarks/real_traces.py compares both), few enough for a scheduler. All
+nodes of a level compare the same input (Prokhorenkova et al., "CatBoost", NeurIPS 2018): the leaf of a row is a handful
+of independent comparisons. For the search of splits the gradients are projected to a few random directions (Iosipoi and
+Vakhrushev, "SketchBoost", NeurIPS 2022); leaf values use all of them.
 
-Searching splits over every output is what makes such trees slow to grow; here the gradients are first projected to a
-few random directions (Iosipoi and Vakhrushev, "SketchBoost", NeurIPS 2022), and only leaf values use all of them.
-
-The loss is the cross-entropy of each horizon's softmax, masked labels contribute nothing. Its Hessian is taken
-diagonal, p (1 − p), as multi-class boosting does (Friedman 2001).
+The loss is the cross-entropy of each horizon's softmax over unmasked labels, with the diagonal Hessian p (1 − p) of
+multi-class boosting (Friedman 2001).
 """
 
 from __future__ import annotations
@@ -25,13 +23,13 @@ from numpy.typing import NDArray
 from presage.predictors.common.probabilities import cross_entropy, softmax
 
 MOST_DEPTH: Final = 16
-"""A tree has 2^depth leaves."""
+"""Greatest depth; a tree has 2^depth leaves."""
 
 ENOUGH_TREES: Final = 128
-"""Trees are as shallow as it takes for so many to fit: 37 deep ones were worth less than 150 shallow ones."""
+"""Trees are shallow enough for so many to fit: 37 deep ones were worse than 150 shallow ones."""
 
 UNREACHED: Final = np.finfo(np.float32).max
-"""Threshold of the levels that a tree which ended early did not need: no input is so large."""
+"""Threshold of the unused levels of a tree that ended early: no input is so large."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +37,18 @@ class BoostingConfig:
     """How trees are grown.
 
     Attributes:
-        rounds: trees at most; the validation loss decides how many are kept.
+        rounds: most trees; early stopping by the validation loss.
         learning_rate: shrinkage of each tree.
-        depth: comparisons from root to leaf at most; fewer where many outcomes leave room for too few such trees.
-        columns: share of the states each tree may choose from, beside all that is not a state.
-        rows: share of the positions each tree is grown on.
+        depth: most comparisons from root to leaf; fewer where many outcomes leave room for too few such trees.
+        columns: share of the states open to each tree, beside all other inputs.
+        rows: share of the positions that each tree is grown on.
         l2: penalty on leaf values.
-        min_rows: positions a side of a split needs.
-        bins: values an input is told apart by, at most 256.
-        directions: random directions the gradients are projected to for the search of splits.
+        min_rows: least positions on a side of a split.
+        bins: bins of an input, at most 256.
+        directions: random projections of the gradients for the search of splits.
         patience: rounds without a better validation loss before growing stops.
-        leaf_cells: numbers in all leaf vectors together at most, a byte each in the artefact; with many agents it is
-            this that ends growing.
-        fewest_leaves: leaves granted however many outcomes there are: with hundreds of agents an artefact outgrows what
-            thirty need, since a handful of trees is worth little.
+        leaf_cells: most numbers in all leaf vectors together, a byte each in the artefact; the limit with many agents.
+        fewest_leaves: leaves permitted with any number of outcomes.
     """
 
     rounds: int = 256
@@ -75,8 +71,7 @@ class TreeEnsemble:
 
     Attributes:
         feature: int16 [trees, depth], input compared at each level.
-        threshold: float32 [trees, depth]; an input at or above it sets bit `level` of the leaf's number. UNREACHED
-            where a tree ended early.
+        threshold: float32 [trees, depth]; an input at or above it sets bit `level` of the leaf's number.
         leaves: int8 [trees, 2^depth, K (V+1)], in units of `scale`.
         scale: float32 [K (V+1)].
         base: float32 [K (V+1)], logits before the first tree.
@@ -97,11 +92,11 @@ class TreeEnsemble:
         return int(self.feature.shape[1])
 
     def logits(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What the trees add up to, float32 [n, K (V+1)], from input vectors float32 [n, F]."""
+        """Sum of the trees, float32 [n, K (V+1)], from input vectors float32 [n, F]."""
         return _walk(inputs, self.feature, self.threshold, self.leaves, self.scale, self.base)
 
     def check(self, inputs: int, outputs: int) -> None:
-        """Raises ValueError unless every tree compares some of `inputs` numbers and has leaves of `outputs` numbers."""
+        """Raise ValueError unless every tree compares some of `inputs` numbers and has leaves of `outputs` numbers."""
         trees, depth = self.feature.shape if self.feature.ndim == 2 else (-1, -1)
         sound = (
             0 <= depth <= MOST_DEPTH
@@ -114,7 +109,7 @@ class TreeEnsemble:
             raise ValueError(f"trees do not lead from {inputs} inputs to leaves of {outputs} numbers")
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """Arrays by name, as an artefact keeps them."""
+        """Arrays of an artefact by name."""
         return dict(vars(self))
 
     @classmethod
@@ -138,21 +133,20 @@ def fit_trees(
     start: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
     rounds: int | None = None,
 ) -> TreeEnsemble:
-    """Grows trees on input vectors and labels.
+    """Grow trees on input vectors and labels.
 
     Args:
         inputs: float32 [n, F]; validation_inputs: float32 [m, F].
         outcomes: int32 [n, K], labels outside 0..V are masked; validation_outcomes: int32 [m, K].
         outcome_count: V + 1.
-        config: how.
-        seed: of everything drawn.
-        always: inputs open to every tree; None for all of them.
+        config: settings.
+        seed: of all random draws.
+        always: inputs open to every tree; None for all.
         drawn: inputs of which a share (`config.columns`) is open to a tree.
-        most: trees at most; None for `tree_limits`.
-        start: logits that the trees add to, float32 [n, K (V+1)] and [m, K (V+1)]; without, they start from the share
-            of each outcome, which the ensemble then holds as its base.
-        rounds: grow so many (at most `most`) and do not look at the validation rows, which decide otherwise. Then no
-            tree is kept unless it lowers their loss.
+        most: most trees; None for `tree_limits`.
+        start: logits that the trees add to, float32 [n, K (V+1)] and [m, K (V+1)]; None: the share of each outcome,
+            the base of the ensemble.
+        rounds: number of trees (at most `most`); None: early stopping on the validation rows.
     """
     rng = np.random.default_rng(seed)
     count, horizon = outcomes.shape
@@ -210,7 +204,7 @@ def fit_trees(
 
 
 def tree_limits(width: int, config: BoostingConfig) -> tuple[int, int]:
-    """Depth of the trees, and how many there may be, for leaves of `width` = K (V+1) numbers."""
+    """Depth and greatest number of the trees, for leaves of `width` = K (V+1) numbers."""
     room = max(config.leaf_cells // width, config.fewest_leaves)
     depth = int(np.clip(np.log2(max(room / ENOUGH_TREES, 1)), 1, config.depth))
     return depth, min(room // 2**depth, config.rounds)
@@ -223,7 +217,7 @@ def _loss(logits: NDArray[np.float32], outcomes: NDArray[np.int32], outcome_coun
 def _choose(
     always: NDArray[np.int32], drawn: NDArray[np.int32], share: float, rng: np.random.Generator
 ) -> NDArray[np.int32]:
-    """Inputs one tree may split on, in order; at least one."""
+    """Inputs open to one tree, in order; at least one."""
     some = np.sort(rng.permutation(drawn)[: round(share * len(drawn))])
     chosen = np.concatenate([always, some])
     return chosen if len(chosen) else drawn[:1]
@@ -239,7 +233,7 @@ def _targets(outcomes: NDArray[np.int32], outcome_count: int) -> tuple[NDArray[n
 
 
 def _edges(column: NDArray[np.float32], bins: int) -> NDArray[np.float32]:
-    """Where an input is cut, at most bins − 1 values, each met in the data and larger than its smallest."""
+    """At most bins − 1 cuts of an input: values of the data above the smallest."""
     distinct = np.unique(column)
     if len(distinct) <= bins:
         return distinct[1:]
@@ -247,7 +241,7 @@ def _edges(column: NDArray[np.float32], bins: int) -> NDArray[np.float32]:
 
 
 def _binned(inputs: NDArray[np.float32], edges: list[NDArray[np.float32]]) -> NDArray[np.uint8]:
-    """How many edges each value reaches, uint8 [F, n]: a value is at or past edge j when its bin exceeds j."""
+    """Bin of each value, uint8 [F, n]: the number of edges at or below it."""
     out = np.empty(inputs.shape[::-1], np.uint8)
     for column, edge in enumerate(edges):
         out[column] = np.searchsorted(edge, inputs[:, column], side="right")
@@ -265,9 +259,9 @@ def _grow(
     l2: np.float32,
     min_rows: int,
 ) -> tuple[NDArray[np.int16], NDArray[np.uint8], NDArray[np.int32]]:
-    """Splits level by level, every leaf at once, for the largest Σ_leaves Σ_s G_s² / (H + l2) of sketched gradients.
+    """Split level by level, every leaf at once, for the largest Σ_leaves Σ_s G_s² / (H + l2) of sketched gradients.
 
-    A leaf that a split would leave fewer than `min_rows` on one side of counts as unsplit.
+    A leaf counts as unsplit where a split leaves fewer than `min_rows` on one side.
 
     Returns:
         Compared input (−1: the tree ended before) and bin of each level, and the leaf of each row, int32 [n].
@@ -332,7 +326,7 @@ def _count(
     packed: NDArray[np.float32],
     leaves: int,
 ) -> None:
-    """Adds rows to the histogram of one input, float32 [leaves, bins, width], a leaf by its number modulo `leaves`."""
+    """Add rows to the histogram of one input, float32 [leaves, bins, width], at the leaf's number modulo `leaves`."""
     for i in rows:
         cell, row = histogram[leaf[i] & (leaves - 1), column[i]], packed[i]
         for s in range(len(row)):
@@ -341,7 +335,7 @@ def _count(
 
 @njit(cache=True, nogil=True)
 def _best_cut(histogram: NDArray[np.float32], size: int, l2: np.float32, min_rows: int) -> tuple[float, int]:
-    """What the best cut of one input gains over no split, or 0, and its bin; histogram [leaves, bins, size + 2]."""
+    """Gain of the best cut of one input over no split, or 0, and its bin; histogram [leaves, bins, size + 2]."""
     bins = histogram.shape[1]
     gain = np.zeros(bins - 1, np.float64)
     total, left = np.empty(size + 2, np.float32), np.empty(size + 2, np.float32)
@@ -418,7 +412,7 @@ def _walk(
 
 
 def _leaf_of(binned: NDArray[np.uint8], feature: NDArray[np.int16], cut: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The leaf each row falls into, int64 [n]."""
+    """The leaf of each row, int64 [n]."""
     leaf = np.zeros(binned.shape[1], np.int64)
     for level in np.flatnonzero(feature >= 0):
         leaf += (binned[feature[level]] > cut[level]).astype(np.int64) << level

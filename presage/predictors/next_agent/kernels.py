@@ -1,10 +1,8 @@
-"""The compiled forecast: network, trees and n-gram over one input vector, mixed. What a scheduler's thread runs.
+"""The compiled forecast in a scheduler's thread: a mixture of network, trees and n-gram over one input vector.
 
-Sums run in a fixed order and the exponential is our own, so the same row gives the same bits in a trace, alone and in
-another process.
-
-A workflow is one row of floats: its input vector [F], the sums behind it, the GRU's state [g]. `prefilled` and
-`completed` move it by half a step each; whole traces call the same two, so evaluation and serving cannot differ.
+Sums have a fixed order and the exponential is our own, so a row gives the same bits in a trace, alone and in another
+process. A workflow is one row of floats: its input vector [F], the sums behind it, the GRU's state [g]. `prefilled` and
+`completed` advance it by half a step each, in serving and over whole traces.
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ INPUTS, SUMS, ENOUGH, DEPTH, ENSEMBLES, EVIDENCE = e.INPUTS, e.SUMS, e.ENOUGH, e
 FAST: Final = {"contract"}
 
 NGRAM_ALONE, WITHOUT_NETWORK, EVERYTHING = range(3)
-"""Who answers, by how much was seen of the workflow type and of the agent."""
+"""Parts of a forecast, by the evidence of the workflow type and of the agent."""
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
 def _add_product(out: NDArray[np.float32], x: NDArray[np.float32], weights: NDArray[np.float32], start: int) -> None:
-    """out += x @ W, W row-major from `start` on. Four inputs a turn; zeros, frequent in encodings, are free."""
+    """out += x @ W, W row-major from `start` on, four inputs at a time; zeros, frequent in encodings, are skipped."""
     size, width = len(x), len(out)
     matrix = weights[start : start + size * width].reshape((size, width))
     whole = size - size % 4
@@ -80,7 +78,7 @@ def exponential(x: NDArray[np.float32]) -> None:
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def step_prefix(inputs: NDArray[np.float32], hidden: NDArray[np.float32], engine: Engine) -> None:
-    """One GRU step: the step that `inputs` describes at its completion enters the prefix. Writes `hidden` [g]."""
+    """One GRU step, written to `hidden` [g]: the step of `inputs`, at its completion, enters the prefix."""
     floats, numbers = engine.floats, engine.numbers
     g = len(hidden)
     states = numbers[PREFILL] + numbers[COMPLETION]
@@ -97,7 +95,7 @@ def step_prefix(inputs: NDArray[np.float32], hidden: NDArray[np.float32], engine
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
 def gate(given: NDArray[np.float32], kept: NDArray[np.float32], hidden: NDArray[np.float32]) -> None:
-    """The gates of a GRU: what a step gives and what the state keeps, [B, 3g] each, make the next states [B, g]."""
+    """The gates of a GRU: the next states [B, g], from the products of step and state, [B, 3g] each."""
     rows, g = hidden.shape
     one = np.float32(1.0)
     gates = np.empty((rows, 2 * g), np.float32)
@@ -121,7 +119,7 @@ def gate(given: NDArray[np.float32], kept: NDArray[np.float32], hidden: NDArray[
 def network_logits(
     inputs: NDArray[np.float32], hidden: NDArray[np.float32], moment: int, engine: Engine, out: NDArray[np.float32]
 ) -> None:
-    """Writes the network's logits, float32 [K (V+1)], for one input vector and the prefix before it."""
+    """Write the network's logits, float32 [K (V+1)], for one input vector and the prefix before it."""
     floats, numbers = engine.floats, engine.numbers
     agents, width = numbers[AGENTS], numbers[HIDDEN]
     dense = len(inputs) - 2 * (numbers[PREFILL] + numbers[COMPLETION]) - 2 - SIZE_COUNT
@@ -153,7 +151,7 @@ def network_logits(
 
 @njit(cache=True, inline="always")
 def pattern_of(inputs: NDArray[np.float32], moment: int, numbers: NDArray[np.int32]) -> int:
-    """Which sources this step has: 1 for token counts, 2 for a state (`parts.PATTERNS`)."""
+    """Inputs of this step: 1 for token counts, 2 for a state (`parts.PATTERNS`)."""
     p, c = numbers[PREFILL], numbers[COMPLETION]
     return int(knows_tokens(inputs, p, c)) + 2 * int(knows_state(inputs, moment, p, c))
 
@@ -174,7 +172,7 @@ def ensemble_at(stage: int, moment: int) -> int:
 def tree_logits(
     inputs: NDArray[np.float32], moment: int, pattern: int, engine: Engine, out: NDArray[np.float32]
 ) -> None:
-    """Writes the logits of the trees, float32 [K (V+1)], of those that ask for nothing this step lacks."""
+    """Write the logits of the trees that read only inputs of this step, float32 [K (V+1)]."""
     numbers = engine.numbers
     own = ENSEMBLES + ensemble_at(1, moment)
     ids, first, last = numbers[ENSEMBLES + 1], numbers[own], numbers[own + 2]
@@ -200,9 +198,9 @@ def _find_leaves(
     compared: NDArray[np.float32],
     leaf: NDArray[np.uint32],
 ) -> None:
-    """Writes the leaves, uint32 [trees], of the trees from `first` to `last`; `compared` is room for as many numbers.
+    """Write the leaves, uint32 [trees], of the trees from `first` to `last`; `compared` is a buffer of that length.
 
-    All trees together, level by level: comparing is then a loop that vectorises once the inputs are fetched.
+    Level by level for all trees, so that the comparisons vectorise.
     """
     floats, numbers = engine.floats, engine.numbers
     depth, trees, count = numbers[DEPTH], numbers[e.HEADER - 1], last - first
@@ -223,7 +221,7 @@ def _find_leaves(
 
 @njit(cache=True, inline="always")
 def start_leaves(engine: Engine, out: NDArray[np.float32]) -> None:
-    """Writes the logits before the first tree, float32 [K (V+1)]."""
+    """Write the logits before the first tree, float32 [K (V+1)]."""
     base = engine.numbers[e.BASE]
     for j in range(len(out)):
         out[j] = engine.floats[base + j]
@@ -231,7 +229,7 @@ def start_leaves(engine: Engine, out: NDArray[np.float32]) -> None:
 
 @njit(cache=True, inline="always")
 def _sum_leaves(leaf: NDArray[np.uint32], leaves: NDArray[np.int8], total: NDArray[np.int32]) -> None:
-    """Writes the sum of these leaves: bytes added as whole numbers."""
+    """Write the sum of these leaves as integers."""
     total[:] = 0
     fours = len(leaf) // 4 * 4
     for i in range(0, fours, 4):
@@ -246,7 +244,7 @@ def _sum_leaves(leaf: NDArray[np.uint32], leaves: NDArray[np.int8], total: NDArr
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
 def add_total(total: NDArray[np.int32], ensemble: int, engine: Engine, out: NDArray[np.float32]) -> None:
-    """Adds the logits that the sum of an ensemble's leaves stands for: whole numbers, scaled once."""
+    """Add the scaled sum of an ensemble's leaves to the logits."""
     scale = engine.numbers[e.SCALE] + ensemble * len(out)
     scales = engine.floats[scale : scale + len(out)]
     for j in range(len(out)):
@@ -255,7 +253,7 @@ def add_total(total: NDArray[np.int32], ensemble: int, engine: Engine, out: NDAr
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def softmax_rows(rows: NDArray[np.float32]) -> None:
-    """Turns each row of logits, float32 [B, V+1], into probabilities in place."""
+    """Softmax of each row, float32 [B, V+1], in place."""
     for row in rows:
         top = row[0]
         for j in range(1, len(row)):
@@ -280,8 +278,8 @@ def workflow_type_of(inputs: NDArray[np.float32], numbers: NDArray[np.int32]) ->
 
 @njit(cache=True)
 def who_answers(inputs: NDArray[np.float32], engine: Engine) -> int:
-    """With too little evidence of the agent the network is left out: trees and n-gram answer, which read the rest of
-    the workflow; with too little of the whole workflow type the n-gram answers alone."""
+    """The parts of the forecast: without the network if the evidence of the agent is too small; the n-gram alone if
+    that of the workflow type is."""
     numbers = engine.numbers
     width, kind = numbers[AGENTS] + 1, workflow_type_of(inputs, numbers)
     of_agents = numbers[EVIDENCE] + kind * width
@@ -304,11 +302,7 @@ def mix(
     engine: Engine,
     out: NDArray[np.float32],
 ) -> int:
-    """Writes the logits of the forecast, float32 [K (V+1)], from those of network and trees and the n-gram's.
-
-    Returns:
-        The evidence.
-    """
+    """Write the mixed logits of the forecast, float32 [K (V+1)]; return the evidence."""
     floats, numbers = engine.floats, engine.numbers
     agent, kind = int(inputs[0]), workflow_type_of(inputs, numbers)
     values = numbers[numbers[e.CONTEXTS] : numbers[e.CONTEXTS] + len(engine.keys)]
@@ -321,7 +315,7 @@ def mix(
     if who == EVERYTHING:
         for i in range(size):
             out[i] = to_network[i] * of_network[i] + to_trees[i] * of_trees[i] + to_counts[i] * counts[i]
-    elif who == WITHOUT_NETWORK:  # its embedding of this agent learnt next to nothing; the n-gram takes its place
+    elif who == WITHOUT_NETWORK:  # its embedding of this agent is untrained; the n-gram replaces it
         for i in range(size):
             out[i] = to_trees[i] * of_trees[i] + (to_counts[i] + to_network[i]) * counts[i]
     else:
@@ -334,12 +328,9 @@ def mix(
 def forecast_row(
     inputs: NDArray[np.float32], hidden: NDArray[np.float32], moment: int, engine: Engine, out: NDArray[np.float32]
 ) -> int:
-    """Writes one forecast, float32 [K, V+1], and returns its evidence.
+    """Write one forecast to `out`, float32 [K, V+1]; return its evidence.
 
-    Args:
-        inputs: float32 [F]; hidden: float32 [g], the prefix before this step; moment: 0 prefill, 1 completion.
-        engine: the model.
-        out: where the probabilities go.
+    `inputs` is float32 [F], `hidden` float32 [g] the prefix before this step, `moment` 0 prefill or 1 completion.
     """
     who, pattern = who_answers(inputs, engine), pattern_of(inputs, moment, engine.numbers)
     of_network, of_trees = np.zeros(out.size, np.float32), np.zeros(out.size, np.float32)
@@ -354,7 +345,7 @@ def forecast_row(
 
 @njit(cache=True)
 def opened(row: NDArray[np.float32], workflow_type: int, engine: Engine) -> None:
-    """Writes a workflow of this type (T: unknown) before its first step."""
+    """Write a workflow of this type (T: unknown) before its first step."""
     numbers = engine.numbers
     inputs, sums = row[: numbers[INPUTS]], row[numbers[INPUTS] : numbers[INPUTS] + numbers[SUMS]]
     begin(inputs, sums, workflow_type, numbers[AGENTS], numbers[PREFILL], numbers[COMPLETION])
@@ -370,15 +361,12 @@ def prefilled(
     engine: Engine,
     out: NDArray[np.float32],
 ) -> int:
-    """The step before enters the prefix and a step of `agent` begins: its forecast goes to `out`, evidence returned.
+    """Begin a step of `agent` (V: unknown): write its forecast to `out`, float32 [K, V+1]; return the evidence.
 
     Args:
         row: the workflow, changed in place.
-        agent: 0..V, V for an unknown agent.
-        tokens: log(1 + x) of the input's token count, 0 where unknown.
+        tokens: log(1 + x) of the input's token count, 0 if unknown.
         state: projected prefill state, float32 [p], or empty.
-        engine: the model.
-        out: float32 [K, V+1].
     """
     numbers = engine.numbers
     inputs, sums = row[: numbers[INPUTS]], row[numbers[INPUTS] : numbers[INPUTS] + numbers[SUMS]]
@@ -397,10 +385,7 @@ def completed(
     engine: Engine,
     out: NDArray[np.float32],
 ) -> int:
-    """The step has produced its last token: its forecast goes to `out`, the evidence is returned.
-
-    `tokens` is of the output, `state` is the projected completion state, float32 [c], or empty.
-    """
+    """Complete the step: as `prefilled`, with `tokens` of the output and the completion state, float32 [c] or empty."""
     numbers = engine.numbers
     inputs, sums = row[: numbers[INPUTS]], row[numbers[INPUTS] : numbers[INPUTS] + numbers[SUMS]]
     hidden = row[numbers[INPUTS] + numbers[SUMS] :]

@@ -1,4 +1,4 @@
-"""One round of learning: projections, then trees, network and n-gram, on one set of prefixes."""
+"""A fit of all parts on one set of prefixes: projections, then trees, network and n-gram."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from presage.features.prefixes import Prefixes, transition_matrix
 from presage.features.projection import Projection, fit_projection
 from presage.predictors.next_agent.boosting import TreeEnsemble, fit_trees, tree_limits
 from presage.predictors.next_agent.network import Examples, fit_network
-from presage.predictors.next_agent.network_weights import NetworkWeights
 from presage.predictors.next_agent.ngram import BackoffNgram
 from presage.predictors.next_agent.parts import (
     COMPONENTS,
@@ -40,7 +39,7 @@ _TOKENS_SHARE: Final = 0.15
 
 @dataclass(frozen=True)
 class Stopping:
-    """Early stopping found on held-out prefixes: epochs of the network, trees of each ensemble."""
+    """Result of early stopping: epochs of the network, trees of each ensemble."""
 
     epochs: int
     rounds: Mapping[str, int]
@@ -54,7 +53,7 @@ class Projected:
         train: training prefixes; their states may be out of fold.
         projections: of states, by moment.
         examples: input vectors of `train`, projected out of fold.
-        held_out: input vectors of the validation prefixes; `examples` if there are none.
+        held_out: input vectors of the validation prefixes; `examples` without any.
     """
 
     train: Prefixes
@@ -70,17 +69,16 @@ class Projected:
 
 def project(train: Prefixes, validation: Prefixes | None, config: NextAgentConfig, seed: int) -> Projected:
     """Fit the projections on training prefixes and make the input vectors."""
+    kept = {
+        PREFILL: (config.components, config.discriminants),
+        COMPLETION: (config.completion_components, config.completion_discriminants),
+    }
 
     def fit(moment: Moment) -> tuple[Projection, NDArray[np.float32]]:
-        kept = {
-            PREFILL: (config.components, config.discriminants),
-            COMPLETION: (config.completion_components, config.completion_discriminants),
-        }
         components, discriminants = kept[moment]
         return fit_projection(train, moment, components=components, discriminants=discriminants, seed=seed)
 
-    # Matrix products release the GIL, so both moments run in parallel, each in one thread: more threads than cores
-    # only wait for each other.
+    # Matrix products release the GIL, so both moments run in parallel, each in one thread.
     with threadpool_limits(limits=1), ThreadPoolExecutor(max_workers=len(MOMENTS)) as pool:
         fitted = dict(zip(train.states, pool.map(fit, train.states), strict=True))
     projections = {moment: projection for moment, (projection, _) in fitted.items()}
@@ -100,11 +98,9 @@ def grow(
     """Grow the ensembles of trees, by the names of `TREES`.
 
     Args:
-        of: training examples.
-        config: settings.
-        seed: of all random draws.
+        of, config, seed: as of `learn`.
         rounds: trees of each ensemble; None: early stopping on held-out examples.
-        grown: ensembles from which to take those that read no state, grown on the same prefixes.
+        grown: ensembles grown on the same prefixes, from which to take those that read no state.
     """
     history = history_size(len(of.train.vocabulary.agents)) + 1
     ids, tokens = np.arange(history), np.arange(history, history + SIZE_COUNT)
@@ -168,7 +164,7 @@ def grow(
 def tree_logits(
     data: Examples, trees: Mapping[str, TreeEnsemble], widths: tuple[int, int], moment: int
 ) -> NDArray[np.float32]:
-    """Logits of the trees for all positions at a moment, float32 [n, K (V+1)]: `kernels.tree_logits` for many rows."""
+    """`kernels.tree_logits` of all positions at a moment, float32 [n, K (V+1)]."""
     inputs = data.inputs[moment]
     out = trees[TREES[0]].logits(inputs)
     for name, rows in zip(TREES[1 + 2 * moment : 3 + 2 * moment], known(inputs, moment, *widths), strict=True):
@@ -191,17 +187,27 @@ def learn(
         of: training examples.
         config: settings.
         seed: of all random draws.
-        trees: already grown ensembles, or None.
+        trees: ensembles of `grow`, or None.
         stopping: found in an earlier fit; None: early stopping on held-out examples.
         progress: receives the share of epochs done.
     """
     train = of.train
-    epochs = stopping.epochs if stopping is not None else None
+    epochs, rounds = (stopping.epochs, stopping.rounds) if stopping is not None else (None, None)
+    most = epochs if epochs is not None else config.network.epochs
     with threadpool_limits(limits=1), ThreadPoolExecutor(max_workers=1) as pool:
-        rounds = stopping.rounds if stopping is not None else None
-        growing = None if trees is not None else pool.submit(grow, of, config, seed, rounds=rounds)
-        network, epoch = _network(of, config, seed, epochs, progress)
-        grown = trees if growing is None else growing.result()
+        growing = pool.submit(grow, of, config, seed, rounds=rounds) if trees is None else None
+        network, epoch = fit_network(
+            of.examples,
+            of.held_out,
+            transition_matrix(train),
+            len(train.vocabulary.workflow_types),
+            sum(of.widths),
+            config.network,
+            seed,
+            epochs=epochs,
+            progress=lambda done, _: progress(done / most),
+        )
+        grown = growing.result() if growing is not None else trees
     assert grown is not None
     parts = NextAgentParts(
         of.projections,
@@ -212,23 +218,6 @@ def learn(
         np.full((PATTERNS, len(MOMENTS), len(COMPONENTS), train.horizon), _EVEN_SHARE),
     )
     return parts, Stopping(epoch, {name: len(ensemble) for name, ensemble in grown.items()})
-
-
-def _network(
-    of: Projected, config: NextAgentConfig, seed: int, epochs: int | None, progress: Callable[[float], None]
-) -> tuple[NetworkWeights, int]:
-    most = epochs if epochs is not None else config.network.epochs
-    return fit_network(
-        of.examples,
-        of.held_out,
-        transition_matrix(of.train),
-        len(of.train.vocabulary.workflow_types),
-        sum(of.widths),
-        config.network,
-        seed,
-        epochs=epochs,
-        progress=lambda done, _: progress(done / most),
-    )
 
 
 def _examples(prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]]) -> Examples:

@@ -1,17 +1,14 @@
 """The network: GraphSAGE for the agents, an ordered prefix, the projected states, a residual head for K steps.
 
 Source: Zheng et al. (arXiv 2605.06472), §4.1 and appendix B. Kept: H^(0) and the two GraphSAGE layers over the
-row-normalised transition matrix (eq. 3), one pass that emits the logits of all K steps, the masked cross-entropy.
-Changed, because it measured better (LIMITS.md): the attention of eq. (4) cannot see order, since it depends only on the
-current agent and the counts of the others; a GRU over [H^(2) ‖ projected states] of the steps so far replaces it, with
-the last five agents, counts and steps since each agent as further inputs. Hidden states are projected first.
+row-normalised transition matrix (eq. 3), logits of all K steps from one pass, the masked cross-entropy. Changed,
+because it measured better: the attention of eq. (4) ignores order; a GRU over [H^(2) ‖ projected states] of the steps
+so far replaces it, with the last five agents, counts and steps since each agent as further inputs.
 
 Eq. (3), H^(l) = ReLU([H^(l-1) ‖ A H^(l-1)] W^T), is torch-geometric's `GraphConv` without bias over edges weighted by
-A. H^(2) does not depend on requests, so `export` folds it into tables with one row an agent. Only training needs torch
-and torch-geometric; `NetworkWeights` is plain arrays.
+A. H^(2) does not depend on requests, so `export` folds it into tables with one row an agent.
 
-Training drops whole inputs of a workflow at random (token counts; states or texts), so that the same weights serve
-without them. An input that never varied in training is ignored: its weight was never learnt.
+Training drops the token counts or the states of a workflow at random, so that the same weights serve without them.
 """
 
 from __future__ import annotations
@@ -43,18 +40,12 @@ if TYPE_CHECKING:
 
 
 _STILL: Final = 1e-3
-"""A dense input with a smaller standard deviation counts as constant."""
+"""A dense input with a smaller standard deviation counts as constant and is ignored."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Input vectors of both moments and labels, workflow by workflow.
-
-    Attributes:
-        offsets: int64 [W+1].
-        inputs: float32 [n, F] at prefill and at completion.
-        outcomes: int32 [n, K].
-    """
+    """Input vectors at prefill and at completion, float32 [n, F], and labels int32 [n, K] of W workflows."""
 
     offsets: NDArray[np.int64]
     inputs: tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -62,13 +53,9 @@ class Examples:
 
 
 class WorkflowBatch:
-    """Rows of some workflows, and their padded [w, T] view for the GRU (indices of rows; n is padding).
+    """Rows of w workflows, and their padded [w, T] view for the GRU (indices of rows; n is padding).
 
-    Args:
-        data: the examples.
-        offsets: int64 [W+1].
-        workflows: int64 [w].
-        dropped: bool [w, 2], workflows to use without token counts, and without states and texts; None for none.
+    `dropped`, bool [w, 2], are the workflows without token counts, and without states and texts.
     """
 
     def __init__(
@@ -76,7 +63,7 @@ class WorkflowBatch:
         data: ExampleTensors,
         offsets: NDArray[np.int64],
         workflows: NDArray[np.int64],
-        dropped: NDArray[np.bool_] | None = None,
+        dropped: NDArray[np.bool_],
     ) -> None:
         rows, padded = rows_and_padding(offsets, workflows)
         index = torch.from_numpy(rows)
@@ -86,20 +73,16 @@ class WorkflowBatch:
         self.encoded = data.encoded[index]
         self.dense = data.dense[:, index]
         self.outcomes = data.outcomes[index]
-        if dropped is not None:
-            lengths = np.diff(offsets)[workflows]
-            for source, columns in enumerate((data.tokens, data.states)):
-                lacks = np.flatnonzero(np.repeat(dropped[:, source], lengths))
-                if len(lacks):
-                    self.dense[:, torch.from_numpy(lacks), columns] = data.absent[columns]
+        lengths = np.diff(offsets)[workflows]
+        for source, columns in enumerate((data.tokens, data.states)):
+            lacks = np.flatnonzero(np.repeat(dropped[:, source], lengths))
+            if len(lacks):
+                self.dense[:, torch.from_numpy(lacks), columns] = data.absent[columns]
 
 
 class ExampleTensors:
-    """The examples of a fit as tensors, with standardised dense inputs.
-
-    Attributes:
-        tokens, states: dense columns of token counts, and of states and their derived inputs.
-        absent: float32 [D], dense inputs of a step without token counts and states.
+    """The examples of a fit as tensors, with standardised dense inputs: token counts, and states and what derives from
+    them. `absent`, float32 [D], is the dense input of a step without both.
     """
 
     tokens = slice(0, SIZE_COUNT)
@@ -119,7 +102,7 @@ class ExampleTensors:
 
 
 class _Dropout(nn.Module):
-    """Dropout by random bytes; torch's draws floats, which took a quarter of the training time."""
+    """Dropout by random bytes; torch draws floats, a quarter of the training time."""
 
     def __init__(self, share: float, rng: np.random.Generator) -> None:
         super().__init__()
@@ -147,10 +130,9 @@ class AgentGraph(nn.Module):
 
     def forward(self, embedding: Tensor) -> Tensor:
         """H^(2), [V+1, a], from H^(0)."""
-        h = embedding
         for layer in self.layers:
-            h = torch.relu(layer(h, self.edges, self.weights))
-        return h
+            embedding = torch.relu(layer(embedding, self.edges, self.weights))
+        return embedding
 
 
 class NextAgentNetwork(nn.Module):
@@ -219,6 +201,19 @@ class NextAgentNetwork(nn.Module):
         return out.view(2, -1, self.horizon, self.nodes)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Use one thread: a second one slows such small matrices down."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@torch.random.fork_rng(devices=[])
+@one_thread()
 def fit_network(
     train: Examples,
     validation: Examples,
@@ -231,7 +226,7 @@ def fit_network(
     epochs: int | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> tuple[NetworkWeights, int]:
-    """Train with early stopping on `validation`.
+    """Train the network.
 
     Args:
         train: training examples; validation: examples for early stopping.
@@ -245,22 +240,7 @@ def fit_network(
     Returns:
         The weights as arrays, and the epoch they are from (counted from 1).
     """
-    with torch.random.fork_rng(devices=[]), one_thread():
-        torch.manual_seed(seed)
-        return _fit(train, validation, transition, types, states, config, seed, epochs, progress)
-
-
-def _fit(
-    train: Examples,
-    validation: Examples,
-    transition: NDArray[np.float32],
-    types: int,
-    states: int,
-    config: NetworkConfig,
-    seed: int,
-    epochs: int | None,
-    progress: Callable[[int, float], None] | None,
-) -> tuple[NetworkWeights, int]:
+    torch.manual_seed(seed)
     agents = len(transition) - 1
     start = RECENT + 2 * (agents + 1) + 3
     both = np.concatenate([inputs[:, start:] for inputs in train.inputs])
@@ -327,7 +307,7 @@ def masked_cross_entropy(logits: Tensor, outcomes: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _follow(average: tuple[Tensor, ...], weights: tuple[Tensor, ...], keep: float) -> None:
-    """Exponential moving average of the weights: most of the gain of an ensemble at the cost of one model."""
+    """Exponential moving average of the weights: most of the gain of an ensemble at no cost."""
     torch._foreach_lerp_(average, weights, 1.0 - keep)
 
 
@@ -359,10 +339,9 @@ def export(
     unit = torch.from_numpy(spread)[:, None]
     centre = torch.from_numpy(mean)
     dense, skip = network.dense.weight.T / unit, network.skip.weight.T / unit
-    low = SIZE_COUNT
-    step_unit = unit[low : low + network.states]
-    step_states = rnn["weight_ih_l0"][:, a:].T / step_unit
-    step_bias = rnn["bias_ih_l0"] - centre[low : low + network.states] @ step_states
+    of_states = slice(SIZE_COUNT, SIZE_COUNT + network.states)
+    step_states = rnn["weight_ih_l0"][:, a:].T / unit[of_states]
+    step_bias = rnn["bias_ih_l0"] - centre[of_states] @ step_states
     arrays: Mapping[str, Any] = {
         "recent": torch.stack([table @ hidden.weight[:, i * a : (i + 1) * a].T for i in range(RECENT)]),
         "kind": network.kind.weight,
@@ -384,17 +363,6 @@ def export(
     return NetworkWeights({name: np.ascontiguousarray(array.numpy(), np.float16) for name, array in arrays.items()})
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one thread: a second one slows such small matrices down, most of all on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def batches(lengths: NDArray[np.int64], steps: int, rng: np.random.Generator | None) -> Sequence[NDArray[np.int64]]:
     """Batches of workflows with about `steps` rows each, sorted by length to limit padding."""
     key = lengths.astype(float) if rng is None else lengths * rng.uniform(0.8, 1.25, len(lengths))
@@ -408,7 +376,7 @@ def rows_and_padding(
     offsets: NDArray[np.int64], workflows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows of some workflows, int64 [m], and their padded view, int64 [w, T]: indices of those rows; m is padding."""
-    lengths = (offsets[1:] - offsets[:-1])[workflows]
+    lengths = np.diff(offsets)[workflows]
     rows = np.concatenate([np.arange(offsets[w], offsets[w + 1]) for w in workflows])
     padded = np.full((len(workflows), int(lengths.max())), len(rows))
     padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.arange(len(rows))

@@ -1,4 +1,4 @@
-"""The network for serving: sizes, arrays, and the encoding of a history. Does not depend on torch."""
+"""The network for serving: sizes, arrays, and the encoding of a history; without torch."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ class NetworkConfig:
         patience: epochs without a better validation loss before training stops.
         batch_steps: positions a batch, about.
         averaging: share of the moving average kept at each update.
-        drop_tokens, drop_states: share of the workflows of an epoch that are learnt without token counts, and without
-            states and texts: what serving may lack.
-        graph: False leaves the GraphSAGE layers out; an agent's embedding is then its own (for the ablation).
+        drop_tokens, drop_states: share of the workflows of an epoch without token counts, and without states and texts.
+        graph: False leaves the GraphSAGE layers out (for the ablation).
     """
 
     agent_size: int = 24
@@ -50,36 +49,31 @@ class NetworkConfig:
     graph: bool = True
 
 
-ORDER: Final = (
-    "recent",
-    "kind",
-    "encoded",
-    "dense",
-    "moment",
-    "from_prefix",
-    "second",
-    "second_bias",
-    "head",
-    "head_bias",
-    "skip",
-    "agent_skip",
-    "step_agent",
-    "step_states",
-    "step_hidden",
-    "step_hidden_bias",
-)
-"""Order of the arrays in an engine."""
+SHAPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "recent": ("R", "V+2", "h"),  # row 0: no such step
+    "kind": ("T+1", "h"),
+    "encoded": ("E", "h"),
+    "dense": ("D", "h"),
+    "moment": ("2", "h"),
+    "from_prefix": ("g", "h"),
+    "second": ("h", "h"),
+    "second_bias": ("h",),
+    "head": ("h", "O"),
+    "head_bias": ("O",),
+    "skip": ("D", "O"),
+    "agent_skip": ("V+1", "O"),
+    "step_agent": ("V+1", "3g"),  # gates r, z, n as in torch
+    "step_states": ("p+c", "3g"),
+    "step_hidden": ("g", "3g"),
+    "step_hidden_bias": ("3g",),
+}
+"""Arrays in the order of an engine: R latest agents, E encoding, D dense inputs, h hidden, g prefix, O = K (V+1)."""
+ORDER: Final = tuple(SHAPES)
 
 
 @dataclass(frozen=True)
 class NetworkWeights:
-    """Arrays by name, float16, inputs before outputs (x @ W).
-
-    Shapes, with R = RECENT latest agents, E = encoding_size(V), D dense inputs, O = K (V+1):
-    recent [R, V+2, h] (row 0: no such step), kind [T+1, h], encoded [E, h], dense [D, h], moment [2, h],
-    from_prefix [g, h], second [h, h], second_bias [h], head [h, O], head_bias [O], skip [D, O], agent_skip [V+1, O],
-    step_agent [V+1, 3g], step_states [p+c, 3g], step_hidden [g, 3g], step_hidden_bias [3g]; gates r, z, n as torch.
-    """
+    """Arrays of SHAPES by name, float16, inputs before outputs (x @ W)."""
 
     arrays: Mapping[str, NDArray[np.float16]]
 
@@ -94,33 +88,17 @@ class NetworkWeights:
         return int(self.arrays["from_prefix"].shape[0])
 
     def check(self, agents: int, types: int, states: int, horizon: int) -> None:
-        """Raises ValueError unless the shapes are those of V agents, T types, p + c states and K steps ahead."""
-        h, g, outputs = self.hidden_size, self.prefix_size, horizon * (agents + 1)
-        dense = SIZE_COUNT + 2 * states + 2
-        wanted = {
-            "recent": (RECENT, agents + 2, h),
-            "kind": (types + 1, h),
-            "encoded": (encoding_size(agents), h),
-            "dense": (dense, h),
-            "moment": (2, h),
-            "from_prefix": (g, h),
-            "second": (h, h),
-            "second_bias": (h,),
-            "head": (h, outputs),
-            "head_bias": (outputs,),
-            "skip": (dense, outputs),
-            "agent_skip": (agents + 1, outputs),
-            "step_agent": (agents + 1, 3 * g),
-            "step_states": (states, 3 * g),
-            "step_hidden": (g, 3 * g),
-            "step_hidden_bias": (3 * g,),
-        }
-        for name, shape in wanted.items():
+        """Raise ValueError unless the shapes are those of V agents, T types, p + c states and K steps ahead."""
+        sizes = {"R": RECENT, "2": 2, "h": self.hidden_size, "g": self.prefix_size, "3g": 3 * self.prefix_size}
+        sizes |= {"V+1": agents + 1, "V+2": agents + 2, "T+1": types + 1, "p+c": states, "E": encoding_size(agents)}
+        sizes |= {"D": SIZE_COUNT + 2 * states + 2, "O": horizon * (agents + 1)}
+        for name, symbols in SHAPES.items():
+            shape = tuple(sizes[symbol] for symbol in symbols)
             if self.arrays[name].shape != shape:
                 raise ValueError(f"network array {name!r} has the shape {self.arrays[name].shape}; expected {shape}")
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """Arrays by name, as an artefact keeps them."""
+        """Arrays of an artefact by name."""
         return dict(self.arrays)
 
     @classmethod
@@ -130,7 +108,7 @@ class NetworkWeights:
 
 
 LOGARITHM: Final = np.log1p(np.arange(256, dtype=np.float32))
-"""log(1 + x) of a count, 255 at most. A table, since a logarithm costs more than a row of the network."""
+"""log(1 + x) of a count, at most 255; a table, because a logarithm costs more than a row of the network."""
 
 
 def encoding_size(agents: int) -> int:

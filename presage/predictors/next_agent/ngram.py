@@ -1,19 +1,17 @@
 """Back-off n-grams: the outcomes counted after the last few agents, smoothed so that none is impossible.
 
-For each of the K horizons the outcome k steps ahead is counted directly, given the last `order` agents (the current one
-included) of a workflow of this type. Witten–Bell interpolation (Bell, Cleary & Witten, 1990; Chen & Goodman, 1998, eq.
-16) leads from the longest context to the shortest, from there to the count over all workflow types, and at last to the
-uniform distribution: with N outcomes counted after context c, T of them distinct, and c' the next shorter context,
+For each horizon k the outcome k steps ahead is counted, given the last `order` agents, the current one included, of
+a workflow of this type. Witten–Bell interpolation (Bell, Cleary & Witten, 1990; Chen & Goodman, 1998, eq. 16) leads
+from the longest context to the shortest, to the counts over all workflow types, and to the uniform distribution: with N
+outcomes counted after context c, T of them distinct, and c' the next shorter context,
 
     P(o | c) = (count(c, o) + T · P(o | c')) / (N + T)
 
-The start of a workflow is a symbol of its own and ends a context: nothing lies behind it, so a longer context would
-count the same positions twice. An unknown agent ends a context before itself; an unknown workflow type is read off
-the counts over all types. The moment of a forecast is ignored.
+The start of a workflow is a symbol of its own and ends a context. An unknown agent ends a context before itself; an
+unknown workflow type gets the counts over all types. The moment of a forecast is ignored.
 
-An artefact keeps the counts of the longest contexts alone, as small integers; everything else is summed from them.
-In memory every context has its finished distribution, so a forecast is a few probes of a hash table and a row. The
-price is memory: C contexts hold C · K · (V+1) float32 (2 MB for 30 agents and 5,000 contexts).
+An artefact keeps the counts of the longest contexts, as small integers; all others are their sums. In memory C contexts
+hold C · K · (V+1) float32 (2 MB for 30 agents and 5,000 contexts), so a forecast is a hash table lookup.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from presage.features.prefixes import Prefixes
 from presage.features.vocabulary import Vocabulary
 
 LONGEST: Final = 3
-"""The longest context a key has room for, in agents."""
+"""Agents in the longest context."""
 
 START: Final = -1
 """The symbol before the first step of a workflow."""
@@ -46,11 +44,11 @@ _EMPTY: Final = np.uint64(2**64 - 1)
 
 @dataclass(frozen=True)
 class NgramTable:
-    """Every context of the training data, ready to be looked up.
+    """Every context of the training data.
 
     Attributes:
         keys: uint64 [S], S a power of two: an open-addressing hash table over the contexts, see `lookup`.
-        values: int32 [S], the row of the key beside it.
+        values: int32 [S], the row of each key.
         rows: float32 [C, K, V+1], the interpolated distribution after each context, 1..K steps ahead.
         evidence: int32 [C], training positions with that context (and a known next outcome).
     """
@@ -62,7 +60,7 @@ class NgramTable:
 
 
 class BackoffNgram:
-    """Order-n Markov with back-off: what follows the last n agents, the current one included (n = 1, 2, 3)."""
+    """Order-n Markov with back-off, n = 1, 2, 3."""
 
     table: NgramTable
     vocabulary: Vocabulary
@@ -73,7 +71,7 @@ class BackoffNgram:
         self.name = f"markov-{order}"
 
     def fit(self, train: Prefixes, validation: Prefixes) -> Self:
-        """Counts `train`; there is nothing to choose, so `validation` is not read."""
+        """Count `train`; `validation` is not used."""
         if not 1 <= self.order <= LONGEST:
             raise ConfigurationError(f"order is {self.order}; an n-gram looks back over 1 to {LONGEST} agents")
         types, agents = len(train.vocabulary.workflow_types), len(train.vocabulary.agents)
@@ -85,31 +83,26 @@ class BackoffNgram:
         return self._hold(_count(train, self.order), train.vocabulary, train.horizon)
 
     def predict(self, prefixes: Prefixes, moment: Moment) -> NDArray[np.float32]:
-        """Probabilities float32 [n, K, V+1], every one above zero; the same at both moments."""
+        """Probabilities float32 [n, K, V+1], all above zero; the same at both moments."""
         return self.table.rows[self.rows_at(prefixes)]
 
     def rows_at(self, prefixes: Prefixes) -> NDArray[np.int32]:
-        """Row of `table.rows` and `table.evidence` that answers each prefix, int32 [n]."""
+        """Row in `table` of each prefix, int32 [n]."""
         found: NDArray[np.int32] = _lookup_all(
             self.table.keys, self.table.values, prefixes.workflow_type, prefixes.agent, prefixes.offsets
         )
         return found
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """The counts as flat arrays, for an artefact: see `_Counts`, in the smallest integers that hold them."""
-        counts = self._counts
-        context = counts.context.copy()
-        context[:, 1:] += 1  # START is 0, and unsigned integers will do
-        return {
-            "context": _smallest(context),
-            "entries": _smallest(counts.entries),
-            "outcome": _smallest(counts.outcome),
-            "count": _smallest(counts.count),
-        }
+        """The counts (`_Counts`) in the smallest unsigned integers."""
+        context = self._counts.context.copy()
+        context[:, 1:] += 1  # START is 0
+        arrays = {**vars(self._counts), "context": context}
+        return {name: array.astype(np.min_scalar_type(int(array.max(initial=0)))) for name, array in arrays.items()}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, NDArray[Any]], vocabulary: Vocabulary, horizon: int) -> Self:
-        """Inverse of `to_tensors`: the same predictions, bit by bit."""
+        """Inverse of `to_tensors`."""
         context = tensors["context"].astype(np.int64)
         context[:, 1:] -= 1
         counts = _Counts(context, *(tensors[name].astype(np.int64) for name in ("entries", "outcome", "count")))
@@ -123,15 +116,13 @@ class BackoffNgram:
 
 @njit(cache=True)
 def lookup(keys: NDArray[np.uint64], values: NDArray[np.int32], workflow_type: int, a0: int, a1: int, a2: int) -> int:
-    """Row of the longest context that training saw: of this workflow type, else over all types.
+    """Row of the longest known context of this workflow type, else over all types, in an `NgramTable`.
 
     Args:
-        keys: uint64 [S], of an `NgramTable`.
-        values: int32 [S], beside it.
-        workflow_type: index of the type; T, the unknown type, is never found.
-        a0: index of the current agent; V, the unknown agent, is never found.
-        a1: the agent of the step before, `START` where there was none.
-        a2: the agent before that.
+        keys, values: of the table.
+        workflow_type: T, the unknown type, is never found.
+        a0: the current agent; V, the unknown agent, is never found.
+        a1, a2: the agents of the two steps before, `START` where there was none.
     """
     for owner in (workflow_type + 1, 0):
         for length in range(2 if a1 == START else LONGEST, -1, -1):
@@ -141,7 +132,7 @@ def lookup(keys: NDArray[np.uint64], values: NDArray[np.int32], workflow_type: i
                 if keys[slot] == key:
                     return int(values[slot])
                 slot = (slot + 1) & (len(keys) - 1)
-    return -1  # never: the empty context over all types is always there
+    return -1  # never: the empty context over all types always exists
 
 
 @njit(cache=True, inline="always")
@@ -155,7 +146,7 @@ def _key(owner: int, length: int, a0: int, a1: int, a2: int) -> np.uint64:
 
 @njit(cache=True, inline="always")
 def _slot(key: np.uint64, slots: int) -> np.int64:
-    """Where a key's search begins: the finaliser of SplitMix64, which spreads the low bits over all of them."""
+    """First slot of a key: the finaliser of SplitMix64."""
     key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.int64((key ^ (key >> np.uint64(31))) & np.uint64(slots - 1))
@@ -227,7 +218,7 @@ def _count(train: Prefixes, order: int) -> _Counts:
 
 
 def _tabulate(counts: _Counts, vocabulary: Vocabulary, horizon: int) -> NgramTable:
-    """The distribution of every context from the counts of the longest ones."""
+    """The distributions of all contexts from the counts of the longest ones."""
     keys, counted = _every_context(counts, vocabulary, horizon)
     owner, length = (keys >> np.uint64(50)).astype(np.int64), (keys >> np.uint64(48)).astype(np.int64) & 3
     rows = np.empty((len(keys), horizon, vocabulary.outcomes), np.float32)
@@ -282,14 +273,10 @@ def _keys(owner: NDArray[np.int64], length: int, agents: NDArray[np.int64]) -> N
 
 
 def _shorter(keys: NDArray[np.uint64], owner: NDArray[np.int64], length: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Index of the context each one backs off to, int64 [C]; the last of all has none and gets itself."""
+    """Index of the context that each one backs off to, int64 [C]; the last one's own."""
     agents = np.stack([(keys >> np.uint64(shift)).astype(np.int64) & 0xFFFF for shift in (32, 16, 0)], axis=1) - 1
     found = np.zeros(len(keys), np.int64)
     for place in range(1, LONGEST + 1):
         here = length == place
         found[here] = np.searchsorted(keys, _keys(owner[here], place - 1, agents[here]))
     return found  # the empty context of a type backs off to that of all types: key 0, the first
-
-
-def _smallest(numbers: NDArray[np.int64]) -> NDArray[Any]:
-    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))

@@ -15,6 +15,7 @@ from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes
 from presage.features.projection import Projection
 from presage.features.vocabulary import Vocabulary
+from presage.predictors.common.artefact import nested, under
 from presage.predictors.next_agent.boosting import BoostingConfig, TreeEnsemble
 from presage.predictors.next_agent.network_weights import NetworkConfig, NetworkWeights
 from presage.predictors.next_agent.ngram import BackoffNgram
@@ -26,11 +27,10 @@ COMPONENTS: Final[tuple[Component, ...]] = ("network", "trees", "n-gram")
 
 TREES: Final = ("ids", "tokens.prefill", "states.prefill", "tokens.completion", "states.completion")
 """The ensembles of trees; their logits add up. The first reads ids alone and serves both moments. Each moment adds one
-that also reads token counts, if the step has any, and one that reads ids and states, if the step has a state. So trees
-never read an input that the step lacks."""
+that also reads token counts, if the step has any, and one that reads ids and states, if it has a state."""
 
 PATTERNS: Final = 4
-"""Number of patterns of inputs that a step has: bit 1 for token counts, bit 2 for a state."""
+"""Number of patterns of inputs of a step: bit 1 for token counts, bit 2 for a state."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,11 @@ class NextAgentConfig:
 
     Attributes:
         components, discriminants: principal components and discriminant directions kept of prefill states.
-            Half-precision products with 17 columns take twice as long as with 16.
-        completion_components, completion_discriminants: the same of completion states, which know the agent's output.
+        completion_components, completion_discriminants: the same of completion states.
         min_evidence: with fewer training steps of an agent in a workflow type the network is left out (`back-off`);
             with fewer of the workflow type the n-gram forecasts alone.
         refit: fit again on training and validation prefixes with the rounds, epochs and weights found.
         mixture: components to use, at least one of COMPONENTS.
-        network: sizes and schedule of the network.
         boosting: settings of the trees; 0 rounds leave them out.
     """
 
@@ -76,9 +74,7 @@ class NextAgentParts:
 
     Attributes:
         projections: of states, by moment; moments without states in training are absent.
-        network: weights.
         trees: ensembles by the names of TREES.
-        ngram: counts of the same traces.
         evidence: int32 [T+1, V+1], training steps by workflow type and agent; 0 for unknown ones.
         shares: float32 [PATTERNS, 2, 3, K], mixture weights by inputs of the step, moment, component and horizon.
     """
@@ -104,36 +100,25 @@ class NextAgentParts:
             **{f"projection.{moment}": projection.to_tensors() for moment, projection in self.projections.items()},
             "mixture": {"shares": self.shares, "evidence": self.evidence},
         }
-        return {f"{part}/{name}": array for part, arrays in parts.items() for name, array in arrays.items()}
+        return nested(parts)
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, NDArray[Any]], vocabulary: Vocabulary, horizon: int) -> NextAgentParts:
-        """Inverse of `to_tensors`; other tensors are left alone.
-
-        Raises:
-            KeyError: a tensor is missing. ValueError, TypeError: one is not what it should be.
-        """
-        parts: dict[str, dict[str, NDArray[Any]]] = {}
-        for name, array in tensors.items():
-            part, _, inner = name.rpartition("/")
-            parts.setdefault(part, {})[inner] = array
+        """Inverse of `to_tensors`; raises KeyError, ValueError or TypeError for a missing or malformed tensor."""
+        projections = {moment: under(tensors, f"projection.{moment}/") for moment in MOMENTS}
         loaded = cls(
-            projections={
-                moment: Projection.from_tensors(parts[f"projection.{moment}"])
-                for moment in MOMENTS
-                if f"projection.{moment}" in parts
-            },
-            network=NetworkWeights.from_tensors(parts["network"]),
-            trees={name: TreeEnsemble.from_tensors(parts[f"trees.{name}"]) for name in TREES},
-            ngram=BackoffNgram.from_tensors(parts["n-gram"], vocabulary, horizon),
-            evidence=parts["mixture"]["evidence"].astype(np.int32),
-            shares=parts["mixture"]["shares"].astype(np.float32),
+            projections={moment: Projection.from_tensors(found) for moment, found in projections.items() if found},
+            network=NetworkWeights.from_tensors(under(tensors, "network/")),
+            trees={name: TreeEnsemble.from_tensors(under(tensors, f"trees.{name}/")) for name in TREES},
+            ngram=BackoffNgram.from_tensors(under(tensors, "n-gram/"), vocabulary, horizon),
+            evidence=tensors["mixture/evidence"].astype(np.int32),
+            shares=tensors["mixture/shares"].astype(np.float32),
         )
         loaded._check(len(vocabulary.agents), len(vocabulary.workflow_types), horizon)
         return loaded
 
     def _check(self, agents: int, types: int, horizon: int) -> None:
-        """Raises ValueError unless the shapes of all parts match; compiled code does not check them."""
+        """Raise ValueError unless the shapes of all parts match; compiled code does not check them."""
         for projection in self.projections.values():
             if not projection.scale.shape == projection.bias.shape == (projection.size,):
                 raise ValueError(f"a projection to {projection.size} numbers has scales or biases of another length")
@@ -142,11 +127,12 @@ class NextAgentParts:
             trees.check(inputs_size(agents, *self.widths), horizon * (agents + 1))
         if len(depths := {trees.depth for trees in self.trees.values()}) != 1:
             raise ValueError(f"trees of depths {' and '.join(map(str, sorted(depths)))}; expected one depth")
-        if self.evidence.shape != (types + 1, agents + 1):
-            raise ValueError(f"evidence has the shape {self.evidence.shape}; expected {(types + 1, agents + 1)}")
-        wanted = (PATTERNS, len(MOMENTS), len(COMPONENTS), horizon)
-        if self.shares.shape != wanted:
-            raise ValueError(f"shares have the shape {self.shares.shape}; expected {wanted}")
+        for name, array, shape in (
+            ("evidence", self.evidence, (types + 1, agents + 1)),
+            ("shares", self.shares, (PATTERNS, len(MOMENTS), len(COMPONENTS), horizon)),
+        ):
+            if array.shape != shape:
+                raise ValueError(f"{name} of the shape {array.shape}; expected {shape}")
 
 
 def widths_of(projections: Mapping[Moment, Projection]) -> tuple[int, int]:

@@ -1,12 +1,11 @@
 """The next-agent predictor: the agents of the next K steps, and whether the workflow ends.
 
-A mixture, with weights found on held-out traces, of a network (GraphSAGE, ordered prefix, projected states: PBKV §4.1
-with the changes `network.py` names), trees with vector leaves on the same inputs, and a back-off n-gram. For agents
-with little training data the forecast backs off to trees and n-gram; for such workflow types, to the n-gram alone.
+A mixture of a network (PBKV §4.1 with the changes that `network.py` lists), trees with vector leaves on the same
+inputs, and a back-off n-gram. For agents with little training data the forecast backs off to trees and n-gram; for such
+workflow types, to the n-gram alone.
 
-One model serves steps with and without token counts and states (`features/input_profiles.py`): the network is trained
-with inputs dropped, separate trees read each input, and each combination has its own mixture weights. Training,
-evaluation and serving all forecast with `kernels.py`.
+One model serves steps with and without token counts and states (`features/input_profiles.py`), each combination with
+its own mixture weights. Training, evaluation and serving all forecast with `kernels.py`.
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ from presage.features.prefixes import Prefixes, join
 from presage.features.projection import columns_of, project_state
 from presage.features.states import StateSource
 from presage.features.vocabulary import Vocabulary
-from presage.predictors.common.artefact import read_artefact, rebuilding, under, write_artefact
+from presage.predictors.common.artefact import nested, read_artefact, rebuilding, under, write_artefact
 from presage.predictors.common.forecast import Forecast
 from presage.predictors.common.steps import check_steps, has_output, log_tokens
 from presage.predictors.engine import Engine, build_engine, with_shares
 from presage.predictors.next_agent.kernels import completed, forecast_trace, opened, prefilled
-from presage.predictors.next_agent.ngram import BackoffNgram
 from presage.predictors.next_agent.parts import (
     COMPONENTS,
     PATTERNS,
@@ -51,7 +49,7 @@ from presage.predictors.common.probabilities import FLOOR, softmax
 
 KIND: Final = "next-agent"
 PRIOR_WEIGHTS: Final = (0.45, 0.6, 0.05)
-"""Prior mixture weights, close to those found on the real traces."""
+"""Prior mixture weights, close to those of the real traces."""
 
 Progress = Callable[[str, float], None]
 """Progress callback: current stage and the share of it that is done, 0..1."""
@@ -62,9 +60,7 @@ Workflow = NDArray[np.float32]
 
 
 class NextAgentPredictor:
-    """Forecasts the next K agents; `fit` it or `load` it."""
-
-    name = "presage"
+    """Forecasts the next K agents; create one with `fit` or `load`."""
 
     vocabulary: Vocabulary
     horizon: int
@@ -92,15 +88,15 @@ class NextAgentPredictor:
 
         Args:
             train, validation: prefixes over one vocabulary, with states from `source`.
-            source: of the states; stored with the model so that serving computes the same ones.
+            source: of the states; stored with the model for serving.
             whole: both parts together with states from `source` fitted on both; None joins the two.
             grown: results of `project`, and optionally of `grow`, for exactly these prefixes.
-            trained_on: keys of the tasks of both parts; stored with the model to keep them out of evaluations.
-            progress: receives the current stage.
+            trained_on: keys of the tasks of both parts.
+            progress: callback.
         """
         report = progress or (lambda _, __: None)
         self.vocabulary, self.horizon = train.vocabulary, train.horizon
-        self.source = source or StateSource.none()
+        self.source = source or StateSource("none")
         self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
         from presage.predictors.next_agent.learning import learn, project  # torch learns; it does not forecast
 
@@ -123,8 +119,10 @@ class NextAgentPredictor:
         return self
 
     def _weigh(self, parts: NextAgentParts, validation: Prefixes) -> NDArray[np.float32]:
-        """Mixture weights float32 [PATTERNS, 2, 3, K], from forecasts of each component alone on held-out prefixes
-        without the inputs that a pattern lacks. A pattern of no held-out step gets the weights of one it contains."""
+        """Mixture weights float32 [PATTERNS, 2, 3, K], from forecasts of each component alone on held-out prefixes.
+
+        A pattern without held-out steps gets the weights of one that it contains.
+        """
         self._hold(parts)
         prior = [weight * (name in self.config.mixture) for name, weight in zip(COMPONENTS, PRIOR_WEIGHTS, strict=True)]
         shares = np.empty_like(parts.shares)
@@ -179,7 +177,7 @@ class NextAgentPredictor:
         return frozenset(found)
 
     def observed(self, prefixes: Prefixes, sources: Sources) -> Prefixes:
-        """The prefixes without the inputs that are not among `sources`."""
+        """The prefixes without the inputs of all other sources."""
         seen = prefixes if TOKENS in sources else prefixes.without_tokens()
         return seen if self.reads - {TOKENS} <= sources else seen.with_states({})
 
@@ -216,7 +214,7 @@ class NextAgentPredictor:
         return workflow
 
     def project(self, moment: Moment, state: NDArray[np.float32] | None) -> NDArray[np.float32]:
-        """Project a raw state float32 [d] to float32 [p] or [c] for the kernels; empty if there is none."""
+        """The projection of a raw state float32 [d], float32 [p] or [c]; empty if there is none."""
         if state is None or moment not in self._columns:
             return _NOTHING
         columns, bias = self._columns[moment]
@@ -225,13 +223,8 @@ class NextAgentPredictor:
         return out
 
     def projection(self, moment: Moment) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """W float32 [d, p] and b [p], for workers that call `project_state` themselves; None: no states."""
+        """W float32 [d, p] and b [p], for workers that project; None: no states."""
         return self._weights.get(moment)
-
-    @property
-    def back_off(self) -> BackoffNgram:
-        """The n-gram component, which forecasts alone for workflow types with little training data."""
-        return self.parts.ngram
 
     def prefilled(
         self,
@@ -251,12 +244,9 @@ class NextAgentPredictor:
     def forecast(self, steps: Sequence[Mapping[str, Any]]) -> Forecast:
         """Forecast one workflow after the given steps.
 
-        Args:
-            steps: in order, keyed by column names of traces; `workflow_type` and `agent` are required. The forecast
-                is of the completion of the last step if it has any output, else of its prefill.
-
-        Raises:
-            InputError: no step, steps of different workflows, an invalid agent, or a state of another width.
+        The steps are in order, keyed by column names of traces; `workflow_type` and `agent` are required. The forecast
+        is made at the completion of the last step if it has any output, else at its prefill. Raises InputError for no
+        step, steps of different workflows, an invalid agent, or a state of another width.
         """
         check_steps(steps)
         workflow = self.open(steps[0]["workflow_type"])
@@ -285,55 +275,41 @@ class NextAgentPredictor:
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
         """Write an artefact folder."""
-        config, tensors = self.to_artefact()
-        write_artefact(Path(folder), kind=KIND, config=config, tensors=tensors, training_data=training_data or {})
-
-    def to_artefact(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Configuration (JSON values) and tensors of the artefact."""
-        config = {
-            "predictor": asdict(self.config),
-            "vocabulary": self.vocabulary.to_dict(),
-            "horizon": self.horizon,
-            "seed": self.seed,
-            "states": self.source.to_config(),
-        }
-        tensors = {
-            **self.parts.to_tensors(),
-            "training/tasks": self.trained_on,
-            **{f"states/{name}": array for name, array in self.source.to_tensors().items()},
-        }
-        return config, tensors
+        write_artefact(
+            Path(folder),
+            kind=KIND,
+            config={
+                "predictor": asdict(self.config),
+                "vocabulary": self.vocabulary.to_dict(),
+                "horizon": self.horizon,
+                "seed": self.seed,
+                "states": self.source.to_config(),
+            },
+            tensors={
+                **self.parts.to_tensors(),
+                **nested({"training": {"tasks": self.trained_on}, "states": self.source.to_tensors()}),
+            },
+            training_data=training_data or {},
+        )
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Load an artefact folder.
-
-        Raises:
-            ArtefactError: not a valid artefact of this kind.
-        """
+        """Load an artefact folder; raises ArtefactError unless it is a valid artefact of this kind."""
         artefact = read_artefact(Path(folder), kind=KIND)
+        config, tensors = artefact.config, artefact.tensors
         with rebuilding(folder, KIND):
-            return cls.from_artefact(artefact.config, artefact.tensors)
-
-    @classmethod
-    def from_artefact(cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> Self:
-        """Inverse of `to_artefact`.
-
-        Raises:
-            LookupError, TypeError, ValueError: incomplete or inconsistent data.
-        """
-        predictor = cls(NextAgentConfig.from_dict(config["predictor"]), config["seed"])
-        predictor.vocabulary = Vocabulary.from_dict(config["vocabulary"])
-        predictor.horizon = config["horizon"]
-        predictor.source = StateSource.from_artefact(config["states"], under(tensors, "states/"))
-        parts = NextAgentParts.from_tensors(tensors, predictor.vocabulary, predictor.horizon)
-        for moment, projection in parts.projections.items():
-            if predictor.source.sizes.get(moment, projection.state_size) != projection.state_size:
-                raise ValueError(
-                    f"a projection of {projection.state_size} numbers at {moment} does not match the states"
-                )
-        predictor.trained_on = tensors["training/tasks"].astype(np.uint64)
-        predictor._hold(parts)
+            predictor = cls(NextAgentConfig.from_dict(config["predictor"]), config["seed"])
+            predictor.vocabulary = Vocabulary.from_dict(config["vocabulary"])
+            predictor.horizon = config["horizon"]
+            predictor.source = StateSource.from_artefact(config["states"], under(tensors, "states/"))
+            parts = NextAgentParts.from_tensors(tensors, predictor.vocabulary, predictor.horizon)
+            for moment, projection in parts.projections.items():
+                if predictor.source.sizes.get(moment, projection.state_size) != projection.state_size:
+                    raise ValueError(
+                        f"a projection of {projection.state_size} numbers at {moment} does not match the states"
+                    )
+            predictor.trained_on = tensors["training/tasks"].astype(np.uint64)
+            predictor._hold(parts)
         return predictor
 
 
@@ -341,7 +317,7 @@ _NOTHING: Final = np.empty(0, np.float32)
 
 
 PRIOR_STRENGTH: Final = 50.0
-"""Penalty on the distance to the prior weights, nats a squared unit: a few workflows cannot switch a component off."""
+"""Penalty on the squared distance to the prior weights, nats."""
 
 
 def fit_weights(
@@ -349,13 +325,11 @@ def fit_weights(
 ) -> NDArray[np.float32]:
     """Weights float32 [M, K], none negative, of M components (each float32 [n, K, V+1]) on labels int32 [n, K].
 
-    p ∝ Π_m p_m^w_m, for each horizon and moment (Genest and Zidek 1986: the logarithmic pool). The linear mixture
-    Σ_m w_m p_m is too unsure of itself when its parts are each well calibrated (Ranjan and Gneiting 2010 prove that it
-    must be); the logarithmic one may sharpen, since its weights need not sum to one, and costs one softmax instead of
-    one a component. With weights (0, 0, 1) it is the n-gram; a component that misleads on held-out traces gets weight
-    0. Finding the weights is convex: multinomial logistic regression with one coefficient a component.
+    The logarithmic pool p ∝ Π_m p_m^w_m (Genest and Zidek 1986), fitted for each horizon by multinomial logistic
+    regression with one coefficient a component. The linear mixture Σ_m w_m p_m of calibrated parts is underconfident
+    (Ranjan and Gneiting 2010).
 
-    `prior` holds the M weights that are returned where no label counts; a component whose prior is 0 is left out.
+    `prior` are the M weights without labels; a component whose prior is 0 is left out.
     """
     start = np.asarray(prior, float)
     bounds = [(0.0, None if weight > 0 else 0.0) for weight in start]

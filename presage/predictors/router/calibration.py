@@ -5,29 +5,28 @@ Platt scaling fits a line for each model (`Calibration`):
     logit p = logit(base rate) + shift + slope · (log-odds − their mean)
 
 Slopes are regularised towards the common slope of all labels and shifts towards 0, with the weight of two hundred
-labels, so a model with few labels is calibrated like the others. This is Platt (1999) without smoothed labels; the mean
-of several attempts counts as a fractional label.
+labels: Platt (1999) without smoothed labels; the mean of several attempts counts as a fractional label.
 
 Calibration on known topics does not transfer to new ones. So families of prompts are left out in turn, and the
-forecasts of a router trained without them show how much of its opinion to keep (`Widening`):
+forecasts of a router trained without them determine a formula for all models (`Widening`):
 
     logit p = logit(base rate) + shift + drift · distance + (slope − loss · distance) · opinion
 
 The opinion is the difference of calibrated log-odds and those of the base rates; the distance is 0..1 (`novelty.py`).
-All models share the four coefficients. Neither `loss` nor `slope − loss · distance` is ever negative, so opinions
-shrink with distance.
+Neither `loss` nor `slope − loss · distance` is ever negative, so opinions shrink with distance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from presage.predictors.common.artefact import Tensors
 from presage.predictors.router.factors import base_rates, logit, sigmoid
 
 PRIOR_LABELS: Final = 200.0
@@ -42,13 +41,12 @@ _PRIOR: Final = 20.0
 
 _ROUNDS: Final = 50
 _ENOUGH: Final = 1e-9
-_TENSORS: Final = ("base", "middle", "shift", "slope")
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Calibration:
+class Calibration(Tensors):
     """A line for each of M models, float64 [M] each.
 
     Attributes:
@@ -72,7 +70,7 @@ class Calibration:
         Args:
             logits: [n, M], of prompts the scorer was not trained on.
             correct: [n, M], 0..1, NaN without a label.
-            base: float64 [M], base rates between 0 and 1, of more labels than these; None: those of `correct`.
+            base: float64 [M], base rates; None: those of `correct`.
         """
         offset = logit(base_rates(correct) if base is None else base)
         middle = logits.mean(axis=0, dtype=np.float64) if len(logits) else offset
@@ -83,7 +81,10 @@ class Calibration:
             rows = known[:, m]
             if rows.any():
                 labels = correct[rows, m].astype(np.float64)
-                shift[m], slope[m] = _line(away[rows, m], offset[m], labels, together)
+                x = away[rows, m]
+                design, prior = np.stack([np.ones_like(x), x], axis=1), np.array([0.0, together])
+                pull = 0.25 * PRIOR_LABELS * np.array([1.0, max(float((x**2).mean()), 1e-12)])
+                shift[m], slope[m] = _newton(design, offset[m], labels, 1.0, prior, pull, _ENOUGH)
         return cls(offset, middle, shift, np.maximum(slope, 0.0))
 
     def probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -94,17 +95,10 @@ class Calibration:
         """Calibrated log-odds minus those of the base rates, float64 [n, M], from log-odds [n, M]."""
         return np.asarray(self.shift + self.slope * (logits - self.middle), np.float64)
 
-    def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """Arrays by name."""
-        return {name: getattr(self, name) for name in _TENSORS}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, NDArray[Any]], models: int) -> Calibration:
-        """Inverse of `to_tensors`; raises LookupError or ValueError if a part is missing or mismatched."""
-        found = {name: tensors[name] for name in _TENSORS}
-        if any(array.shape != (models,) for array in found.values()):
+    def check(self, models: int) -> None:
+        """Raise ValueError unless there is a line for each of M models."""
+        if any(array.shape != (models,) for array in self.to_tensors().values()):
             raise ValueError(f"the calibration does not match {models} models")
-        return cls(**found)
 
 
 def _common(away: NDArray[np.float64], offset: NDArray[np.float64], correct: NDArray[np.float32]) -> float:
@@ -124,21 +118,26 @@ def _common(away: NDArray[np.float64], offset: NDArray[np.float64], correct: NDA
     return max(slope, 0.0)
 
 
-def _line(x: NDArray[np.float64], offset: float, labels: NDArray[np.float64], slope: float) -> tuple[float, float]:
-    """Shift and slope of one model by Newton's method."""
-    weight = 0.25 * PRIOR_LABELS * np.array([1.0, max(float((x**2).mean()), 1e-12)])
-    design = np.stack([np.ones_like(x), x], axis=1)
-    start = np.array([0.0, slope])
-    found = start.copy()
+def _newton(
+    columns: Floats,
+    offset: Floats | float,
+    labels: Floats,
+    weight: Floats | float,
+    prior: Floats,
+    pull: Floats,
+    enough: float,
+) -> Floats:
+    """Coefficients of a logistic regression, pulled towards `prior` with the weights `pull`, by Newton's method."""
+    found = prior.copy()
     for _ in range(_ROUNDS):
-        p = sigmoid(offset + design @ found)
-        gradient = design.T @ (labels - p) - weight * (found - start)
-        curvature = (design * (p * (1 - p))[:, None]).T @ design + np.diag(weight)
+        p = sigmoid(offset + columns @ found)
+        gradient = columns.T @ (weight * (labels - p)) - pull * (found - prior)
+        curvature = (columns * (weight * p * (1 - p))[:, None]).T @ columns + np.diag(pull)
         step = np.linalg.solve(curvature, gradient)
         found += np.clip(step, -1.0, 1.0)
-        if np.abs(step).max() < _ENOUGH:
+        if np.abs(step).max() < enough:
             break
-    return float(found[0]), float(found[1])
+    return found
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ class Opinions:
     Attributes:
         opinion: [n, M], calibrated log-odds minus those of the base rates.
         base: [M], base rates of its training data.
-        distance: [n], 0..1, of the prompts from its training data.
+        distance: [n], 0..1, from its training data.
         correct: [n, M], 0..1, NaN without a label.
     """
 
@@ -160,7 +159,7 @@ class Opinions:
 
 @dataclass(frozen=True)
 class Widening:
-    """The four coefficients of the formula in the module docstring."""
+    """The coefficients of the formula in the module docstring."""
 
     shift: float
     drift: float
@@ -192,22 +191,19 @@ class Widening:
         return cls(*map(float, found))
 
     def probabilities(self, opinion: Floats, base: Floats, distance: Floats) -> NDArray[np.float32]:
-        """Probabilities float32 [n, M] of opinions [n, M] at distances [n]; `base` is float64 [M] log-odds of the base
-        rates.
-        """
+        """Probabilities float32 [n, M] of opinions [n, M] at distances [n]; `base` [M]: log-odds of base rates."""
         return _widened(opinion, base, distance, self.shift, self.drift, self.slope, self.loss)
 
     def check(self) -> None:
-        """Raises ValueError unless opinions shrink with distance."""
+        """Raise ValueError unless opinions shrink with distance."""
         if not (np.isfinite([self.shift, self.drift]).all() and self.slope >= 0 and self.loss >= 0):
             raise ValueError("the widening does not shrink opinions with distance")
 
 
 def leave_out_folds(groups: Sequence[str | None]) -> NDArray[np.int64]:
-    """Assign n prompts to three folds of whole families and about equal size, int64 [n].
+    """Assign n prompts to three folds of whole families and about equal size, int64 [n]; below three families, to one.
 
-    With fewer than three families all are in fold 0: two show nothing about a third. (Leaving out clusters of one
-    family's prompts instead made calibration worse on known and on new families.)
+    (Leaving out clusters of one family's prompts instead made calibration worse on known and on new families.)
     """
     found, place, counts = np.unique([group or "" for group in groups], return_inverse=True, return_counts=True)
     load, fold = np.zeros(FOLDS, np.int64), np.zeros(len(counts), np.int64)
@@ -240,21 +236,9 @@ def _flat(of: Opinions, weight: float) -> tuple[Floats, ...]:
 
 
 def _logistic(columns: Floats, free: NDArray[np.bool_], offset: Floats, labels: Floats, weight: Floats) -> Floats:
-    """Coefficients of a regularised logistic regression by Newton's method, float64 [4].
-
-    The prior mean leaves opinions unchanged; coefficients that are not `free` stay at it.
-    """
+    """Coefficients of a widening, float64 [4]. The prior leaves opinions unchanged; those not `free` stay at it."""
     whole = _NOTHING.copy()
     columns, prior = columns[:, free], _NOTHING[free]
     pull = _PRIOR * 0.25 * np.maximum((columns**2).mean(axis=0), 1e-12)
-    found = prior.copy()
-    for _ in range(_ROUNDS):
-        p = sigmoid(offset + columns @ found)
-        gradient = columns.T @ (weight * (labels - p)) - pull * (found - prior)
-        curvature = (columns * (weight * p * (1 - p))[:, None]).T @ columns + np.diag(pull)
-        step = np.clip(np.linalg.solve(curvature, gradient), -1.0, 1.0)
-        found += step
-        if np.abs(step).max() < 1e-8:
-            break
-    whole[free] = found
+    whole[free] = _newton(columns, offset, labels, weight, prior, pull, 1e-8)
     return whole

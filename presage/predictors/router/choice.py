@@ -4,13 +4,7 @@ The highest of many estimates is biased upwards, most of all when models are sim
 always using the model that is best overall. So for picking, log-odds are shrunk towards those of the base rates by a
 trust between 0 (always the best single model) and 1 (the probabilities as they are). The fitted trust has the largest
 lower confidence bound on the gain over the best single model on calibration prompts; it is 0 if no gain is significant.
-Chimera (§3.6) addresses the same problem with a confidence margin that a user has to find.
-
-The reported probabilities are not shrunk.
-
-With costs (`choose`), a budget selects the likeliest of the affordable models, and a quality limit selects the cheapest
-of the models that are likely enough. If no model meets the limit, the nearest one is returned with `kept=False`,
-because every request has to go somewhere. Without a limit the router's own pick is returned.
+(Chimera, §3.6, uses a confidence margin that a user has to find.)
 """
 
 from __future__ import annotations
@@ -33,12 +27,9 @@ _EDGE: Final = 1e-7
 
 
 def pick(probabilities: NDArray[np.float32], base: NDArray[np.float64], trust: float) -> NDArray[np.int64]:
-    """Index of the model for each of n prompts, int64 [n]; ties go to the first.
+    """Index of the model for each of n prompts, int64 [n], from probabilities [n, M]; ties go to the first.
 
-    Args:
-        probabilities: [n, M].
-        base: float64 [M], base rates, strictly between 0 and 1.
-        trust: 0..1.
+    `base` is the base rates, float64 [M], strictly between 0 and 1, and `trust` is 0..1.
     """
     centre = logit(base)
     odds = logit(np.clip(probabilities.astype(np.float64), _EDGE, 1.0 - _EDGE))
@@ -46,12 +37,9 @@ def pick(probabilities: NDArray[np.float32], base: NDArray[np.float64], trust: f
 
 
 def learn_trust(probabilities: NDArray[np.float32], correct: NDArray[np.float32], base: NDArray[np.float64]) -> float:
-    """Fit the trust with the surest gain over the best single model, on the prompts with all M labels.
+    """The trust with the surest gain over the best single model (of the highest base rate), on prompts with M labels.
 
-    Args:
-        probabilities: [n, M].
-        correct: [n, M], 0..1, NaN without a label.
-        base: float64 [M], base rates; their highest is the best single model.
+    Probabilities and labels are [n, M], labels 0..1, NaN if unknown.
     """
     whole = ~np.isnan(correct).any(axis=1)
     if whole.sum() < 2:
@@ -72,7 +60,6 @@ class ModelChoice:
     """A model for a prompt.
 
     Attributes:
-        model: its name.
         reason: explanation for people.
         kept: whether the model meets the limit; True without a limit.
     """
@@ -90,7 +77,9 @@ def choose(
     max_cost: float | None = None,
     min_quality: float | None = None,
 ) -> ModelChoice:
-    """Pick a model for a prompt.
+    """Choose a model for a prompt: the likeliest within a budget, or the cheapest that is likely enough.
+
+    If no model meets the limit, the nearest one is returned with `kept=False`.
 
     Args:
         probabilities: that each model solves the prompt, 0..1.
@@ -114,10 +103,7 @@ def choose(
         if within := [model for model in by_quality if costs[model] <= max_cost]:
             return ModelChoice(within[0], f"the likeliest of {len(within)} models that cost at most {max_cost:g}")
         return ModelChoice(by_cost[0], f"no model costs at most {max_cost:g}: using the cheapest", kept=False)
+    wanted = f"a probability of at least {min_quality:g}"
     if good := [model for model in by_cost if probabilities[model] >= (min_quality or 0.0)]:
-        return ModelChoice(
-            good[0], f"the cheapest of {len(good)} models with a probability of at least {min_quality:g}"
-        )
-    return ModelChoice(
-        by_quality[0], f"no model has a probability of at least {min_quality:g}: using the likeliest", kept=False
-    )
+        return ModelChoice(good[0], f"the cheapest of {len(good)} models with {wanted}")
+    return ModelChoice(by_quality[0], f"no model has {wanted}: using the likeliest", kept=False)

@@ -1,8 +1,7 @@
 """Common factors of the models' labels; the first is how easy a prompt is.
 
-One model's label is a noisy measure of a prompt; the labels of all models together are a better one. So the label
-residuals, scaled to unit variance for each model, are factorised by SVD, and a scorer is trained on the factors instead
-of the labels. Factors that prompts do not predict do little harm, because each has its own penalty.
+One model's label is a noisy measure of a prompt; the labels of all models together are a better one. So label
+residuals, scaled to unit variance for each model, are factorised by SVD, and a scorer is trained on the factors.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Factors:
         residuals = _filled(_residuals(correct, base), np.isnan(correct), rank)
         _, _, directions = np.linalg.svd(residuals, full_matrices=False)
         kept = directions[:rank]
-        sign = np.sign(kept.sum(axis=1, keepdims=True))  # orient each factor so that higher means easier
+        sign = np.sign(kept.sum(axis=1, keepdims=True))  # higher means easier
         return cls(base, (kept * np.where(sign == 0, 1.0, sign)).astype(np.float32))
 
     def targets(self, correct: NDArray[np.float32]) -> NDArray[np.float32]:

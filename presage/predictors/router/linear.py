@@ -1,14 +1,12 @@
-"""The linear head: ridge regression of the common factors of all models on terms and form of a prompt. Needs no GPU.
+"""The linear head: ridge regression of the common factors of all models on terms and form of a prompt.
 
-Separate logistic regressions would ignore that models agree on which prompts are hard. Instead the targets are factors
-of the labels (`factors.py`), each with its own penalty, chosen on held-out prompts; factors that prompts do not predict
-are dropped. A sentence encoder may add features. One prompt and many use the same arithmetic, without BLAS, so training
-and serving agree bit by bit (except for an encoder).
+Models agree on which prompts are hard, so the targets are factors of the labels (`factors.py`), each with its own
+penalty, chosen on held-out prompts; factors that prompts do not predict are dropped. A sentence encoder may add
+features. One prompt and many use the same arithmetic, without BLAS, so they agree bit by bit (except for an encoder).
 
-The regression (`RidgePath`) is on sparse rows for several targets, each at every penalty of a grid, from one pass of
-Lanczos. The dual solution of penalty α is (X Xᵀ + α I)⁻¹ t. The Krylov space of X Xᵀ and t does not depend on α, so one
-basis serves the whole grid (Paige and Saunders, 1982, of whom LSQR is; here with full reorthogonalisation, because a
-basis of some tens of vectors is cheap). Time is that of `STEPS` products with X and Xᵀ, linear in its entries.
+The regression (`RidgePath`) solves several targets at every penalty of a grid in one pass of Lanczos. The dual solution
+of penalty α is (X Xᵀ + α I)⁻¹ t. The Krylov space of X Xᵀ and t does not depend on α, so one basis serves the whole
+grid (as in LSQR: Paige and Saunders, 1982; here with full reorthogonalisation).
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from numpy.typing import NDArray
 from presage.errors import ArtefactError
 from presage.features.prompt_terms import FORM_SIZE, PromptTerms, prompt_form
 from presage.features.text_encoder import TextEncoder
+from presage.predictors.common.artefact import under
 from presage.predictors.router.factors import Factors
 
 STEPS: Final = 24
@@ -61,7 +60,6 @@ class RidgePath:
     """The solutions of r targets at every penalty.
 
     Attributes:
-        rows: of the training data.
         basis: float32 [k, n, r], orthonormal over n for each target.
         values, vectors: eigenvalues [r, k] and vectors [r, k, k] of each target's tridiagonal matrix, float64.
         lengths: float64 [r], norm of each target.
@@ -115,17 +113,14 @@ _FEW_STEPS: Final = 10  # of Lanczos, for heads that are only evaluated
 
 _TERMS_SHARE: Final = np.float32(0.5**0.5)  # words and strings weigh the same, together 1
 _FORM_SHARE: Final = np.float32((0.05 / FORM_SIZE) ** 0.5)
-_FARTHEST: Final = 4.0  # clip at so many standard deviations, so that an unusual form does not outweigh all words
+_FARTHEST: Final = 4.0  # standard deviations, so that an unusual form does not outweigh all words
 
 
 @dataclass(frozen=True, eq=False)
 class PromptRows:
-    """The F features of a prompt: T of terms, the rest of its form and, if any, of an encoder.
+    """The F features of a prompt: T of terms, the rest of its form and, if any, of a sentence encoder.
 
-    Attributes:
-        terms: the vocabulary.
-        middle, scale: float32 [15], mean and deviation of the form of training prompts.
-        encoder: a sentence encoder, or None.
+    `middle` and `scale`, float32 [15], are mean and deviation of the form of training prompts.
     """
 
     terms: PromptTerms
@@ -159,8 +154,6 @@ class LinearScorer:
     """A fitted linear head for M models.
 
     Attributes:
-        inputs: features of prompts.
-        factors: of the labels.
         penalties: float64 [r], of each factor.
         predictable: bool [r], factors that the features predict; the others are left out.
         weights: float32 [F, r].
@@ -181,33 +174,16 @@ class LinearScorer:
         correct: NDArray[np.float32],
         tuning: Sequence[str],
         tuning_correct: NDArray[np.float32],
-        *,
-        rank: int = RANK,
-        encoder: TextEncoder | None = None,
-    ) -> LinearScorer:
-        """Fit without folds; otherwise as `fit_in_folds`."""
-        nothing = np.zeros(len(prompts), np.int64)
-        return cls.fit_in_folds(prompts, correct, tuning, tuning_correct, nothing, rank=rank, encoder=encoder)[0]
-
-    @classmethod
-    def fit_in_folds(
-        cls,
-        prompts: Sequence[str],
-        correct: NDArray[np.float32],
-        tuning: Sequence[str],
-        tuning_correct: NDArray[np.float32],
         folds: NDArray[np.int64],
         *,
-        rank: int = RANK,
-        encoder: TextEncoder | None = None,
+        rank: int,
+        encoder: TextEncoder | None,
     ) -> tuple[LinearScorer, NDArray[np.float64]]:
         """Fit on `prompts`; choose the penalties on `tuning`, other prompts.
 
         Args:
-            prompts: n texts.
-            correct: float32 [n, M], 0..1, NaN without a label.
-            tuning: other texts.
-            tuning_correct: float32 [len(tuning), M], likewise.
+            prompts: n texts; tuning: other texts.
+            correct: float32 [n, M], 0..1, NaN without a label; tuning_correct: of the other texts.
             folds: int64 [n], the fold of each prompt.
             rank: greatest number of factors.
             encoder: adds features.
@@ -273,16 +249,10 @@ class LinearScorer:
             "weights": self.weights,
         }
 
-    def to_files(self) -> dict[str, bytes]:
-        """No further files."""
-        return {}
-
     @classmethod
     def from_artefact(cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], folder: Path) -> Self:
         """Inverse of `to_config` and `to_tensors`; the encoder is loaded by name, and its digest must match."""
-        terms = PromptTerms.from_tensors(
-            {name.removeprefix("terms."): array for name, array in tensors.items() if name.startswith("terms.")}
-        )
+        terms = PromptTerms.from_tensors(under(tensors, "terms."))
         encoder = _same_encoder(config["encoder"], folder)
         inputs = PromptRows(terms, tensors["form.middle"], tensors["form.scale"], encoder)
         factors = Factors(tensors["base"], tensors["loadings"])

@@ -1,10 +1,9 @@
 """Distance of a prompt from the training prompts, by its words and its form.
 
-Words: the share of the prompt's words that training prompts contain, weighted by inverse document frequency. A new
-benchmark often uses known words in a form of its own, so the distance of the form to the nearest training prompts
-counts as well. Fisher's method combines the p-values of both (the share of held-out prompts that are at least as far).
-A prompt that is farther than nearly all held-out prompts is flagged as having too little evidence. Words are stored as
-hashes.
+Words: the share of the prompt's words that training prompts contain, weighted by inverse document frequency. Form: the
+distance to the nearest training prompts, because a new benchmark often uses known words in a form of its own. Fisher's
+method combines the p-values of both (the share of held-out prompts that are at least as far). A prompt that is farther
+than nearly all held-out prompts has too little evidence. Words are stored as hashes.
 """
 
 from __future__ import annotations
@@ -36,11 +35,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Novelty:
-    """Novelty of n prompts.
-
-    Attributes:
-        known: float64 [n], weighted share of known words, 0..1; 0 for a prompt without words.
-        away: float64 [n], distance of the form to the nearest training forms, in standard deviations.
+    """Novelty of n prompts: the weighted share of known words, 0..1 (0 for a prompt without words), and the distance of
+    the form to the nearest training forms, in standard deviations; float64 [n] each.
     """
 
     known: Floats
@@ -52,11 +48,9 @@ class TrainingPrompts:
     """Words and forms of the training prompts.
 
     Attributes:
-        words: uint32 [W], hashes, ascending.
-        idf: float32 [W].
+        words: uint32 [W], hashes, ascending; idf: float32 [W].
         unseen: the weight of an unknown word.
-        middle, scale: float32 [15], of the form.
-        forms: float32 [L, 15], scaled forms of some prompts.
+        middle, scale: float32 [15], of the form; forms: float32 [L, 15], scaled forms of some prompts.
     """
 
     words: Hashes
@@ -90,9 +84,7 @@ class TrainingPrompts:
 class PromptEvidence:
     """The training prompts, and the novelty of held-out prompts from the same source.
 
-    Attributes:
-        training: words and forms of training prompts.
-        known, away, joint: float64 [q], ascending quantiles of held-out prompts' novelty and of both combined.
+    `known`, `away`, `joint`: float64 [q], ascending quantiles of held-out prompts' novelty and of both combined.
     """
 
     training: TrainingPrompts
@@ -101,15 +93,8 @@ class PromptEvidence:
     joint: Floats
 
     @classmethod
-    def fit(cls, prompts: Sequence[str], held_out: Sequence[str]) -> PromptEvidence:
-        """Fit on training prompts and on prompts held out from them, if any."""
-        training = TrainingPrompts.of(words_of(prompts), prompt_form(prompts))
-        return cls.of(training, words_of(held_out), prompt_form(held_out))
-
-    @classmethod
-    def of(cls, training: TrainingPrompts, words: Sequence[Hashes], forms: NDArray[np.float32]) -> PromptEvidence:
-        """As `fit`, from words and forms of the held-out prompts."""
-        novelty = training.novelty(words, forms)
+    def of(cls, training: TrainingPrompts, novelty: Novelty) -> PromptEvidence:
+        """From the training prompts and the novelty of held-out prompts, if any."""
         known, away = _quantiles(novelty.known), _quantiles(novelty.away)
         return cls(training, known, away, _quantiles(_join(novelty.known, novelty.away, known, away)))
 
@@ -123,11 +108,7 @@ class PromptEvidence:
 
     def far(self, prompts: Sequence[str]) -> NDArray[np.bool_]:
         """Whether prompts are too far from the training prompts, bool [n]."""
-        return self.is_far(self.distance(self.novelty(prompts)))
-
-    def is_far(self, distance: Floats) -> NDArray[np.bool_]:
-        """As `far`, from distances; bool [n]."""
-        return np.asarray(distance > 1.0 - FAR_SHARE)
+        return too_far(self.distance(self.novelty(prompts)))
 
     def to_config(self) -> dict[str, float]:
         """JSON values beside the tensors."""
@@ -140,7 +121,7 @@ class PromptEvidence:
 
     @classmethod
     def from_artefact(cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> PromptEvidence:
-        """Inverse of `to_config` and `to_tensors`; raises LookupError or ValueError if a part is missing."""
+        """Inverse of `to_config` and `to_tensors`; raises LookupError or ValueError for a missing or wrong part."""
         words, idf, forms = tensors["words"], tensors["idf"], tensors["forms"]
         if words.dtype != np.uint32 or words.ndim != 1 or words.shape != idf.shape:
             raise ValueError("the words are not one hash (uint32) and one weight each")
@@ -150,6 +131,11 @@ class PromptEvidence:
             raise ValueError("the quantiles of held-out prompts are not of one length")
         training = TrainingPrompts(words, idf, float(config["unseen"]), tensors["middle"], tensors["scale"], forms)
         return cls(training, tensors["known"], tensors["away"], tensors["joint"])
+
+
+def too_far(distance: Floats) -> NDArray[np.bool_]:
+    """Whether prompts at these distances have too little evidence, bool [n]."""
+    return np.asarray(distance > 1.0 - FAR_SHARE)
 
 
 def words_of(prompts: Sequence[str]) -> list[Hashes]:

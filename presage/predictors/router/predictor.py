@@ -1,9 +1,8 @@
 """The router: the probability that each served model solves a request.
 
 Ni et al., "Chimera", §3.3, use an encoder with one sigmoid a model. Here a scorer predicts log-odds, and the router
-adds three things: calibration on separate prompts; shrinkage to base rates with distance from the training prompts and
-for models with few labels; and a model choice (`choice.py`) that is not simply the highest probability. This module
-trains the head "linear"; `presage.training.router` fine-tunes the head "transformer".
+adds calibration on separate prompts, shrinkage to base rates with distance from the training prompts and for models
+with few labels, and a model choice (`choice.py`) that is not simply the highest probability.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,44 +19,19 @@ from numpy.typing import NDArray
 from presage.errors import ConfigurationError, InputError, TraceError
 from presage.features.prompt_terms import prompt_form
 from presage.features.text_encoder import TextEncoder
-from presage.predictors.common.artefact import read_artefact, rebuilding, under, write_artefact
+from presage.predictors.common.artefact import nested, read_artefact, rebuilding, under, write_artefact
 from presage.predictors.common.forecast import Source
 from presage.predictors.router.calibration import Calibration, Opinions, Widening, leave_out_folds
 from presage.predictors.router.choice import learn_trust, pick
 from presage.predictors.router.factors import base_rates
 from presage.predictors.router.linear import RANK, LinearScorer
-from presage.predictors.router.novelty import Novelty, PromptEvidence, TrainingPrompts, words_of
+from presage.predictors.router.novelty import Novelty, PromptEvidence, TrainingPrompts, too_far, words_of
 
 if TYPE_CHECKING:
-    from presage.predictors.router.transformer import TransformerScorer
-    from presage.predictors.router.transformer_model import Precision
+    from presage.predictors.router.transformer import Precision, TransformerScorer
 
-
-class Scorer(Protocol):
+    Scorer = LinearScorer | TransformerScorer
     """Predicts uncalibrated log-odds that each of M models solves a prompt; the router does everything else."""
-
-    name: ClassVar[str]
-    """The value of `RouterConfig.head`."""
-
-    def logits(self, prompts: Sequence[str]) -> NDArray[np.float32]:
-        """Finite log-odds float32 [n, M], one column a model in the order it was fitted on; n may be 0."""
-
-    def to_config(self) -> dict[str, Any]:
-        """Configuration as JSON values; finite numbers."""
-
-    def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """Finite arrays by name; the router adds the prefix `scorer/`."""
-
-    def to_files(self) -> dict[str, bytes]:
-        """Further files of the artefact by name, such as a tokenizer; empty for most scorers."""
-
-    @classmethod
-    def from_artefact(cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], folder: Path) -> Self:
-        """Inverse of `to_config`, `to_tensors` and `to_files`; `folder` is the checked artefact folder.
-
-        Raises:
-            ArtefactError, LookupError, TypeError or ValueError: a part is missing or malformed.
-        """
 
 
 KIND: Final = "router"
@@ -73,7 +47,6 @@ class RouterConfig:
     """Settings of a router.
 
     Attributes:
-        head: "linear" or "transformer".
         encoder: for the head "linear", folder or hub name of a sentence encoder to add to the terms, or "".
         rank: for the head "linear", greatest number of common factors.
         min_evidence: a model with fewer labels gets its base rate.
@@ -107,10 +80,8 @@ class RouteForecast:
     """The forecast for one request.
 
     Attributes:
-        probabilities: that each model solves the request.
         pick: the model to use if only success counts.
-        source: `champion`, or `back-off` if the prompt is too far from the training prompts: then all probabilities
-            are near the base rates.
+        source: `champion`, or `back-off` with probabilities near the base rates if the prompt is too far.
         evidence: training labels of each model; with fewer than `min_evidence` its probability is a base rate.
         known: weighted share of known words, 0..1.
         distance: from the training prompts, 0..1: the share of held-out prompts that are nearer.
@@ -129,10 +100,9 @@ class RouteForecast:
 
 
 class RouterPredictor:
-    """Forecasts which models solve a prompt; `fit` it or `load` it."""
+    """Forecasts which models solve a prompt; create one with `fit` or `load`."""
 
-    name = "presage"
-
+    scorer: Scorer
     models: tuple[str, ...]
     base: NDArray[np.float64]
     """Share of prompts each model solved in training, float64 [M], smoothed."""
@@ -141,18 +111,13 @@ class RouterPredictor:
     trust: float
     """How far picks follow the probabilities, 0..1."""
     widening: Widening | None
-    """How deviations from the base rates shrink with distance. None if there were too few families or the scorer was
-    passed to `fit`; a prompt that is too far then gets base rates."""
+    """How deviations from the base rates shrink with distance. None with too few families or a given scorer: a prompt
+    that is too far then gets base rates."""
     trained_on: NDArray[np.uint64]
 
     def __init__(self, config: RouterConfig | None = None, seed: int = 0) -> None:
         self.config = config or RouterConfig()
         self.seed = seed
-
-    @property
-    def scorer(self) -> Scorer:
-        """The fitted scorer."""
-        return self._scorer
 
     def fit(
         self,
@@ -170,16 +135,14 @@ class RouterPredictor:
         """Fit the scorer on `prompts` and the calibration on other prompts.
 
         Args:
-            prompts: n texts.
-            correct: float32 [n, M], 0..1, NaN without a label.
-            calibration: other texts.
-            calibration_correct: float32 [len(calibration), M], likewise.
+            prompts: n texts; calibration: other texts.
+            correct: float32 [n, M], 0..1, NaN without a label; calibration_correct: of the other texts.
             models: M names.
             groups: the family of each of `prompts`, such as its task. Families are left out in turn to measure the
                 forecast on new topics; this needs three families.
             trained_on: keys of all these prompts (`presage.datasets.outcomes.prompt_keys`).
             scorer: already fitted on `prompts`; None fits a linear one.
-            progress: receives the current stage.
+            progress: callback.
 
         Raises:
             ConfigurationError: a setting out of range, or a head that needs `scorer`.
@@ -197,50 +160,40 @@ class RouterPredictor:
         report("learning", 0.0)
         words, forms = words_of(prompts), prompt_form(prompts)
         folds, away = np.zeros(len(prompts), np.int64), np.zeros(0)
+        refit = scorer is None and self.config.refit
         if scorer is None:
+            if self.config.head != "linear":
+                raise ConfigurationError(
+                    f"head {self.config.head!r} needs a fitted scorer; fine-tune one first, or use the head linear"
+                )
             folds = leave_out_folds(groups if groups is not None else [None] * len(prompts))
-            learnt_head, away = self._learn(prompts, correct, calibration, calibration_correct, folds)
-        self._scorer: Scorer = learnt_head if scorer is None else scorer
+            encoder = TextEncoder.load(self.config.encoder) if self.config.encoder else None
+            scorer, away = LinearScorer.fit(
+                prompts, correct, calibration, calibration_correct, folds, rank=self.config.rank, encoder=encoder
+            )
+        self.scorer = scorer
         report("calibrating", 0.6)
         everything = np.concatenate([correct, calibration_correct])
         self.models, self.base = tuple(models), base_rates(everything)
         self.labels = np.asarray((~np.isnan(everything)).sum(axis=0), np.int64)
         self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
         learnt = base_rates(correct)
-        logits = self._scorer.logits(calibration)
+        logits = self.scorer.logits(calibration)
         self.calibration = Calibration.fit(logits, calibration_correct, learnt)
-        held, held_forms = words_of(calibration), prompt_form(calibration)
         training = TrainingPrompts.of(words, forms)
-        self.evidence = PromptEvidence.of(training, held, held_forms)
-        novelty = training.novelty(held, held_forms)
+        novelty = training.novelty(words_of(calibration), prompt_form(calibration))
+        self.evidence = PromptEvidence.of(training, novelty)
         distance = self.evidence.distance(novelty)
         self.widening = None
         if folds.any():
             known = Opinions(self.calibration.opinion(logits), learnt, distance, calibration_correct)
             self.widening = Widening.fit(self._left_out(folds, away, words, forms, correct), known)
         self.trust = learn_trust(self._probabilities(logits, distance, novelty), calibration_correct, learnt)
-        if scorer is None and self.config.refit:
+        if refit:
             report("learning again on all", 0.7)
-            assert isinstance(self._scorer, LinearScorer)
-            self._scorer = self._scorer.learn_again([*prompts, *calibration], everything)
+            assert isinstance(self.scorer, LinearScorer)
+            self.scorer = self.scorer.learn_again([*prompts, *calibration], everything)
         return self
-
-    def _learn(
-        self,
-        prompts: Sequence[str],
-        correct: NDArray[np.float32],
-        tuning: Sequence[str],
-        tuning_correct: NDArray[np.float32],
-        folds: NDArray[np.int64],
-    ) -> tuple[LinearScorer, NDArray[np.float64]]:
-        if self.config.head != "linear":
-            raise ConfigurationError(
-                f"head {self.config.head!r} needs a fitted scorer; fine-tune one first, or use the head linear"
-            )
-        encoder = TextEncoder.load(self.config.encoder) if self.config.encoder else None
-        return LinearScorer.fit_in_folds(
-            prompts, correct, tuning, tuning_correct, folds, rank=self.config.rank, encoder=encoder
-        )
 
     def _left_out(
         self,
@@ -261,19 +214,14 @@ class RouterPredictor:
         return found
 
     def at_precision(self, precision: Precision, device: str = "cpu") -> Self:
-        """A copy with its transformer at another precision; `presage evaluate --precision` compares precisions.
+        """A copy with its transformer at another precision, on a torch device.
 
-        Args:
-            precision: "fp32"; "bf16"; "int8", on a CPU only.
-            device: torch device name.
-
-        Raises:
-            ConfigurationError: the head is linear, or the device does not support the precision.
+        Raises ConfigurationError if the head is linear, or the device does not support the precision.
         """
-        if isinstance(self._scorer, LinearScorer):
+        if isinstance(self.scorer, LinearScorer):
             raise ConfigurationError("a linear router has no precision; only a router with a transformer has one")
         served = copy(self)
-        served._scorer = cast("TransformerScorer", self._scorer).at_precision(precision, device)
+        served.scorer = self.scorer.at_precision(precision, device)
         return served
 
     def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
@@ -286,11 +234,7 @@ class RouterPredictor:
         return pick(probabilities, self.base, self.trust)
 
     def forecast(self, prompt: str) -> RouteForecast:
-        """Forecast one request.
-
-        Raises:
-            InputError: the prompt is not a string.
-        """
+        """Forecast one request; raises InputError if the prompt is not a string."""
         if not isinstance(prompt, str):
             raise InputError(f"a prompt of type {type(prompt).__name__}; expected a string")
         novelty = self.evidence.novelty([prompt])
@@ -299,14 +243,14 @@ class RouterPredictor:
         return RouteForecast(
             probabilities=dict(zip(self.models, found[0].tolist(), strict=True)),
             pick=self.models[int(self.picks(found)[0])],
-            source="back-off" if self.evidence.is_far(distance)[0] else "champion",
+            source="back-off" if too_far(distance)[0] else "champion",
             evidence=dict(zip(self.models, self.labels.tolist(), strict=True)),
             known=float(novelty.known[0]),
             distance=float(distance[0]),
         )
 
     def _answer(self, prompts: Sequence[str], distance: NDArray[np.float64], novelty: Novelty) -> NDArray[np.float32]:
-        found = self._probabilities(self._scorer.logits(prompts), distance, novelty)
+        found = self._probabilities(self.scorer.logits(prompts), distance, novelty)
         return np.where(self.labels < self.config.min_evidence, self.base.astype(np.float32), found)
 
     def _probabilities(
@@ -314,51 +258,45 @@ class RouterPredictor:
     ) -> NDArray[np.float32]:
         """Calibrated probabilities of log-odds [n, M], shrunk to the base rates according to the distance [n]."""
         if self.widening is None:
-            found, unsure = self.calibration.probabilities(logits), self.evidence.is_far(distance)
+            found, unsure = self.calibration.probabilities(logits), too_far(distance)
         else:
-            opinion = self.calibration.opinion(logits)
-            found, unsure = (
-                self.widening.probabilities(opinion, self.calibration.base, distance),
-                novelty.known == 0.0,
-            )
+            opinion, unsure = self.calibration.opinion(logits), novelty.known == 0.0
+            found = self.widening.probabilities(opinion, self.calibration.base, distance)
         return np.where(unsure[:, None], self.base.astype(np.float32), found)
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
         """Write the artefact: config.json, model.safetensors and the scorer's files, nothing executable."""
-        parts = {
-            "scorer": self._scorer.to_tensors(),
-            "calibration": self.calibration.to_tensors(),
-            "evidence": self.evidence.to_tensors(),
-        }
         write_artefact(
             Path(folder),
             kind=KIND,
             config={
                 "predictor": asdict(self.config),
                 "models": list(self.models),
-                "scorer": self._scorer.to_config(),
+                "scorer": self.scorer.to_config(),
                 "evidence": self.evidence.to_config(),
                 "trust": self.trust,
                 "widening": None if self.widening is None else asdict(self.widening),
                 "seed": self.seed,
             },
             tensors={
-                **{f"{part}/{name}": array for part, of in parts.items() for name, array in of.items()},
+                **nested(
+                    {
+                        "scorer": self.scorer.to_tensors(),
+                        "calibration": self.calibration.to_tensors(),
+                        "evidence": self.evidence.to_tensors(),
+                        "training": {"prompts": self.trained_on},
+                    }
+                ),
                 "base": self.base,
                 "labels": self.labels,
-                "training/prompts": self.trained_on,
             },
             training_data=training_data or {},
-            files=self._scorer.to_files(),
+            files={} if isinstance(self.scorer, LinearScorer) else self.scorer.to_files(),
         )
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Load an artefact folder.
-
-        Raises:
-            ArtefactError: not a valid artefact of this kind, or its text encoder is missing.
-        """
+        """Load an artefact folder; raises ArtefactError unless it is a valid artefact and its text encoder is there."""
         artefact = read_artefact(Path(folder), kind=KIND)
         with rebuilding(folder, KIND):
             config, tensors = artefact.config, artefact.tensors
@@ -370,15 +308,16 @@ class RouterPredictor:
                 raise ValueError("base rates and labels do not match the models")
             if not (0 <= predictor.trust <= 1 and ((predictor.base > 0) & (predictor.base < 1)).all()):
                 raise ValueError("a base rate or the trust is not between 0 and 1")
-            predictor.calibration = Calibration.from_tensors(under(tensors, "calibration/"), len(predictor.models))
+            predictor.calibration = Calibration.from_tensors(under(tensors, "calibration/"))
+            predictor.calibration.check(len(predictor.models))
             predictor.evidence = PromptEvidence.from_artefact(config["evidence"], under(tensors, "evidence/"))
             predictor.widening = None if config["widening"] is None else Widening(**config["widening"])
             if predictor.widening is not None:
                 predictor.widening.check()
-            predictor._scorer = _scorer_of(predictor.config.head).from_artefact(
+            predictor.scorer = _scorer_of(predictor.config.head).from_artefact(
                 config["scorer"], under(tensors, "scorer/"), Path(folder)
             )
-            if predictor._scorer.logits([""]).shape != (1, len(predictor.models)):
+            if predictor.scorer.logits([""]).shape != (1, len(predictor.models)):
                 raise ValueError("the scorer's models do not match the artefact's")
             predictor.trained_on = tensors["training/prompts"].astype(np.uint64)
         return predictor

@@ -1,30 +1,53 @@
 """The transformer scorer: an encoder with one logit a model ("Chimera", §3.3 and appendix B.1).
 
-`transformer_model` builds the network, `presage.training.router.finetune` trains it. An artefact is self-contained:
-loading needs neither the hub nor the folder of the encoder. Of a long prompt only the first h and the last t tokens are
-kept, because an agent's role comes first, its task last, and pasted text between them. The artefact stores h and t. Of
-very long prompts only the ends are tokenised.
+A ModernBERT encoder, the pooled first token h, logits l_m = w_m·h + b_m: the sequence classification of transformers
+with M labels, except for the loss (`presage.training.router.finetune`). ModernBERT adds a dense layer before
+the logits; its `classifier_pooling` is the first token or the mean.
+
+Loading an artefact needs neither the hub nor the folder of the encoder. Of a long prompt only the first h and the last
+t tokens are kept, because an agent's role comes first, its task last, and pasted text between them.
 """
 
 from __future__ import annotations
 
+import copy
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import ArtefactError, ConfigurationError
-from presage.features.text_encoder import find_transformer, load_error, special_tokens
-from presage.predictors.router import transformer_model
-from presage.predictors.router.transformer_model import Pooling, Precision
+from presage.features.text_encoder import (
+    BATCH_TOKENS,
+    batches_of_like_length,
+    find_transformer,
+    load_error,
+    load_tokenizer,
+    padded,
+    readable,
+    special_tokens,
+)
 
 if TYPE_CHECKING:
+    import torch
     from tokenizers import Tokenizer
+    from torch import nn
 
+Precision = Literal["fp32", "bf16", "int8"]
+"""Of the weights while serving: as trained, bfloat16, or 8-bit linear layers with dynamic activation scaling. Artefacts
+hold fp32."""
+
+Pooling = Literal["cls", "mean"]
+
+ROLE: Final = "encoder"
+_OF_THE_MACHINE: Final = ("_name_or_path", "name_or_path", "transformers_version", "dtype", "architectures")
+_OF_THE_LABELS: Final = ("id2label", "label2id", "problem_type")
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 
@@ -50,13 +73,7 @@ class PromptTokens:
 
     @classmethod
     def of_pretrained(cls, tokenizer: Any, head: int, tail: int, longest: int | None, padding: int) -> Self:
-        """From a tokenizer of transformers.
-
-        Args:
-            tokenizer: one backed by the `tokenizers` library.
-            head, tail: tokens to keep of a long prompt.
-            longest: the encoder's limit, special tokens included; None for no limit.
-            padding: id of the padding token.
+        """From a tokenizer of transformers; `longest` is the encoder's limit, special tokens included.
 
         Raises:
             ConfigurationError: another tokenizer, or head and tail exceed the limit.
@@ -84,19 +101,8 @@ class PromptTokens:
         """Token ids of each prompt, at most head + tail between the special tokens."""
         return [[*self.before, *self._cut(prompt), *self.after] for prompt in prompts]
 
-    def batch(self, rows: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Padded ids and mask, int64 [n, L] each; L ≥ 1 is the length of the longest row."""
-        length = max(1, *(len(row) for row in rows))
-        ids = np.full((len(rows), length), self.padding, np.int64)
-        mask = np.zeros((len(rows), length), np.int64)
-        for i, row in enumerate(rows):
-            ids[i, : len(row)] = row
-            mask[i, : len(row)] = 1
-        return ids, mask
-
     def _cut(self, prompt: str) -> list[int]:
-        # JSON can contain lone surrogates; tokenizers reject them.
-        text = prompt.encode("utf-8", "replace").decode("utf-8")
+        text = readable(prompt)
         first, last = self.head * _CHARACTERS_A_TOKEN, self.tail * _CHARACTERS_A_TOKEN
         if len(text) > first + last:
             beginning, end = self._encode(text[:first]), self._encode(text[len(text) - last :])
@@ -112,13 +118,8 @@ class PromptTokens:
 
     def to_config(self) -> dict[str, Any]:
         """JSON values beside the tokenizer."""
-        return {
-            "head": self.head,
-            "tail": self.tail,
-            "before": list(self.before),
-            "after": list(self.after),
-            "padding": self.padding,
-        }
+        numbers = {"head": self.head, "tail": self.tail, "padding": self.padding}
+        return {**numbers, "before": list(self.before), "after": list(self.after)}
 
     def to_files(self) -> dict[str, bytes]:
         """The tokenizer, as JSON in a stable order."""
@@ -127,11 +128,7 @@ class PromptTokens:
 
     @classmethod
     def from_artefact(cls, config: Mapping[str, Any], folder: Path) -> Self:
-        """Inverse of `to_config` and `to_files`.
-
-        Raises:
-            ArtefactError: the tokenizer is missing or malformed.
-        """
+        """Inverse of `to_config` and `to_files`; raises ArtefactError if the tokenizer is missing or malformed."""
         path = folder / TOKENIZER_FILE
         try:
             tokenizer = _bare(path.read_text(encoding="utf-8"))
@@ -142,16 +139,6 @@ class PromptTokens:
             ) from error
         before, after = tuple(config["before"]), tuple(config["after"])
         return cls(int(config["head"]), int(config["tail"]), before, after, int(config["padding"]), tokenizer)
-
-
-def batches_of_like_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Indices of rows in batches, longest first; each has one row, or at most `tokens` tokens with padding."""
-    order = sorted(range(len(lengths)), key=lambda place: lengths[place], reverse=True)
-    done = 0
-    while done < len(order):
-        rows = order[done : done + max(1, tokens // max(1, lengths[order[done]]))]
-        yield rows
-        done += len(rows)
 
 
 def _bare(text: str) -> Tokenizer:
@@ -169,9 +156,6 @@ HEAD_TOKENS: Final = 256
 TAIL_TOKENS: Final = 254
 """With ModernBERT's two special tokens a prompt is 512 tokens at most."""
 
-BATCH_TOKENS: Final = 8_192
-"""Most tokens of a batch, padding included; bounds memory."""
-
 
 @dataclass(frozen=True, eq=False)
 class TransformerScorer:
@@ -179,10 +163,8 @@ class TransformerScorer:
 
     Attributes:
         models: names, in the order of the logits.
-        tokens: tokenizes prompts.
         network: a transformers model with M logits, in evaluation mode.
         encoder: its origin, for information: a hub name, or the name of a folder.
-        precision: of the weights.
     """
 
     name: ClassVar[str] = "transformer"
@@ -204,7 +186,7 @@ class TransformerScorer:
         pooling: Pooling | None = None,
         seed: int = 0,
     ) -> Self:
-        """An encoder with untrained logits.
+        """An encoder with untrained logits for M models.
 
         Args:
             encoder: a folder with config.json, a tokenizer and safetensors weights; or a name on the hub.
@@ -216,14 +198,9 @@ class TransformerScorer:
         Raises:
             ConfigurationError: no such encoder, or a file is missing or unreadable.
         """
-        folder = find_transformer(encoder, role=transformer_model.ROLE, option="--encoder")
-        from transformers import AutoTokenizer
-
-        network = transformer_model.from_folder(folder, len(models), pooling, seed)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # the library may raise anything for a foreign configuration
-            raise load_error(folder, transformer_model.ROLE, error) from error
+        folder = find_transformer(encoder, role=ROLE, option="--encoder")
+        network = load_network(folder, len(models), pooling, seed)
+        tokenizer = load_tokenizer(folder, ROLE)
         longest = getattr(network.config, "max_position_embeddings", None)
         padding = next((i for i in (network.config.pad_token_id, tokenizer.pad_token_id) if i is not None), 0)
         tokens = PromptTokens.of_pretrained(tokenizer, head_tokens, tail_tokens, longest, padding)
@@ -231,17 +208,16 @@ class TransformerScorer:
         return cls(tuple(models), tokens, network, name)
 
     def logits(self, prompts: Sequence[str]) -> NDArray[np.float32]:
-        """Log-odds float32 [n, M].
-
-        The other prompts of a batch affect a row by rounding only: about 1e-6 in fp32, more at other precisions.
-        """
+        """Log-odds float32 [n, M]; other prompts of a batch affect a row by rounding, in fp32 about 1e-6."""
         import torch
 
         ids = self.tokens.ids(prompts)
         out = np.zeros((len(prompts), len(self.models)), np.float32)
         device = next(self.network.parameters()).device
         for rows in batches_of_like_length([len(row) for row in ids], BATCH_TOKENS):
-            batch, mask = (torch.from_numpy(part).to(device) for part in self.tokens.batch([ids[row] for row in rows]))
+            batch, mask = (
+                torch.from_numpy(part).to(device) for part in padded([ids[row] for row in rows], self.tokens.padding)
+            )
             with torch.inference_mode():
                 out[rows] = self.network(input_ids=batch, attention_mask=mask).logits.float().cpu().numpy()
         return out
@@ -250,23 +226,15 @@ class TransformerScorer:
         """The encoder for other models, to train further: known models keep their logits, new ones are untrained."""
         self._trained_precision("trained further")
         known = {name: place for place, name in enumerate(self.models)}
-        network = transformer_model.with_models(self.network, [known.get(name) for name in models], seed)
+        network = network_with_models(self.network, [known.get(name) for name in models], seed)
         return type(self)(tuple(models), self.tokens, network, self.encoder)
 
     def at_precision(self, precision: Precision, device: str = "cpu") -> Self:
-        """A copy for serving.
-
-        Args:
-            precision: "fp32"; "bf16"; "int8", on a CPU only.
-            device: torch device name.
-
-        Raises:
-            ConfigurationError: the precision is unknown, or the device does not support it.
-        """
+        """A copy for serving; raises ConfigurationError if the device does not support the precision."""
         self._trained_precision("converted")
         if precision == "int8" and device != "cpu":
             raise ConfigurationError(f"precision int8 on {device}; int8 runs on a CPU only: use bf16")
-        network = transformer_model.at_precision(self.network, precision).to(device)
+        network = network_at_precision(self.network, precision).to(device)
         return type(self)(self.models, self.tokens, network, self.encoder, precision)
 
     def to_config(self) -> dict[str, Any]:
@@ -275,7 +243,7 @@ class TransformerScorer:
             "encoder": self.encoder,
             "models": list(self.models),
             "tokens": self.tokens.to_config(),
-            "network": transformer_model.to_config(self.network),
+            "network": network_config(self.network),
         }
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
@@ -291,9 +259,7 @@ class TransformerScorer:
     def from_artefact(cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], folder: Path) -> Self:
         """Inverse of `to_config`, `to_tensors` and `to_files`, in fp32 on the CPU.
 
-        Raises:
-            ArtefactError: the tokenizer is malformed.
-            LookupError, TypeError or ValueError: a part is missing, or the weights belong to another network.
+        Raises ArtefactError, LookupError, TypeError or ValueError for a missing or malformed part.
         """
         import torch
 
@@ -301,12 +267,137 @@ class TransformerScorer:
         tokens = PromptTokens.from_artefact(config["tokens"], folder)
         # Copied: arrays of a file may be read-only, and training modifies the network in place.
         weights = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
-        return cls(
-            models, tokens, transformer_model.from_config(config["network"], len(models), weights), config["encoder"]
-        )
+        return cls(models, tokens, build_network(config["network"], len(models), weights), config["encoder"])
 
     def _trained_precision(self, wish: str) -> None:
         if self.precision != "fp32":
             raise ConfigurationError(
                 f"a router at precision {self.precision} cannot be {wish}; load it at fp32, as it was trained"
             )
+
+
+def load_network(folder: Path, models: int, pooling: Pooling | None, seed: int) -> Any:
+    """An encoder with untrained logits, float32, on the CPU; the arguments are as of `TransformerScorer.from_encoder`.
+
+    Raises:
+        ConfigurationError: unreadable, or its logits are not a linear layer.
+    """
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    chosen = {} if pooling is None else {"classifier_pooling": pooling}
+    try:
+        with quiet(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = AutoModelForSequenceClassification.from_pretrained(
+                str(folder),
+                num_labels=models,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # the head may have another size
+                dtype=torch.float32,
+                **chosen,
+            )
+    except Exception as error:  # the libraries may raise anything for a foreign configuration
+        raise load_error(folder, ROLE, error) from error
+    if not isinstance(getattr(model, "classifier", None), torch.nn.Linear):
+        raise ConfigurationError(
+            f"{ROLE} {folder}: the logits of a {type(model).__name__} are not a linear layer `classifier`; expected an "
+            "encoder such as ModernBERT, BERT or DeBERTa"
+        )
+    return model.eval()
+
+
+def network_config(model: Any) -> dict[str, Any]:
+    """Configuration of the network as JSON values, without facts of the training machine."""
+    left_out = (*_OF_THE_MACHINE, *_OF_THE_LABELS)
+    return {key: value for key, value in model.config.to_dict().items() if key not in left_out}
+
+
+def build_network(config: Mapping[str, Any], models: int, weights: Mapping[str, torch.Tensor]) -> Any:
+    """Rebuild the network from the values of `network_config` and its weights; raises ValueError on a mismatch."""
+    import torch
+    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig
+
+    try:
+        known = AutoConfig.for_model(**config, num_labels=models)
+        kind: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(known)]
+        with quiet():
+            model, loading = kind.from_pretrained(
+                None, config=known, state_dict=dict(weights), dtype=torch.float32, output_loading_info=True
+            )
+    except Exception as error:  # transformers raises its own error types
+        raise ValueError(f"transformers cannot build the network ({type(error).__name__})") from error
+    if wrong := [name for names in loading.values() for name in names]:
+        raise ValueError(f"weights do not belong to the network, such as {wrong[0]!r}")
+    return model.eval()
+
+
+def network_with_models(model: Any, places: Sequence[int | None], seed: int) -> Any:
+    """A copy with logits for M' other models; `places` are their indices among the old ones, None for a new model."""
+    import torch
+
+    old = model.classifier
+    widened = copy.deepcopy(model)
+    widened.classifier = torch.nn.Linear(old.in_features, len(places), bias=old.bias is not None)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        spread = getattr(model.config, "initializer_range", None) or 0.02
+        widened.classifier.weight.normal_(0.0, spread, generator=generator)
+        if old.bias is not None:
+            widened.classifier.bias.zero_()
+        for new, place in enumerate(places):
+            if place is not None:
+                widened.classifier.weight[new] = old.weight[place]
+                if old.bias is not None:
+                    widened.classifier.bias[new] = old.bias[place]
+    widened.config.num_labels = widened.num_labels = len(places)
+    return widened.eval()
+
+
+def network_at_precision(model: Any, precision: Precision) -> Any:
+    """A copy at another precision, else ConfigurationError; the layer of the logits is never quantised to 8 bits."""
+    import torch
+
+    if precision not in get_args(Precision):
+        raise ConfigurationError(f"precision is {precision!r}; expected one of {', '.join(get_args(Precision))}")
+    changed = copy.deepcopy(model)
+    if precision == "bf16":
+        return changed.to(torch.bfloat16)
+    if precision == "int8":
+        with warnings.catch_warnings():
+            # The pinned torch announces torchao as the successor, one more dependency for the same kernels today.
+            warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*torch.ao.quantization")
+            warnings.filterwarnings("ignore", category=UserWarning, message=".*quantized tensor creation")
+            encoder: nn.Module = torch.ao.quantization.quantize_dynamic(
+                changed.base_model, {torch.nn.Linear}, dtype=torch.qint8
+            )
+        setattr(changed, changed.base_model_prefix, encoder)
+    return changed
+
+
+def checkpoint_activations(model: Any, on: bool) -> None:
+    """Turn activation checkpointing on or off (recompute the forward pass instead of storing it)."""
+    wish = "enable" if on else "disable"
+    # Newer versions of transformers deprecate the second name; those that vLLM 0.32 supports know only that one.
+    change = getattr(model, f"activation_checkpointing_{wish}", None) or getattr(
+        model, f"gradient_checkpointing_{wish}"
+    )
+    change()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the warnings of transformers on new logits and its progress bars."""
+    from transformers.utils import logging
+
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

@@ -16,11 +16,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 from presage.errors import InputError
+from presage.features.lengths import LengthWorkflow
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.features.states import StateSource
 from presage.predictors.common.forecast import Source
 from presage.predictors.common.steps import log_tokens
-from presage.predictors.length.predictor import LengthWorkflow, RemainingLengthPredictor
+from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.predictor import NextAgentPredictor, Workflow
 from presage.serving_hooks.forecasting.live import (
     LAYER_LEFT_OUT,

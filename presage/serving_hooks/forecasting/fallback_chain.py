@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+from presage.features.lengths import LengthWorkflow
 from presage.features.moment import COMPLETION, PREFILL, Moment
-from presage.predictors.length.predictor import LengthWorkflow
 from presage.predictors.next_agent.predictor import Workflow
 from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthAdapter, NextAgentAdapter

@@ -28,7 +28,7 @@ from presage.datasets.tasks import task_keys
 from presage.features.history import PROGRESS
 from presage.features.input_profiles import PROFILES
 from presage.features.lengths import PROMPT, LengthEncoder, LengthRows, Target, length_rows
-from presage.predictors.length.baselines import LENGTH_BASELINES, Constant
+from presage.predictors.length.baselines import LENGTH_BASELINES, constant
 from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
 from presage.training.baselines import check_names
 from presage.training.configuration import Limits
@@ -105,7 +105,7 @@ def train_lengths(
     fitted: dict[str, Predict] = {}
     for index, baseline in enumerate(baselines):
         report(f"baseline {baseline}", index / len(baselines))
-        fitted[baseline] = LENGTH_BASELINES[baseline](seed).fit(learning, calibration, quantiles).predict
+        fitted[baseline] = LENGTH_BASELINES[baseline](learning, quantiles)
 
     report("judging on the test set", None)
     profiles = _profiles(predictor, held)
@@ -174,13 +174,12 @@ def evaluate_lengths(
     if profile is not None:
         rows = predictor.encoder.observed(rows, PROFILES[profile])
     quantiles = tuple(predictor.quantiles)
-    floor = Constant().fit(rows, rows, quantiles)
     evaluation = evaluate(
         predictor.predict,
         rows,
         quantiles,
         seed,
-        baselines={FLOOR: floor.predict},
+        baselines={FLOOR: constant(rows, quantiles)},
         profiles=_profiles(predictor, rows) if profile is None else None,
     )
     return Judged(evaluation, quantiles_latency_us(predictor, rows), workflow_names(table))

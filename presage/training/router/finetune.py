@@ -33,8 +33,13 @@ from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerCallba
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from presage.errors import ConfigurationError, OutputError, TraceError
-from presage.predictors.router.transformer import PromptTokens, TransformerScorer
-from presage.predictors.router.transformer_model import checkpoint_activations, quiet
+from presage.features.text_encoder import padded
+from presage.predictors.router.transformer import (
+    PromptTokens,
+    TransformerScorer,
+    checkpoint_activations,
+    quiet,
+)
 from presage.training.metrics import json_values
 from presage.training.router.metrics import measure
 from presage.training.training import Progress
@@ -391,7 +396,7 @@ class _Rows(Dataset[dict[str, Any]]):
 
     def collate(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Tensors of these rows, padded to the longest."""
-        ids, mask = self._tokens.batch([row["ids"] for row in rows])
+        ids, mask = padded([row["ids"] for row in rows], self._tokens.padding)
         labels = np.stack([row["labels"] for row in rows]).astype(np.float32)
         return {
             "input_ids": torch.from_numpy(ids),

@@ -10,20 +10,23 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from presage.datasets.outcomes import Outcomes, outcomes_digest, prompt_keys
 from presage.datasets.outcomes.split import choose_models, families, split_outcomes
 from presage.errors import TraceError
-from presage.predictors.router.predictor import RouterConfig, RouterPredictor, Scorer
+from presage.predictors.router.predictor import RouterConfig, RouterPredictor
 from presage.training.baselines import check_names
 from presage.training.configuration import Limits
 from presage.training.router.baselines import BASELINES, BaseRate, Routes
 from presage.training.router.evaluate import RouterEvaluation, evaluate
 from presage.training.sets import TEST_FRACTION
 from presage.training.training import Judged, Progress, Training, median_us, versions
+
+if TYPE_CHECKING:
+    from presage.predictors.router.transformer import TransformerScorer
 
 CALIBRATION_FRACTION: Final = 0.25
 """Of the training prompts."""
@@ -33,7 +36,7 @@ LIMITS: Final[Limits] = dict.fromkeys(("rank", "min_evidence"), (1, math.inf))
 
 SHARED_PROMPTS: Final = "test prompts left out because they are in the training set"
 
-FitScorer = Callable[[Outcomes, Outcomes], Scorer]
+FitScorer = Callable[[Outcomes, Outcomes], "TransformerScorer"]
 """Fits a scorer on the first part; may use the second for early stopping."""
 
 _TIMED: Final = 300

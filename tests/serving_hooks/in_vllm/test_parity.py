@@ -26,10 +26,10 @@ from vllm_samples import ask, build
 from presage.datasets.schema import trace_schema
 from presage.datasets.synthetic.workflows import generate
 from presage.features.input_profiles import PROFILES, masked
-from presage.features.lengths import LengthEncoder, length_rows
+from presage.features.lengths import LengthEncoder, LengthWorkflow, length_rows
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.features.prefixes import prefixes_of
-from presage.predictors.length.predictor import LengthWorkflow, RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
 from presage.predictors.next_agent.boosting import BoostingConfig
 from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.parts import NextAgentConfig, project_all, unrolled
