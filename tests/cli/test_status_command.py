@@ -221,12 +221,12 @@ def test_something_that_speaks_another_protocol_or_says_nothing(monkeypatch: pyt
         thread.start()
         assert "this is another server" in run("status", url).complaint
         thread.join()
-        monkeypatch.setattr("presage.cli.status.get", short(asking.get))
+        monkeypatch.setattr("presage.cli.status.ask", short(asking.ask))
         assert "no answer in time" in run("status", url).complaint
 
 
-def short(get: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args: get(*args, timeout_s=0.05)
+def short(ask: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: ask(*args, timeout_s=0.05)
 
 
 def test_watching_goes_on_until_interrupted(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
