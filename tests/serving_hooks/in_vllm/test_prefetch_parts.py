@@ -42,21 +42,22 @@ def test_the_memory_never_exceeds_its_bytes_and_forgets_the_oldest(
     events: list[tuple[str, str, int, bool]],
 ) -> None:
     kept = LastConversations(4 * ENTRY)
-    order: list[tuple[str, str]] = []
+    order: dict[tuple[str, str], int] = {}
     for workflow, agent, blocks, ends in events:
         if ends:
             kept.end(workflow)
-            order = [key for key in order if key[0] != workflow]
+            order = {key: size for key, size in order.items() if key[0] != workflow}
             assert workflow not in kept
             continue
-        kept.keep(workflow, agent, talk(counted(0, blocks)))
-        order = [key for key in order if key != (workflow, agent)] + [(workflow, agent)]
-        sizes = {key: conversation.size for key, conversation in kept._kept.items()}
-        held = [key for key in order if key in sizes]
-        assert held == order[-len(held) :]
-        order = held
-        assert kept.bytes == sum(sizes.values()) <= 4 * ENTRY
-        assert len(kept) == len(held)
+        conversation = talk(counted(0, blocks))
+        kept.keep(workflow, agent, conversation)
+        order.pop((workflow, agent), None)
+        if conversation.size <= kept.most_bytes:
+            order[workflow, agent] = conversation.size
+        while sum(order.values()) > kept.most_bytes:
+            del order[next(iter(order))]
+        assert kept.bytes == sum(order.values()) <= 4 * ENTRY
+        assert len(kept) == len(order)
 
 
 def test_a_conversation_counts_for_what_it_takes() -> None:

@@ -77,5 +77,6 @@ def test_holding_and_releasing_for_ever_does_not_fill_the_memory() -> None:
     for _ in range(10_000):
         held ^= {"r"}
         of.refile("r")
-    assert len(of._line) <= 1
     assert of.pop_request().request_id == "r"
+    with pytest.raises(IndexError, match="empty"):  # no entry stays behind
+        of.peek_request()
