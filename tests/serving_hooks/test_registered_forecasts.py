@@ -84,7 +84,7 @@ def test_an_engine_names_what_its_champion_was_promoted_with_and_it_does_not_sup
     passed = Verdict("next-agent", 1, (Gate("schema", True, None, None, "fine"),))
     missing = {}
     for target in ("gateway", "engine"):
-        promote(registry, "next-agent", 1, passed, profile=target, data_digest="sha256:test")
+        promote(registry, passed, profile=target, data_digest="sha256:test")
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             made = champions(PresageConfig())

@@ -130,9 +130,9 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def signed(value: float | None) -> str:
+def signed(value: float | None, digits: int = 3) -> str:
     """A difference, always with its sign; a true minus."""
-    return "–" if value is None else f"{value:+.3f}".replace("-", "−")
+    return "–" if value is None else f"{value:+.{digits}f}".replace("-", "−")
 
 
 def interval(value: float | None, ends: Sequence[float | None]) -> str:
@@ -140,9 +140,10 @@ def interval(value: float | None, ends: Sequence[float | None]) -> str:
     return number(value) if value is None else f"{number(value)} [{number(ends[0])}, {number(ends[1])}]"
 
 
-def signed_interval(value: float | None, ends: Sequence[float | None]) -> str:
+def signed_interval(value: float | None, ends: Sequence[float | None], digits: int = 3) -> str:
     """A difference with its interval."""
-    return signed(value) if value is None else f"{signed(value)} [{signed(ends[0])}, {signed(ends[1])}]"
+    of = signed(value, digits)
+    return of if value is None else f"{of} [{signed(ends[0], digits)}, {signed(ends[1], digits)}]"
 
 
 def count(value: float) -> str:
