@@ -2,7 +2,6 @@
 
 import random
 import sys
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,7 +110,7 @@ def play(
 class Ageing(Policy):
     """Priority with so short a patience that requests change places all the time."""
 
-    def presage(self, fields: Collection[str]) -> dict[str, Any] | None:
+    def presage(self) -> dict[str, Any] | None:
         return {"priority": True, "eviction": True, "starved_after": 3, "quantum": 2}
 
 
