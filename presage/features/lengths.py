@@ -14,7 +14,7 @@ workflow that was cut (`complete` false).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal
 
@@ -217,9 +217,7 @@ class LengthWorkflow:
         `step` is keyed by column names of traces. Raises InputError for an invalid token count or text; the workflow
         is unusable afterwards.
         """
-        agent = self._encoder.vocabulary.agent(step["agent"])
-        course = np.empty(len(PROGRESS) + len(self._columns), np.float32)
-        advance_course(self._history, self._calls, self._counters, agent, self._columns, course)
+        agent, course = self._advanced(step)
         system, user = _text(step, "system_prompt"), _text(step, "input_text")
         prompt = _prompt_tokens(_length(system), _length(user), count_of(step, "input_tokens"))
         numbers = np.concatenate([prompt, course, self._sketched(user), self._answer], dtype=np.float32)
@@ -230,6 +228,20 @@ class LengthWorkflow:
         """Record the output of the step that began last; raises InputError as `begun`."""
         produce(self._counters, float(np.float32(count_of(step, "output_tokens"))))
         self._answer = self._sketched(_text(step, "output_text") if self._encoder.sketch is not None else None)
+
+    def passed(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        """Record steps that are over: as `begun` and `completed` of each, but only the last output is sketched."""
+        for step in steps:
+            self._advanced(step)
+            produce(self._counters, float(np.float32(count_of(step, "output_tokens"))))
+        if steps and self._encoder.sketch is not None:
+            self._answer = self._sketched(_text(steps[-1], "output_text"))
+
+    def _advanced(self, step: Mapping[str, Any]) -> tuple[int, NDArray[np.float32]]:
+        agent = self._encoder.vocabulary.agent(step["agent"])
+        course = np.empty(len(PROGRESS) + len(self._columns), np.float32)
+        advance_course(self._history, self._calls, self._counters, agent, self._columns, course)
+        return agent, course
 
     def _sketched(self, text: str | None) -> NDArray[np.float32]:
         """The sketch of a text, float32 [S]: NaN for None, empty without a sketch."""
