@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from presage.cli import options
 from presage.cli.output import Output, Report, report_lines
 from presage.errors import ArtefactError, ConfigurationError
-from presage.predictors import KINDS
+from presage.predictor_kinds import KINDS
 
 if TYPE_CHECKING:
     import pyarrow as pa

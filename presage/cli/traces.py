@@ -162,14 +162,16 @@ def generate(
     """Generate workflows of a synthetic process with a known optimal forecast and add them to a store."""
     from presage.datasets.ingest import append
     from presage.datasets.synthetic.lengths import generate_lengths
+    from presage.datasets.synthetic.processes import PROCESSES
     from presage.datasets.synthetic.workflows import generate as draw
 
     out = Output(as_json)
     if law is not None:
         typer.echo("warning: --law is deprecated; use --process", err=True)
         process = process or law
-    if process is None:
-        raise ConfigurationError("no process given: --process retry, research, triage or lengths")
+    known = (*PROCESSES, "lengths")
+    if process not in known:
+        raise ConfigurationError(f"--process {process or 'is missing'}: choose one of {', '.join(known)}")
     with out.working() as report:
         report("generating workflows", None)
         if process == "lengths":  # lengths have no hidden states

@@ -6,7 +6,7 @@ import typer
 
 from presage.cli.kinds import kind_of
 from presage.cli.output import Boundary
-from presage.predictors import KINDS
+from presage.predictor_kinds import KINDS
 
 app = typer.Typer(
     cls=Boundary,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import pandas as pd  # type: ignore[import-untyped]
 
 from presage.errors import InputError
-from presage.predictors import KINDS
+from presage.predictor_kinds import KINDS
 from presage.predictors.common.artefact import read_artefact
 from presage.registry.table import ForecastAnswer, example_table, forecast_workflows, signature
 

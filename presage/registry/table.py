@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 
 from presage.errors import TraceError
-from presage.predictors import KINDS
+from presage.predictor_kinds import KINDS
 from presage.predictors.common.artefact import read_artefact
 
 if TYPE_CHECKING:

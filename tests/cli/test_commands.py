@@ -59,7 +59,7 @@ def test_generate_is_a_function_of_its_arguments(tmp_path: Path) -> None:
     assert described["censored_share"] > 0
     assert described["states"]["prefill_state"] == {"size": 16, "share": 1.0}
     assert (
-        "known: retry, research, triage"
+        "choose one of retry, research, triage, lengths"
         in run("traces", "generate", "--process", "murphy", "--to", tmp_path / "three").complaint
     )
 

@@ -15,7 +15,7 @@ from cli_samples import GOOD, Ran, run, write
 
 from presage.cli.next_agent import NEXT_AGENT
 from presage.errors import ArtefactError
-from presage.predictors import KINDS, KindParts
+from presage.predictor_kinds import KINDS, KindParts
 from presage.predictors.common.artefact import read_artefact, write_artefact
 from presage.registry.gates import Gate, plain
 from presage.training.report.blocks import Document, Section, Text

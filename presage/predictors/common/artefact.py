@@ -31,7 +31,7 @@ from safetensors.numpy import save as save_tensors
 
 from presage import __version__
 from presage.errors import ArtefactError, OutputError
-from presage.predictors import KINDS
+from presage.predictor_kinds import KINDS
 
 FORMAT: Final = "presage-artefact"
 FORMAT_VERSION: Final = 3

@@ -16,7 +16,7 @@ from typing import Final
 from xml.etree.ElementTree import tostring
 
 from presage.errors import OutputError
-from presage.predictors import KINDS
+from presage.predictor_kinds import KINDS
 from presage.training.report import replay, study
 from presage.training.report.blocks import Block, Document, Facts, Folded, Metrics, Picture, Section, Table, Text
 from presage.training.report.plot import COLOURS, standalone, stylesheet

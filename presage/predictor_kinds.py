@@ -1,0 +1,42 @@
+"""The kinds of predictor, and where the parts of each are: what artefacts, commands, registry and report look up."""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class KindParts:
+    """Where the parts of one kind of predictor are, each as `module:name`, imported on first use.
+
+    Attributes:
+        predictor: its class.
+        report: makes the report page from its metrics.
+        commands: the `Kind` that describes it to the commands.
+        reads_prompts: MLflow serves it on a table of prompts instead of steps of workflows.
+    """
+
+    predictor: str
+    report: str
+    commands: str
+    reads_prompts: bool = False
+
+
+KINDS: Final = {
+    "next-agent": KindParts(
+        "presage.predictors.next_agent.predictor:NextAgentPredictor",
+        "presage.training.report.next_agent:document",
+        "presage.cli.next_agent:NEXT_AGENT",
+    ),
+    "remaining-length": KindParts(
+        "presage.predictors.length.predictor:RemainingLengthPredictor",
+        "presage.training.report.lengths:document",
+        "presage.cli.remaining_length:REMAINING_LENGTH",
+    ),
+    "router": KindParts(
+        "presage.predictors.router.predictor:RouterPredictor",
+        "presage.training.report.router:document",
+        "presage.cli.router:ROUTER",
+        reads_prompts=True,
+    ),
+}
+"""All kinds of predictor, by the name in artefacts and commands. Whatever depends on the kind is found here."""
