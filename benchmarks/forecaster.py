@@ -33,7 +33,7 @@ from presage.predictors.length.predictor import RemainingLengthConfig, Remaining
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
-from presage.training.next_agent import train
+from presage.training.next_agent.train import train
 from presage.training.training import median_us
 
 ROUNDS = 4000

@@ -172,10 +172,10 @@ def judged(kind: str, chosen: argparse.Namespace) -> dict[str, Any]:
         for count, seed in ((chosen.workflows, chosen.seed), (chosen.test, chosen.seed + 99))
     )
     if chosen.lengths:
-        from presage.training.lengths.train import train_lengths
+        from presage.training.length.train import train_lengths
 
         return train_lengths(learn, test, seed=chosen.seed).metrics
-    from presage.training.next_agent import train
+    from presage.training.next_agent.train import train
 
     return train(learn, test, seed=chosen.seed, baselines=BASELINES).metrics
 

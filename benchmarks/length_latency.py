@@ -30,7 +30,7 @@ from presage.predictors.common.artefact import artefact_size_bytes
 from presage.predictors.length.forest import FOLD_TREES, INPUT_SHARE, LEAF_ROWS
 from presage.predictors.length.log_estimator import ERROR_FOLDS
 from presage.predictors.length.predictor import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
-from presage.training.lengths.texts import LengthTexts
+from presage.training.length.texts import LengthTexts
 from presage.training.training import median_us
 
 BATCH = 1024

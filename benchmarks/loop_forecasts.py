@@ -26,7 +26,7 @@ from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.registered import AskedOnArrival
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.workflows.identity import Step
-from presage.training.next_agent import train
+from presage.training.next_agent.train import train
 
 HORIZON = 3
 TRAINING, ELSEWHERE = 400, 1_000_000

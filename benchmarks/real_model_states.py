@@ -262,7 +262,7 @@ def _without(table: pa.Table, *columns: str) -> pa.Table:
 
 def judge(recorded: Recorded, layer: int, by_layer: Mapping[int | None, Any], seed: int) -> dict[str, dict[str, Any]]:
     """Figures by view, in folds by task: each task is forecast once, by a model that saw no run of it."""
-    from presage.training.next_agent import train
+    from presage.training.next_agent.train import train
 
     task = pc.dictionary_encode(recorded.table["task"].combine_chunks()).indices.to_numpy()
     fold = (np.random.default_rng(seed).permutation(task.max() + 1) % FOLDS)[task]

@@ -34,9 +34,9 @@ from presage.features.moment import MOMENTS
 from presage.features.prefixes import prefixes_of
 from presage.predictors.common.bootstrap import paired_difference_ci, ratio_ci
 from presage.training.baselines import choose, find
-from presage.training.evaluate import Predict, evaluate
 from presage.training.metrics import Figures
-from presage.training.next_agent import fit_predictor
+from presage.training.next_agent.evaluate import Predict, evaluate
+from presage.training.next_agent.train import fit_predictor
 
 FOLDS = 5
 HORIZON = 3

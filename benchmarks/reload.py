@@ -60,7 +60,7 @@ from presage.serving_hooks.forecasting.sources import Held, load
 from presage.serving_hooks.vllm.registry_process import version_of
 from presage.serving_hooks.vllm.reload import Reload
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
-from presage.training.next_agent import train
+from presage.training.next_agent.train import train
 
 SPELLS = ("alone", "looking", "reloading", "refusing", "within")
 AGENTS = ("planner", "coder", "tester", "coder", "tester")

@@ -38,8 +38,8 @@ from presage.features.lengths import LengthEncoder, LengthRows, length_rows
 from presage.predictors.common.bootstrap import share_ci
 from presage.predictors.length.baselines import LENGTH_BASELINES
 from presage.predictors.length.predictor import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
-from presage.training.lengths.texts import choose_texts
-from presage.training.lengths.train import CALIBRATION_FRACTION
+from presage.training.length.texts import choose_texts
+from presage.training.length.train import CALIBRATION_FRACTION
 from presage.training.sets import tasks_apart
 
 QUANTILES = (0.5, 0.9, 0.99)

@@ -206,8 +206,8 @@ def traces(jobs: Sequence[ReplayJob]) -> pa.Table:
 
 def train_models(table: pa.Table, folder: Path) -> None:
     """A next-agent and a remaining-length model of the defaults, in two folders; by ids and numbers, without texts."""
-    from presage.training.lengths.train import train_lengths
-    from presage.training.next_agent import train
+    from presage.training.length.train import train_lengths
+    from presage.training.next_agent.train import train
 
     if not (folder / "lengths").is_dir():
         train(table, None, states="none", baselines=()).save(folder / "next-agent")

@@ -44,7 +44,7 @@ from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
-from presage.training.next_agent import train
+from presage.training.next_agent.train import train
 
 BLOCKS, BLOCK, WORKFLOWS = 50_000, 16, 10_000
 Made = Callable[[], type[Any]]

@@ -53,7 +53,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     from presage.predictors.next_agent.boosting import BoostingConfig
     from presage.predictors.next_agent.network_weights import NetworkConfig
     from presage.predictors.next_agent.parts import NextAgentConfig
-    from presage.training.next_agent import train
+    from presage.training.next_agent.train import train
 
     root = tmp_path_factory.mktemp("tiny")
     drawn = [generate("retry", workflows, seed, state_size=16).table for workflows, seed in ((80, 0), (40, 1))]

@@ -50,7 +50,7 @@ def test_nothing_heavy_is_loaded_for(doing: str) -> None:
         "presage.serving_hooks.forecasting.sources",
         "presage.registry.gates",
         "presage.registry.evidence",
-        "presage.training.lengths.train",
+        "presage.training.length.train",
     ],
 )
 def test_what_needs_neither_torch_nor_mlflow_loads_neither(module: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.training.next_agent import NextAgentTraining
+from presage.training.next_agent.train import NextAgentTraining
 
 STATE_SIZE = 16
 

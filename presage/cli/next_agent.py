@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from presage.predictors.next_agent.predictor import NextAgentPredictor
     from presage.registry.evidence import NextAgentBudget, NextAgentEvidence
     from presage.registry.gates import Gate
-    from presage.training.evaluate import ByMoment, Evaluation
+    from presage.training.next_agent.evaluate import ByMoment, Evaluation
     from presage.training.training import Judged, Training
 
 _AGENTS_OF_BUDGET: Final = 30
@@ -75,7 +75,7 @@ def next_agent(
     from presage.predictors.next_agent.parts import NextAgentConfig
     from presage.training.baselines import choose
     from presage.training.configuration import read_configuration
-    from presage.training.next_agent import LIMITS, train
+    from presage.training.next_agent.train import LIMITS, train
 
     configuration = read_configuration(NextAgentConfig, config, settings or (), LIMITS)
     wanted, source = choose(baselines), options.states(states)
@@ -94,7 +94,7 @@ def next_agent(
             progress=report,
         )
         if report_folder is not None:
-            from presage.training.study import Recipe, further_evidence
+            from presage.training.next_agent.study import Recipe, further_evidence
 
             recipe = Recipe(configuration, horizon, seed, source, text_encoder)
             training.metrics.update(further_evidence(training, table, test_table, recipe, report))
@@ -111,7 +111,7 @@ def next_agent(
 
 def _evaluate(loaded: Loaded, table: pa.Table, seed: int, profile: str | None) -> Judged[Evaluation]:
     """Evaluate, with the predictor's own n-gram as baseline."""
-    from presage.training.next_agent import evaluate_model
+    from presage.training.next_agent.train import evaluate_model
 
     return evaluate_model(loaded.predictor, table, seed, profile=profile)
 
@@ -162,7 +162,7 @@ def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> NextA
     from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import NextAgentEvidence
     from presage.registry.gates import Interface
-    from presage.training.next_agent import NGRAM
+    from presage.training.next_agent.train import NGRAM
 
     predictor: NextAgentPredictor = loaded.predictor
     judged = _evaluate(loaded, table, seed, profile)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from presage.features.lengths import Target
     from presage.registry.evidence import LengthCounts, LengthEvidence
     from presage.registry.gates import Gate
-    from presage.training.lengths.evaluate import LengthEvaluation
-    from presage.training.lengths.metrics import LengthFigures
-    from presage.training.lengths.train import LengthTraining
+    from presage.training.length.evaluate import LengthEvaluation
+    from presage.training.length.metrics import LengthFigures
+    from presage.training.length.train import LengthTraining
     from presage.training.training import Judged
 
 
@@ -66,8 +66,8 @@ def remaining_length(
     from presage.predictors.length.predictor import RemainingLengthConfig
     from presage.training.baselines import choose_names
     from presage.training.configuration import read_configuration
-    from presage.training.lengths.texts import TEXTS
-    from presage.training.lengths.train import LIMITS, train_lengths
+    from presage.training.length.texts import TEXTS
+    from presage.training.length.train import LIMITS, train_lengths
 
     own: dict[str, Any] = {"estimator": estimator} if estimator is not None else {}
     own |= {"quantiles": _quantiles_of(quantiles)} if quantiles is not None else {}
@@ -104,7 +104,7 @@ def remaining_length(
 
 def _evaluate(loaded: Loaded, table: pa.Table, seed: int, profile: str | None) -> Judged[LengthEvaluation]:
     """Evaluate, with the best constant for these traces as baseline."""
-    from presage.training.lengths.train import evaluate_lengths
+    from presage.training.length.train import evaluate_lengths
 
     return evaluate_lengths(loaded.predictor, table, seed, profile=profile)
 
@@ -172,7 +172,7 @@ def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> Lengt
     from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import LengthEvidence
     from presage.registry.gates import Interface
-    from presage.training.lengths.train import FLOOR
+    from presage.training.length.train import FLOOR
 
     predictor = loaded.predictor
     judged = _evaluate(loaded, table, seed, profile)

@@ -16,7 +16,7 @@ from presage.errors import ConfigurationError
 from presage.training.report.blocks import interval, number
 
 if TYPE_CHECKING:
-    from presage.training.study import Recipe
+    from presage.training.next_agent.study import Recipe
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -64,7 +64,7 @@ def learning_curve(
 ) -> None:
     """Accuracy against the number of training workflows, beside baselines: would more traces help?"""
     from presage.training.baselines import choose
-    from presage.training.study import LARGEST, study_learning_curve
+    from presage.training.next_agent.study import LARGEST, study_learning_curve
 
     study = partial(
         study_learning_curve,
@@ -92,7 +92,7 @@ def states_(
     as_json: options.Json = False,
 ) -> None:
     """Accuracy with hidden states, with texts and with neither, and after against before the output."""
-    from presage.training.study import study_states
+    from presage.training.next_agent.study import study_states
 
     _study(study_states, traces, test, _recipe(settings, horizon, seed, "auto"), report_folder, skip_bad, as_json)
 
@@ -112,7 +112,7 @@ def horizon(
 ) -> None:
     """Accuracy at each step ahead, beside baselines: how far is a forecast worth acting on?"""
     from presage.training.baselines import choose
-    from presage.training.study import study_horizon
+    from presage.training.next_agent.study import study_horizon
 
     study = partial(study_horizon, baselines=choose(baselines))
     _study(study, traces, test, _recipe(settings, horizon, seed, states), report_folder, skip_bad, as_json)
@@ -193,8 +193,8 @@ def _render(found: dict[str, Any], report_folder: Path | None) -> list[Any]:
 def _recipe(settings: list[str] | None, horizon: int, seed: int, states: str) -> Recipe:
     from presage.predictors.next_agent.parts import NextAgentConfig
     from presage.training.configuration import read_configuration
-    from presage.training.next_agent import LIMITS
-    from presage.training.study import Recipe
+    from presage.training.next_agent.study import Recipe
+    from presage.training.next_agent.train import LIMITS
 
     configuration = read_configuration(NextAgentConfig, None, settings or (), LIMITS)
     return Recipe(configuration, horizon, seed, options.states(states))

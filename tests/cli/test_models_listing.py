@@ -10,7 +10,7 @@ from presage.datasets.synthetic.lengths import generate_lengths
 from presage.predictors.length.predictor import RemainingLengthConfig
 from presage.registry.connect import open_registry
 from presage.registry.package import register
-from presage.training.lengths.train import train_lengths
+from presage.training.length.train import train_lengths
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.registry.resolve import resolve
 from presage.registry.table import load_predictor
-from presage.training.lengths.train import LengthTraining, train_lengths
+from presage.training.length.train import LengthTraining, train_lengths
 
 
 def train(*arguments: object) -> Ran:

@@ -12,7 +12,7 @@ from presage.datasets.ingest import append
 from presage.datasets.synthetic.workflows import generate
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
-from presage.training.lengths.texts import LengthTexts
+from presage.training.length.texts import LengthTexts
 
 
 def renamed(table: pa.Table, old: str, new: str) -> pa.Table:

@@ -9,7 +9,7 @@ from presage.datasets.synthetic.lengths import generate_lengths
 from presage.errors import InputError, TraceError
 from presage.features.input_profiles import PROFILES, masked
 from presage.features.lengths import LEARNT_PROFILES, LengthEncoder, LengthWorkflow, join_rows, length_rows, profiles_of
-from presage.training.lengths.texts import LengthTexts
+from presage.training.length.texts import LengthTexts
 
 
 def step(workflow: str, number: int, agent: str, tokens: int | None, **more: object) -> dict[str, object]:

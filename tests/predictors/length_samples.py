@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from presage.datasets.synthetic.lengths import generate_lengths
 from presage.features.lengths import LengthEncoder, LengthRows, length_rows
-from presage.training.lengths.texts import LengthTexts
+from presage.training.length.texts import LengthTexts
 
 QUANTILES = (0.5, 0.9, 0.99)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from presage.datasets.store import read_store
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
-from presage.training.lengths.texts import LengthTexts
+from presage.training.length.texts import LengthTexts
 
 
 class Clock:

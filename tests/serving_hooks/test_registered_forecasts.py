@@ -26,7 +26,7 @@ from presage.serving_hooks.vllm.forecasts import ReadsStates
 from presage.serving_hooks.vllm.metrics import missing_inputs
 from presage.serving_hooks.vllm.registered import AskedOnArrival, champions, resolve_registry_uri
 from presage.serving_hooks.workflows.identity import Step
-from presage.training.next_agent import fit_predictor
+from presage.training.next_agent.train import fit_predictor
 
 ROW = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
 

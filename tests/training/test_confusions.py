@@ -10,7 +10,7 @@ import pytest
 from presage.datasets.synthetic.workflows import generate
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.vocabulary import Vocabulary
-from presage.training.evaluate import EXAMPLES, PAIRS, PREFIX, confusions
+from presage.training.next_agent.evaluate import EXAMPLES, PAIRS, PREFIX, confusions
 
 VOCABULARY = Vocabulary(("t",), ("a", "b", "c"))
 A, B, C, END, UNSEEN, CUT = 0, 1, 2, 3, 4, -1

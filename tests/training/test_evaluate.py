@@ -12,7 +12,7 @@ from presage.features.moment import Moment
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.next_agent.ngram import BackoffNgram
-from presage.training.evaluate import Evaluation, evaluate
+from presage.training.next_agent.evaluate import Evaluation, evaluate
 
 
 def rng() -> np.random.Generator:

@@ -17,7 +17,7 @@ from presage.errors import ConfigurationError, TraceError
 from presage.predictors.next_agent.boosting import BoostingConfig
 from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.parts import NextAgentConfig
-from presage.training.study import NestedSets, Recipe, default_sizes, learning_curve
+from presage.training.next_agent.study import NestedSets, Recipe, default_sizes, learning_curve
 
 FAST = Recipe(NextAgentConfig(network=NetworkConfig(epochs=1), boosting=BoostingConfig(rounds=1)), horizon=2)
 

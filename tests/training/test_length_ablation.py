@@ -7,7 +7,7 @@ from presage.datasets.synthetic.lengths import generate_lengths
 from presage.features.history import PROGRESS
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.predictors.length.predictor import RemainingLengthConfig
-from presage.training.lengths.train import AGENTS, GROUPS, MODEL, ablate, without
+from presage.training.length.train import AGENTS, GROUPS, MODEL, ablate, without
 
 WORDS = "words of the prompt"
 

@@ -13,8 +13,8 @@ from presage.datasets.schema import conform
 from presage.datasets.synthetic.lengths import generate_lengths
 from presage.errors import TraceError
 from presage.features.lengths import LengthEncoder, LengthRows, Target, length_rows
-from presage.training.lengths.evaluate import LengthEvaluation, Predict, evaluate
-from presage.training.lengths.queue import FIRST_COME, compare
+from presage.training.length.evaluate import LengthEvaluation, Predict, evaluate
+from presage.training.length.queue import FIRST_COME, compare
 
 QUANTILES = (0.5, 0.9)
 

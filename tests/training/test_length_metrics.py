@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import kendalltau, somersd
 
 from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_ci
-from presage.training.lengths.metrics import LengthFigures, discordance, measure, median_column
+from presage.training.length.metrics import LengthFigures, discordance, measure, median_column
 
 QUANTILES = (0.5, 0.9)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from presage.datasets.synthetic.lengths import generate_lengths
 from presage.features.lengths import LengthEncoder, length_rows
-from presage.training.lengths.queue import (
+from presage.training.length.queue import (
     FIRST_COME,
     ORACLE,
     SHORTEST_STEP,

@@ -16,7 +16,7 @@ import pytest
 
 from presage.datasets.synthetic.lengths import generate_lengths
 from presage.features.lengths import LengthEncoder, LengthRows, length_rows
-from presage.training.lengths.evaluate import Predict, evaluate
+from presage.training.length.evaluate import Predict, evaluate
 from presage.training.report.files import document, markdown, page, write_report
 from presage.training.report.plot import bar_plot
 

@@ -19,7 +19,7 @@ from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.training.baselines import BASELINES
-from presage.training.next_agent import evaluate_model, train
+from presage.training.next_agent.train import evaluate_model, train
 from presage.training.sets import SHARED_TASKS
 
 FAST = NextAgentConfig(network=NetworkConfig(epochs=2), boosting=BoostingConfig(rounds=3))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from presage.errors import ConfigurationError, TraceError
 from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.training.configuration import keys, read_configuration
-from presage.training.next_agent import LIMITS
+from presage.training.next_agent.train import LIMITS
 from presage.training.sets import tasks_apart
 
 

@@ -24,7 +24,7 @@ from presage.features.moment import Moment
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.next_agent.ngram import BackoffNgram
-from presage.training.evaluate import evaluate
+from presage.training.next_agent.evaluate import evaluate
 from presage.training.report import files
 from presage.training.report.files import document, markdown, page, report_files, write_metrics, write_report
 from presage.training.report.traces import document as described

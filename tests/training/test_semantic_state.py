@@ -16,9 +16,9 @@ from presage.features.vocabulary import Vocabulary
 from presage.predictors.next_agent.boosting import BoostingConfig
 from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.parts import NextAgentConfig
-from presage.training.next_agent import train
+from presage.training.next_agent.semantic_state import TrainingTraces, choose_states
+from presage.training.next_agent.train import train
 from presage.training.selection import simplest
-from presage.training.semantic_state import TrainingTraces, choose_states
 
 CONFIG = NextAgentConfig(boosting=BoostingConfig(rounds=60))
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from presage.datasets.outcomes import Outcomes, outcomes_digest, prompt_keys
-from presage.datasets.outcomes.split import choose_models, families, split_outcomes
+from presage.datasets.outcomes.split import Chosen, choose_models, families, split_outcomes
 from presage.errors import TraceError
 from presage.predictors.router.predictor import RouterConfig, RouterPredictor
 from presage.training.baselines import check_names
@@ -71,35 +71,88 @@ def train_router(
         TraceError: too few models, labels or prompts, or a single class.
         InputError: no two prompts share a term.
     """
-    config, report = config or RouterConfig(), progress or (lambda _, __: None)
-    config.check()
+    (config or RouterConfig()).check()
     check_names(baselines, BASELINES)
     chosen = choose_models(outcomes)
-    models = chosen.outcomes.models
     train, held, shared = _parts(chosen.outcomes, test, seed)
-    inner, calibration = split_outcomes(train, CALIBRATION_FRACTION, seed + 1)
+    fitted = fit_router(chosen._replace(outcomes=train), config, seed=seed, fit_scorer=fit_scorer, progress=progress)
+    rule = "separate test outcomes" if test is not None else "a fifth of the prompts, at random by prompt"
+    return assess_router(fitted, held, rule=rule, shared=shared, baselines=baselines, name=name, progress=progress)
 
+
+@dataclass(frozen=True)
+class FittedRouter:
+    """A fitted router and its training data.
+
+    Attributes:
+        chosen: the training outcomes, and the models left out of them; inner, calibration: their two parts.
+        seconds: time of the fit.
+    """
+
+    predictor: RouterPredictor
+    chosen: Chosen
+    inner: Outcomes
+    calibration: Outcomes
+    seconds: float
+
+
+def fit_router(
+    chosen: Chosen,
+    config: RouterConfig | None = None,
+    *,
+    seed: int = 0,
+    fit_scorer: FitScorer | None = None,
+    progress: Progress | None = None,
+) -> FittedRouter:
+    """Fit a router on all outcomes of the chosen models; arguments as in `train_router`."""
+    inner, calibration = split_outcomes(chosen.outcomes, CALIBRATION_FRACTION, seed + 1)
     begun = time.perf_counter()
     predictor = RouterPredictor(config, seed).fit(
         inner.prompts,
         inner.correct,
         calibration.prompts,
         calibration.correct,
-        models=models,
+        models=chosen.outcomes.models,
         groups=families(inner.task),
-        trained_on=prompt_keys(train),
+        trained_on=prompt_keys(chosen.outcomes),
         scorer=fit_scorer(inner, calibration) if fit_scorer is not None else None,
-        progress=report,
+        progress=progress,
     )
-    fit_seconds = time.perf_counter() - begun
-    fitted: dict[str, Routes] = {}
+    return FittedRouter(predictor, chosen, inner, calibration, time.perf_counter() - begun)
+
+
+def assess_router(
+    fitted: FittedRouter,
+    held: Outcomes,
+    *,
+    rule: str = "separate test outcomes",
+    shared: int = 0,
+    baselines: Sequence[str] = tuple(BASELINES),
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> RouterTraining:
+    """Fit baselines where a router was fitted, and evaluate all of them on other outcomes of its models.
+
+    Args:
+        fitted: the router.
+        held: outcomes of the same models for prompts that it was not trained on.
+        rule: how they were set apart, for the report.
+        shared: number of prompts that were left out of `held` because training saw them.
+        baselines: keys of `BASELINES`.
+
+    Raises:
+        ConfigurationError: an unknown baseline.
+        TraceError: the models have no label.
+    """
+    check_names(baselines, BASELINES)
+    report, predictor, train = progress or (lambda _, __: None), fitted.predictor, fitted.chosen.outcomes
+    routes: dict[str, Routes] = {}
     for index, baseline in enumerate(baselines):
         report(f"baseline {baseline}", index / len(baselines))
-        fitted[baseline] = BASELINES[baseline]().fit(train.prompts, train.correct)
+        routes[baseline] = BASELINES[baseline]().fit(train.prompts, train.correct)
 
     report("judging on the test set", None)
-    evaluation = evaluate(predictor, held, seed, baselines=fitted)
-    rule = "separate test outcomes" if test is not None else "a fifth of the prompts, at random by prompt"
+    evaluation = evaluate(predictor, held, predictor.seed, baselines=routes)
     training_data = {
         "digest": f"sha256:{outcomes_digest(train)}",
         "prompts": len(train),
@@ -110,20 +163,21 @@ def train_router(
         **evaluation.to_dict(),
         "model": name,
         "data": {
-            "training": _size(inner),
-            "calibration": _size(calibration),
+            "training": _size(fitted.inner),
+            "calibration": _size(fitted.calibration),
             "test": _size(held),
             "split": rule,
             SHARED_PROMPTS: shared,
-            "models left out for few labels": ", ".join(f"{n} ({c})" for n, c in chosen.left_out.items()) or "none",
-            "seed": seed,
+            "models left out for few labels": ", ".join(f"{n} ({c})" for n, c in fitted.chosen.left_out.items())
+            or "none",
+            "seed": predictor.seed,
             "digest of the training outcomes": training_data["digest"],
             "digest of the test outcomes": f"sha256:{outcomes_digest(held)}",
         },
         "models": _of_models(train),
-        "config": {**asdict(config), "trust": predictor.trust},
+        "config": {**asdict(predictor.config), "trust": predictor.trust},
         "versions": versions(),
-        "fit_seconds": round(fit_seconds, 2),
+        "fit_seconds": round(fitted.seconds, 2),
         "latency_us": forecast_latency_us(predictor, held),
         "size_bytes": None,
     }

@@ -39,8 +39,8 @@ from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.registered import AskedOnArrival
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
-from presage.training.lengths.texts import LengthTexts
-from presage.training.next_agent import fit_predictor
+from presage.training.length.texts import LengthTexts
+from presage.training.next_agent.train import fit_predictor
 
 pytestmark = pytest.mark.vllm
 

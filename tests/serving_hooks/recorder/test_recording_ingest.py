@@ -99,7 +99,7 @@ def test_what_a_law_says_comes_back_as_it_was_and_trains(tmp_path: Path) -> None
     from presage.predictors.next_agent.boosting import BoostingConfig
     from presage.predictors.next_agent.network_weights import NetworkConfig
     from presage.predictors.next_agent.parts import NextAgentConfig
-    from presage.training.next_agent import train
+    from presage.training.next_agent.train import train
 
     drawn = generate("retry", 60, 0, state_size=16, censored=0.2).table
     one = recorder(tmp_path / "r", states="both", queue_rows=10_000)

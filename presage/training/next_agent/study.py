@@ -31,9 +31,9 @@ from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.features.states import SKETCH, States, candidates
 from presage.predictors.common.bootstrap import ratio_cis
 from presage.predictors.next_agent.parts import COMPONENTS, NextAgentConfig
-from presage.training.evaluate import Evaluation
 from presage.training.metrics import Figures, differences, json_values
-from presage.training.next_agent import NextAgentTraining, train
+from presage.training.next_agent.evaluate import Evaluation
+from presage.training.next_agent.train import NextAgentTraining, train
 from presage.training.sets import set_apart
 from presage.training.training import Progress
 

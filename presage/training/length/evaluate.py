@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from presage.errors import TraceError
 from presage.features.lengths import LengthRows
 from presage.training.baselines import Behind, behind, by_profile, worst
-from presage.training.lengths.metrics import SCOPES, LengthFigures, by_quantile, intervals, measure, median_column
-from presage.training.lengths.queue import QueueFigures, compare, queued
+from presage.training.length.metrics import SCOPES, LengthFigures, by_quantile, intervals, measure, median_column
+from presage.training.length.queue import QueueFigures, compare, queued
 from presage.training.metrics import RESAMPLES, Estimate, json_values
 
 BINS: Final = 10

@@ -1,6 +1,6 @@
 """Train and evaluate a length predictor and baselines.
 
-As in `presage.training.next_agent`, test tasks are split off first, and vocabularies and the sketch come from the
+As in `presage.training.next_agent.train`, test tasks are split off first, and vocabularies and the sketch come from the
 training part only. A calibration part of it, never the test set, selects the estimator and calibrates its quantiles.
 Baselines need no calibration and are fitted on the whole training part.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from presage.datasets.describe import describe
 from presage.datasets.schema import digest
+from presage.datasets.split import Split
 from presage.datasets.tasks import task_keys
 from presage.features.history import PROGRESS
 from presage.features.input_profiles import PROFILES
@@ -32,9 +33,9 @@ from presage.predictors.length.baselines import LENGTH_BASELINES, constant
 from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
 from presage.training.baselines import check_names
 from presage.training.configuration import Limits
-from presage.training.lengths.evaluate import LengthDifference, LengthEvaluation, Predict, difference, evaluate
-from presage.training.lengths.metrics import LengthFigures
-from presage.training.lengths.texts import TextChoice, Texts, choose_texts
+from presage.training.length.evaluate import LengthDifference, LengthEvaluation, Predict, difference, evaluate
+from presage.training.length.metrics import LengthFigures
+from presage.training.length.texts import TextChoice, Texts, choose_texts
 from presage.training.sets import (
     SHARED_TASKS,
     check_known_agents,
@@ -87,29 +88,83 @@ def train_lengths(
         InputError: texts are requested, but insufficient for a sketch.
         TraceError: too few traces to split, or no known output tokens.
     """
-    config, report = config or RemainingLengthConfig(), progress or (lambda _, __: None)
     check_names(baselines, LENGTH_BASELINES)
     parts = set_apart(table, test, seed)
-    report("reading prompts", None)
-    choice, apart = _features(parts.train, target, texts, seed, report)
-    encoder, learning = choice.encoder, choice.rows
-    held = length_rows(parts.test, encoder, target)
-    inner, calibration = learning.take(~apart), learning.take(apart)
+    fitted = fit_lengths(parts.train, config, target=target, seed=seed, texts=texts, progress=progress)
+    return assess_lengths(fitted, parts, baselines=baselines, name=name, progress=progress)
 
+
+@dataclass(frozen=True)
+class FittedLengths:
+    """A fitted predictor and its training data.
+
+    Attributes:
+        learning: the training rows with the chosen features; inner, calibration: their two parts.
+        seconds: time of the fit.
+    """
+
+    predictor: RemainingLengthPredictor
+    learning: LengthRows
+    inner: LengthRows
+    calibration: LengthRows
+    choice: TextChoice
+    seconds: float
+
+
+def fit_lengths(
+    table: pa.Table,
+    config: RemainingLengthConfig | None = None,
+    *,
+    target: Target = "remaining",
+    seed: int = 0,
+    texts: Texts = "auto",
+    progress: Progress | None = None,
+) -> FittedLengths:
+    """Fit a predictor on all of a valid trace; arguments as in `train_lengths`."""
+    report = progress or (lambda _, __: None)
+    report("reading prompts", None)
+    choice, apart = _features(table, target, texts, seed, report)
+    inner, calibration = choice.rows.take(~apart), choice.rows.take(apart)
     begun = time.perf_counter()
     predictor = RemainingLengthPredictor(config, seed).fit(
-        inner, calibration, encoder=encoder, trained_on=task_keys(parts.train), progress=report
+        inner, calibration, encoder=choice.encoder, trained_on=task_keys(table), progress=report
     )
-    fit_seconds = time.perf_counter() - begun
+    return FittedLengths(predictor, choice.rows, inner, calibration, choice, time.perf_counter() - begun)
+
+
+def assess_lengths(
+    fitted: FittedLengths,
+    parts: Split,
+    *,
+    baselines: Sequence[str] = tuple(LENGTH_BASELINES),
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> LengthTraining:
+    """Fit baselines where a predictor was fitted, and evaluate all of them on a test set.
+
+    Args:
+        fitted: the predictor, fitted on the training part.
+        parts: training and test set.
+        baselines: keys of `LENGTH_BASELINES`.
+
+    Raises:
+        ConfigurationError: an unknown baseline.
+        TraceError: no step has a known length, or the predictor knows none of the agents.
+    """
+    check_names(baselines, LENGTH_BASELINES)
+    report, predictor = progress or (lambda _, __: None), fitted.predictor
+    encoder, learning, inner, calibration = predictor.encoder, fitted.learning, fitted.inner, fitted.calibration
+    held = length_rows(parts.test, encoder, predictor.target)
+    seed = predictor.seed
     quantiles = tuple(predictor.quantiles)
-    fitted: dict[str, Predict] = {}
+    predicts: dict[str, Predict] = {}
     for index, baseline in enumerate(baselines):
         report(f"baseline {baseline}", index / len(baselines))
-        fitted[baseline] = LENGTH_BASELINES[baseline](learning, quantiles)
+        predicts[baseline] = LENGTH_BASELINES[baseline](learning, quantiles)
 
     report("judging on the test set", None)
     profiles = _profiles(predictor, held)
-    evaluation = evaluate(predictor.predict, held, quantiles, seed, baselines=fitted, profiles=profiles)
+    evaluation = evaluate(predictor.predict, held, quantiles, seed, baselines=predicts, profiles=profiles)
     training_data = {
         "digest": f"sha256:{digest(parts.train)}",
         "workflows": learning.workflows,
@@ -125,20 +180,20 @@ def train_lengths(
             "split": parts.rule,
             SHARED_TASKS: shared_tasks(parts),
             "training steps of workflows that were cut": int(learning.lower_bound.sum()),
-            "texts": choice.name if encoder.sketch is not None else "not recorded, or not read",
+            "texts": fitted.choice.name if encoder.sketch is not None else "not recorded, or not read",
             "seed": seed,
             "digest of the training traces": training_data["digest"],
             "digest of the test traces": f"sha256:{digest(parts.test)}",
         },
-        "state_choice": choice.to_dict(),
+        "state_choice": fitted.choice.to_dict(),
         "estimators": {
             name: {f"{q:g}": loss for q, loss in zip(quantiles, losses, strict=True)}
             for name, losses in predictor.losses.items()
         },
         "traces": describe(parts.train),
-        "config": {**asdict(config), "target": target, "chosen": predictor.estimator.name},
+        "config": {**asdict(predictor.config), "target": predictor.target, "chosen": predictor.estimator.name},
         "versions": versions(),
-        "fit_seconds": round(fit_seconds, 2),
+        "fit_seconds": round(fitted.seconds, 2),
         "latency_us": quantiles_latency_us(predictor, held),
         "size_bytes": None,
     }

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from presage.datasets.describe import describe
 from presage.datasets.schema import digest
+from presage.datasets.split import Split
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError
 from presage.features.input_profiles import PROFILES
@@ -31,8 +32,8 @@ from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.training.baselines import BASELINES, find
 from presage.training.configuration import Limits
-from presage.training.evaluate import Evaluation, Predict, evaluate
-from presage.training.semantic_state import StateChoice, TrainingTraces, choose_states
+from presage.training.next_agent.evaluate import Evaluation, Predict, evaluate
+from presage.training.next_agent.semantic_state import StateChoice, TrainingTraces, choose_states
 from presage.training.sets import (
     SHARED_TASKS,
     check_known_agents,
@@ -128,30 +129,53 @@ def train(
         ConfigurationError: an unknown baseline, a horizon below 1, or states that the traces lack.
         TraceError: too few traces to split, or fewer than two agents.
     """
-    config, report = config or NextAgentConfig(), progress or (lambda _, __: None)
     if horizon < 1:
         raise ConfigurationError(f"horizon is {horizon}; wanted at least 1")
-    compared = {name: find(name) for name in baselines}
+    for baseline in baselines:
+        find(baseline)
     parts = set_apart(table, test, seed)
-    begun = time.perf_counter()
-    done = fit_predictor(
-        parts.train, config, horizon=horizon, seed=seed, states=states, text_encoder=text_encoder, progress=report
+    fitted = fit_predictor(
+        parts.train, config, horizon=horizon, seed=seed, states=states, text_encoder=text_encoder, progress=progress
     )
-    fit_seconds = time.perf_counter() - begun
-    predictor, learning, inner, validation = done.predictor, done.learning, done.inner, done.validation
+    return assess(fitted, parts, baselines=baselines, name=name, progress=progress)
+
+
+def assess(
+    fitted: FittedPredictor,
+    parts: Split,
+    *,
+    baselines: Sequence[str] = tuple(BASELINES),
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> NextAgentTraining:
+    """Fit baselines where a predictor was fitted, and evaluate all of them on a test set.
+
+    Args:
+        fitted: the predictor, fitted on the training part.
+        parts: training and test set.
+        baselines: names for `presage.training.baselines.find`.
+
+    Raises:
+        ConfigurationError: an unknown baseline.
+        TraceError: the predictor knows none of the agents.
+    """
+    report, seed = progress or (lambda _, __: None), fitted.predictor.seed
+    predictor, learning, inner, validation = fitted.predictor, fitted.learning, fitted.inner, fitted.validation
+    compared = {baseline: find(baseline) for baseline in baselines}
     check_known_agents(parts.test, predictor.vocabulary)
-    held = prefixes_of(parts.test, predictor.vocabulary, horizon).with_states(predictor.source.states(parts.test))
-    fitted: dict[str, Predict] = {}
+    held = prefixes_of(parts.test, predictor.vocabulary, predictor.horizon)
+    held = held.with_states(predictor.source.states(parts.test))
+    predicts: dict[str, Predict] = {}
     for index, (baseline, made) in enumerate(compared.items()):
         report(f"baseline {baseline}", index / len(compared))
-        fitted[baseline] = made.fit(seed, learning, inner, validation).predict
+        predicts[baseline] = made.fit(seed, learning, inner, validation).predict
 
     report("judging on the test set", None)
     evaluation = evaluate(
         _predict(predictor),
         held,
         np.random.default_rng(seed),
-        baselines=fitted,
+        baselines=predicts,
         profiles=_profiles(predictor, held),
     )
     training_data = {
@@ -169,16 +193,16 @@ def train(
             "split": parts.rule,
             SHARED_TASKS: shared_tasks(parts),
             "states": _of_states(predictor.source),
-            "choice of states": str(done.choice),
+            "choice of states": str(fitted.choice),
             "seed": seed,
             "digest of the training traces": training_data["digest"],
             "digest of the test traces": f"sha256:{digest(parts.test)}",
         },
-        "state_choice": done.choice.to_dict(),
+        "state_choice": fitted.choice.to_dict(),
         "traces": describe(parts.train),
-        "config": asdict(config),
+        "config": asdict(predictor.config),
         "versions": versions(),
-        "fit_seconds": round(fit_seconds, 2),
+        "fit_seconds": round(fitted.seconds, 2),
         "latency_us": forecast_latency_us(predictor, held),
         "size_bytes": None,
     }
@@ -221,6 +245,7 @@ class FittedPredictor:
     Attributes:
         learning: the training prefixes with the chosen semantic states.
         inner, validation: their two parts.
+        seconds: time of the fit.
     """
 
     predictor: NextAgentPredictor
@@ -228,6 +253,7 @@ class FittedPredictor:
     inner: Prefixes
     validation: Prefixes
     choice: StateChoice
+    seconds: float
 
 
 def fit_predictor(
@@ -241,7 +267,7 @@ def fit_predictor(
     progress: Progress | None = None,
 ) -> FittedPredictor:
     """Fit a predictor on all of a valid trace; arguments as in `train`."""
-    config, report = config or NextAgentConfig(), progress or (lambda _, __: None)
+    config, report, begun = config or NextAgentConfig(), progress or (lambda _, __: None), time.perf_counter()
     vocabulary = Vocabulary.from_table(table)
     report("reading states", None)
     done = 0
@@ -264,7 +290,7 @@ def fit_predictor(
         progress=report,
     )
     inner, validation = (learning.take(part) for part in traces.parts)
-    return FittedPredictor(predictor, learning, inner, validation, choice)
+    return FittedPredictor(predictor, learning, inner, validation, choice, time.perf_counter() - begun)
 
 
 def _predict(predictor: NextAgentPredictor) -> Predict:

@@ -1,0 +1,1 @@
+"""Train, evaluate, compare and study the next-agent predictor."""
