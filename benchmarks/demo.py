@@ -21,6 +21,7 @@ OUT = Path("demo-output")
 PROCESSES = ("retry", "research", "triage")
 TRAINING, HELD_OUT, TOO_FEW = 200, 100, 5
 """Workflows of each process."""
+REPLAYED = 40
 LENGTHS, PROMPTS = 1200, 2000
 """Workflows with lengths, and prompts for the router; a third as many are held out."""
 
@@ -28,7 +29,8 @@ REFUSED = 3
 STAGES = 8
 VLLM = Path(".venv-vllm/bin/presage")
 REPLAY = (
-    "replay held-out --policy stock,full --forecasts model --rate 6 --cache-tokens 200000 --seeds 1 --report replay"
+    "replay burst --policy stock,full --forecasts model --concurrency 16 --cache-tokens 100000 --seeds 1 "
+    "--report replay"
 )
 
 
@@ -95,7 +97,8 @@ def main() -> None:
     shell(f"presage route models:/router@champion --costs costs.toml --min-quality 0.8 {shlex.quote(prompt)}")
     router = metrics_of("router")
 
-    stage(8, "Replay. What would it do to completion times? The held-out workflows, in vLLM's own scheduler.")
+    stage(8, "Replay. What would it do to completion times? Forty other workflows, in vLLM's own scheduler.")
+    shell(f"presage traces generate --process retry --workflows {REPLAYED} --seed 3 --to burst")
     replayed = replay()
 
     verdicts = {entry["version"]: entry["verdict"] for entry in listed}
