@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from presage.cli import options
-from presage.cli.output import INTERRUPTED, Output, Report, table
+from presage.cli.output import INTERRUPTED, Output, Report, report_lines
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,7 +100,7 @@ def replay(
     from presage.serving_hooks.replay.policies import STOCK, crossed, named
     from presage.serving_hooks.replay.runs import Setting, check_vllm, result, run_all
     from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, check_fits, workload
-    from presage.training.report.files import check_folder, write_metrics, write_report
+    from presage.training.report.files import check_folder, document, write_metrics, write_report
 
     if concurrency is None and rate is None and not as_recorded:
         concurrency = _CONCURRENCY
@@ -160,7 +160,7 @@ def replay(
         if report_folder is not None:
             write_metrics(report_folder, found)
             write_report(report_folder, found)
-    out.result(found, *(replay_tables(found) if not as_json else ()))
+    out.result(found, *report_lines(document(found)))
     if interrupted:
         out.note(f"interrupted: {len(done)} of {len(policies) * seeds} runs finished; the figures cover these only")
         raise typer.Exit(INTERRUPTED)
@@ -290,126 +290,3 @@ def read_plain_requests(
 def hashed(of: Workload) -> bool:
     """Whether the requests carry hashes of shared prompt blocks."""
     return any(job.steps[0].hashed for job in of.jobs)
-
-
-Table = tuple[str, Sequence[str], list[list[str]]]
-
-_SHOWN: Final = {
-    "hit rate": ("hit_rate", 3),
-    "completion s": ("completion_mean_s", 1),
-    "its p95": ("completion_p95_s", 1),
-    "first token s": ("ttft_mean_s", 2),
-    "queueing s": ("queueing_mean_s", 2),
-    "worst": ("longest_wait_s", 1),
-    "makespan s": ("makespan_s", 0),
-    "output tokens/s": ("throughput_tokens_per_s", 0),
-    "preempted": ("preemptions", 0),
-    "recomputed tokens": ("recomputed_tokens", 0),
-}
-
-
-def replay_tables(found: Mapping[str, Any]) -> list[Any]:
-    """The result of a replay as lines and tables."""
-    held, engine = found["workload"], found["engine"]
-    host = f" and {engine['host_cache_tokens']} in the host" if engine["host_cache_tokens"] else ""
-    lines: list[Any] = [
-        f"{held['workflows']} workflows, {held['requests']} requests, {_came(held)}; {held['prompts']} prompts; "
-        f"a cache of {engine['cache_tokens']} tokens{host}; costs: {engine['cost']['source']}"
-    ]
-    if held["left_out"]:
-        lines.append(f"{held['left_out']} workflows left out: their request sizes were not recorded")
-    rows = [
-        [name, *(_figure(of[shown], digits) for shown, digits in _SHOWN.values())]
-        for name, of in found["policies"].items()
-    ]
-    title = f"\nMean over {found['seeds']} seeds, ± half the width of the 95 % interval"
-    lines.append(table(title, ["policy", *_SHOWN], rows))
-    policies = found["policies"]
-    for more in (_shares(policies), _queueing(policies), _tiers(policies), _evictions(policies)):
-        if more[-1]:
-            lines.append(table(*more))
-    for name, of in found["policies"].items():
-        if "at_once" in of:
-            lines.append(f"{name}: {of['at_once']} workflows at once")
-        if "switched_off" in of:
-            lines.append(f"{name}: {', '.join(of['switched_off'])} failed and was switched off")
-    return lines
-
-
-def _came(held: Mapping[str, Any]) -> str:
-    if held["as_recorded"]:
-        return "as recorded"
-    if held["concurrency"] is not None:
-        return f"{held['concurrency']} at once"
-    return f"{held['rate']:g} a second with cv {held['cv']:g}"
-
-
-def _figure(of: Mapping[str, Any], digits: int) -> str:
-    mean = f"{of['mean']:.{digits}f}"
-    if of["ci95"] is None:
-        return mean
-    return f"{mean} ± {(of['ci95'][1] - of['ci95'][0]) / 2:.{digits}f}"
-
-
-def _shares(policies: Mapping[str, Any]) -> Table:
-    from presage.serving_hooks.replay.policies import ends
-
-    rows = [
-        [name, *(_share(of, named) for named, _ in _SHOWN.values())]
-        for name, of in policies.items()
-        if "share_of_oracle" in of and name != ends(name)[1]
-    ]
-    crossed = any("+" in name for name in policies)
-    over = "stjf-oracle gains over fcfs, with the same policy" if crossed else "the oracle gains over stock"
-    return f"\nShare of what {over}", ["policy", *_SHOWN], rows
-
-
-def _share(of: Mapping[str, Any], named: str) -> str:
-    """The share for one figure; a dash if the oracle's own gain is not significant."""
-    found = of["share_of_oracle"][named]
-    return "–" if found is None else f"{found:.0%}"
-
-
-def _queueing(policies: Mapping[str, Any]) -> Table:
-    """Queueing time of each scheduler: mean, share of the oracle's saving, and the longest wait relative to FCFS."""
-    from presage.serving_hooks.replay.policies import FIRST_COME, ends
-
-    rows = []
-    for name, of in policies.items():
-        first, best = ends(name)
-        if not first.endswith(f"+{FIRST_COME}") or first not in policies:
-            continue
-        worst = of["longest_wait_s"]["mean"] / max(policies[first]["longest_wait_s"]["mean"], 1e-9)
-        rows.append(
-            [
-                name,
-                _figure(of["queueing_mean_s"], 2),
-                "100%" if name == best else _share(of, "queueing_mean_s") if "share_of_oracle" in of else "–",
-                _figure(of["longest_wait_s"], 1),
-                f"{worst:.2f}",
-                _figure(of["promotions"], 0) if "promotions" in of else "–",
-            ]
-        )
-    heads = ["policy", "queueing s", "of the oracle's saving", "worst s", "of the worst of fcfs", "promoted by ageing"]
-    return "\nQueueing, from arrival to the first selection", heads, rows
-
-
-def _tiers(policies: Mapping[str, Any]) -> Table:
-    """Prompt tokens found in each cache tier; no rows without a host cache."""
-    rows = [
-        [name, *(_figure(of[of_tier], 0) for of_tier in ("hit_tokens_gpu", "hit_tokens_host", "loaded_tokens"))]
-        for name, of in policies.items()
-        if "loaded_tokens" in of
-    ]
-    heads = ["policy", "gpu", "host", "loaded, prefetched or again included"]
-    return "\nHit tokens by tier", heads, rows
-
-
-def _evictions(policies: Mapping[str, Any]) -> Table:
-    rows = []
-    for name, of in policies.items():
-        counts = [of[f"evicted_{kind}"] for kind in ("blank", "retired", "active")]
-        held = counts[1]["mean"] + counts[2]["mean"]
-        rows.append([name, *(_figure(one, 0) for one in counts), f"{counts[2]['mean'] / held:.1%}" if held else "–"])
-    heads = ["policy", "blank", "retired", "active", "active, share of non-blank"]
-    return "\nEvicted blocks by state", heads, rows

@@ -9,14 +9,14 @@ from presage.training.report.blocks import Document, Facts, Metrics, Section, Ta
 
 _FIGURES: Final = {
     "hit rate": ("hit_rate", 3),
-    "completion, s": ("completion_mean_s", 1),
-    "completion p95, s": ("completion_p95_s", 1),
-    "first token, s": ("ttft_mean_s", 2),
-    "queueing, s": ("queueing_mean_s", 2),
-    "longest wait, s": ("longest_wait_s", 1),
-    "makespan, s": ("makespan_s", 0),
-    "output tokens a second": ("throughput_tokens_per_s", 0),
-    "preemptions": ("preemptions", 0),
+    "completion s": ("completion_mean_s", 1),
+    "its p95": ("completion_p95_s", 1),
+    "first token s": ("ttft_mean_s", 2),
+    "queueing s": ("queueing_mean_s", 2),
+    "worst": ("longest_wait_s", 1),
+    "makespan s": ("makespan_s", 0),
+    "output tokens/s": ("throughput_tokens_per_s", 0),
+    "preempted": ("preemptions", 0),
     "recomputed tokens": ("recomputed_tokens", 0),
 }
 
@@ -26,52 +26,125 @@ _TIERS: Final = {
     "loaded, prefetched or again included": ("loaded_tokens", 0),
 }
 
+_BY_AGENT: Final = "ttft_mean_s of "
+
 
 def document(metrics: Metrics) -> Document:
     """The report of one replay."""
     policies = metrics["policies"]
-    sections = [Section("Policies side by side", [Table(["", *policies], _rows(policies, _FIGURES))])]
-    shares = [(name, of["share_of_oracle"]) for name, of in policies.items() if of.get("share_of_oracle")]
-    if shares:
-        rows = [
-            [head, *("–" if of[figure] is None else f"{of[figure]:.0%}" for _, of in shares)]
-            for head, (figure, _) in _FIGURES.items()
-        ]
-        text = Text("A dash: what the oracle gains is within the noise of the seeds, so no share of it means anything.")
-        table = Table(["", *(name for name, _ in shares)], rows)
-        sections.append(Section("Share of what the oracle gains over stock", [text, table]))
-    if policies and all("loaded_tokens" in of for of in policies.values()):
-        sections.append(Section("Hit tokens by tier", [Table(["", *policies], _rows(policies, _TIERS))]))
-    sections.append(Section("First token by agent, s", [Table(["", *policies], _by_agent(policies))]))
-    sections.append(Section("What was replayed", [Facts(_facts(metrics))]))
+    agents = sorted({name for of in policies.values() for name in of if name.startswith(_BY_AGENT)})
+    by_agent = [
+        [name.removeprefix(_BY_AGENT), *(_figure(of.get(name), 2) for of in policies.values())] for name in agents
+    ]
+    parts = [
+        Section("Policies side by side", [_table(policies, _FIGURES), *_notes(policies)], in_terminal=True),
+        _shares(policies),
+        _queueing(policies),
+        _tiers(policies),
+        _evictions(policies),
+        Section("First token by agent, s", [Table(["", *policies], by_agent)]),
+        Section("What was replayed", [Facts(_facts(metrics))]),
+    ]
+    return Document("What would the policies have done?", _lead(metrics), parts)
+
+
+def _lead(metrics: Metrics) -> str:
+    load, engine = metrics["workload"], metrics["engine"]
+    host = f" and {engine['host_cache_tokens']} in the host" if engine["host_cache_tokens"] else ""
+    if load.get("as_recorded"):
+        came = "as recorded"
+    elif load["concurrency"] is not None:
+        came = f"{load['concurrency']} at once"
+    else:
+        came = f"{load['rate']:g} a second with cv {load.get('cv', 1.0):g}"
     lead = (
-        f"{metrics['workload']['workflows']} workflows through vLLM's own scheduler in virtual time. Decisions are "
-        f"real, seconds come from a cost model ({metrics['engine']['cost']['source']}). Mean over {metrics['seeds']} "
-        "seeds, with 95 % intervals."
+        f"{load['workflows']} workflows, {load['requests']} requests, {came}; {load['prompts']} prompts; a cache of "
+        f"{engine['cache_tokens']} tokens{host}; costs: {engine['cost']['source']}. Decisions are those of vLLM's own "
+        f"scheduler, in virtual time. Mean over {metrics['seeds']} seeds, ± half the width of the 95 % interval."
     )
-    if metrics["interrupted"]:
-        lead += " Interrupted: only the runs that were done are counted."
-    return Document("What would the policies have done?", lead, sections)
+    if load["left_out"]:
+        lead += f" {load['left_out']} workflows left out: their request sizes were not recorded."
+    return f"{lead} Interrupted: only the runs that were done are counted." if metrics["interrupted"] else lead
 
 
-def _rows(policies: Mapping[str, Any], figures: Mapping[str, tuple[str, int]]) -> list[list[str]]:
-    return [
-        [head, *(_figure(of[name], digits) for of in policies.values())] for head, (name, digits) in figures.items()
+def _notes(policies: Mapping[str, Any]) -> list[Text]:
+    found = []
+    for name, of in policies.items():
+        if "at_once" in of:
+            found.append(Text(f"{name}: {of['at_once']} workflows at once"))
+        if "switched_off" in of:
+            found.append(Text(f"{name}: {', '.join(of['switched_off'])} failed and was switched off"))
+    return found
+
+
+def _shares(policies: Mapping[str, Any]) -> Section | None:
+    rows = [
+        [name, *(_share(of, figure) for figure, _ in _FIGURES.values())]
+        for name, of in policies.items()
+        if "share_of_oracle" in of
     ]
+    crossed = any("+" in name for name in policies)
+    gain = "stjf-oracle gains over fcfs, with the same policy" if crossed else "the oracle gains over stock"
+    text = Text("A dash: what the oracle gains is within the noise of the seeds, so no share of it means anything.")
+    table = Table(["policy", *_FIGURES], rows)
+    return Section(f"Share of what {gain}", [text, table], in_terminal=True) if rows else None
 
 
-def _by_agent(policies: Mapping[str, Any]) -> list[list[str]]:
-    prefix = "ttft_mean_s of "
-    names = sorted({name for of in policies.values() for name in of if name.startswith(prefix)})
-    return [
-        [name.removeprefix(prefix), *(_figure(of[name], 2) if name in of else "–" for of in policies.values())]
-        for name in names
+def _queueing(policies: Mapping[str, Any]) -> Section | None:
+    """Queueing time of each scheduler: mean, share of the oracle's saving, and the longest wait relative to FCFS."""
+    rows = []
+    for name, of in policies.items():
+        first_come = policies.get(f"{name.partition('+')[0]}+fcfs")
+        if first_come is not None:
+            worst = of["longest_wait_s"]["mean"] / max(first_come["longest_wait_s"]["mean"], 1e-9)
+            rows.append(
+                [
+                    name,
+                    _figure(of["queueing_mean_s"], 2),
+                    "100%" if name.endswith("+stjf-oracle") else _share(of, "queueing_mean_s"),
+                    _figure(of["longest_wait_s"], 1),
+                    f"{worst:.2f}",
+                    _figure(of.get("promotions"), 0),
+                ]
+            )
+    head = ["policy", "queueing s", "of the oracle's saving", "worst s", "of the worst of fcfs", "promoted by ageing"]
+    return Section("Queueing, from arrival to the first selection", [Table(head, rows)], True) if rows else None
+
+
+def _tiers(policies: Mapping[str, Any]) -> Section | None:
+    with_host = {name: of for name, of in policies.items() if "loaded_tokens" in of}
+    return Section("Hit tokens by tier", [_table(with_host, _TIERS)], in_terminal=True) if with_host else None
+
+
+def _evictions(policies: Mapping[str, Any]) -> Section | None:
+    rows = []
+    for name, of in policies.items():
+        counts = [of[f"evicted_{kind}"] for kind in ("blank", "retired", "active")]
+        held = counts[1]["mean"] + counts[2]["mean"]
+        rows.append([name, *(_figure(one, 0) for one in counts), f"{counts[2]['mean'] / held:.1%}" if held else "–"])
+    head = ["policy", "blank", "retired", "active", "active, share of non-blank"]
+    return Section("Evicted blocks by state", [Table(head, rows)], in_terminal=True) if rows else None
+
+
+def _table(policies: Mapping[str, Any], figures: Mapping[str, tuple[str, int]]) -> Table:
+    """A row for each policy, a column for each figure."""
+    rows = [
+        [name, *(_figure(of.get(key), digits) for key, digits in figures.values())] for name, of in policies.items()
     ]
+    return Table(["policy", *figures], rows)
 
 
-def _figure(of: Mapping[str, Any], digits: int) -> str:
+def _figure(of: Mapping[str, Any] | None, digits: int) -> str:
+    if of is None:
+        return "–"
     mean, limits = f"{of['mean']:.{digits}f}", of["ci95"]
-    return mean if limits is None else f"{mean} [{limits[0]:.{digits}f}, {limits[1]:.{digits}f}]"
+    return mean if limits is None else f"{mean} ± {(limits[1] - limits[0]) / 2:.{digits}f}"
+
+
+def _share(of: Mapping[str, Any], figure: str) -> str:
+    """The share of the oracle's gain; a dash if that gain is not significant."""
+    found = of.get("share_of_oracle", {}).get(figure)
+    return "–" if found is None else f"{found:.0%}"
 
 
 def _facts(metrics: Metrics) -> dict[str, str]:
@@ -81,7 +154,4 @@ def _facts(metrics: Metrics) -> dict[str, str]:
     everything = held | engine | cost | {"forecasts": metrics["forecasts"] or "none"}
     if metrics.get("replayed"):
         everything["learnt from"] = metrics["replayed"]
-    for name, of in metrics["policies"].items():
-        if "at_once" in of:
-            everything[f"{name}: workflows at once"] = str(of["at_once"])
     return {name.replace("_", " "): value for name, value in everything.items()}
