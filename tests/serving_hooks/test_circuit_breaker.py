@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from serving_samples import Clock
 
-from presage.errors import ArtefactError, ConfigurationError, InputError
+from presage.errors import ArtefactError, InputError
 from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker, Refused
 from presage.serving_hooks.forecasting.live import NOT_BACK, SWITCHED_OFF
 
@@ -156,21 +156,3 @@ def test_what_is_no_error_of_the_predictor_reaches_the_caller() -> None:
     with pytest.raises(KeyboardInterrupt):
         guard.call(lambda: broken(KeyboardInterrupt()))
     assert guard.call(lambda: 3) == 3
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"hang_s": 0},
-        {"hang_s": float("nan")},
-        {"first_hang_s": -1.0},
-        {"deadline_s": 0},
-        {"share": 1.0},
-        {"share": -0.1},
-        {"at_least": 0},
-        {"window": 3},
-    ],
-)
-def test_a_budget_that_is_none_is_refused(changes: dict[str, float]) -> None:
-    with pytest.raises(ConfigurationError, match="give"):
-        Budget(**{"at_least": 5, "window": 10, **changes})  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.errors import ConfigurationError
 from presage.serving_hooks.forecasting.online_counts import STEPS_KEPT, BackoffConfig, OnlineCounts, WorkflowHistory
 
 SMALL = BackoffConfig(types=2, agents=3, contexts=4, lengths=4, min_evidence=1)
@@ -162,8 +161,3 @@ def test_a_workflow_keeps_a_bounded_memory_of_itself() -> None:
     assert len(seen.recent) == counts.config.horizon + 1
     seen.ended(counts, "t")
     assert counts.remaining("t", "a") == (STEPS_KEPT, pytest.approx(9.5 * STEPS_KEPT, abs=1))
-
-
-def test_nothing_to_remember_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="agents is 0"):
-        BackoffConfig(agents=0)

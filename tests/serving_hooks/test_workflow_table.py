@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving_samples import Clock
 
-from presage.errors import ConfigurationError
 from presage.serving_hooks import workflows as module
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step, scoped, workflow_key
@@ -94,12 +93,6 @@ def test_a_subscriber_sees_the_requests_that_are_still_there() -> None:
     of.arrived("3", "a")
     of.table.end(workflow_key("t", "a"), EndReason.FINISHED)
     assert len(of.ends) == 1
-
-
-@pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf")])
-def test_no_time_to_live_is_refused(bad: float) -> None:
-    with pytest.raises(ConfigurationError, match="time_to_live_s"):
-        Watched(bad)
 
 
 def test_a_full_table_takes_no_new_workflow_and_goes_on_with_those_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ off is logged once. The deadline uses the caller's clock, `hang_s` real time.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import weakref
 from collections import deque
@@ -18,7 +17,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
-from presage.errors import ConfigurationError, InputError
+from presage.errors import InputError
 from presage.serving_hooks.forecasting.live import NOT_BACK, SWITCHED_OFF
 
 Result = TypeVar("Result")
@@ -49,22 +48,6 @@ class Budget:
     at_least: int = 50
     hang_s: float | None = HANG_S
     first_hang_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        for name, most in (
-            ("deadline_s", math.inf),
-            ("hang_s", threading.TIMEOUT_MAX),
-            ("first_hang_s", threading.TIMEOUT_MAX),
-        ):
-            seconds = getattr(self, name)
-            if seconds is not None and not 0 < seconds <= most:
-                raise ConfigurationError(f"{name} is {seconds}; give seconds above 0")
-        if not 0 <= self.share < 1:
-            raise ConfigurationError(f"share is {self.share}; give a share of the calls, at least 0 and below 1")
-        if not 1 <= self.at_least <= self.window:
-            raise ConfigurationError(
-                f"at_least is {self.at_least} and window {self.window}; give 1 or more calls and a window of as many"
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import ConfigurationError
 from presage.features.input_profiles import STATES, TEXT, TOKENS
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.predictors.common.forecast import Source
@@ -75,8 +74,6 @@ class Forecaster:
         inputs: Counter[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if max_workflows < 1:
-            raise ConfigurationError(f"max_workflows is {max_workflows}; give 1 or more")
         self.predictor, self.version, self.max_workflows = predictor, version, max_workflows
         self.lengths = lengths
         self.counts: Counter[tuple[ModelKind, Source, str | None]] = Counter()

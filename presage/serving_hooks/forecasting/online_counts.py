@@ -23,7 +23,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import ConfigurationError
 from presage.serving_hooks.workflows.identity import tenant_of
 
 ORDER: Final = 2
@@ -48,11 +47,6 @@ class BackoffConfig:
     contexts: int = 256
     lengths: int = 64
     min_evidence: int = 5
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
-                raise ConfigurationError(f"{name} is {value}; give 1 or more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import ConfigurationError
 from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.monitoring.outcomes import Followed
 from presage.serving_hooks.monitoring.promoted import (
@@ -195,13 +194,6 @@ class DriftConfig:
     learn_from: int = 300
     recovery: int = 100
     types: int = 64
-
-    def __post_init__(self) -> None:
-        if not 0 < self.false_alarms < 1:
-            raise ConfigurationError(f"false_alarms is {self.false_alarms}; give a share between 0 and 1")
-        for name, least in (("workflows", 1), ("learn_from", 4), ("recovery", 1), ("types", 1)):
-            if getattr(self, name) < least:
-                raise ConfigurationError(f"{name} is {getattr(self, name)}; give {least} or more")
 
     @property
     def threshold(self) -> float:

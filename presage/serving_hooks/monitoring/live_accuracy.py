@@ -14,7 +14,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import ConfigurationError
 from presage.features.moment import MOMENTS, Moment
 from presage.predictors.common.bootstrap import share_ci
 from presage.predictors.common.probabilities import calibration_error, filled_bins
@@ -29,9 +28,6 @@ class LiveAccuracy:
     """Figures of the latest `window` workflows of each pair of type and model; of the `most` recently active pairs."""
 
     def __init__(self, window: int = 200, most: int = 64) -> None:
-        for name, value in (("window", window), ("most", most)):
-            if value < 1:
-                raise ConfigurationError(f"{name} is {value}; give 1 or more")
         self.window, self.most = window, most
         self._agents: OrderedDict[tuple[str, str], deque[NDArray[np.float32]]] = OrderedDict()
         self._lengths: OrderedDict[tuple[str, str], deque[LengthTally]] = OrderedDict()

@@ -31,7 +31,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import ConfigurationError, InputError
 from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS, AdmissionChange, EventCounts
 from presage.serving_hooks.policies.throughput import MissCurve, Rates, steps_per_s
 
@@ -134,13 +133,6 @@ class AdmissionConfig:
     half_life_s: float = 10.0
     forget_s: float = 600.0
 
-    def __post_init__(self) -> None:
-        for name in ("patience_s", "horizon_s", "half_life_s", "forget_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"{name} is {getattr(self, name)}; give seconds above 0")
-        if not self.margin >= 0:
-            raise ConfigurationError(f"margin is {self.margin}; give 0 or more")
-
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
@@ -192,8 +184,6 @@ class Admission:
     _curve: MissCurve = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.cache_tokens > 0:
-            raise InputError(f"cache_tokens is {self.cache_tokens}; give the capacity of the cache, above 0")
         self._curve = MissCurve(self.config.forget_s)
 
     def observe(self, lost_tokens: float, reusable_tokens: float, now: float, load: float | None = None) -> None:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Final
 
-from presage.errors import ConfigurationError, InputError
+from presage.errors import InputError
 from presage.serving_hooks.policies.access import AccessIndex, Group
 from presage.serving_hooks.policies.score import UNIT, Lookahead
 
@@ -177,10 +177,6 @@ class EvictionConfig:
 
     tie: float = 1 / 16
     learn_sharing: bool = True
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.tie <= 1:
-            raise ConfigurationError(f"tie is {self.tie}; it is a difference of scores, give a number from 0 to 1")
 
 
 class FreeOrder:

@@ -36,8 +36,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from presage.errors import ConfigurationError
-
 MOST_TOKENS: Final = 2**32 - 1
 """The limit to which `vllm_priority` clips remaining tokens, unknown ones included."""
 
@@ -53,11 +51,6 @@ class PriorityConfig:
 
     starved_after: int = 200
     quantum: int = 100
-
-    def __post_init__(self) -> None:
-        for name, value in (("starved_after", self.starved_after), ("quantum", self.quantum)):
-            if value < 1:
-                raise ConfigurationError(f"{name} is {value}; it counts iterations, give 1 or more")
 
 
 class Key(NamedTuple):

@@ -34,8 +34,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import ConfigurationError
-
 UNIT: Final = 2**20
 """A score of 1, one certain touch at the next step, as an integer."""
 
@@ -51,12 +49,6 @@ class ScoreConfig:
 
     horizon: int = 3
     decay: float = 0.7
-
-    def __post_init__(self) -> None:
-        if self.horizon < 1:
-            raise ConfigurationError(f"horizon is {self.horizon}; a score looks 1 or more steps ahead")
-        if not 0 < self.decay <= 1:
-            raise ConfigurationError(f"decay is {self.decay}; give a number above 0 and at most 1")
 
 
 _NO_PLACES: Final[Mapping[str, int]] = {}

@@ -6,14 +6,12 @@ once; the workflow's remaining requests are then served as requests without a wo
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from presage.errors import ConfigurationError
 from presage.serving_hooks.counts import METADATA_LEFT_OUT, EventCounts
 from presage.serving_hooks.workflows.identity import Step, tenant_of
 
@@ -75,8 +73,6 @@ class WorkflowTable:
     """
 
     def __init__(self, time_to_live_s: float, clock: Callable[[], float], counts: EventCounts | None = None) -> None:
-        if not 0 < time_to_live_s < math.inf:
-            raise ConfigurationError(f"time_to_live_s is {time_to_live_s}; give finite seconds above 0")
         self.ends: Counter[EndReason] = Counter()
         self._time_to_live_s, self._clock = time_to_live_s, clock
         self._counts = EventCounts() if counts is None else counts

@@ -1,6 +1,7 @@
 """Settings have defaults, each policy its switch, and what nobody knows is refused in one sentence."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,11 @@ from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, read_config
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.registered import load_forecasts
+
+SECONDS = (
+    *("time_to_live_s", "reload_s", "forecast_deadline_ms", "held_at_most_s"),
+    *("admission_patience_s", "admission_horizon_s", "admission_forget_s"),
+)
 
 
 @pytest.mark.parametrize("additional", [None, {}, {"other": 1}, {"presage": {}}, "a hash"])
@@ -80,6 +86,24 @@ def test_the_recorder_is_set_by_an_object_of_its_own() -> None:
 def test_what_is_no_object_or_no_good_value_is_refused(given_: Any) -> None:
     with pytest.raises(ConfigurationError, match="additional_config: presage"):
         read_config({"presage": given_})
+
+
+@pytest.mark.parametrize(
+    ("setting", "values"),
+    [
+        *((name, (0, -1, 1.5)) for name in ("starved_after", "quantum", "horizon", "prefetch_most_blocks")),
+        *((name, (0.0, -1.0, math.nan, math.inf)) for name in SECONDS),
+        *((name, (-0.1, math.nan)) for name in ("tie", "admission_margin", "error_budget")),
+        ("tie", (1.1,)),
+        ("error_budget", (1.0,)),
+        ("gamma", (0.0, 1.5, math.nan)),
+        ("prefetch_least_value", (0.0, math.nan)),
+    ],
+)
+def test_a_value_out_of_its_range_is_refused_with_its_name(setting: str, values: tuple[float, ...]) -> None:
+    for value in values:
+        with pytest.raises(ConfigurationError, match=f"presage.{setting} is {value}"):
+            read_config({"presage": {setting: value}})
 
 
 @given(

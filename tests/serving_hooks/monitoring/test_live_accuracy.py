@@ -7,7 +7,6 @@ import pytest
 from monitoring_samples import followed
 
 from presage.datasets.synthetic.workflows import generate
-from presage.errors import ConfigurationError
 from presage.features.moment import MOMENTS
 from presage.features.prefixes import prefixes_of
 from presage.features.vocabulary import Vocabulary
@@ -94,8 +93,3 @@ def test_what_is_told_without_intervals_is_that_of_now() -> None:
         figures = asked.to_dict(resamples=0)
         assert figures.keys() == {name for name, _ in asked.models()}
     assert figures == fresh.to_dict(resamples=0)
-
-
-def test_a_window_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="window is 0"):
-        LiveAccuracy(window=0)

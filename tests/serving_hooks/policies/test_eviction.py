@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from presage.errors import ConfigurationError, InputError
+from presage.errors import InputError
 from presage.serving_hooks.policies.eviction import MOST_AGENTS, EvictionConfig, FreeOrder, Sharing
 from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig, lookahead
 
@@ -163,8 +163,6 @@ def test_what_the_engine_must_not_ask_is_refused() -> None:
     with pytest.raises(InputError, match="block 1 is not free"):
         order.remove(1)
     assert len(order) == 1
-    with pytest.raises(ConfigurationError, match="tie"):
-        EvictionConfig(tie=-0.1)
 
 
 def test_a_large_group_is_given_up_in_order_however_few_at_a_time() -> None:

@@ -3,11 +3,9 @@
 import math
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.errors import ConfigurationError
 from presage.serving_hooks.policies.priority import (
     MOST_TOKENS,
     PriorityConfig,
@@ -83,12 +81,6 @@ def test_a_name_that_comes_again_while_its_predecessor_was_in_the_batch_has_a_qu
     stjf.add("a", 4, 0.0, "coding", 5)
     assert [stjf.age(i) for i in (5, 6)] == [[], ["a"]]
     assert [stjf.selected(["a"], i) for i in (6, 7, 8)] == [[], [], ["a"]]
-
-
-@pytest.mark.parametrize("wrong", [(0, 1), (1, 0)])
-def test_a_threshold_below_one_is_refused(wrong: tuple[int, int]) -> None:
-    with pytest.raises(ConfigurationError, match="iterations"):
-        PriorityConfig(*wrong)
 
 
 jobs = st.lists(
