@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -124,13 +124,13 @@ def replay(
                 "--lengths": lengths,
                 "--scheduler": scheduler,
             }
-            held = read_plain_requests(traces, of_workflows, forecasts, out, report)
-            setting, rule = Setting(held.jobs, convention, arrivals, machine, forecasts), None
+            held, rule = read_plain_requests(traces, of_workflows, forecasts, out, report), None
+            setting = Setting(held.jobs, convention, arrivals, machine, forecasts)
         else:
             table = options.read(traces, skip_bad, out, report)
-            parts = divide(table, policies, forecasts, lengths, tracking_uri, out, report)
-            held, rule = workload(parts.table, convention, pause_s), parts.rule
-            setting = Setting(held.jobs, convention, arrivals, machine, parts.forecasts, parts.lengths)
+            table, agents, left, rule = _held_out(table, policies, forecasts, lengths, tracking_uri, out, report)
+            held = workload(table, convention, pause_s)
+            setting = Setting(held.jobs, convention, arrivals, machine, agents, left)
         forecasting = not plain and any("asked" in one.foretellers for one in policies)
         check_fits(held.jobs, machine)
         if as_recorded and seeds > 1:
@@ -179,22 +179,7 @@ def load_of(setting: Setting) -> dict[str, Any]:
     }
 
 
-class ReplayParts(NamedTuple):
-    """The workflows to replay and the sources of forecasts.
-
-    Attributes:
-        forecasts: source of next-agent forecasts, as `replay.forecasts.source` takes it.
-        lengths: folder of a remaining-length model, or None.
-        rule: how the workflows were chosen; None: all are replayed.
-    """
-
-    table: pa.Table
-    forecasts: str
-    lengths: str | None
-    rule: str | None
-
-
-def divide(
+def _held_out(
     table: pa.Table,
     policies: Sequence[Policy],
     forecasts: str,
@@ -202,13 +187,14 @@ def divide(
     tracking_uri: str | None,
     out: Output,
     report: Report,
-) -> ReplayParts:
-    """Leave out the workflows that a model was trained on, and note it; models that no policy uses are not loaded."""
+) -> tuple[pa.Table, str, str | None, str | None]:
+    """The workflows that no model was trained on, the sources of forecasts for a `Setting`, and a note if any is left
+    out. Models that no policy uses are not loaded."""
     from presage.serving_hooks.replay.forecasts import check_lengths, known
 
     check_lengths(forecasts, lengths)
     if not any("asked" in policy.foretellers for policy in policies) or (lengths is None and known(forecasts)):
-        return ReplayParts(table, forecasts, None, None)
+        return table, forecasts, None, None
 
     from presage.predictors.length.predictor import RemainingLengthPredictor
     from presage.predictors.next_agent.predictor import NextAgentPredictor
@@ -231,7 +217,7 @@ def divide(
     rule = f"{left_out} workflows left out: a model was trained on them" if left_out else None
     if rule is not None:
         out.note(rule)
-    return ReplayParts(table, forecasts, lengths, rule)
+    return table, forecasts, lengths, rule
 
 
 def are_requests(paths: Sequence[Path]) -> bool:
@@ -256,12 +242,8 @@ def read_plain_requests(
 ) -> Workload:
     """Read plain requests as jobs; note what a replay of them cannot show.
 
-    Args:
-        of_workflows: options that apply to workflows only, by name; None or 0: not given.
-
     Raises:
-        TraceError: a file is malformed.
-        ConfigurationError: an option that applies to workflows only.
+        ConfigurationError: one of the options `of_workflows`, which apply to workflows only, is given.
     """
     from presage.datasets.requests import HASH_TOKENS, read_requests
     from presage.errors import ConfigurationError

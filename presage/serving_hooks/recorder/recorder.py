@@ -30,7 +30,6 @@ from presage.serving_hooks.recorder.rows import (
     FULL,
     NO_NAME,
     EventBuffer,
-    NamedStep,
     RecordedWorkflow,
     RowAssembler,
     RowQueue,
@@ -44,6 +43,7 @@ from presage.serving_hooks.recorder.writer import Writer
 
 if TYPE_CHECKING:
     from presage.serving_hooks.forecasting.live import LiveForecast
+    from presage.serving_hooks.workflows.identity import Step
 
 _MAX_RUNS: Final = 100_000
 _MAX_TYPES: Final = 1_000
@@ -58,12 +58,10 @@ class Recorder:
     """Records the steps of one engine. All calls come from one thread, except `counts`, `status` and `debug_state`.
 
     Args:
-        config: its settings.
         model: name of the served model.
         state_layer: the layer of the states, from 1; None for those after the final norm.
         decode: converts token ids to text.
         instance: name of this engine, unique in the folder; by default the time and a random number.
-        clock, open_file: the time of day, and how files are opened.
 
     Raises:
         ConfigurationError: the configured redaction cannot be loaded.
@@ -86,7 +84,7 @@ class Recorder:
         self._counts, written = EventCounts(RECORDER), EventCounts(RECORDER)
         room = config.queue_mb * 2**20
         queue = RowQueue(config.queue_rows, room, written)
-        self._rows = RowAssembler(queue, clock.at_us, written)
+        self._rows = RowAssembler(queue, clock, written)
         self._events = EventBuffer(_EVENTS_PER_ROW * config.queue_rows, room, queue, self._counts, written)
         # Bound once: this code is cold in the CPU cache when called, and each further object costs a cache miss.
         self._put, self._now_s, self._most_kept = self._events.put, clock.monotonic, room // _KEPT_SHARE
@@ -108,7 +106,7 @@ class Recorder:
     def begun(
         self,
         request_id: str,
-        step: NamedStep,
+        step: Step,
         *,
         input_tokens: int | None = None,
         cached_input_tokens: int | None = None,
@@ -227,7 +225,7 @@ class Recorder:
         self._runs.clear()
         self.writer.close()
 
-    def _new_run(self, step: NamedStep) -> RecordedWorkflow | None:
+    def _new_run(self, step: Step) -> RecordedWorkflow | None:
         workflow_type, workflow_id = step.workflow_type, step.workflow_id
         # The type is empty if the client sent none.
         if not is_name(workflow_id) or not (workflow_type == "" or is_name(workflow_type)):

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from presage.serving_hooks.counts import RECORDER, EventCounts
 
 if TYPE_CHECKING:
     from presage.serving_hooks.forecasting.live import LiveForecast
+    from presage.serving_hooks.workflows.identity import Step
 
 MAX_NAME: Final = 256
 """Longest name, in characters; steps with a longer one are not recorded."""
@@ -42,19 +43,6 @@ Text = str | Sequence[int]
 """A text, or its token ids."""
 
 
-class NamedStep(Protocol):
-    """Names a step of a workflow, as `presage.serving_hooks.workflows.identity.Step` does."""
-
-    @property
-    def workflow_type(self) -> str: ...  # noqa: D102
-    @property
-    def workflow_id(self) -> str: ...  # noqa: D102
-    @property
-    def agent(self) -> str: ...  # noqa: D102
-    @property
-    def number(self) -> int | None: ...  # noqa: D102
-
-
 class State(NamedTuple):
     """A copy of a hidden state: the name of its NumPy type, and its bytes."""
 
@@ -67,7 +55,6 @@ class RecordedWorkflow:
     """A run of a workflow in this engine.
 
     Attributes:
-        number: counts the runs of the engine.
         steps, known: steps begun, and whether the writer thread has an event of the run; set by the engine thread.
         running, how: steps that have not completed, and how the run ended; set by the writer thread.
     """
@@ -206,10 +193,8 @@ class WallClock:
 
 
 class EventBuffer:
-    """Events in the order in which they happened, each a handler and its arguments. Bounded, and without a lock.
-
-    The engine thread puts, the writer thread drains. Each writes only its own counts and byte counter; the difference
-    is the bytes that wait.
+    """Events in the order in which they happened, each a handler and its arguments. Without a lock: the engine thread
+    puts, the writer thread drains, and each writes only its own counts and byte counter.
 
     Args:
         events: how many may wait.
@@ -283,11 +268,11 @@ class RowAssembler:
     """Makes rows of events, whose times are seconds of the monotonic clock.
 
     A step is queued once it has completed. Its last state and forecast may arrive a little later; the state is then
-    added to the row while it waits in the queue. `at_us` gives microseconds since 1970 at a monotonic time.
+    added to the row while it waits in the queue.
     """
 
-    def __init__(self, queue: RowQueue, at_us: Callable[[float], int], counts: EventCounts) -> None:
-        self._queue, self._at_us, self._counts = queue, at_us, counts
+    def __init__(self, queue: RowQueue, clock: WallClock, counts: EventCounts) -> None:
+        self._queue, self._at_us, self._counts = queue, clock.at_us, counts
         self.running: dict[str, StepRow] = {}
         self.late: OrderedDict[str, StepRow] = OrderedDict()
 
@@ -297,7 +282,7 @@ class RowAssembler:
         request_id: str,
         run: RecordedWorkflow,
         number: int,
-        step: NamedStep,
+        step: Step,
         input_tokens: int | None,
         cached_input_tokens: int | None,
         input_text: Text | None,

@@ -68,18 +68,16 @@ class TextFilter:
         if given is None:
             return None
         try:
-            text = given if isinstance(given, str) else self._decoded(given)
-            kept: object = text if text is None or self._redact is None else self._redact(text, column)
+            if not isinstance(given, str):
+                if self._decode is None:
+                    return self._not_kept("text not kept", "nobody decodes token ids")
+                given = self._decode(given)
+            kept: object = given if self._redact is None else self._redact(given, column)
         except (Exception, SystemExit) as error:  # SystemExit would end the writer thread
             return self._not_kept("text failed", type(error).__name__)
         if kept is not None and not isinstance(kept, str):
             return self._not_kept("text of another type", type(kept).__name__)
         return None if kept is None else kept.encode("utf-8", "replace").decode()  # files cannot hold lone surrogates
-
-    def _decoded(self, ids: Sequence[int]) -> str | None:
-        return (
-            self._not_kept("text not kept", "nobody decodes token ids") if self._decode is None else self._decode(ids)
-        )
 
     def _not_kept(self, event: RecorderEvent, why: str) -> str | None:
         if self._counts.add(RECORDER, event, why) == 1:
@@ -222,9 +220,6 @@ class Writer:
     Attributes:
         counts: rows written, and rows not written by reason; counted by this thread only.
         state: RECORDING, RECORDING_FULL, RECORDING_CLOSED, or why writing is paused.
-
-    Raises:
-        ConfigurationError: the configured redaction cannot be loaded.
     """
 
     def __init__(
@@ -352,7 +347,8 @@ class Writer:
                 self._taken[table] = []
                 batch = self._batches.build(table, rows)
                 if table == "steps":
-                    _release(rows)
+                    for row in rows:
+                        row.release()
                 if batch is not None:
                     self._built[table] = batch
         if self._folder.claim():
@@ -389,7 +385,8 @@ class Writer:
     def _drop(self) -> None:
         self._stopped(RECORDING_FULL)
         self.counts.add(RECORDER, "dropped", "recording full", times=self._held)
-        _release(self._taken["steps"])
+        for row in self._taken["steps"]:
+            row.release()
         self._built.clear()
         for rows in self._taken.values():
             rows.clear()
@@ -405,8 +402,3 @@ class Writer:
         if state != self.state:
             _log.warning("recorder: %s in %s", state, self._folder.root)
         self.state = state
-
-
-def _release(rows: list[StepRow]) -> None:
-    for row in rows:
-        row.release()

@@ -136,7 +136,6 @@ class Calibrated:
 
     Attributes:
         cost: as in an engine file; without a cost of the host, which was not measured.
-        fitted_to, held_out: iterations.
         median_error: of |predicted − measured| / measured.
         p90_error: 90th percentile of the same.
         total_error: sum of predicted / sum of measured − 1.
@@ -159,7 +158,16 @@ def calibrate(times: StepTimes, source: str = "") -> Calibrated:
     Raises:
         TraceError: too few iterations, or too few of a kind.
     """
-    _check(times)
+    prefills = int(np.count_nonzero(times.tokens[:, 0]))
+    decodes = len(times.seconds) - prefills
+    if len(times.seconds) < LEAST:
+        raise TraceError(f"{len(times.seconds)} iterations; a fit needs at least {LEAST}: let the engine serve longer")
+    for count, kind in ((prefills, "prefill"), (decodes, "only decode")):
+        if count < LEAST_OF_A_KIND:
+            raise TraceError(
+                f"{count} of {len(times.seconds)} iterations {kind}; separating the costs of prefill and decode needs "
+                f"at least {LEAST_OF_A_KIND}: measure under the load you want to replay"
+            )
     segment = np.arange(len(times.seconds)) // SEGMENT
     apart = segment % HELD_OUT_OF == HELD_OUT_OF - 1
     coefficients = fit(times.tokens[~apart], times.seconds[~apart])
@@ -204,16 +212,3 @@ def fit(tokens: NDArray[np.int64], seconds: NDArray[np.float64]) -> NDArray[np.f
 
 def _design(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.column_stack([np.ones(len(tokens)), tokens]).astype(np.float64)
-
-
-def _check(times: StepTimes) -> None:
-    prefills = int(np.count_nonzero(times.tokens[:, 0]))
-    decodes = len(times.seconds) - prefills
-    if len(times.seconds) < LEAST:
-        raise TraceError(f"{len(times.seconds)} iterations; a fit needs at least {LEAST}: let the engine serve longer")
-    for count, kind in ((prefills, "prefill"), (decodes, "only decode")):
-        if count < LEAST_OF_A_KIND:
-            raise TraceError(
-                f"{count} of {len(times.seconds)} iterations {kind}; separating the costs of prefill and decode needs "
-                f"at least {LEAST_OF_A_KIND}: measure under the load you want to replay"
-            )

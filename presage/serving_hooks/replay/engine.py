@@ -176,7 +176,14 @@ class ReplayEngine:
     def _in_full(self, output: Any) -> float:
         """Seconds of an iteration of vLLM's general code; notes new and preempted requests."""
         run = self.run
-        prefilled, decoded, context = self._load(output)
+        prefilled = decoded = context = 0
+        for name, tokens in output.num_scheduled_tokens.items():
+            request = self._scheduler.requests[name]
+            context += request.num_computed_tokens
+            if tokens == 1 and request.num_output_tokens:
+                decoded += 1
+            else:
+                prefilled += tokens
         run.prefilled_tokens += prefilled
         loads: Mapping[str, int] = {}
         if output.kv_connector_metadata is not None:  # a host tier
@@ -191,19 +198,6 @@ class ReplayEngine:
                     watcher.selected(asked.job, asked.step, self._clock.now)
         run.preemptions += len(output.preempted_req_ids or ())
         return self._cost.seconds(prefilled, decoded, context, sum(loads.values()))
-
-    def _load(self, output: Any) -> tuple[int, int, int]:
-        """Tokens prefilled, decoded and attended to."""
-        requests = self._scheduler.requests
-        prefilled = decoded = context = 0
-        for name, tokens in output.num_scheduled_tokens.items():
-            request = requests[name]
-            context += request.num_computed_tokens
-            if tokens == 1 and request.num_output_tokens:
-                decoded += 1
-            else:
-                prefilled += tokens
-        return prefilled, decoded, context
 
     def _answered(self, answer: Any) -> None:
         asked = self._asked.get(answer.request_id)
@@ -244,11 +238,6 @@ class ReplayEngine:
             self._come(*self._held.popleft(), _JOB)
 
 
-BLANK: Final = "blank"
-RETIRED: Final = "retired"
-ACTIVE: Final = "active"
-
-
 class Evictions:
     """Counts evicted blocks: blank, of ended workflows, or of running ones.
 
@@ -259,7 +248,7 @@ class Evictions:
     """
 
     def __init__(self, jobs: Sequence[ReplayJob], prompts: PromptIds) -> None:
-        self.counts = dict.fromkeys((BLANK, RETIRED, ACTIVE), 0)
+        self.counts = dict.fromkeys(("blank", "retired", "active"), 0)
         self._jobs, self._owner, self._sharers = jobs, prompts.owner, prompts.sharers
         self._left = [len(job.steps) for job in jobs]
         self._using: set[int | None] = set()  # jobs with a step that has begun, which have not ended
@@ -278,9 +267,9 @@ class Evictions:
                 active += 1
             else:
                 retired += 1
-        self.counts[BLANK] += blank
-        self.counts[RETIRED] += retired
-        self.counts[ACTIVE] += active
+        self.counts["blank"] += blank
+        self.counts["retired"] += retired
+        self.counts["active"] += active
 
     def began(self, number: int, at_s: float) -> None:
         """Nothing to count."""

@@ -122,19 +122,10 @@ class HostTier(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.host.keep(request.block_hashes[: request.num_computed_tokens // self._block_tokens])
         return False, None
 
-    # The worker's side, which a replay does not have.
+    def start_load_kv(self, *args: Any, **kwargs: Any) -> None:
+        """Unused, like all of the worker's side, which a replay does not have."""
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Unused."""
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Unused."""
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Unused."""
-
-    def wait_for_save(self) -> None:
-        """Unused."""
+    wait_for_layer_load = save_kv_layer = wait_for_save = start_load_kv
 
 
 class _WrittenThrough:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 
 class VirtualClock:
-    """Virtual time in seconds. The replay engine advances `now`; schedulers and policies read it."""
+    """Virtual time in seconds. The replay engine advances `now`; schedulers and policies call the clock."""
 
     now = 0.0
 
@@ -28,12 +28,9 @@ class RequestOutcome:
 
     Attributes:
         job, step: numbers of the job and of the step in it.
-        came_s: arrival.
         again_tokens: prompt tokens, in whole blocks, that an endless cache would have had.
         hit_tokens: prompt tokens found at the first selection, in the GPU's cache or the host's.
         began_s: first selection.
-        first_token_s: first output token.
-        ended_s: last output token.
         host_tokens: hit tokens that were loaded from the host.
     """
 
@@ -58,7 +55,6 @@ class PolicyRun:
         asked: requests, in the order in which they ended.
         completions_s: seconds from arrival to end, by job.
         end_s: end of the last job.
-        fast_iterations: those on the decode fast path.
         prefilled_tokens: prompt tokens computed, and output tokens computed again after preemptions.
         evicted: evicted blocks by class; empty if not counted.
         loaded_tokens: from the host, including prefetches and reloads after preemptions; None without a host tier.
@@ -103,7 +99,8 @@ def figures(run: PolicyRun) -> Figures:
     prompt = sum(asked.prompt_tokens for asked in run.asked)
     hit = sum(asked.hit_tokens for asked in run.asked)
     again = sum(asked.again_tokens for asked in run.asked)
-    waits, first = _since(run, "began_s"), _since(run, "first_token_s")
+    came = _column(run, "came_s")
+    waits, first = _column(run, "began_s") - came, _column(run, "first_token_s") - came
     ends_s = max(run.end_s, 1e-9)
     found = {
         "hit_rate": hit / prompt,
@@ -131,10 +128,6 @@ def figures(run: PolicyRun) -> Figures:
     for asked, wait in zip(run.asked, first, strict=True):
         by_agent[asked.agent].append(float(wait))
     return found | {f"ttft_mean_s of {agent}": float(np.mean(by_agent[agent])) for agent in sorted(by_agent)}
-
-
-def _since(run: PolicyRun, moment: str) -> NDArray[np.float64]:
-    return np.asarray([getattr(asked, moment) - asked.came_s for asked in run.asked], np.float64)
 
 
 def interval(values: Sequence[float]) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Runs policies with seeds, in parallel processes.
 
-A run depends only on its policy, seed and setting, so the number of processes does not change results. Each process
-hashes the prompts of a workload once. `run_all` compares policies on one setting, and an interrupt keeps the finished
-runs; `side_by_side` runs settings that differ (versions of a model, loads), and an interrupt loses them all.
+A run depends only on its policy, seed and setting, so the number of processes does not change results. An interrupt
+keeps the finished runs of `run_all`, and loses those of `side_by_side`.
 """
 
 from __future__ import annotations
@@ -66,7 +65,6 @@ class Done:
     """One finished run.
 
     Attributes:
-        seed: of the arrivals.
         forecasts: number of forecasts by source.
         off: policies of the hooks that failed and switched themselves off.
         at_once: limit on concurrent workflows; None without one.
@@ -124,10 +122,9 @@ def run_one(
     prompts: PromptIds | None = None,
     on_run: Callable[[PolicyRun], None] = lambda run: None,
 ) -> Done:
-    """One policy with one seed. Needs vLLM.
+    """One policy with one seed of the arrivals. Needs vLLM.
 
     Args:
-        seed: of the arrivals.
         fast_path: whether decode-only iterations take the fast path.
         prompts: of the setting's jobs, from an earlier run; None makes them.
         on_run: called with the records of the run.
@@ -196,10 +193,9 @@ def run_all(
     processes: int | None = None,
     progress: Callable[[str, float | None], None] = lambda doing, share: None,
 ) -> tuple[list[Done], bool]:
-    """Every policy with every seed.
+    """Every policy with every seed of the arrivals.
 
     Args:
-        seeds: of the arrivals.
         processes: in parallel; None uses one per core. With 1 everything runs in this process.
         progress: called with a description and the share done.
 
@@ -336,12 +332,10 @@ def side_by_side(
     processes: int,
     progress: Callable[[str, float | None], None] = lambda doing, share: None,
 ) -> list[Done]:
-    """Runs every task; results are in the order of the tasks. Needs vLLM.
+    """Runs every task (setting, policy, seed of the arrivals); results are in their order. Needs vLLM.
 
     Args:
-        tasks: setting, policy, and seed of the arrivals.
-        processes: in parallel; with 1 everything runs in this process.
-        progress: called with a description and the share done.
+        processes, progress: as of `run_all`.
     """
     done: dict[int, Done] = {}
     doing = f"replaying {len(tasks)} runs"
@@ -359,12 +353,7 @@ def swept(
     processes: int,
     progress: Callable[[str, float | None], None] = lambda doing, share: None,
 ) -> dict[Point, list[Figures]]:
-    """Figures of each point, seed by seed; all points have the same seeds, so they can be compared seed by seed.
-
-    Args:
-        seeds: of the arrivals.
-        processes, progress: as of `side_by_side`.
-    """
+    """Figures of each point, by seed of the arrivals, which are the same for all points. Arguments as of `run_all`."""
     tasks = [(setting, policy, seed) for setting, policy in points.values() for seed in seeds]
     done = iter(side_by_side(tasks, processes, progress))
     return {point: [next(done).figures for _ in seeds] for point in points}
@@ -383,13 +372,11 @@ def contest(
 
     Each seed draws half of the workflows and their order, the same for all contenders. The standard deviation of a
     figure over halves is its standard error on all workflows (half-sample replication: McCarthy 1969; Wu 1986 for any
-    statistic), so intervals cover the choice of workflows and not only their order. Workflows compete for one cache, so
-    figures cannot be resampled workflow by workflow. The order of arrivals is redrawn too, which widens intervals.
+    statistic). Workflows compete for one cache, so figures cannot be resampled workflow by workflow.
 
     Args:
         contenders: settings, which have the same jobs, and policies, by name.
-        seeds: one half each.
-        processes, progress: as of `side_by_side`.
+        processes, progress: as of `run_all`.
 
     Returns:
         Runs by seed and contender; `policy` of each is the contender's name.
@@ -403,14 +390,12 @@ def contest(
             f"{len(jobs)} workflows to replay; each run takes half of them, and at least {_FEWEST_TO_HALVE} are "
             "wanted: give more traces"
         )
-    tasks, names = [], []
+    tasks = []
     for seed in seeds:
         chosen = half(jobs, seed)
         for name, (setting, policy) in contenders.items():
-            tasks.append((replace(setting, jobs=chosen), policy, seed))
-            names.append(name)
-    done = side_by_side(tasks, processes, progress)
-    return [replace(one, policy=name) for one, name in zip(done, names, strict=True)]
+            tasks.append((replace(setting, jobs=chosen), replace(policy, name=name), seed))
+    return side_by_side(tasks, processes, progress)
 
 
 def half(jobs: Sequence[ReplayJob], seed: int) -> tuple[ReplayJob, ...]:

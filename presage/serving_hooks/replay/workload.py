@@ -18,7 +18,7 @@ shares; without them it shares nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -183,9 +183,7 @@ class JobStep:
         output_tokens: 1 or more.
         parents: numbers of the steps it waits for.
         pause_s: from the end of the last parent to its arrival.
-        prompt_tokens: of the whole prompt.
-        hashed: hash ids of a plain request's prompt.
-        hash_tokens: tokens of each hash id.
+        hashed: hash ids of a plain request's prompt, of `hash_tokens` each.
     """
 
     agent: str
@@ -364,25 +362,6 @@ AGENT: Final = "request"
 """Agent name of plain requests in figures."""
 
 
-class _Known:
-    """A prefix tree of the id sequences seen so far."""
-
-    def __init__(self) -> None:
-        self._children: dict[tuple[int, int], int] = {}
-
-    def add(self, ids: Iterable[int]) -> int:
-        """Adds a sequence; returns the length of its longest known prefix."""
-        node, known, new = 0, 0, False
-        for one in ids:
-            child = self._children.get((node, one))
-            if child is None:
-                new = True
-                child = self._children[node, one] = len(self._children) + 1
-            known += not new
-            node = child
-        return known
-
-
 def requests_workload(requests: Sequence[PlainRequest], hash_tokens: int) -> Workload:
     """The jobs of plain requests.
 
@@ -390,10 +369,16 @@ def requests_workload(requests: Sequence[PlainRequest], hash_tokens: int) -> Wor
         requests: in order of arrival.
         hash_tokens: tokens per id of `hash_ids`.
     """
-    known, jobs = _Known(), []
+    children: dict[tuple[int, int], int] = {}  # the prefix tree of the hash ids seen so far
+    jobs = []
     for number, one in enumerate(requests):
+        node = known = 0
+        for hash_id in one.hash_ids:
+            new = len(children) + 1
+            node = children.setdefault((node, hash_id), new)
+            known += node != new  # below a new node, all are new
         prompt_tokens = max(1, one.input_tokens)
-        again = min(known.add(one.hash_ids) * hash_tokens, prompt_tokens)
+        again = min(known * hash_tokens, prompt_tokens)
         step = JobStep(
             agent=AGENT,
             continues=None,
