@@ -97,7 +97,7 @@ def test_an_unknown_output_hides_what_was_left_before_it_and_not_after() -> None
 def test_law_the_median_is_that_of_the_latest_values(values: list[float]) -> None:
     counts = OnlineCounts(SMALL)
     for value in values:
-        counts.left("t", "a", value)
+        counts.of_type("t").left("a", value)
     assert counts.remaining("t", "a") == (min(4, len(values)), pytest.approx(np.median(values[-4:])))
 
 

@@ -62,7 +62,6 @@ class NextAgentAdapter:
     """A next-agent predictor, one event at a time.
 
     Args:
-        predictor, version: the predictor, and its version in the registry.
         served_model, state_layer: the model that the engine serves, None if unknown, and the layer that it captures,
             None for the states after the final norm. A predictor trained on hidden states of another model or layer
             ignores those of the engine, and each forecast gives this as its reason.
@@ -108,16 +107,14 @@ class NextAgentAdapter:
 
     def _state(self, step: Mapping[str, Any], moment: Moment) -> NDArray[np.float32]:
         projected = step.get(PROJECTED)
-        if projected is not None:
-            return self._projected(projected, moment)
-        return self.predictor.project(moment, self.predictor.source.of_step(step, moment) if self._states else None)
-
-    def _projected(self, state: Any, moment: Moment) -> NDArray[np.float32]:
-        """A state projected by a worker, checked here since kernels check no widths."""
-        wanted = self.predictor.projection(moment)
-        if not self._states or wanted is None:
+        if not self._states:
             return self.predictor.project(moment, None)
-        row = np.asarray(state)
+        if projected is None:
+            return self.predictor.project(moment, self.predictor.source.of_step(step, moment))
+        wanted = self.predictor.projection(moment)
+        if wanted is None:
+            return self.predictor.project(moment, None)
+        row = np.asarray(projected)  # checked here, since kernels check no widths
         if row.dtype != np.float32 or row.shape != wanted[1].shape or not np.isfinite(row).all():
             raise InputError(
                 f"a projected state at {moment} is not {len(wanted[1])} finite numbers of float32; use the projection "

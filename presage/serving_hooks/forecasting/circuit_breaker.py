@@ -61,7 +61,6 @@ class CircuitBreaker:
     """Makes the calls of one predictor, which the log calls `called`, such as "next-agent version 3".
 
     Attributes:
-        off: whether it is switched off.
         hung: whether a call was abandoned; then no other is made.
         calls, failed, late: how many calls were made, and how many of these failed and were late.
     """
@@ -80,7 +79,11 @@ class CircuitBreaker:
         if self.off:
             return Refused(SWITCHED_OFF)
         try:
-            result = self._called(partial(self._timed, call))
+            timed, thread, budget = partial(self._timed, call), self._thread, self.budget
+            if thread is None or budget.hang_s is None:
+                result = timed()
+            else:
+                result = thread.call(timed, budget.first_hang_s if self.calls < budget.at_least else budget.hang_s)
         except NotBack:
             self.off = self.hung = True
             self._thread = None  # a late result is dropped
@@ -97,12 +100,6 @@ class CircuitBreaker:
             return Refused(type(error).__name__)  # the message might contain text of the request
         self._count(failed=False)
         return result
-
-    def _called(self, call: Callable[[], Result]) -> Result:
-        thread, budget = self._thread, self.budget
-        if thread is None or budget.hang_s is None:
-            return call()
-        return thread.call(call, budget.first_hang_s if self.calls < budget.at_least else budget.hang_s)
 
     def _timed(self, call: Callable[[], Result]) -> Result:
         """Measures the call on the thread that runs it, so that the time excludes the handover."""

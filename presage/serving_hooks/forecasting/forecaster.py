@@ -1,9 +1,13 @@
 """Forecasts for running workflows, one event at a time.
 
 The forecaster keeps a state for each workflow, so an event costs one step and not the whole prefix. Forecasts equal
-those of `NextAgentPredictor.forecast` and `RemainingLengthPredictor.forecast` on the steps so far. Events raise no
-exceptions: if a predictor fails, online counts forecast; if they have too little data, the forecast has source "none"
-and a reason. Not thread-safe.
+those of `NextAgentPredictor.forecast` and `RemainingLengthPredictor.forecast` on the steps so far. Not thread-safe.
+
+Events raise no exceptions: if a predictor fails, online counts forecast; if they have too little data, the forecast has
+source "none" and a reason. For an agent with little evidence the model uses its own back-off; online counts with more
+evidence take precedence. During a drift alarm online counts forecast whenever they have enough data; the model still
+runs, so that the monitor notices when it is accurate again. After a failed call a model's state of the workflow is half
+a step behind, so the workflow gets no more forecasts from that model.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -18,19 +23,74 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.input_profiles import STATES, TEXT, TOKENS
+from presage.features.lengths import LengthWorkflow
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.predictors.common.forecast import Source
 from presage.predictors.length.predictor import RemainingLengthPredictor
-from presage.predictors.next_agent.predictor import NextAgentPredictor
+from presage.predictors.next_agent.predictor import NextAgentPredictor, Workflow
 from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthAdapter, NextAgentAdapter
 from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker, Refused
-from presage.serving_hooks.forecasting.fallback_chain import FallbackChain, ForecastState
-from presage.serving_hooks.forecasting.live import NO_MODEL, NO_STEP, NOT_AWAITED, LiveForecast, Projection
-from presage.serving_hooks.forecasting.online_counts import OnlineCounts
+from presage.serving_hooks.forecasting.live import (
+    DRIFTED,
+    LITTLE_SEEN,
+    MISSED_STEP,
+    NO_LENGTHS,
+    NO_MODEL,
+    NO_STEP,
+    NOT_AWAITED,
+    NOTHING,
+    LiveForecast,
+    LiveLengths,
+    Projection,
+    no_lengths,
+)
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts, WorkflowHistory
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Key, scoped, shared, short, tenant_of
+
+_NONE: Final = Refused(NO_MODEL)
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A step that has begun and whose hidden state is still to come: its columns and the forecast made without it.
+
+    `before` is a copy of the workflow's state before the step.
+    """
+
+    before: Workflow
+    step: Mapping[str, Any]
+    forecast: LiveForecast
+
+
+class ForecastState:
+    """The forecasting state of a running workflow.
+
+    Attributes:
+        agents, lengths: its state in each predictor, or why there is none.
+        steps, within: number of steps begun, and whether the last one has not completed yet.
+        remaining: forecast of remaining tokens when the last step began.
+        history, stats_key: what online counts will learn from it, and under which key.
+        awaited: the step that began last, while its hidden state is still expected.
+    """
+
+    __slots__ = ("agents", "awaited", "history", "lengths", "remaining", "stats_key", "steps", "within")
+
+    def __init__(self, agents: Workflow | Refused, lengths: LengthWorkflow | Refused, stats_key: str) -> None:
+        self.stats_key = stats_key
+        self.agents, self.lengths, self.remaining = agents, lengths, NO_LENGTHS
+        self.steps, self.within = 0, False
+        self.history = WorkflowHistory()
+        self.awaited: Awaited | None = None
+
+    def miss(self, step: int) -> None:
+        """Steps before number `step` were missed: predictors no longer know the state of the workflow."""
+        self.agents = self.lengths = Refused(MISSED_STEP)
+        self.history.missed()
+        self.awaited = None
+        self.steps = step
 
 
 class Forecaster:
@@ -85,16 +145,15 @@ class Forecaster:
             kind: CircuitBreaker(kind if number is None else f"{kind} version {number}", budget or Budget(), clock)
             for kind, number in (("next-agent", version), ("remaining-length", lengths_version))
         }
-        self._no_source = predictor is None and lengths is None and back_off is None
-        self._chain = FallbackChain(
-            NextAgentAdapter(predictor, version, served_model, state_layer) if predictor is not None else None,
-            LengthAdapter(lengths, lengths_version) if lengths is not None else None,
-            back_off,
-            self.breakers["next-agent"],
-            self.breakers["remaining-length"],
-            monitor,
-        )
-        self.monitor = monitor
+        self._call_agents = self.breakers["next-agent"].call
+        self._call_lengths = self.breakers["remaining-length"].call
+        self._agents: NextAgentAdapter | None = None
+        if predictor is not None:
+            self._agents = NextAgentAdapter(predictor, version, served_model, state_layer)
+        self._lengths = LengthAdapter(lengths, lengths_version) if lengths is not None else None
+        self._back_off, self.monitor = back_off, monitor
+        # The predictors' own forecast at the last event, for the monitor to judge even if counts were used instead.
+        self._claimed: LiveForecast | None = None
         self._workflows: OrderedDict[Key, ForecastState] = OrderedDict()
 
     def __len__(self) -> int:
@@ -172,7 +231,7 @@ class Forecaster:
 
         Captured states are rounded to float16 before they are projected, as in traces.
         """
-        return self._chain.projections
+        return self._agents.projections if self._agents is not None else {}
 
     def on_prefill_state(
         self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
@@ -189,7 +248,7 @@ class Forecaster:
             if running is None or running.awaited is None or running.awaited.forecast is not of:
                 self.states[NOT_AWAITED] += 1
                 return None
-            live = self._chain.with_state(key[0], running, running.awaited, projected)
+            live = self._with_state(key[0], running, running.awaited, projected)
         except Exception as error:
             self.states[type(error).__name__] += 1
             return None
@@ -198,8 +257,8 @@ class Forecaster:
             return None
         self.states[None] += 1
         self.inputs[STATES] += 1
-        if self.monitor is not None and self._chain.claimed is not None:
-            self.monitor.again(*key, self._chain.claimed)
+        if self.monitor is not None and self._claimed is not None:
+            self.monitor.again(*key, self._claimed)
         return live
 
     def close(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
@@ -212,8 +271,8 @@ class Forecaster:
             if self.monitor is not None:
                 self.monitor.ended(*key, reason)
             running = self._workflows.pop(key, None)
-            if running is not None and reason is not EndReason.ABORTED:
-                self._chain.ended(key[0], running)
+            if running is not None and self._back_off is not None and reason is not EndReason.ABORTED:
+                running.history.ended(self._back_off, running.stats_key)
         except Exception as error:
             self.errors[type(error).__name__] += 1
 
@@ -232,11 +291,12 @@ class Forecaster:
     def _forecast(self, moment: Moment, event: Callable[[], LiveForecast | str]) -> LiveForecast:
         """Returns and counts the event's forecast; of source "none" if the event is invalid or fails."""
         try:
-            live = NO_MODEL if self._no_source else event()
+            no_source = self._agents is None and self._lengths is None and self._back_off is None
+            live = NO_MODEL if no_source else event()
         except Exception as error:
             live = type(error).__name__  # the message might contain text of the request
         if isinstance(live, str):
-            live = self._chain.nothing(moment, live)
+            live = self._nothing(moment, live)
         self.counts["next-agent", live.source, live.reason] += 1
         self.counts["remaining-length", live.remaining.source, live.remaining.reason] += 1
         return live
@@ -247,20 +307,24 @@ class Forecaster:
         key = shared(workflow_type), short(workflow_id)
         running = self._state_of(key)
         if running is None:
-            running = self._chain.open(workflow_type, shared(scoped(tenant_of(workflow_id), workflow_type)))
-            self._workflows[key] = running
+            agents, lengths = self._agents, self._lengths
+            running = self._workflows[key] = ForecastState(
+                self._call_agents(partial(agents.predictor.open, workflow_type)) if agents is not None else _NONE,
+                self._call_lengths(partial(lengths.predictor.open, workflow_type)) if lengths is not None else _NONE,
+                shared(scoped(tenant_of(workflow_id), workflow_type)),
+            )
             if len(self._workflows) > self.max_workflows:
                 self._workflows.popitem(last=False)
         if step is not None and step != running.steps:
             running.miss(step)
         running.steps, running.within = running.steps + 1, True
         try:
-            live = self._chain.begun(key[0], running, given, self.awaits_states)
+            live = self._at_prefill(key[0], running, given)
         except Exception:
             running.miss(running.steps)  # the predictors' states may disagree
             raise
         if self.monitor is not None:
-            self.monitor.begun(*key, given["agent"], self._chain.claimed or live, step)
+            self.monitor.begun(*key, given["agent"], self._claimed or live, step)
         return live
 
     def _completed(self, workflow_type: str, workflow_id: str, given: Mapping[str, Any]) -> LiveForecast | str:
@@ -270,13 +334,121 @@ class Forecaster:
             return NO_STEP
         running.within = False
         try:
-            live = self._chain.completed(key[0], running, given)
+            live = self._at_completion(key[0], running, given)
         except Exception:
             running.miss(running.steps)
             raise
         if self.monitor is not None:
-            self.monitor.completed(*key, self._chain.claimed or live, given["output_tokens"])
+            self.monitor.completed(*key, self._claimed or live, given["output_tokens"])
         return live
+
+    def _at_prefill(self, workflow_type: str, running: ForecastState, step: Mapping[str, Any]) -> LiveForecast:
+        """The forecast once a step has read its prompt; `step` has the columns of the trace by name."""
+        running.awaited = None
+        before = None
+        if self.awaits_states and not isinstance(running.agents, Refused):
+            before = running.agents.copy()
+        if self._back_off is not None:
+            running.history.begun(self._back_off, running.stats_key, shared(step["agent"]))
+        made: LiveLengths | Refused = _why_not(self._lengths, running.lengths)
+        if self._lengths is not None and not isinstance(running.lengths, Refused):
+            made = self._call_lengths(partial(self._lengths.prefilled, running.lengths, step))
+            if isinstance(made, Refused):
+                running.lengths = made
+        running.remaining = self._left(workflow_type, running, made)
+        forecast = self._next(PREFILL, workflow_type, running, self._prefilled(running, step), running.remaining)
+        if self.monitor is not None and isinstance(made, LiveLengths) and made is not running.remaining:
+            self._claimed = replace(self._claimed or forecast, remaining=made)
+        if before is not None and not isinstance(running.agents, Refused):
+            running.awaited = Awaited(before, step, forecast)
+        return forecast
+
+    def _with_state(self, workflow_type: str, running: ForecastState, awaited: Awaited, projected: Any) -> LiveForecast:
+        """Forecasts the step that began last again, with its projected state.
+
+        Online counts and the forecast of remaining tokens stay as they are.
+        """
+        running.awaited = None
+        if not isinstance(running.agents, Refused):
+            running.agents[:] = awaited.before
+        live = self._prefilled(running, {**awaited.step, PROJECTED: projected})
+        return self._next(PREFILL, workflow_type, running, live, running.remaining)
+
+    def _prefilled(self, running: ForecastState, step: Mapping[str, Any]) -> LiveForecast | Refused:
+        """The model's forecast of next agents at prefill."""
+        agents, workflow = self._agents, running.agents
+        if agents is None or isinstance(workflow, Refused):
+            return _why_not(agents, workflow)
+        return self._call_agents(partial(agents.prefilled, workflow, step["agent"], step, running.remaining))
+
+    def _at_completion(self, workflow_type: str, running: ForecastState, step: Mapping[str, Any]) -> LiveForecast:
+        """The forecast once the step has produced its last token."""
+        running.awaited = None
+        produced = running.history.completed(step["output_tokens"])
+        if not isinstance(running.lengths, Refused):
+            done = self._call_lengths(partial(running.lengths.completed, step))
+            if isinstance(done, Refused):
+                running.lengths = done
+        left = running.remaining if produced is None else running.remaining.after(produced)
+        live: LiveForecast | Refused = _why_not(self._agents, running.agents)
+        if self._agents is not None and not isinstance(running.agents, Refused):
+            live = self._call_agents(partial(self._agents.completed, running.agents, step, left))
+        return self._next(COMPLETION, workflow_type, running, live, left)
+
+    def _next(
+        self,
+        moment: Moment,
+        workflow_type: str,
+        running: ForecastState,
+        live: LiveForecast | Refused,
+        left: LiveLengths,
+    ) -> LiveForecast:
+        """The forecast of next agents, from the model or the counts; sets `_claimed`."""
+        drifted = self._drifted(workflow_type, "next-agent")
+        self._claimed = None if isinstance(live, Refused) else live
+        if isinstance(live, Refused):
+            running.agents = live
+        elif live.source == "champion" and not drifted:
+            return live
+        recent = running.history.recent
+        counted = self._back_off.next_agents(running.stats_key, recent) if self._back_off is not None else None
+        if counted is not None and (isinstance(live, Refused) or drifted or counted.evidence > live.evidence):
+            reason = live.reason if isinstance(live, Refused) else DRIFTED if drifted else LITTLE_SEEN
+            return LiveForecast(
+                "back-off", counted.evidence, moment, counted.probabilities, counted.agents, None, reason, left
+            )
+        return self._nothing(moment, live.reason, left) if isinstance(live, Refused) else live
+
+    def _left(self, workflow_type: str, running: ForecastState, made: LiveLengths | Refused) -> LiveLengths:
+        """The forecast of remaining tokens, from the model or the counts."""
+        drifted = self._drifted(workflow_type, "remaining-length")
+        if isinstance(made, LiveLengths) and made.source == "champion" and not drifted:
+            return made
+        recent, back_off = running.history.recent, self._back_off
+        counted = back_off.remaining(running.stats_key, recent[-1]) if back_off is not None and recent else None
+        if counted is not None and (isinstance(made, Refused) or drifted or counted[0] > made.evidence):
+            evidence, median = counted
+            reason = made.reason if isinstance(made, Refused) else DRIFTED if drifted else LITTLE_SEEN
+            return LiveLengths("back-off", evidence, (0.5,), (median,), 0, None, reason)
+        return self._no_lengths(made.reason) if isinstance(made, Refused) else made
+
+    def _nothing(self, moment: Moment, reason: str, remaining: LiveLengths | None = None) -> LiveForecast:
+        """A forecast of source "none"."""
+        version = self._agents.version if self._agents is not None else None
+        return LiveForecast("none", 0, moment, NOTHING, (), version, reason, remaining or self._no_lengths(reason))
+
+    def _no_lengths(self, reason: str) -> LiveLengths:
+        return no_lengths(reason, self._lengths.version if self._lengths is not None else None)
+
+    def _drifted(self, workflow_type: str, kind: ModelKind) -> bool:
+        """Whether a drift alarm concerns forecasts of this kind."""
+        monitor = self.monitor
+        return monitor is not None and bool(monitor.drift.alarms) and monitor.falls_back(workflow_type, kind)
+
+
+def _why_not(champion: object, state: object) -> Refused:
+    """Why the model cannot forecast: there is none, or it has no state of the workflow."""
+    return state if champion is not None and isinstance(state, Refused) else _NONE
 
 
 _MOST_OLDER: Final = 8

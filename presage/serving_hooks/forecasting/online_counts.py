@@ -1,14 +1,13 @@
 """Online counts: they forecast if there is no model, or if it has too little evidence.
 
 For each workflow type they count which agents, or END, came 1..K steps after the last one and the last two agents, and
-keep the median of the output tokens that remained at an agent's steps. Outcomes k steps ahead are counted directly, and
-contexts of different length are interpolated by Witten–Bell smoothing, as in `predictors/next_agent/ngram.py`: with N
-outcomes counted after context c, T of them distinct, and c' the next shorter context,
+keep the median of the output tokens that remained at an agent's steps. Contexts of different length are interpolated by
+Witten–Bell smoothing, as in `predictors/next_agent/ngram.py`: with N outcomes counted after context c, T of them
+distinct, and c' the next shorter context,
 
     P(o | c) = (count(c, o) + T · P(o | c')) / (N + T)
 
 down to the uniform distribution. Memory is bounded: the least recently used types, agents and contexts are dropped.
-The same events always give the same counts.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ class BackoffConfig:
 
     Attributes:
         horizon: K, steps ahead.
-        types: workflow types kept.
         agents, contexts: agents, and sequences of one or two agents, kept of each type.
         lengths: latest values that a median is over.
         min_evidence: steps of an agent with a known outcome that a forecast needs.
@@ -73,14 +71,6 @@ class OnlineCounts:
     def __len__(self) -> int:
         return len(self._types)
 
-    def follow(self, workflow_type: str, before: Sequence[str], agent: str | None) -> None:
-        """Counts that `agent`, or the end if None, followed the agents `before` (the last K + 1, oldest first)."""
-        self._counts_of(workflow_type).follow(before, agent)
-
-    def left(self, workflow_type: str, agent: str, tokens: float) -> None:
-        """Records that `tokens` output tokens remained at the start of a step of `agent`, its own included."""
-        self._counts_of(workflow_type).left(agent, tokens)
-
     def next_agents(self, workflow_type: str, last: Sequence[str]) -> Counted | None:
         """The forecast after the agents `last`, oldest first; None if there is too little evidence of the last one."""
         of = self._types.get(workflow_type)
@@ -91,7 +81,8 @@ class OnlineCounts:
         of = self._types.get(workflow_type)
         return of.remaining(agent) if of is not None else None
 
-    def _counts_of(self, workflow_type: str) -> _OfType:
+    def of_type(self, workflow_type: str) -> _OfType:
+        """The counts of a workflow type, to count on; the type is then the most recently used."""
         of = self._types.get(workflow_type)
         if of is None:
             of = self._types[workflow_type] = _OfType(self.config)
@@ -120,6 +111,7 @@ class _OfType:
         self.counts = np.zeros((config.contexts + 1, config.horizon, config.agents + 1), np.float32)
 
     def follow(self, before: Sequence[str], agent: str | None) -> None:
+        """Counts that `agent`, or the end if None, followed the agents `before` (the last K + 1, oldest first)."""
         column = self.config.agents if agent is None else self._column(agent)
         for k in range(min(self.config.horizon, len(before))):
             until = len(before) - k
@@ -145,6 +137,7 @@ class _OfType:
         return Counted(evidence, mixed.astype(np.float32), self.names)
 
     def left(self, agent: str, tokens: float) -> None:
+        """Records that `tokens` output tokens remained at the start of a step of `agent`, its own included."""
         self._column(agent)
         self.lengths.setdefault(agent, _LatestValues(self.config.lengths)).add(tokens)
 
@@ -243,7 +236,7 @@ class WorkflowHistory:
         if not agent:
             self.recent = ()
             return
-        counts.follow(workflow_type, self.recent, agent)
+        counts.of_type(workflow_type).follow(self.recent, agent)
         self.recent = (*self.recent, agent)[-counts.config.horizon - 1 :]
         if len(self._agents) < STEPS_KEPT:
             agents = *self._agents, agent
@@ -269,9 +262,10 @@ class WorkflowHistory:
         """Lets `counts` learn from the ended workflow. One that ended within a step was aborted and is skipped."""
         if self._within:
             return
-        counts.follow(workflow_type, self.recent, None)
+        of = counts.of_type(workflow_type)
+        of.follow(self.recent, None)
         for agent, before in zip(self._agents, self._before, strict=True):
-            counts.left(workflow_type, agent, self._produced - before)
+            of.left(agent, self._produced - before)
 
     def _unknown(self) -> None:
         """Marks the remaining tokens of all steps so far as unknown."""

@@ -1,11 +1,8 @@
 """Resolves, loads and validates the predictors of an engine at its start.
 
-An engine must start without its predictors. If the registry is down, a model missing, an artefact broken or of another
-kind, or a trial forecast fails, the engine runs without that predictor and keeps the reason. Both predictors are
-validated before either is returned. The trial forecasts also compile code that the first request would otherwise wait
-for.
-
-An alias is resolved once, here; `vllm/reload.py` resolves it again.
+If the registry is down, a model missing, an artefact broken or of another kind, or a trial forecast fails, the engine
+runs without that predictor and keeps the reason. The trial forecasts also compile code that the first request would
+otherwise wait for. An alias is resolved once, here; `vllm/reload.py` resolves it again.
 """
 
 from __future__ import annotations
@@ -13,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -103,8 +101,7 @@ def load(kind: str, reference: str, registry: Callable[[], Registry]) -> Held[An
 def load_validated(kind: str, folder: Path, digest: str) -> Any:
     """Loads a predictor that another process on this machine has validated.
 
-    Makes trial forecasts without texts and states, as an engine does: these load the compiled code into this process,
-    but no text encoder.
+    Makes trial forecasts without texts and states: these load the compiled code into this process, but no text encoder.
 
     Raises:
         ArtefactError: the artefact is broken, of another kind, or not the validated one.
@@ -129,10 +126,7 @@ def _held(kind: str, reference: str | None, registry: Callable[[], Registry]) ->
 
 
 def _evidence(found: ResolvedModel, registry: Callable[[], Registry]) -> tuple[Mapping[str, Promoted], str | None]:
-    """The promoted figures of a version, and the inputs that its promotion evaluated.
-
-    Without them it serves all the same, and a log message gives the reason.
-    """
+    """The promoted figures of a version, and the inputs that its promotion evaluated; it serves without them too."""
     if found.name is None or found.version is None:
         return {}, None
     called = f"{found.name} version {found.version}"
@@ -192,17 +186,18 @@ _TRIALS: Final[Mapping[str, Callable[[Any, Mapping[str, str]], None]]] = {
 
 def _cached(registry: Callable[[], Registry]) -> Callable[[], Registry]:
     """Caches the registry, or its error, so that one that is down is waited for once."""
-    results: list[Any] = []
+
+    @cache
+    def outcome() -> Registry | Exception:
+        try:
+            return registry()
+        except Exception as error:
+            return error
 
     def opened() -> Registry:
-        if not results:
-            try:
-                results.append(registry())
-            except Exception as error:
-                results.append(error)
-        if isinstance(results[0], Exception):
-            raise results[0]
-        found: Registry = results[0]
+        found = outcome()
+        if isinstance(found, Exception):
+            raise found
         return found
 
     return opened

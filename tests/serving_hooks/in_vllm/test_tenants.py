@@ -155,9 +155,9 @@ def test_what_one_tenant_shows_the_counts_they_do_not_tell_another() -> None:
 def test_a_tenant_with_types_without_end_makes_none_forget_but_itself() -> None:
     counts = OnlineCounts(BackoffConfig(types=8, min_evidence=1))
     for _ in range(3):
-        counts.follow(scoped("key-0", "t"), ("planner",), "coder")
+        counts.of_type(scoped("key-0", "t")).follow(("planner",), "coder")
     for number in range(100):
-        counts.follow(scoped("key-1", f"t{number}"), ("planner",), "coder")
+        counts.of_type(scoped("key-1", f"t{number}")).follow(("planner",), "coder")
     assert len(counts) == 8
     assert counts.next_agents(scoped("key-0", "t"), ["planner"]) is not None
     assert counts.next_agents(scoped("key-1", "t99"), ["planner"]) is not None
