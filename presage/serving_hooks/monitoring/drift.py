@@ -1,13 +1,12 @@
 """The drift alarm: raised when a workflow type differs from the traces that its model was promoted on.
 
-The alarm watches the figures of `promoted.py`: agents never seen in training, accuracy one step ahead, coverage, and
-the call graph. Each figure has a detector whose limit is the end of the promoted interval. A weighted mean of a type's
+Each figure of `promoted.py` has a detector whose limit is the end of the promoted interval. A weighted mean of a type's
 detectors raises the alarm, so one bound holds for all its figures: while every true mean lies inside its interval, the
 chance of an alarm among n workflows is at most n / `workflows` · `false_alarms`, however often it is checked.
 
 A workflow type without promoted figures is compared with its own first `learn_from` workflows: the first half gives the
 call graph, the second half the figures. The same holds for workflows without an end (expired or aborted) where the
-promoted figures are of finished ones. The bound covers both, since it counts workflows.
+promoted figures are of finished ones.
 
 An alarm ends when, in a block of `recovery` workflows, the mean of each figure that raised it is back inside its limit
 (a figure without data in the block keeps the alarm); another version begins without alarms. Workflows are
@@ -61,13 +60,10 @@ class Detectors:
 
         R_t = (R_{t−1} + 1) · e_t,   R_0 = 0
 
-    Without a change, R_t grows by at most 1 a workflow on average, so up to any n workflows
-    R_t + (n − t) is a supermartingale that starts at n and is never negative: by Ville's inequality R reaches c among
-    the first n workflows with a probability of at most n / c. The bound needs no fixed number of workflows and no
-    normal distribution, but it needs independent workflows: a run of hard or easy workflows looks like a change.
-
-    Neither λ nor the figure that will change is known in advance. The mean of R over a grid of λ, and any weighted mean
-    over figures, keeps the same bound; it costs the logarithm of their number, 1.8 nats for the grid.
+    Without a change, R_t grows by at most 1 a workflow on average, so R_t + (n − t) is a supermartingale that starts at
+    n and is never negative: by Ville's inequality R reaches c among the first n workflows with a probability of at most
+    n / c. The bound needs independent workflows: a run of hard or easy workflows looks like a change. The mean of R
+    over a grid of λ, and any weighted mean over figures, keeps it.
 
     Args:
         limits: m of each, D numbers between 0 and 1.
@@ -105,14 +101,8 @@ REASONS: Final = 8
 
 @dataclass(frozen=True)
 class Reason:
-    """A figure that left its promoted interval.
-
-    Attributes:
-        figure: its name in `figures_of`.
-        side: where it left the interval.
-        live: its mean over the last `RECENT` workflows.
-        promoted: the same at promotion.
-    """
+    """A figure of `figures_of` that left its promoted interval on one side; `live` is its mean over the last `RECENT`
+    workflows."""
 
     figure: str
     side: Side

@@ -1,8 +1,7 @@
 """Live accuracy of forecasts by workflow type and model version, over the latest `window` workflows of each.
 
-The definitions are those of `presage evaluate`: accuracy is a share of positions, intervals are by bootstrap over
-workflows (`predictors/common/bootstrap.py`), since events inside one workflow depend on each other, and calibration
-error uses the bins of `predictors/common/probabilities.py`.
+The definitions are those of `presage evaluate`; intervals are by bootstrap over workflows, since events inside one
+workflow depend on each other.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ unknown is not counted:
 - the remaining tokens at steps before one whose output tokens are unknown.
 
 A step number seen before is a repetition and changes nothing. Without step numbers every beginning is a new step.
-Memory is bounded: `most` workflows, and of each the forecasts of its last K steps, the lengths of its first 64 steps,
-256 transitions and 4 models.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ def model_of(source: Source, version: int | None, reason: str | None) -> str:
 
 
 class Tally:
-    """Sums over the forecasts of one model in one workflow."""
+    """Sums over the next-agent forecasts of one model in one workflow."""
 
     __slots__ = ("_flat", "_horizon", "_planes")
 
@@ -76,14 +74,10 @@ class Tally:
         return np.frombuffer(self._flat, np.float32).reshape(5, len(MOMENTS), self._horizon, BINS)
 
     def add(self, moment: Moment, horizon: int, right: bool, confidence: float, given: float | None) -> None:
-        """Counts a forecast of one step and its outcome.
+        """Counts a forecast `horizon` steps ahead, from 1, and whether its most likely outcome came true.
 
-        Args:
-            moment: at which it was made.
-            horizon: k, 1..K steps ahead.
-            right: whether the most likely outcome came true.
-            confidence: probability of the most likely outcome.
-            given: probability of the actual outcome; None if the forecast has no column for it.
+        `confidence` is the probability of the most likely outcome, `given` that of the actual one; None if the forecast
+        has no column for it.
         """
         place = min(int(np.float32(confidence) * _BINS), BINS - 1)
         at = (_PLACE[moment] * self._horizon + horizon - 1) * BINS + place
@@ -177,13 +171,10 @@ class OutcomeTracker:
     def begun(
         self, workflow_type: str, workflow_id: str, agent: str, forecast: LiveForecast, step: int | None = None
     ) -> None:
-        """Records the start of a step, the outcome of earlier forecasts.
+        """Records the start of a step, the outcome of earlier forecasts. An agent without a name is not counted.
 
-        Args:
-            workflow_type, workflow_id: of the workflow; an unknown one is new.
-            agent: of the step; an empty name is not counted.
-            forecast: the predictor's at this step's prefill, even if counts were used instead.
-            step: its number, from 0, if the caller knows it.
+        `forecast` is the predictor's at this step's prefill, even if counts were used instead; `step` is its number,
+        from 0, if the caller knows it.
         """
         key = (shared(workflow_type), short(workflow_id))
         course = self._courses.get(key)
@@ -226,7 +217,6 @@ class _Course:
 
     Attributes:
         steps: number of the next step, as far as known.
-        within: whether the last step has not completed.
         last: agent of the last step; `END` before the first one, None if unknown.
         open: (step, model, forecast) of forecasts not fully judged yet.
         open_lengths: tokens produced before each of the first steps, and the forecast of remaining tokens made there.

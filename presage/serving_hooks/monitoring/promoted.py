@@ -1,11 +1,8 @@
 """Promoted figures: the reference values of a workflow type for drift detection.
 
 Each figure is a mean over workflows of one number between 0 and 1 per workflow, so that its interval is over workflows
-and a sequential test can bet on it (`Detectors`). `figures_of` defines promoted and live figures alike. Its accuracy is
-`accuracy_by_workflow` of an evaluation, not `accuracy`, in which a long workflow weighs more.
-
-The figures include accuracy one step ahead only: 2 to K steps ahead it depends on the same transitions
-(`live_accuracy.py` reports it).
+and a sequential test can bet on it (`Detectors`). Accuracy is `accuracy_by_workflow` of an evaluation, not `accuracy`,
+in which a long workflow weighs more, and one step ahead only: further ahead it depends on the same transitions.
 """
 
 from __future__ import annotations
@@ -124,7 +121,6 @@ class Promoted:
     """Figures of one workflow type, with their call graph.
 
     Attributes:
-        transitions: the call graph.
         figures: by the names of `figures_of`, on workflows used neither for training nor for `transitions`.
         workflows: number of workflows that the figures are means of.
         ended: whether all of them finished; if so, only finished workflows are compared with the figures.

@@ -1,12 +1,8 @@
-"""Decides whether to retrain: replays recorded traces through the drift alarm.
+"""Decides whether to retrain: replays recorded traces through the drift alarm of an engine (`drift.py`).
 
-The replay uses the outcome tracker, figures and detectors of an engine (`drift.py`), so it raises the same alarms.
 Retraining is due for a workflow type with an alarm at the end of the traces, and for one that is absent from the
-training data but frequent enough to learn from.
-
-Forecasts of a whole trace are made in one batch beforehand; they equal those made event by event. Workflows are
-replayed one by one in the order of their start, each with all its events: whether a workflow is judged then does not
-depend on its duration, and a truncated trace does not favour short workflows.
+training data but frequent enough to learn from. Workflows are replayed one by one in the order of their start, each
+with all its events: so a truncated trace does not favour short workflows.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 
 Blocks with the same access map form one group and are scored once. A touch moves blocks to the group of their new map.
 Within one workflow, groups of equal maps are merged. A group of several workflows is split if an agent touches only a
-part of it, and never merged again. A group's score is the sum over its active workflows. Methods return the groups
-whose place in the eviction order may have changed. Block ids must be distinct within a call.
-
-Most running workflows are idle, so small or empty collections are kept without a dict.
+part of it, and never merged again. Methods return the groups whose place in the eviction order may have changed. Block
+ids must be distinct within a call. Most running workflows are idle, so small collections are kept without a dict.
 """
 
 from __future__ import annotations
@@ -218,8 +216,7 @@ class AccessIndex:
     def write(self, workflow: str, agent: str, blocks: Sequence[int]) -> bool:
         """A fast path of `touch`: `agent` continues to write new blocks, and no group changes its place.
 
-        Returns:
-            False, without a change, if the blocks are not new or the last written group has other users.
+        False, without a change, if the blocks are not new or the last written group has other users.
         """
         running = self.running.get(workflow)
         group = running.written if running is not None else None

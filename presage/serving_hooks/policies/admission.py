@@ -1,14 +1,12 @@
 """Admission control: holds workflows back, or pauses them while their tool runs, if that raises throughput.
 
-Source: ThunderAgent, §4.3 and appendix E. ThunderAgent pauses programs when their contexts no longer fit the cache:
-those that wait for a tool, the smallest first (least to recompute: eq. 10). The weight of a waiting program decays
-exponentially with its wait (eq. 7; appendix E.1). It restores programs when there is room.
+Source: ThunderAgent, §4.3 and appendix E: when contexts no longer fit the cache, it pauses programs that wait for a
+tool, the smallest first (least to recompute: eq. 10); the weight of a waiting program decays exponentially with its
+wait (eq. 7; appendix E.1). Departures from the paper:
 
-Departures from the paper.
-- Contexts that do not fit are no sufficient reason. Holding workflows saves recomputation but shrinks the decode batch.
-  For every number of running workflows the model of `throughput.py` weighs both, from measured rates, forecast working
-  sets, and the share lost at such a load. Workflows are held only if that promises `margin` more steps a second than
-  running all, net of the cost of pauses. Without measurements no workflow is held.
+- Holding workflows saves recomputation but shrinks the decode batch. For every number of running workflows the model of
+  `throughput.py` weighs both, from measured rates, forecast working sets, and the share lost at such a load. Workflows
+  are held only if that promises `margin` more steps a second than running all, net of the cost of pauses.
 - Footprints are forecasts for the next step, not those of the last; the half-life of a pause is its forecast length, if
   there is a forecast.
 - The workflow with the least forecast work left is restored first, not the one with the shortest context.
@@ -136,10 +134,7 @@ class AdmissionConfig:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The expected load on the cache, lost share and steps a second if `workflows` may run.
-
-    Steps a second are 0 until rates are measured.
-    """
+    """The expected load on the cache, lost share and steps a second (0 until rates are measured)."""
 
     workflows: int
     load: float
@@ -152,8 +147,7 @@ class Decision:
     """The workflows that may run and those that are held.
 
     Attributes:
-        run: workflows that may start their next step at any time.
-        held: the others, each with the reason.
+        held: by workflow, the reason.
         chosen: the outlook of this decision, once excess steps being computed have ended.
         everybody: the outlook of running all.
     """
@@ -168,10 +162,7 @@ class Decision:
 class Admission:
     """Decides which workflows may run.
 
-    Call `decide` when a workflow arrives, ends or changes its phase, or periodically.
-
     Attributes:
-        counts: decisions, decisions that held a workflow, and workflows held, paused and restored.
         load: on the cache by the workflows that the last decision lets run.
         crowd: all running workflows and their waits; the caller keeps it up to date.
     """
@@ -187,14 +178,10 @@ class Admission:
         self._curve = MissCurve(self.config.forget_s)
 
     def observe(self, lost_tokens: float, reusable_tokens: float, now: float, load: float | None = None) -> None:
-        """Records tokens that prompts could have reused but had to prefill again.
+        """Records that of the tokens an infinite cache would have held, prompts had to prefill some again.
 
-        Args:
-            lost_tokens: prefilled again.
-            reusable_tokens: that an infinite cache would have held.
-            now: seconds.
-            load: on the cache while they were lost; None for that of the last decision. Omit what a workflow lost while
-                it was held, which no load explains.
+        `load` is that on the cache while they were lost; None for that of the last decision. Omit what a workflow lost
+        while it was held, which no load explains.
         """
         self._curve.observe(self.load if load is None else load, lost_tokens, reusable_tokens, now)
 

@@ -1,10 +1,9 @@
 """Counts the distinct blocks that a workflow has computed, by their hashes, and those of a new prompt among them.
 
-An engine hashes a block together with all before it. So a known block means that the whole prompt up to it was computed
-before, and the blocks of a workflow form a tree. The tree is stored in runs: a run begins where a prompt leaves all
-known blocks, and grows while prompts continue from its end (history-first prompts: one run; separate conversations: one
-for each agent). So a prompt that continues the last one costs a search for its end and its new blocks, however long it
-is. The count gives both a workflow's working set and the part of a prompt that an infinite cache would hold.
+The count gives a workflow's working set, and the part of a prompt that an infinite cache would hold. An engine hashes a
+block together with all before it, so the blocks of a workflow form a tree. It is stored in runs: a run begins where a
+prompt leaves all known blocks, and grows while prompts continue from its end (history-first prompts: one run; separate
+conversations: one for each agent).
 
 Memory is bounded: beyond `most` hashes only every second block of a prompt is kept, then every fourth, and so on, each
 standing for the blocks up to it. Counts are exact before that, and afterwards to about the distance between kept
@@ -27,11 +26,7 @@ _RUN: Final = 8
 
 
 class Distinct:
-    """The distinct blocks of one workflow.
-
-    Args:
-        most: hashes kept, including the cost of runs.
-    """
+    """The distinct blocks of one workflow; keeps at most `most` hashes, including the cost of runs."""
 
     __slots__ = ("_every", "_most", "_runs", "_words")
 

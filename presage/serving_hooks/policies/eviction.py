@@ -9,16 +9,14 @@ Source: PBKV, §4.2. Free blocks are evicted in three tiers, each emptied before
    recently used. Within a group, the first freed first: an engine that frees a request's last block first thereby
    keeps the beginnings of prompts.
 
-Departures from the paper, which sorts by score alone. Forecasts are accurate to a few hundredths at best, and by its
-corollary G.3 scores closer than the error have no order. There the time to next use decides, as in Belady's rule: it is
-all that differs between blocks that are certain to be needed (score.py). Ranks have fixed boundaries, so two scores on
-either side of one keep their order however close they are.
+The paper sorts by score alone. Forecasts are accurate to a few hundredths at best, and by its corollary G.3 scores
+closer than the error have no order. There the time to next use decides, as in Belady's rule. Ranks have fixed
+boundaries, so two scores on either side of one keep their order however close they are.
 
-One `LazyHeap` holds the groups that have free blocks: a changed score pushes a new entry, and the old one is skipped
-when it surfaces. Entries are bytes, not tuples: the garbage collector counts tuples, and a heap that drops thousands at
-once would make it scan the whole engine ten times as often. Freeing costs O(1) a block and O(log groups) a group;
-evicting n blocks O(n + groups emptied · log groups); a new forecast O(groups of the workflow). A group is emptied
-before the next in order.
+One `LazyHeap` holds the groups that have free blocks. Entries are bytes, not tuples: the garbage collector counts
+tuples, and a heap that drops thousands at once would make it scan the whole engine ten times as often. Freeing costs
+O(1) a block and O(log groups) a group; evicting n blocks O(n + groups emptied · log groups); a new forecast O(groups of
+the workflow). A group is emptied before the next in order.
 """
 
 from __future__ import annotations
@@ -45,14 +43,11 @@ MOST_AGENTS: Final = 10_000
 class Sharing:
     """How often an agent reads blocks of its workflow that it has not touched before, by workflow type and agent.
 
-    PBKV (appendix G.1) assumes that an agent touches only blocks it has touched before in this workflow. That holds if
-    each agent has its own conversation. If every prompt begins with the common history, the next agent reads everything
-    written so far, most of it for the first time, and a score that waits for the first touch evicts it.
-
-    So each time a step begins, `observe` counts the blocks of its workflow that its agent had not touched, and how many
-    of them the step found. Such a block counts for the agent with this rate: near 0 is the paper's rule, near 1 suits
-    history-first prompts. A block that the cache has lost is in neither count; a block behind a lost one counts as not
-    touched, since the prefix breaks there. So under heavy loss rates are too low, never too high.
+    PBKV (appendix G.1) assumes that an agent touches only blocks it has touched before in this workflow. That fails if
+    every prompt begins with the common history. So each time a step begins, `observe` counts the blocks of its workflow
+    that its agent had not touched, and how many of them the step found. Such a block counts for the agent with this
+    rate: near 0 is the paper's rule, near 1 suits history-first prompts. A block that the cache has lost is in neither
+    count; a block behind a lost one counts as not touched. So under heavy loss rates are too low, never too high.
     """
 
     def __init__(self) -> None:
@@ -91,10 +86,9 @@ _SLACK: Final = 64
 class LazyHeap:
     """A priority queue, lowest entry first, with lazy deletion: stale entries are skipped, and dropped a few at a time.
 
-    A replaced entry stays in the heap, since finding it costs more than skipping it. Removing all stale entries at once
-    would stall the engine for milliseconds, so there are two heaps: when half of the young heap may be stale it becomes
-    the old one, and every call of `sweep` moves the valid ones of the old heap's last few entries to a new young heap.
-    A heap without its last entry is still a heap. With n valid entries, both hold at most 1.5 · (64 + 2 n).
+    Removing all stale entries at once would stall the engine for milliseconds, so there are two heaps: when half of the
+    young heap may be stale it becomes the old one, and every call of `sweep` moves the valid ones of the old heap's
+    last few entries to a new young heap. With n valid entries, both hold at most 1.5 · (64 + 2 n).
     """
 
     def __init__(self, is_valid: Callable[[bytes], bool], on_drop: Callable[[bytes], None]) -> None:
@@ -180,9 +174,7 @@ class EvictionConfig:
 
 
 class FreeOrder:
-    """Free blocks of a cache in eviction order, and their use by workflows.
-
-    Not thread-safe. It reads no clock: times are the caller's seconds.
+    """Free blocks of a cache in eviction order, and their use by workflows. Not thread-safe.
 
     Args:
         blocks: number of blocks; a block is an int below it. None is free at first.
@@ -322,12 +314,9 @@ class FreeOrder:
         next_step_at: float = 0.0,
         step_s: float = 0.0,
     ) -> None:
-        """Sets the forecast of a workflow.
+        """Sets the forecast of a workflow; UNKNOWN for none.
 
         Args:
-            workflow_type: the application.
-            workflow: one run of it.
-            lookahead: its forecast (`score.lookahead`); UNKNOWN for none.
             next_step_at: when its next step is expected, after its pause and the queue; seconds of the caller's clock.
                 Give it for all workflows or for none.
             step_s: expected seconds from one of its steps to the next.

@@ -4,26 +4,19 @@ Source: Chimera, §3.7. The key is (starvation level, predicted remaining tokens
 runs first. A request not selected in S consecutive iterations is promoted one level (level − 1); once selected in Q
 iterations since, it is demoted one level.
 
-Departure from the paper, which promotes once: here every further S iterations without selection promote again. With a
-single level, promoted requests compete by length, and a stream of short ones starves a long one for ever. With many
-levels, and a test checks it, no request that arrived S or more iterations after a wait began overtakes the waiting
-request: levels count full waits of S iterations, and the later request has had at least one fewer. So if every
-iteration selects the lowest keys for B places, a request waits at most
+The paper promotes once; here every further S iterations without selection promote again, since with a single level a
+stream of short requests starves a long one for ever. So no request that arrived S or more iterations after a wait began
+overtakes the waiting request, and if every iteration selects the lowest keys for B places, a request waits at most
 
     floor(iterations of work of those present when its wait began, or arriving within the next S, divided by B).
 
 This bounds the order only: if an engine cannot run the first request, for lack of cache say, requests wait longer.
 
-One heap holds the requests by the iteration of their next promotion, another by that of their demotion, so no scan is
-needed. An iteration costs O(requests that enter or leave the batch, or change level), whatever the lengths of queue and
-batch.
+One heap holds the requests by the iteration of their next promotion, another by that of their demotion: an iteration
+costs O(requests that enter or leave the batch, or change level), whatever the lengths of queue and batch.
 
 A request without a forecast is queued with the median of its workflow type; for an unknown type, with the median of the
-known types' medians. So requests without a forecast gain and lose nothing. If no median is known, they run after those
-with a forecast, and ageing bounds their wait.
-
-`vllm_priority` encodes a key as the one integer that vLLM takes. It omits the arrival, by which vLLM itself breaks
-ties.
+known types' medians. If no median is known, it runs after those with a forecast.
 """
 
 from __future__ import annotations
@@ -195,11 +188,9 @@ class ShortestTotalJobFirst:
 
 
 def vllm_priority(level: int, remaining_tokens: float) -> int:
-    """Encodes level and whole predicted tokens as one integer; the lowest runs first.
+    """Encodes a level (0 or below) and whole predicted tokens (0 to infinity) as one integer; the lowest runs first.
 
-    Args:
-        level: starvation level, 0 or below; lower runs first.
-        remaining_tokens: predicted, 0 or more; infinity is allowed.
+    It omits the arrival, by which vLLM itself breaks ties.
     """
     tokens = MOST_TOKENS if remaining_tokens >= MOST_TOKENS else int(remaining_tokens)
     return level * (MOST_TOKENS + 1) + tokens

@@ -10,16 +10,13 @@ Both are linear in the agents, so each agent's part is computed once per forecas
 agents. Numbers are whole multiples of 1 / UNIT: a sum stays exact over thousands of updates and does not depend on
 their order. Rounding costs at most half a unit for each agent of each workflow.
 
-Departures from the paper. Scores tie, or nearly, if every active block is certain to be needed: with prompts that begin
-with the common history, all blocks of all workflows score alike and eq. 2 cannot order them; only the time of the touch
-differs. `moment` is eq. 2 with every term weighted by its k, so moment / score is the mean number of steps until a
-touch, weighted as in the score, in 1..K. It is linear too, unlike the expected time of the first touch; for a single
-possible touch both agree.
+Two departures from the paper. With prompts that begin with the common history, all blocks of all workflows score alike
+and only the time of the touch differs. `moment` is eq. 2 with every term weighted by its k, so moment / score is the
+mean number of steps until a touch, weighted as in the score, in 1..K. It is linear too, unlike the expected time of the
+first touch; for a single possible touch both agree.
 
 For blocks that all agents of a workflow share, only the first touch counts: the probability that the k-th next step is
-the first to touch replaces P_w^(k). Evicting such a block costs one recomputation, at the next step, however many steps
-follow. Eq. 2 would rather keep histories of workflows with many steps left than longer ones of workflows about to end
-(benchmarks/policies_replayed.py, one history for all, oracle forecasts: hit rate .655 with eq. 2, .668 with this).
+the first to touch replaces P_w^(k), since evicting such a block costs one recomputation, however many steps follow.
 """
 
 from __future__ import annotations
@@ -156,10 +153,7 @@ class Lookahead:
 def _first(touched: list[float], ends: list[float]) -> list[float]:
     """The probability that each step is the first to touch, given that the workflow gets that far.
 
-    Args:
-        touched: the probability that each step touches.
-        ends: the probability that the workflow ends instead. A step that touches is no end, so of the workflows that
-            continue after it, touched / (1 − end) have touched.
+    A step that touches is no end, so of the workflows that continue after it, touched / (1 − end) have touched.
     """
     first, not_yet = [], 1.0
     for chance, end in zip(touched, ends, strict=True):
@@ -181,8 +175,7 @@ def _part(probabilities: list[float], weights: Sequence[float]) -> tuple[int, in
 UNKNOWN: Final = Lookahead({}, NO_ROWS, (), always=(UNIT, UNIT))
 """A workflow without a forecast: each of its blocks counts as touched once, at the next step.
 
-A score of 0 would evict blocks of unknown workflows first, which would not fail open. If no workflow has a forecast,
-all tie, and the order is: ended workflows first, then the least recently used."""
+A score of 0 would evict blocks of unknown workflows first, which would not fail open."""
 
 
 def lookahead(probabilities: NDArray[Any], agents: tuple[str, ...], config: ScoreConfig) -> Lookahead:

@@ -10,8 +10,7 @@ With s = c1 g + c_p p, the seconds of work that a step adds to the engine, this 
 whose smaller root is X. X rises with n towards 1 / s, as more requests share c0; it falls as lost tokens raise s. At
 most B requests decode at once, by configuration or cache size: X ≤ 1 / (g (c0 + c1 B) / B + c_p p).
 
-The model is Presage's own. ThunderAgent (§4.2) counts the cost of recomputation and of idle cache, but not the smaller
-batch when workflows are held. It is a fluid model: it ignores bursts, and prefills that delay a decode.
+The model is Presage's own, a fluid model: it ignores bursts, and prefills that delay a decode.
 """
 
 from __future__ import annotations
@@ -108,16 +107,14 @@ class _Pool(NamedTuple):
 class MissCurve:
     """The measured share of reusable tokens that the cache loses, by load.
 
-    The load is the working sets of the workflows that may run, divided by the cache. The lost share at a load depends
-    on the prompts and on the eviction order, and differs severalfold between workloads, so it is measured, in bins of
-    WIDTH. Adjacent bins are pooled if one has too little data, or if the higher load seems to lose less (isotonic
-    regression by pooling adjacent violators). The curve is interpolated between bins, 0 up to a load of QUIET unless
-    losses were measured there, and constant beyond the highest measured load. So before any measurement no workflow is
-    held back: the engine behaves as without Presage. Old measurements are forgotten, so that the engine retries loads
-    that a changed workload may have made harmless.
+    The load is the working sets of the workflows that may run, divided by the cache, in bins of WIDTH. Adjacent bins
+    are pooled if one has too little data, or if the higher load seems to lose less (isotonic regression by pooling
+    adjacent violators). The curve is interpolated between bins, 0 up to a load of QUIET unless losses were
+    measured there, and constant beyond the highest measured load. So before any measurement no workflow is held back.
 
     Args:
-        forget_s: seconds after which a measurement is dropped; its half-life is half of that.
+        forget_s: seconds after which a measurement is dropped, since a changed workload may have made its load
+            harmless; the half-life is half of that.
     """
 
     def __init__(self, forget_s: float) -> None:

@@ -40,15 +40,11 @@ class IterationCost:
     """What an iteration costs: c0 + c1 · tokens decoded + c_p · tokens prefilled, fitted to the last iterations.
 
     Least absolute deviations over the last `window` iterations, by least squares with weights 1 / |residual|
-    (Schlossmacher 1973): a compilation, a pause of the machine or a garbage collection is one large residual, which
-    does not move a median. Costs are not negative: the fit takes the best feasible subset of positive coefficients,
-    from seven small systems. New iterations replace the oldest, so the fit follows the engine.
+    (Schlossmacher 1973): a compilation or a pause of the machine is one large residual, which does not move a median.
+    Costs are not negative: the fit takes the best feasible subset of positive coefficients, from seven small systems.
 
     If iterations differ little, the three costs cannot be separated. A slight regularisation of c1 and c_p towards 0
     then attributes the cost to c0, which makes small batches look expensive: an error that holds no workflow back.
-
-    Args:
-        window: iterations kept.
     """
 
     def __init__(self, window: int = WINDOW) -> None:

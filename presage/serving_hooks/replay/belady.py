@@ -1,8 +1,7 @@
 """Belady's rule: evict the free block whose next use is furthest away, according to the trace.
 
-A block is read by the steps whose prompts begin with it. A step reads it when its parents have ended and its pause is
-over; a step that has not ended is assumed to take the mean seconds per output token so far, waiting
-and prefill included. So the order of reads is exact within a workflow, and an estimate between workflows.
+A step that has not ended is assumed to take the mean seconds per output token so far, waiting and prefill included. So
+the order of reads is exact within a workflow, and an estimate between workflows.
 
 Belady (1966) is optimal for a given sequence of reads. Here the sequence depends on evictions, misses cost time, and a
 block is useless without those before it: a strong clairvoyant rule for hits, not a bound on speed.
@@ -134,21 +133,16 @@ class NextUses:
         groups: dict[tuple[tuple[int, tuple[int, ...]], ...], int] = {}
         for block, by_job in readers.items():
             key = tuple((number, tuple(steps)) for number, steps in by_job.items())
-            group = groups.get(key)
-            if group is None:
-                group = groups[key] = self._new(key)
-            self._group_of[block] = group, places[block]
-
-    def _new(self, key: tuple[tuple[int, tuple[int, ...]], ...]) -> int:
-        group = len(self._readers)
-        self._readers.append(key[0][1])
-        if len(key) == 1:
-            self._groups[key[0][0]].append(group)
-            return group
-        self._shared[group] = dict(key)
-        for number, _ in key:
-            self._shared_of[number].append(group)
-        return group
+            if key not in groups:
+                groups[key] = group = len(self._readers)
+                self._readers.append(key[0][1])
+                if len(key) == 1:
+                    self._groups[key[0][0]].append(group)
+                else:
+                    self._shared[group] = dict(key)
+                    for number, _ in key:
+                        self._shared_of[number].append(group)
+            self._group_of[block] = groups[key], places[block]
 
 
 _A_PLACE_S: Final = 1e-6
@@ -158,8 +152,7 @@ _A_PLACE_S: Final = 1e-6
 class BeladyBlocks(ScoredBlocks):
     """Evicts by Belady's rule; it has no classes of blocks and no forecasts, and is never in shadow.
 
-    Blocks due at the same time are evicted from the end of their prompts, since a block is useless without those before
-    it.
+    Blocks due at the same time are evicted from the end of their prompts.
     """
 
     def __init__(self, queue: Any, blocks: Sequence[Any], next_uses: NextUses, switch: Switch) -> None:

@@ -3,9 +3,7 @@
 Least absolute relative deviations with non-negative coefficients: SciPy's non-negative least squares (Lawson and Hanson
 1974), rows divided by the measured time, reweighted by 1 / |residual| (Schlossmacher 1973) until convergence. Relative,
 so that a decode step of milliseconds counts as much as a long prefill; absolute deviations, so that a compilation or a
-pause of the machine does not move the fit. The fit is the usual step; `total_error` shows how much the tail adds.
-
-Every fifth segment of 32 iterations is held out. Neighbouring iterations are similar, so single ones would not be
+pause of the machine does not move the fit. Every fifth segment of 32 iterations is held out: single ones would not be
 independent.
 """
 

@@ -2,8 +2,7 @@
 
 The oracle reads the trace: agents in the order of step numbers, END after the last, even if the workflow was cut.
 `noise:x` mixes it with a share x of the uniform distribution over outcomes, and its remaining tokens with those of a
-random step. `counts` starts empty and counts during the replay, as the hooks do without a model. A model is called as
-in serving, without texts and states; callers exclude the workflows it was trained on.
+random step. A model is called as in serving; callers exclude the workflows it was trained on.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.live import NOTHING, LiveForecast
-from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.replay.workload import ReplayJob
 
 if TYPE_CHECKING:
@@ -210,8 +209,8 @@ def _model(folder: Path | None, lengths: str | None) -> Source:
             )
         from presage.serving_hooks.vllm.registered import AskedOnArrival
 
-        # Counts are the fallback of a model, as in serving.
-        back_off = OnlineCounts(BackoffConfig(horizon=HORIZON))
-        return AskedOnArrival(Forecaster(predictor, lengths=left, back_off=back_off, budget=_PATIENT, clock=clock))
+        return AskedOnArrival(
+            Forecaster(predictor, lengths=left, back_off=OnlineCounts(), budget=_PATIENT, clock=clock)
+        )
 
     return made

@@ -1,21 +1,4 @@
-"""The policies that a replay compares.
-
-    stock          vLLM's own scheduler and order of free blocks
-    lifecycle      evicts blocks of ended workflows first; no forecasts (PBKV's lifecycle-aware eviction)
-    hierarchical   the scored order of free blocks (PBKV eq. 2), by --forecasts
-    admission      holds or pauses workflows; no forecasts, vLLM's order of free blocks
-    full           priority, eviction, admission and prefetch, by --forecasts
-    oracle         hierarchical with the oracle's forecasts
-    belady         evicts the block whose next use is furthest away, by the oracle (`belady.py`)
-    best-fixed     oracle with the best fixed number of concurrent workflows (`runs.tried`)
-    shortest-job   shortest total job first by the oracle; vLLM's order of free blocks
-
-Schedulers decide which request runs next; each is combined with every policy:
-
-    fcfs           first come, first served: vLLM's own
-    sjf            the request with the shortest output first, by the oracle (Chimera's shortest job first)
-    stjf           the workflow with the fewest output tokens left first, by --forecasts
-    stjf-oracle    the same by the oracle
+"""The policies and schedulers that a replay compares; docs/replay.md describes them.
 
 To replay your own policy, name a `Policy` of a module as module:NAME; benchmarks/papers.py has examples.
 """
@@ -47,8 +30,9 @@ class Policy:
         settings: switches of the hooks that are on; None is vLLM without hooks.
         foretold: source of next-agent forecasts, one of the named ones or your own; None without forecasts.
         ranked: source of remaining tokens; None uses `foretold`.
-        at_once: limit on concurrent workflows; None for no limit.
-        swept: whether a sweep finds the limit.
+        foresight: whether blocks are evicted by Belady's rule.
+        at_once: limit on concurrent workflows, which a sweep finds if it is `swept`.
+        more: further settings of the hooks.
         scheduler: derives your own scheduler class from the hooked one; a module-level function, since it is sent to
             other processes.
     """

@@ -7,13 +7,9 @@ history-first       every prompt begins with the history of the workflow: it con
 own-conversation    each agent continues its own conversation: the last step of the same agent among its ancestors.
 
 Every prompt has as many tokens as recorded; what the continued sequence does not account for is new. A prompt too short
-to hold that sequence repeats only the opening.
-
-Only rows of kind "llm" are requests. Steps that waited for a tool wait for the tool's parents, and its time is part of
-the pause, as is everything between the end of the last parent and the start of a step.
-
-In a trace of plain requests each request is a job without a workflow. Its `hash_ids` define what its prompt
-shares; without them it shares nothing.
+to hold that sequence repeats only the opening. Only rows of kind "llm" are requests: steps that waited for a tool wait
+for the tool's parents, and its time is part of the pause. A plain request is a job without a workflow, whose `hash_ids`
+define what its prompt shares.
 """
 
 from __future__ import annotations
