@@ -1,8 +1,7 @@
-"""The status that an engine reports about the hooks, parsed from the plain data that its core sends.
+"""The status that an engine reports about the hooks, parsed from the JSON of `GET /v1/workflows/status`.
 
-The same data is the JSON of `GET /v1/workflows/status`. `/metrics` and `presage status` read this and nothing else. A
-section that an engine does not report is None; keys that are not declared here are ignored, so the two sides of a
-connection may run different versions.
+`/metrics` and `presage status` read this and nothing else. A section that an engine does not report is None; keys that
+are not declared here are ignored, so the two sides of a connection may run different versions.
 """
 
 from __future__ import annotations

@@ -97,15 +97,12 @@ class LiveAccuracy:
         for name, model in self.models():
             of = self._cached.get((name, model)) if not resamples else None
             if of is None:
-                of = self._of(name, model, resamples)
+                moments = self.agents(name, model, resamples)
+                of = {**({"moments": moments} if moments else {}), **self.lengths(name, model, resamples)}
                 if not resamples:
                     self._cached[name, model] = of
             figures.setdefault(name, {})[model] = of
         return figures
-
-    def _of(self, name: str, model: str, resamples: int) -> dict[str, Any]:
-        moments = self.agents(name, model, resamples)
-        return {**({"moments": moments} if moments else {}), **self.lengths(name, model, resamples)}
 
     def _window(self, of: OrderedDict[tuple[str, str], deque[Any]], workflow_type: str, model: str) -> deque[Any]:
         key = (workflow_type, model)

@@ -66,18 +66,12 @@ class EngineFolder:
     def full(self, now_s: float) -> bool:
         """Whether the recording has reached its limit. Measures the disk now and then: other processes use it too."""
         if now_s - self._looked_s >= _LOOK_AGAIN_S:
-            self._looked_s = now_s
-            self._bytes = _bytes_under(self.root)
+            self._looked_s, self._bytes = now_s, 0
+            for folder, _, names in os.walk(self.root):
+                for name in names:
+                    with suppress(OSError):
+                        self._bytes += (Path(folder) / name).stat().st_size
         return self._bytes >= self._most
-
-
-def _bytes_under(root: Path) -> int:
-    total = 0
-    for folder, _, names in os.walk(root):
-        for name in names:
-            with suppress(OSError):
-                total += (Path(folder) / name).stat().st_size
-    return total
 
 
 def error_reason(error: Exception) -> str:
@@ -91,8 +85,8 @@ class RotatingWriter:
     """Writes one table, a new file whenever the current one is full.
 
     A file has an open name until it is full, then it is renamed. A file that could not be written keeps the open name;
-    its whole batches are read, and the next rows go into another file. Files are not synced to disk, which would slow
-    the machine down: a power cut truncates some files, and readers count that.
+    its whole batches are read, and the next rows go into another file. Files are not synced to disk: a power cut
+    truncates some files, and readers count that.
     """
 
     def __init__(

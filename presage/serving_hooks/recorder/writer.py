@@ -1,7 +1,5 @@
 """The writer thread: turns events into rows, and rows into Arrow batches that it writes to disk.
 
-Batches have the form of `presage.datasets.recording`: texts redacted, states as raw float16.
-
 While the disk fails, rows wait in the bounded queue and writing is retried; the log reports once that writing stopped
 and once that it continues. Steps are written before the ends of their runs: a reader that sees an end has every step.
 """

@@ -40,14 +40,8 @@ def model_output(scheduler: Any, output: Any, says: Mapping[str, int]) -> ModelR
 
 
 class _Decoding:
-    """A request on the fast path.
-
-    Args:
-        token: of which its whole output consists.
-
-    Attributes:
-        done: fast-forwarded iterations whose tokens were added.
-    """
+    """A request on the fast path, whose whole output consists of `token`; `done` counts the fast-forwarded iterations
+    whose tokens were added."""
 
     __slots__ = ("_all_tokens", "_output_tokens", "_token", "done", "request")
 
@@ -77,7 +71,7 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
     Attributes:
         fast_path: False always runs vLLM's general code.
         says: the output token of each request, by its id.
-        context_tokens: attended to in the last of them.
+        context_tokens: attended to in the last fast iteration.
     """
 
     fast_path = True
@@ -128,13 +122,7 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
         return answers
 
     def fast_forward(self, clock: VirtualClock, cost: Cost, until_s: float) -> int:
-        """Runs iterations on the fast path while no policy observes them; returns how many.
-
-        Args:
-            clock: virtual; advanced.
-            cost: of an iteration.
-            until_s: no iteration begins from then on.
-        """
+        """Runs iterations that begin before `until_s`, as long as no policy observes them; returns how many."""
         if self._left < 2 or not self.may_fast_forward() or not self._same_queue():
             return 0
         many, context, done = len(self._decoding), self.context_tokens, 0

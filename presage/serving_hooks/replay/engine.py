@@ -239,12 +239,11 @@ class ReplayEngine:
 
 
 class Evictions:
-    """Counts evicted blocks: blank, of ended workflows, or of running ones.
+    """Counts evicted blocks: blank, of ended workflows (retired), or of running ones (active).
 
-    Counts alike under every policy, vLLM's own included, as the metric `presage_evicted_blocks_total` does: a workflow
-    uses a block once a step of it that has begun reads or writes it, and a block is retired when all workflows that
-    used it have ended. Serving divides active blocks by their forecasts; here they are one class, since most policies
-    forecast nothing. A plain request belongs to no workflow that could end, so its blocks stay active.
+    As the metric `presage_evicted_blocks_total` does: a workflow uses a block once a step of it that has begun reads or
+    writes it, and a block is retired when all workflows that used it have ended. Serving divides active blocks by their
+    forecasts. A plain request belongs to no workflow that could end, so its blocks stay active.
     """
 
     def __init__(self, jobs: Sequence[ReplayJob], prompts: PromptIds) -> None:

@@ -44,9 +44,7 @@ class PromptIds:
     def hash_all(self, block_tokens: int, hashed: Callable[[bytes | None, list[int]], bytes]) -> None:
         """Computes the hashes of all blocks once; they are the same under every policy and seed.
 
-        Args:
-            block_tokens: of a block.
-            hashed: hash of a block, from that of the block before it and its own token ids.
+        `hashed` gives the hash of a block, from that of the block before it and its own token ids.
         """
         if self.hashes:
             return
@@ -84,12 +82,8 @@ class PromptIds:
 
 
 class JobConversation:
-    """The growing token sequences of one job.
-
-    Args:
-        first: the first of its own ids.
-        hashed: id of content with hash id 0 (plain requests); others follow.
-    """
+    """The growing token sequences of one job. Its own ids begin at `first`, those of hash ids (plain requests) at
+    `hashed`."""
 
     def __init__(
         self, job: ReplayJob, first: int, openings: Sequence[int], closings: Sequence[int], hashed: int
@@ -111,15 +105,14 @@ class JobConversation:
         self._sequences[number] = self._trunk(number) + [self.says(number)] * self._job.steps[number].output_tokens
 
     def repeated_tokens(self, number: int) -> int:
-        """Tokens from the start of a step's prompt that equal the prompt and output of the step it continues.
-
-        An output behind a closing does not count: its position has changed.
-        """
+        """Tokens from the start of a step's prompt that equal the prompt and output of the step it continues."""
         continues = self._job.steps[number].continues
         if continues is None:
             return 0
         before = self._job.steps[continues]
-        return before.prompt_tokens - before.closing_tokens if before.closing_tokens else before.sequence_tokens
+        if before.closing_tokens:  # the output behind it has another position here
+            return before.prompt_tokens - before.closing_tokens
+        return before.sequence_tokens
 
     def _trunk(self, number: int) -> list[int]:
         step = self._job.steps[number]

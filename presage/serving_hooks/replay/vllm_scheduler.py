@@ -51,12 +51,8 @@ _MODEL: Final = {
 def make_scheduler(
     kind: type[Any], engine: EngineFile, longest: int, presage: Mapping[str, Any] | None, folder: Path
 ) -> Any:
-    """A scheduler over an empty cache.
-
-    Args:
-        longest: tokens of the longest request, output included.
-        folder: takes the model's configuration.
-    """
+    """A scheduler over an empty cache. `longest` counts the tokens of the longest request; `folder` takes the model's
+    configuration."""
     longest += 1
     (folder / "config.json").write_text(json.dumps({**_MODEL, "max_position_embeddings": longest}), encoding="utf-8")
     cache = CacheConfig(block_size=engine.block_tokens, enable_prefix_caching=True)
@@ -99,12 +95,9 @@ def make_request(
     known: Hashes,
     block_tokens: int,
 ) -> Request:
-    """A request to the engine.
+    """A request to the engine, with metadata that its client `sent` (`vllm_xargs`).
 
-    Args:
-        arrives_s: of the virtual clock.
-        sent: metadata from its client (`vllm_xargs`).
-        known: hashes of all blocks of its prompt and output; if empty they are computed.
+    `known` holds the hashes of all blocks of its prompt and output; if empty they are computed.
     """
     wanted = SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args=dict(sent))
     wanted.update_from_generation_config({}, 1)

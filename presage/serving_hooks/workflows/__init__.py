@@ -19,8 +19,7 @@ TIME_TO_LIVE_S: Final = 600.0
 """The default: longer than most tools take."""
 
 MOST_WORKFLOWS: Final = 100_000
-"""Running at once. Clients choose the names, so the table needs a bound. Requests of further workflows are counted, and
-served as requests without a workflow."""
+"""Running at once. Requests of further workflows are counted, and served as requests without a workflow."""
 
 MOST_OF_A_TENANT: Final = MOST_WORKFLOWS // 4
 """Running at once of one tenant, so that no tenant can fill the table."""
@@ -46,7 +45,7 @@ class RunningWorkflow:
     """A running workflow.
 
     Attributes:
-        step: the latest to arrive; names workflow, type and tenant.
+        step: the latest to arrive.
         active_at: when one of its requests last arrived or left, seconds of the table's clock.
         requests: its steps in the engine, by request id.
     """
