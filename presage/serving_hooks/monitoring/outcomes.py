@@ -17,7 +17,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log
 from typing import Final
 
@@ -212,6 +212,7 @@ class OutcomeTracker:
             self._followed(course.over(whole))
 
 
+@dataclass(slots=True, eq=False)
 class _Course:
     """One running workflow.
 
@@ -222,29 +223,17 @@ class _Course:
         open_lengths: tokens produced before each of the first steps, and the forecast of remaining tokens made there.
     """
 
-    __slots__ = (
-        "_horizon",
-        "_lengths",
-        "_produced",
-        "_tallies",
-        "_transitions",
-        "last",
-        "open",
-        "open_lengths",
-        "steps",
-        "within",
-        "workflow_type",
-    )
-
-    def __init__(self, workflow_type: str, horizon: int) -> None:
-        self.workflow_type, self._horizon = workflow_type, horizon
-        self.steps, self.within, self._produced = 0, False, 0.0
-        self.last: str | None = END
-        self.open: list[tuple[int, str, LiveForecast]] = []  # a few: a deque would allocate room for 64
-        self.open_lengths: list[tuple[float, LiveLengths]] = []
-        self._transitions: dict[tuple[str, str], int] = {}
-        self._tallies: dict[str, Tally] = {}
-        self._lengths: dict[str, LengthTally] = {}
+    workflow_type: str
+    horizon: int
+    steps: int = 0
+    within: bool = False
+    produced: float = 0.0
+    last: str | None = END
+    open: list[tuple[int, str, LiveForecast]] = field(default_factory=list)  # a few: a deque would have room for 64
+    open_lengths: list[tuple[float, LiveLengths]] = field(default_factory=list)
+    transitions: dict[tuple[str, str], int] = field(default_factory=dict)
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    lengths: dict[str, LengthTally] = field(default_factory=dict)
 
     def begun(self, agent: str, step: int | None, forecast: LiveForecast) -> None:
         step = self.steps if step is None else step
@@ -259,7 +248,7 @@ class _Course:
         self.last, self.steps, self.within = shared(agent) or None, step + 1, True
         self._keep(step, forecast)
         if forecast.remaining.tokens and len(self.open_lengths) < STEPS_KEPT:
-            self.open_lengths.append((self._produced, forecast.remaining))
+            self.open_lengths.append((self.produced, forecast.remaining))
 
     def again(self, forecast: LiveForecast) -> None:
         if self.open and self.open[-1][0] == self.steps - 1:
@@ -273,45 +262,45 @@ class _Course:
         if produced is None:
             self.open_lengths = []
         else:
-            self._produced += produced
+            self.produced += produced
 
     def ended(self) -> None:
         self._judge(END, self.steps)
         for before, forecast in self.open_lengths:
             model = model_of(forecast.source, forecast.version, forecast.reason)
-            tally = self._lengths.get(model)
-            if tally is None and len(self._lengths) < MODELS_KEPT:
+            tally = self.lengths.get(model)
+            if tally is None and len(self.lengths) < MODELS_KEPT:
                 width = len(forecast.quantiles)
-                tally = self._lengths[model] = LengthTally(forecast.quantiles, 0, np.zeros(width, np.int64))
+                tally = self.lengths[model] = LengthTally(forecast.quantiles, 0, np.zeros(width, np.int64))
             if tally is not None and tally.quantiles == forecast.quantiles:
                 tally.judged += 1
-                tally.within += [self._produced - before <= most for most in forecast.tokens]
+                tally.within += [self.produced - before <= most for most in forecast.tokens]
 
     def over(self, ended: bool) -> Followed:
-        return Followed(self.workflow_type, ended, self._transitions, self._tallies, self._lengths)
+        return Followed(self.workflow_type, ended, self.transitions, self.tallies, self.lengths)
 
     def _keep(self, step: int, forecast: LiveForecast) -> None:
-        while self.open and self.open[0][0] <= step - self._horizon:
+        while self.open and self.open[0][0] <= step - self.horizon:
             del self.open[0]
         if len(forecast.probabilities):
             model = model_of(forecast.source, forecast.version, forecast.reason)
             self.open.append((step, model, forecast))
-            if model in self._tallies:
-                self._tallies[model] = self._tallies.pop(model)  # keep the latest last
+            if model in self.tallies:
+                self.tallies[model] = self.tallies.pop(model)  # keep the latest last
 
     def _judge(self, agent: str, step: int) -> None:
         """Judges open forecasts of this step by its agent, or by `END` after the last step."""
         if self.last is not None:
             pair = (self.last, shared(agent))
-            if pair in self._transitions or len(self._transitions) < TRANSITIONS_KEPT:
-                self._transitions[pair] = self._transitions.get(pair, 0) + 1
+            if pair in self.transitions or len(self.transitions) < TRANSITIONS_KEPT:
+                self.transitions[pair] = self.transitions.get(pair, 0) + 1
         for made_at, model, forecast in self.open:
             ahead = step - made_at
-            if ahead <= min(self._horizon, len(forecast.probabilities)):
-                if model not in self._tallies and len(self._tallies) < MODELS_KEPT:
-                    self._tallies[model] = Tally(self._horizon)
-                if model in self._tallies:
-                    self._tallies[model].judge(forecast, ahead, agent)
+            if ahead <= min(self.horizon, len(forecast.probabilities)):
+                if model not in self.tallies and len(self.tallies) < MODELS_KEPT:
+                    self.tallies[model] = Tally(self.horizon)
+                if model in self.tallies:
+                    self.tallies[model].judge(forecast, ahead, agent)
 
 
 def _number(step: object) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -33,6 +34,7 @@ _NO_USES: Final[dict[str, Use]] = {}
 _NO_GROUPS: Final[dict[int, Group]] = {}
 
 
+@dataclass(slots=True, eq=False)
 class Group:
     """Blocks with one access map.
 
@@ -52,31 +54,19 @@ class Group:
         entry: its valid entry in an eviction order, or None.
     """
 
-    __slots__ = (
-        "agents",
-        "entry",
-        "free",
-        "holes",
-        "id",
-        "last_use",
-        "many",
-        "moment",
-        "score",
-        "size",
-        "sole",
-        "stale",
-        "users",
-    )
-
-    def __init__(self, number: int) -> None:
-        self.id = number
-        self.users = self.size = self.score = self.moment = self.holes = self.last_use = 0
-        self.sole: str | None = None
-        self.agents = NO_AGENTS
-        self.many = _NO_USES
-        self.stale = False
-        self.free: dict[int, None] | tuple[int, ...] = ()
-        self.entry: bytes | None = None
+    id: int
+    users: int = 0
+    size: int = 0
+    sole: str | None = None
+    agents: frozenset[str] = NO_AGENTS
+    many: dict[str, Use] = field(default_factory=lambda: _NO_USES)
+    score: int = 0
+    moment: int = 0
+    free: dict[int, None] | tuple[int, ...] = ()
+    stale: bool = False
+    holes: int = 0
+    last_use: int = 0
+    entry: bytes | None = None
 
     @property
     def workflows(self) -> Collection[str]:
@@ -124,6 +114,7 @@ class Group:
             self.free = tuple(self.free)
 
 
+@dataclass(slots=True, eq=False)
 class ActiveWorkflow:
     """An active workflow: its groups, its forecast, and when its next step is due.
 
@@ -135,15 +126,12 @@ class ActiveWorkflow:
         written: the group of the last new blocks.
     """
 
-    __slots__ = ("lookahead", "next_step_at", "private", "shared", "step_s", "written")
-
-    def __init__(self) -> None:
-        self.lookahead: Lookahead = UNKNOWN
-        self.next_step_at = 0.0
-        self.step_s = 0.0
-        self.private: tuple[Group, ...] = ()
-        self.shared = _NO_GROUPS
-        self.written: Group | None = None
+    lookahead: Lookahead = UNKNOWN
+    next_step_at: float = 0.0
+    step_s: float = 0.0
+    private: tuple[Group, ...] = ()
+    shared: dict[int, Group] = field(default_factory=lambda: _NO_GROUPS)
+    written: Group | None = None
 
     @property
     def groups(self) -> Sequence[Group]:

@@ -16,7 +16,7 @@ import torch
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import hash_block_tokens, init_none_hash
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, hash_block_tokens, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -97,7 +97,7 @@ def make_request(
 ) -> Request:
     """A request to the engine, with metadata that its client `sent` (`vllm_xargs`).
 
-    `known` holds the hashes of all blocks of its prompt and output; if empty they are computed.
+    `known` holds the hashes of all blocks of its prompt and output; if it is empty, vLLM computes them.
     """
     wanted = SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args=dict(sent))
     wanted.update_from_generation_config({}, 1)
@@ -107,7 +107,7 @@ def make_request(
         sampling_params=wanted,
         pooling_params=None,
         arrival_time=arrives_s,
-        block_hasher=partial(_hashes, known, block_tokens),
+        block_hasher=partial(_lacking, known, block_tokens) if known else get_request_block_hasher(block_tokens, _HASH),
     )
 
 
@@ -123,17 +123,9 @@ def _begin_hashes() -> None:
     init_none_hash(_HASH)
 
 
-def _hashes(known: Hashes, block_tokens: int, of: Any) -> Hashes:
-    """Hashes that a request still lacks: the known ones, else computed as vLLM's `get_request_block_hasher` does."""
-    have, tokens = of.block_hashes, of.all_token_ids
-    if known:
-        return known[len(have) : len(tokens) // block_tokens]
-    last = have[-1] if have else None
-    new: Hashes = []
-    for start in range(len(have) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
-        last = block_hash(last, tokens[start : start + block_tokens])
-        new.append(last)
-    return new
+def _lacking(known: Hashes, block_tokens: int, of: Any) -> Hashes:
+    """The known hashes that a request still lacks."""
+    return known[len(of.block_hashes) : len(of.all_token_ids) // block_tokens]
 
 
 class HookedScheduler(Policies, FastPathScheduler):
