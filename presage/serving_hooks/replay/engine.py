@@ -238,7 +238,7 @@ class ReplayEngine:
             self._come(*self._held.popleft(), _JOB)
 
 
-class Evictions(Watcher):
+class Evictions:
     """Counts evicted blocks: blank, of ended workflows (retired), or of running ones (active).
 
     As the metric `presage_evicted_blocks_total` does: a workflow uses a block once a step of it that has begun reads or
@@ -269,6 +269,12 @@ class Evictions(Watcher):
         self.counts["blank"] += blank
         self.counts["retired"] += retired
         self.counts["active"] += active
+
+    def began(self, number: int, at_s: float) -> None:
+        """Nothing to count."""
+
+    def asked(self, number: int, index: int, at_s: float) -> None:
+        """Nothing to count."""
 
     def selected(self, number: int, index: int, at_s: float) -> None:
         """A step begins: its job uses blocks."""
