@@ -18,12 +18,11 @@ from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.registry.connect import Registry
-from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.forecasting.sources import resolve_predictors
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.registered import AskedOnArrival
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.workflows.identity import Step
 from presage.training.next_agent.train import train
@@ -95,7 +94,7 @@ def told(kind: str, workflows: Mapping[str, Sequence[Planned]], predictor: NextA
     if kind == "oracle":
         oracle = Oracle(workflows)
         return Forecasts(oracle, oracle)
-    asked = AskedOnArrival(Forecaster(predictor, back_off=OnlineCounts()))
+    asked = VersionedForecaster(Forecaster(predictor, back_off=OnlineCounts()))
     return Forecasts(asked, asked)
 
 

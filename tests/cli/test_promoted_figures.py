@@ -18,9 +18,10 @@ from presage.datasets.ingest import append
 from presage.datasets.store import read_store
 from presage.datasets.synthetic.workflows import generate
 from presage.registry.connect import attach, attached, open_registry
+from presage.serving_hooks.forecasting.forecaster import VersionedForecaster
 from presage.serving_hooks.monitoring.drift import Drift
 from presage.serving_hooks.vllm.config import PresageConfig
-from presage.serving_hooks.vllm.registered import AskedOnArrival, champions
+from presage.serving_hooks.vllm.registered import champions
 from presage.serving_hooks.workflows.identity import Step
 
 pytestmark = pytest.mark.slow
@@ -70,21 +71,21 @@ def promoted(uri: str, folder: Path) -> dict[str, dict[str, Any]]:
     return done
 
 
-def engine(uri: str) -> AskedOnArrival:
+def engine(uri: str) -> VersionedForecaster:
     """What the hooks of an engine ask."""
     asked = champions(PresageConfig(registry=uri)).next_agents
-    assert isinstance(asked, AskedOnArrival)
+    assert isinstance(asked, VersionedForecaster)
     return asked
 
 
-def drift_of(asked: AskedOnArrival) -> Drift:
+def drift_of(asked: VersionedForecaster) -> Drift:
     truth = asked.latest.monitor
     assert truth is not None
     assert not truth.errors
     return truth.drift
 
 
-def serve(asked: AskedOnArrival, table: pa.Table, parts: dict[str, str]) -> None:
+def serve(asked: VersionedForecaster, table: pa.Table, parts: dict[str, str]) -> None:
     """Tells the steps of a trace as an engine does that reads no states and no texts."""
     columns = [table[name].to_pylist() for name in ("workflow_id", "step", "agent", "input_tokens", "output_tokens")]
     rows = list(zip(*columns, strict=True))

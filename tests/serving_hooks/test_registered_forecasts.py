@@ -19,12 +19,12 @@ from presage.registry.connect import open_registry
 from presage.registry.gates import Gate, Verdict
 from presage.registry.package import register
 from presage.registry.promote import promote
-from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.status import EngineStatus, ModelStatus, read_status
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import ReadsStates
 from presage.serving_hooks.vllm.metrics import missing_inputs
-from presage.serving_hooks.vllm.registered import AskedOnArrival, champions, resolve_registry_uri
+from presage.serving_hooks.vllm.registered import champions, resolve_registry_uri
 from presage.serving_hooks.workflows.identity import Step
 from presage.training.next_agent.train import fit_predictor
 
@@ -101,7 +101,7 @@ def test_an_engine_names_what_its_champion_was_promoted_with_and_it_does_not_sup
 
 def test_one_step_is_one_event_whoever_asks_first(tiny: Tiny) -> None:
     forecaster = Forecaster(tiny.training.predictor, 3)
-    asked = AskedOnArrival(forecaster)
+    asked = VersionedForecaster(forecaster)
     for number, agent in enumerate(("planner", "coder", "tester")):
         if number != 1:  # at one step priority is vLLM's own, and nobody asks on arrival
             asked.remaining_tokens(step(agent, number), 100)
@@ -116,7 +116,7 @@ def test_one_step_is_one_event_whoever_asks_first(tiny: Tiny) -> None:
 
 
 def test_a_state_finds_the_step_that_was_asked_for_on_arrival(tiny: Tiny) -> None:
-    asked = AskedOnArrival(Forecaster(tiny.training.predictor, 3))
+    asked = VersionedForecaster(Forecaster(tiny.training.predictor, 3))
     asked.await_states()
     state, last = (np.ones(len(asked.projections[moment][1]), np.float32) for moment in (PREFILL, COMPLETION))
     asked.remaining_tokens(step("planner", 0), 100)
@@ -134,7 +134,7 @@ def test_a_state_finds_the_step_that_was_asked_for_on_arrival(tiny: Tiny) -> Non
 
 def test_steps_that_wait_side_by_side_are_one_event_each(tiny: Tiny) -> None:
     forecaster = Forecaster(tiny.training.predictor, 3)
-    asked = AskedOnArrival(forecaster)
+    asked = VersionedForecaster(forecaster)
     for agent in ("planner", "coder"):
         asked.remaining_tokens(step(agent, None), 100)
     counted = forecaster.counts.total()

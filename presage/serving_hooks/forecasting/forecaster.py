@@ -48,7 +48,7 @@ from presage.serving_hooks.forecasting.live import (
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts, WorkflowHistory
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.workflows import EndReason
-from presage.serving_hooks.workflows.identity import Key, scoped, shared, short, tenant_of
+from presage.serving_hooks.workflows.identity import Key, Step, scoped, shared, short, tenant_of
 
 _NONE: Final = Refused(NO_MODEL)
 
@@ -452,10 +452,15 @@ def _why_not(champion: object, state: object) -> Refused:
 
 
 _MOST_OLDER: Final = 8
+_MOST_EARLY: Final = 64
+"""Steps of one workflow that have arrived and not started; beyond that, the oldest are forecast again."""
 
 
 class VersionedForecaster:
     """The forecasters of successive model versions, with the interface of one.
+
+    A request is ranked when it arrives, so the forecast of its step is made then (`remaining_tokens`) and kept for
+    eviction, which needs it when the step starts (`on_prefill`).
 
     A workflow keeps the version it began with, since a predictor's state of a workflow means nothing to another
     predictor. New workflows begin with the latest version. An older version stays, with its breakers and monitor, while
@@ -466,6 +471,7 @@ class VersionedForecaster:
     def __init__(self, first: Forecaster) -> None:
         self.latest = first
         self._older: list[Forecaster] = []
+        self._early: dict[Key, dict[tuple[str, int | None], LiveForecast]] = {}
 
     @property
     def under_older(self) -> int:
@@ -477,6 +483,16 @@ class VersionedForecaster:
         self._older = [older for older in (self.latest, *self._older) if len(older)][:_MOST_OLDER]
         self.latest = forecaster
 
+    def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
+        """Output tokens of this step, which has just arrived, and of all later ones; None if unknown."""
+        key = step.workflow_type, step.workflow_id
+        live = self._of(*key).on_prefill(*key, step.agent, step=step.number, input_tokens=input_tokens)
+        early = self._early.setdefault(key, {})
+        early[step.agent, step.number] = live
+        if len(early) > _MOST_EARLY:
+            del early[next(iter(early))]
+        return live.remaining.ranking
+
     def on_prefill(
         self,
         workflow_type: str,
@@ -486,7 +502,13 @@ class VersionedForecaster:
         step: int | None = None,
         input_tokens: int | None = None,
     ) -> LiveForecast:
-        """As `Forecaster.on_prefill`."""
+        """The forecast made on arrival; without one, as `Forecaster.on_prefill`."""
+        kept = self._early.get((workflow_type, workflow_id))
+        early = kept.pop((agent, step), None) if kept is not None else None
+        if not kept:
+            self._early.pop((workflow_type, workflow_id), None)  # keep no empty dicts
+        if early is not None:
+            return early
         of = self._of(workflow_type, workflow_id)
         return of.on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens)
 
@@ -514,6 +536,7 @@ class VersionedForecaster:
 
     def close(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
         """As `Forecaster.close`."""
+        self._early.pop((workflow_type, workflow_id), None)
         of = self._of(workflow_type, workflow_id)
         of.close(workflow_type, workflow_id, reason)
         if of is not self.latest and not len(of):
@@ -527,6 +550,16 @@ class VersionedForecaster:
     def await_states(self) -> None:
         """Expects prefill states by `on_prefill_state` from now on."""
         self.latest.awaits_states = True
+
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        monitor = self.latest.monitor
+        return {
+            "forecasts on arrival": sum(map(len, self._early.values())),
+            "forecaster": len(self.latest),
+            "forecaster, older versions": self.under_older,
+            "monitor": len(monitor.tracker) if monitor is not None else 0,
+        }
 
     def _of(self, workflow_type: str, workflow_id: str) -> Forecaster:
         for older in self._older:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from presage.errors import ConfigurationError
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
-from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.live import NOTHING, LiveForecast
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.replay.workload import ReplayJob
@@ -207,9 +207,7 @@ def _model(folder: Path | None, lengths: str | None) -> Source:
                 f"--forecasts {folder}: the model knows none of the {len(agents)} agents of these traces; it was "
                 "trained on other applications: train one on traces of these"
             )
-        from presage.serving_hooks.vllm.registered import AskedOnArrival
-
-        return AskedOnArrival(
+        return VersionedForecaster(
             Forecaster(predictor, lengths=left, back_off=OnlineCounts(), budget=_PATIENT, clock=clock)
         )
 

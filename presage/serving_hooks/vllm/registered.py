@@ -1,8 +1,7 @@
 """Forecasts from the registry's models, the default of an engine.
 
 Eviction uses `models:/next-agent@champion`, priority `models:/remaining-length@champion`. Without them, or while the
-registry is down, online counts forecast once they have enough data. A request is ranked when it arrives, so the
-forecast of its step is made then and kept for eviction, which asks for it when the step starts. Prompts are not read.
+registry is down, online counts forecast once they have enough data. Prompts are not read.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from presage.features.input_profiles import PROFILES, STATES, TARGETS, TEXT, TOK
 from presage.registry.connect import DATABASE_FILE, Registry
 from presage.serving_hooks.forecasting.adapters import warm
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
-from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.forecasting.sources import Held, Predictors, resolve_predictors
 from presage.serving_hooks.monitoring.drift import Drift
@@ -34,11 +32,7 @@ from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.registry_process import open_existing
 from presage.serving_hooks.vllm.reload import RegistryClient, Reload, by_kind
-from presage.serving_hooks.workflows import MOST_WORKFLOWS, EndReason
-from presage.serving_hooks.workflows.identity import Step
-
-_MOST_EARLY: Final = 64
-"""Steps of one workflow that have arrived and not started; beyond that, the oldest are forecast again."""
+from presage.serving_hooks.workflows import MOST_WORKFLOWS
 
 NO_REGISTRY: Final = (
     f"no registry: neither the setting presage.registry nor MLFLOW_TRACKING_URI names one, and the working directory "
@@ -59,58 +53,6 @@ def resolve_registry_uri(setting: str | None) -> str | None:
         return named
     database = Path.cwd() / DATABASE_FILE
     return f"sqlite:///{database}" if database.is_file() else None
-
-
-class AskedOnArrival(VersionedForecaster):
-    """The forecast source of both policies: priority asks on arrival, eviction when the step starts."""
-
-    def __init__(self, first: Forecaster) -> None:
-        super().__init__(first)
-        self._early: dict[tuple[str, str], dict[tuple[str, int | None], LiveForecast]] = {}
-
-    def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
-        """Output tokens of this step, which has just arrived, and of all later ones; None if unknown."""
-        live = super().on_prefill(
-            step.workflow_type, step.workflow_id, step.agent, step=step.number, input_tokens=input_tokens
-        )
-        early = self._early.setdefault((step.workflow_type, step.workflow_id), {})
-        early[step.agent, step.number] = live
-        if len(early) > _MOST_EARLY:
-            del early[next(iter(early))]
-        return live.remaining.ranking
-
-    def on_prefill(
-        self,
-        workflow_type: str,
-        workflow_id: str,
-        agent: str,
-        *,
-        step: int | None = None,
-        input_tokens: int | None = None,
-    ) -> LiveForecast:
-        """The forecast made on arrival; a new one if priority is off."""
-        kept = self._early.get((workflow_type, workflow_id))
-        early = kept.pop((agent, step), None) if kept is not None else None
-        if not kept:
-            self._early.pop((workflow_type, workflow_id), None)  # keep no empty dicts
-        if early is not None:
-            return early
-        return super().on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens)
-
-    def close(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
-        """The workflow has ended."""
-        self._early.pop((workflow_type, workflow_id), None)
-        super().close(workflow_type, workflow_id, reason)
-
-    def debug_state(self) -> dict[str, int]:
-        """Entries of each table, to find leaks."""
-        monitor = self.latest.monitor
-        return {
-            "forecasts on arrival": sum(map(len, self._early.values())),
-            "forecaster": len(self.latest),
-            "forecaster, older versions": self.under_older,
-            "monitor": len(monitor.tracker) if monitor is not None else 0,
-        }
 
 
 class Champions:
@@ -134,7 +76,7 @@ class Champions:
         self._inputs: Counter[str] = Counter()
         self._promoted_under: dict[str, Sources] = {}
         self._renewed = 0
-        self.asked = AskedOnArrival(self._forecaster(found))
+        self.asked = VersionedForecaster(self._forecaster(found))
         if config.reload_s is not None:
             warm()  # compiles now, in case a model is loaded while serving
         registry = RegistryClient(partial(resolve_registry_uri, config.registry))

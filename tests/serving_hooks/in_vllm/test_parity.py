@@ -35,9 +35,8 @@ from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.parts import NextAgentConfig, project_all, unrolled
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
-from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.registered import AskedOnArrival
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.training.length.texts import LengthTexts
 from presage.training.next_agent.train import fit_predictor
@@ -237,7 +236,7 @@ def test_predictors_are_given_the_bits_that_they_learnt_from(
         return begun[id(workflow)]
 
     monkeypatch.setattr(LengthWorkflow, "begun", moved)
-    asked = AskedOnArrival(Watched(given, begun, agents, lengths=lengths, budget=PATIENT))
+    asked = VersionedForecaster(Watched(given, begun, agents, lengths=lengths, budget=PATIENT))
     kind = hooked(WorkflowScheduler if ahead else SyncWorkflowScheduler, asked)
     kind.forecasts = lambda self, config: Forecasts(asked, asked)
     scheduler = build(tmp_path / "m", kind, blocks=130, presage={}, seqs=12, tokens=192, connector=ALONE)

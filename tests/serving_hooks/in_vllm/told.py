@@ -4,9 +4,8 @@ from typing import Any
 
 from vllm_samples import Engine, ask
 
-from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.registered import AskedOnArrival
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 AGENTS = ("planner", "coder", "tester")
@@ -14,7 +13,7 @@ AGENTS = ("planner", "coder", "tester")
 
 def told(forecaster: Forecaster, **more: Any) -> type[SyncWorkflowScheduler]:
     """A scheduler of which both policies ask this one."""
-    asked = AskedOnArrival(forecaster)
+    asked = VersionedForecaster(forecaster)
     return type("Told", (SyncWorkflowScheduler,), {"forecasts": lambda self, config: Forecasts(asked, asked), **more})
 
 
