@@ -102,7 +102,7 @@ def test_a_promotion_says_what_it_keeps_and_both_kinds_are_held_against_it(
     uri: str, promoted: dict[str, dict[str, Any]]
 ) -> None:
     assert [of["held_against"] for of in promoted.values()] == [{"retry": HELD_OUT // 2}] * 2
-    held = drift_of(engine(uri)).promoted("retry")
+    held = drift_of(engine(uri)).watch("retry").promoted
     assert held is not None
     assert {"accuracy at prefill", "coverage at 0.9", "agents never seen", "transition start → 'planner'"} <= {
         *held.figures
@@ -117,7 +117,7 @@ def test_agents_that_swap_their_parts_raise_the_alarm_and_the_same_law_does_not(
     since = generate("retry", SINCE, 32, state_size=16).table
     same, swapped = engine(uri), engine(uri)
     serve(same, since, {})
-    assert drift_of(same).watched("retry") == SINCE
+    assert drift_of(same).watch("retry").workflows == SINCE
     assert drift_of(same).alarms == {}
     serve(swapped, since, PARTS)
     assert swapped.latest.counts["next-agent", "champion", None] > 0
@@ -173,7 +173,7 @@ def test_a_broken_file_is_none_and_the_engine_serves(
     (record,) = caplog.records
     assert record.getMessage().startswith("next-agent version 1: its promoted figures cannot be read")
     assert asked.on_prefill("retry", "w", "planner", step=0, input_tokens=9).source == "champion"
-    held = drift_of(asked).promoted("retry")
+    held = drift_of(asked).watch("retry").promoted
     assert held is not None, "that of lengths is whole"
     assert "accuracy at prefill" not in held.figures
     assert promote("next-agent", uri, folder / "held-out").code == 0

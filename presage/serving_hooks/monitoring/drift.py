@@ -288,10 +288,6 @@ class Drift:
         self._promoted = {name: Watch(name, self.config, figures) for name, figures in (promoted or {}).items()}
         self._others: OrderedDict[str, Watch] = OrderedDict()
 
-    def debug_state(self) -> dict[str, int]:
-        """Workflow types watched, to find leaks."""
-        return {"promoted types": len(self._promoted), "other types": len(self._others)}
-
     def followed(self, workflow: Followed) -> Alarm | Recovered | None:
         """Counts a workflow. Returns the alarm that it raises or ends."""
         name = workflow.workflow_type
@@ -307,15 +303,9 @@ class Drift:
         alarm = self.alarms.get(workflow_type)
         return alarm is not None and (kind is None or alarm.affects(kind))
 
-    def promoted(self, workflow_type: str) -> Promoted | None:
-        """The figures that a type is compared with; None while they are being learnt."""
-        of = self._promoted.get(workflow_type) or self._others.get(workflow_type)
-        return of.promoted if of is not None else None
-
-    def watched(self, workflow_type: str) -> int:
-        """Workflows of a type compared with its figures since the last recovery."""
-        of = self._promoted.get(workflow_type) or self._others.get(workflow_type)
-        return of.workflows if of is not None else 0
+    def watch(self, workflow_type: str) -> Watch | None:
+        """What watches a type: by its promoted figures if there are any."""
+        return self._promoted.get(workflow_type) or self._others.get(workflow_type)
 
     def _set_alarm(self, name: str) -> None:
         """Sets the alarm of a type. If both of its watches have one, that of the promoted figures counts."""

@@ -115,7 +115,8 @@ def retrain_check(
     for workflow in workflows:
         name = workflow.workflow_type
         count[name] += 1
-        watched[name] += drift.promoted(name) is not None
+        watch = drift.watch(name)
+        watched[name] += watch is not None and watch.promoted is not None
         raised[name] += isinstance(drift.followed(workflow), Alarm)
         live.followed(workflow)
     latest = live.to_dict()

@@ -52,8 +52,9 @@ class PromptIds:
             conversation, of = self.conversation(number), list[Hashes]()
             for index, step in enumerate(job.steps):
                 tokens = conversation.prompt(index) + [conversation.says(index)] * step.output_tokens
-                same = conversation.repeated_tokens(index) // block_tokens
-                blocks = [] if step.continues is None else of[step.continues][:same]
+                blocks: Hashes = []
+                if step.continues is not None:
+                    blocks = of[step.continues][: job.steps[step.continues].fixed_tokens // block_tokens]
                 last = blocks[-1] if blocks else None
                 for start in range(len(blocks) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
                     last = hashed(last, tokens[start : start + block_tokens])
@@ -103,16 +104,6 @@ class JobConversation:
     def answered(self, number: int) -> None:
         """Appends the output of a step."""
         self._sequences[number] = self._trunk(number) + [self.says(number)] * self._job.steps[number].output_tokens
-
-    def repeated_tokens(self, number: int) -> int:
-        """Tokens from the start of a step's prompt that equal the prompt and output of the step it continues."""
-        continues = self._job.steps[number].continues
-        if continues is None:
-            return 0
-        before = self._job.steps[continues]
-        if before.closing_tokens:  # the output behind it has another position here
-            return before.prompt_tokens - before.closing_tokens
-        return before.sequence_tokens
 
     def _trunk(self, number: int) -> list[int]:
         step = self._job.steps[number]

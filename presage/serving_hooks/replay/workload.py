@@ -199,6 +199,11 @@ class JobStep:
         """Tokens of prompt and output that later prompts may repeat."""
         return self.prompt_tokens - self.closing_tokens + self.output_tokens
 
+    @property
+    def fixed_tokens(self) -> int:
+        """Of these, the ones at the same position in later prompts: an output behind a closing moves."""
+        return self.sequence_tokens - (self.output_tokens if self.closing_tokens else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayJob:
@@ -412,11 +417,9 @@ def again_tokens(job: ReplayJob, index: int) -> int:
     """Tokens of a step's prompt that an endless cache would have, openings included.
 
     The last token of an output is never read, so no cache has it; the last token of a prompt is always computed.
-    Tokens behind a closing change their position in the next prompt.
     """
-    step = job.steps[index]
-    again = step.prompt_tokens - step.new_tokens - step.closing_tokens
+    step, again = job.steps[index], job.steps[index].opening_tokens
     if step.continues is not None:
         before = job.steps[step.continues]
-        again -= before.output_tokens if before.closing_tokens else 1
+        again = before.fixed_tokens - (0 if before.closing_tokens else 1)
     return min(again, step.prompt_tokens - 1)

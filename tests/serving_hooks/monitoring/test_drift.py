@@ -108,12 +108,13 @@ def test_a_type_without_figures_learns_them_and_is_then_held_against_them() -> N
     drift, source = Drift(config=DriftConfig(learn_from=10)), traffic(6)
     for _ in range(9):
         drift.followed(next(source))
-    assert drift.promoted("t") is None
+    watch = drift.watch("t")
+    assert watch is not None
+    assert watch.promoted is None
     drift.followed(next(source))
-    learnt = drift.promoted("t")
-    assert learnt is not None
-    assert learnt.workflows == 5
-    assert drift.watched("t") == 0
+    assert watch.promoted is not None
+    assert watch.promoted.workflows == 5
+    assert watch.workflows == 0
 
 
 def test_made_up_types_are_bounded_and_never_push_a_promoted_one_out(promoted: dict[str, Promoted]) -> None:
@@ -121,7 +122,7 @@ def test_made_up_types_are_bounded_and_never_push_a_promoted_one_out(promoted: d
     assert noticed(drift, traffic(3, accuracy=0.4), 200) is not None
     for number in range(1000):
         drift.followed(followed("abc", workflow_type=f"made up {number}"))
-    assert drift.debug_state()["other types"] == 3
+    assert sum(drift.watch(f"made up {number}") is not None for number in range(1000)) == 3
     assert drift.falls_back("t")
 
 
@@ -136,7 +137,7 @@ def test_workflows_that_were_cut_are_not_held_against_those_that_ended(promoted:
     assert promoted["t"].ended
     drift, silent = Drift(promoted), cut(traffic(9))
     assert noticed(drift, silent, 700) is None, "they have no end, and that is no change"
-    assert drift.watched("t") == 0
+    assert drift.watch("t").workflows == 0
     assert noticed(drift, cut(traffic(10, accuracy=0.4)), 200) is not None, "a change in their own kind is one"
     assert noticed(drift, traffic(11, accuracy=0.4), 200) is not None
     for _ in range(200):
@@ -155,7 +156,7 @@ def test_figures_of_workflows_of_both_kinds_are_for_both() -> None:
     drift = Drift(mixed)
     drift.followed(next(source))
     drift.followed(next(silent))
-    assert drift.watched("t") == 2
+    assert drift.watch("t").workflows == 2
 
 
 def test_types_do_not_touch_each_other(promoted: dict[str, Promoted]) -> None:

@@ -176,5 +176,4 @@ def test_two_workflows_share_their_openings_and_nothing_after(given_: list, conv
 
 def test_a_prompt_repeats_what_stands_before_a_closing() -> None:
     for convention, tokens in ((HISTORY, 80), (PromptConvention(closing_tokens=16), 60)):
-        conversation = PromptIds([chain(0, "pq", convention)], convention).conversation(0)
-        assert conversation.repeated_tokens(1) == tokens  # of 60 new and 20 said; of 60
+        assert chain(0, "pq", convention).steps[0].fixed_tokens == tokens  # of 60 new and 20 said; of 60
