@@ -146,33 +146,20 @@ class RunningMean:
 
 
 class WorkloadMeans:
-    """Running means over all workflows, and of each agent's pauses."""
+    """Running means over all workflows, and of each agent's pauses.
+
+    Attributes:
+        new_tokens: prompt tokens of a step that its workflow had not computed before.
+        reusable_tokens: the others.
+        output_tokens: of a step.
+    """
 
     def __init__(self) -> None:
-        self._new, self._reusable, self._outputs = RunningMean(), RunningMean(), RunningMean()
+        self.new_tokens, self.reusable_tokens, self.output_tokens = RunningMean(), RunningMean(), RunningMean()
         self._pauses = RunningMean()
         self._agents: dict[tuple[str, str], int] = {}
         self._by_agent: list[RunningMean] = []
         self._pause_s = np.full(1, np.nan)  # by agent number, NaN if unknown; the last entry, NaN, is for agent −1
-
-    @property
-    def new_tokens(self) -> float:
-        """Prompt tokens of a step that its workflow had not computed before."""
-        return self._new.mean
-
-    @property
-    def output_tokens(self) -> float:
-        """Output tokens of a step."""
-        return self._outputs.mean
-
-    def begins(self, new_tokens: int, reusable_tokens: int) -> None:
-        """Records the prompt tokens of a step that begins."""
-        self._new.observe(new_tokens)
-        self._reusable.observe(reusable_tokens)
-
-    def completes(self, output_tokens: int) -> None:
-        """Records the output tokens of a completed step."""
-        self._outputs.observe(output_tokens)
 
     def agent(self, workflow_type: str, agent: str) -> int:
         """The index of an agent in `pauses_s`; −1 if there are too many agents."""
@@ -203,7 +190,8 @@ class WorkloadMeans:
 
     def rates(self, costs: IterationCosts | None, most_decoding: int) -> Rates | None:
         """The rates that a decision needs; None until enough of each is measured."""
-        few = min(self._new.count, self._outputs.count, self._pauses.count) < ENOUGH_STEPS
-        if costs is None or few or not self.output_tokens > 0:
+        new, reusable, output, pauses = self.new_tokens, self.reusable_tokens, self.output_tokens, self._pauses
+        few = min(new.count, output.count, pauses.count) < ENOUGH_STEPS
+        if costs is None or few or not output.mean > 0:
             return None
-        return Rates(*costs, self.output_tokens, self._new.mean, self._reusable.mean, self._pauses.mean, most_decoding)
+        return Rates(*costs, output.mean, new.mean, reusable.mean, pauses.mean, most_decoding)

@@ -185,7 +185,8 @@ class AdmissionController:
         self._held_times.observe(account.waited_for_s(request, now))
         reusable, prompt = request.reusable_tokens, request.new_tokens + request.reusable_tokens
         # Blocks that other workflows computed count neither as lost if they are not cached, nor as new if they are.
-        self._workload.begins(prompt - max(reusable, found_tokens), reusable)
+        self._workload.new_tokens.observe(prompt - max(reusable, found_tokens))
+        self._workload.reusable_tokens.observe(reusable)
         if account.kept and now > account.left_at:
             load = (self._load_area(now) - account.load_area) / (now - account.left_at)
             self._admission.observe(max(0, reusable - found_tokens), reusable, now, load)
@@ -349,7 +350,7 @@ class AdmissionController:
         self._count_held_time(account, request, now)
         account.left_at, account.load_area = now, self._load_area(now)
         if completed:
-            self._workload.completes(output_tokens)
+            self._workload.output_tokens.observe(output_tokens)
         self._changes(name, account)
 
     def _end(self, name: str) -> None:

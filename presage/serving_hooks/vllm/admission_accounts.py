@@ -170,8 +170,8 @@ class Columns:
         """Brings the columns of all workflows up to date."""
         self._write()
         workload, facts, terms = self._workload, self._columns.facts, self._terms
-        output = np.minimum(workload.output_tokens, facts["remaining"])
-        facts["footprint"] = terms["known"] + terms["outputs"] * output + terms["news"] * workload.new_tokens
+        output = np.minimum(workload.output_tokens.mean, facts["remaining"])
+        facts["footprint"] = terms["known"] + terms["outputs"] * output + terms["news"] * workload.new_tokens.mean
         facts["pause"] = np.where(facts["phase"] == Phase.TOOL, workload.pauses_s()[terms["agent"]], np.nan)
 
     def _write(self) -> None:

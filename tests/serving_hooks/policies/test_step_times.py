@@ -98,8 +98,9 @@ def test_an_engine_that_became_slower_is_believed() -> None:
 def seen(steps: int, pauses: int) -> WorkloadMeans:
     workload = WorkloadMeans()
     for _ in range(steps):
-        workload.begins(200, 1000)
-        workload.completes(100)
+        workload.new_tokens.observe(200)
+        workload.reusable_tokens.observe(1000)
+        workload.output_tokens.observe(100)
     for number in range(pauses):
         workload.paused("review", "tester" if number % 2 else "coder", 4.0 if number % 2 else 2.0)
     return workload
