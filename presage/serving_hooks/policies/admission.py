@@ -185,10 +185,6 @@ class Admission:
         """
         self._curve.observe(self.load if load is None else load, lost_tokens, reusable_tokens, now)
 
-    def end(self, workflow: str) -> None:
-        """Drops a workflow that has ended. An unknown workflow is ignored."""
-        self.crowd.drop(workflow)
-
     def decide(self, rates: Rates | None, now: float) -> Decision:
         """Decides which of the workflows in `crowd` may run; all of them while `rates`, as measured, is None."""
         crowd = self.crowd

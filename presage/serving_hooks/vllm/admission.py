@@ -409,7 +409,7 @@ class AdmissionController:
             waited_s = self._accounts.pop(name).waited_s(now)
             self._held_s += waited_s
             self.longest_held_s = max(self.longest_held_s, waited_s)
-            self._admission.end(name)
+            self._admission.crowd.drop(name)
 
     # Helpers.
 

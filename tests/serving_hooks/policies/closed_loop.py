@@ -210,6 +210,6 @@ class Loop:
             del self.cache[key]
         del self.here[job.id]
         if self.admission is not None:
-            self.admission.end(job.id)
+            self.admission.crowd.drop(job.id)
         self.completions.append(self.now - (job.started or 0.0))
         self.come()

@@ -32,7 +32,7 @@ def decide(admission: Admission, workflows: Iterable[Workflow], rates: Rates | N
     """A decision about these workflows and no others."""
     crowd, here = admission.crowd, list(workflows)
     for name in set(crowd.names(crowd.rows())) - {one.id for one in here}:
-        admission.end(name)
+        admission.crowd.drop(name)
     for one in here:
         row = crowd.place(one.id)
         pause = math.nan if one.pause_s is None else one.pause_s

@@ -134,7 +134,7 @@ def test_waits_add_up_over_a_life_and_put_a_workflow_before_shorter_ones() -> No
         fresh = [ready(f"{now}-{i:02}", remaining=1, since=now) for i in range(40)]
         assert (longest.id in decide(admission, [*fresh, longest], HISTORY_FIRST, now).run) is (now > 11)
     assert waited_s(admission, longest, 99.0) == pytest.approx(10.5)
-    admission.end(longest.id)
+    admission.crowd.drop(longest.id)
     assert waited_s(admission, longest, 99.0) == 0
 
 
@@ -262,7 +262,7 @@ def test_who_takes_the_place_of_one_that_has_ended_has_waited_for_nothing() -> N
     admission = thrashed(CROWD)
     last = CROWD[-1]
     assert last.id in decide(admission, CROWD, HISTORY_FIRST, 1.0).held
-    admission.end(last.id)
+    admission.crowd.drop(last.id)
     decide(admission, [*CROWD[:-1], replace(last, id="fresh", since=5.0)], HISTORY_FIRST, 5.0)
     assert waited_s(admission, replace(last, id="fresh", since=5.0), 5.0) == 0
     assert len(admission.crowd) == len(CROWD)
