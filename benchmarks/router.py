@@ -84,8 +84,8 @@ def report(title: str, figures: Mapping[str, RouterFigures], seed: int) -> dict[
         ranking, picking = of.ranking, of.picking
         print(
             f"| {name} | {ranking.macro_map:.4f} {span(ranking.macro_map_ci95)} | {picking.picked_accuracy:.4f} "
-            f"{span(picking.picked_ci95)} | {picking.picked_accuracy - picking.best_single:+.4f} "
-            f"{span(picking.gain_ci95)} | {ranking.ece:.4f} | {ranking.brier:.4f} |"
+            f"{span(picking.picked_accuracy_ci95)} | {picking.picked_accuracy - picking.best_single:+.4f} "
+            f"{span(picking.gain_over_best_single_ci95)} | {ranking.ece:.4f} | {ranking.brier:.4f} |"
         )
     gains = differences(figures[OURS], figures[PLAIN], seed) if PLAIN in figures else {}
     for figure, (value, interval) in gains.items():
@@ -105,7 +105,7 @@ def brief(of: RouterFigures) -> dict[str, object]:
         "macro_map": of.ranking.macro_map,
         "macro_map_ci95": of.ranking.macro_map_ci95,
         "picked_accuracy": of.picking.picked_accuracy,
-        "picked_ci95": of.picking.picked_ci95,
+        "picked_ci95": of.picking.picked_accuracy_ci95,
         "ece": of.ranking.ece,
         "brier": of.ranking.brier,
     }

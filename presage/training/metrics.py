@@ -249,10 +249,6 @@ class Difference:
     difference: tuple[float, ...]
     ci95: tuple[Interval, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        return json_values(vars(self))
-
 
 def differences(
     pairs: Mapping[str, tuple[Figures, Figures]], seed: int, resamples: int = RESAMPLES

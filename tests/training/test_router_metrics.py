@@ -114,14 +114,14 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 def test_picks_are_judged_on_prompts_with_every_label() -> None:
     correct = np.array([[1, 0], [0, 1], [1, 0], [NAN, 1], [0, 0]])
     found = measure_picks(np.array([0, 1, 1, 1, 0]), correct, ["a", "b"], 0)
-    assert found.prompts == 4
+    assert found.prompts_with_every_label == 4
     assert found.picked_accuracy == 0.5
     assert (found.best_single, found.best_single_model) == (0.5, "a")
     assert found.random == 0.375
     assert found.oracle == 0.75
-    assert found.shares == {"a": 0.5, "b": 0.5}
+    assert found.picked_shares == {"a": 0.5, "b": 0.5}
     none = measure_picks(np.array([0]), np.array([[1, NAN]]), ["a", "b"], 0)
-    assert none.prompts == 0
+    assert none.prompts_with_every_label == 0
     assert none.to_dict()["picked_accuracy"] is None
 
 
@@ -130,7 +130,7 @@ def test_always_the_best_single_model_gains_nothing() -> None:
     best = int(correct[~np.isnan(correct).any(axis=1)].mean(axis=0).argmax())
     found = measure_picks(np.full(300, best), correct, "abc", 0)
     assert found.picked_accuracy == found.best_single
-    assert found.gain_ci95 == (0.0, 0.0)
+    assert found.gain_over_best_single_ci95 == (0.0, 0.0)
     assert found.random < found.best_single < found.oracle
 
 

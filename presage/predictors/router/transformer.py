@@ -35,7 +35,6 @@ from presage.features.text_encoder import (
 )
 
 if TYPE_CHECKING:
-    import torch
     from tokenizers import Tokenizer
     from torch import nn
 
@@ -46,8 +45,10 @@ hold fp32."""
 Pooling = Literal["cls", "mean"]
 
 ROLE: Final = "encoder"
-_OF_THE_MACHINE: Final = ("_name_or_path", "name_or_path", "transformers_version", "dtype", "architectures")
-_OF_THE_LABELS: Final = ("id2label", "label2id", "problem_type")
+_LEFT_OUT: Final = (
+    *("_name_or_path", "name_or_path", "transformers_version", "dtype", "architectures"),  # of the training machine
+    *("id2label", "label2id", "problem_type"),
+)
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 
@@ -196,10 +197,33 @@ class TransformerScorer:
             seed: of the new weights.
 
         Raises:
-            ConfigurationError: no such encoder, or a file is missing or unreadable.
+            ConfigurationError: no such encoder, a file is missing or unreadable, or its logits are not a linear layer.
         """
+        import torch
+        from transformers import AutoModelForSequenceClassification
+
         folder = find_transformer(encoder, role=ROLE, option="--encoder")
-        network = load_network(folder, len(models), pooling, seed)
+        chosen = {} if pooling is None else {"classifier_pooling": pooling}
+        try:
+            with quiet(), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                network = AutoModelForSequenceClassification.from_pretrained(
+                    str(folder),
+                    num_labels=len(models),
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    ignore_mismatched_sizes=True,  # the head may have another size
+                    dtype=torch.float32,
+                    **chosen,
+                ).eval()
+        except Exception as error:  # the libraries may raise anything for a foreign configuration
+            raise load_error(folder, ROLE, error) from error
+        if not isinstance(getattr(network, "classifier", None), torch.nn.Linear):
+            raise ConfigurationError(
+                f"{ROLE} {folder}: the logits of a {type(network).__name__} are not a linear layer `classifier`; "
+                "expected an encoder such as ModernBERT, BERT or DeBERTa"
+            )
         tokenizer = load_tokenizer(folder, ROLE)
         longest = getattr(network.config, "max_position_embeddings", None)
         padding = next((i for i in (network.config.pad_token_id, tokenizer.pad_token_id) if i is not None), 0)
@@ -224,26 +248,60 @@ class TransformerScorer:
 
     def with_models(self, models: Sequence[str], seed: int = 0) -> Self:
         """The encoder for other models, to train further: known models keep their logits, new ones are untrained."""
+        import torch
+
         self._trained_precision("trained further")
-        known = {name: place for place, name in enumerate(self.models)}
-        network = network_with_models(self.network, [known.get(name) for name in models], seed)
-        return type(self)(tuple(models), self.tokens, network, self.encoder)
+        old = self.network.classifier
+        network = copy.deepcopy(self.network)
+        new = network.classifier = torch.nn.Linear(old.in_features, len(models), bias=old.bias is not None)
+        with torch.no_grad():
+            spread = getattr(network.config, "initializer_range", None) or 0.02
+            new.weight.normal_(0.0, spread, generator=torch.Generator().manual_seed(seed))
+            if old.bias is not None:
+                new.bias.zero_()
+            for place, name in enumerate(models):
+                if name in self.models:
+                    known = self.models.index(name)
+                    new.weight[place] = old.weight[known]
+                    if old.bias is not None:
+                        new.bias[place] = old.bias[known]
+        network.config.num_labels = network.num_labels = len(models)
+        return type(self)(tuple(models), self.tokens, network.eval(), self.encoder)
 
     def at_precision(self, precision: Precision, device: str = "cpu") -> Self:
-        """A copy for serving; raises ConfigurationError if the device does not support the precision."""
+        """A copy for serving; the layer of the logits is never quantised to 8 bits.
+
+        Raises ConfigurationError if there is no such precision, or the device does not support it.
+        """
+        import torch
+
         self._trained_precision("converted")
         if precision == "int8" and device != "cpu":
             raise ConfigurationError(f"precision int8 on {device}; int8 runs on a CPU only: use bf16")
-        network = network_at_precision(self.network, precision).to(device)
-        return type(self)(self.models, self.tokens, network, self.encoder, precision)
+        if precision not in get_args(Precision):
+            raise ConfigurationError(f"precision is {precision!r}; expected one of {', '.join(get_args(Precision))}")
+        network = copy.deepcopy(self.network)
+        if precision == "bf16":
+            network.to(torch.bfloat16)
+        elif precision == "int8":
+            with warnings.catch_warnings():
+                # The pinned torch announces torchao as the successor, one more dependency for the same kernels today.
+                warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*torch.ao.quantization")
+                warnings.filterwarnings("ignore", category=UserWarning, message=".*quantized tensor creation")
+                encoder: nn.Module = torch.ao.quantization.quantize_dynamic(
+                    network.base_model, {torch.nn.Linear}, dtype=torch.qint8
+                )
+            setattr(network, network.base_model_prefix, encoder)
+        return type(self)(self.models, self.tokens, network.to(device), self.encoder, precision)
 
     def to_config(self) -> dict[str, Any]:
-        """JSON values; the configuration of the network is that of transformers."""
+        """JSON values; the network's are its transformers configuration without facts of the training machine."""
+        network = self.network.config.to_dict().items()
         return {
             "encoder": self.encoder,
             "models": list(self.models),
             "tokens": self.tokens.to_config(),
-            "network": network_config(self.network),
+            "network": {key: value for key, value in network if key not in _LEFT_OUT},
         }
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
@@ -262,119 +320,30 @@ class TransformerScorer:
         Raises ArtefactError, LookupError, TypeError or ValueError for a missing or malformed part.
         """
         import torch
+        from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig
 
         models = tuple(config["models"])
         tokens = PromptTokens.from_artefact(config["tokens"], folder)
         # Copied: arrays of a file may be read-only, and training modifies the network in place.
         weights = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
-        return cls(models, tokens, build_network(config["network"], len(models), weights), config["encoder"])
+        try:
+            known = AutoConfig.for_model(**config["network"], num_labels=len(models))
+            kind: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(known)]
+            with quiet():
+                network, loading = kind.from_pretrained(
+                    None, config=known, state_dict=weights, dtype=torch.float32, output_loading_info=True
+                )
+        except Exception as error:  # transformers raises its own error types
+            raise ValueError(f"transformers cannot build the network ({type(error).__name__})") from error
+        if wrong := [name for names in loading.values() for name in names]:
+            raise ValueError(f"weights do not belong to the network, such as {wrong[0]!r}")
+        return cls(models, tokens, network.eval(), config["encoder"])
 
     def _trained_precision(self, wish: str) -> None:
         if self.precision != "fp32":
             raise ConfigurationError(
                 f"a router at precision {self.precision} cannot be {wish}; load it at fp32, as it was trained"
             )
-
-
-def load_network(folder: Path, models: int, pooling: Pooling | None, seed: int) -> Any:
-    """An encoder with untrained logits, float32, on the CPU; the arguments are as of `TransformerScorer.from_encoder`.
-
-    Raises:
-        ConfigurationError: unreadable, or its logits are not a linear layer.
-    """
-    import torch
-    from transformers import AutoModelForSequenceClassification
-
-    chosen = {} if pooling is None else {"classifier_pooling": pooling}
-    try:
-        with quiet(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = AutoModelForSequenceClassification.from_pretrained(
-                str(folder),
-                num_labels=models,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,  # the head may have another size
-                dtype=torch.float32,
-                **chosen,
-            )
-    except Exception as error:  # the libraries may raise anything for a foreign configuration
-        raise load_error(folder, ROLE, error) from error
-    if not isinstance(getattr(model, "classifier", None), torch.nn.Linear):
-        raise ConfigurationError(
-            f"{ROLE} {folder}: the logits of a {type(model).__name__} are not a linear layer `classifier`; expected an "
-            "encoder such as ModernBERT, BERT or DeBERTa"
-        )
-    return model.eval()
-
-
-def network_config(model: Any) -> dict[str, Any]:
-    """Configuration of the network as JSON values, without facts of the training machine."""
-    left_out = (*_OF_THE_MACHINE, *_OF_THE_LABELS)
-    return {key: value for key, value in model.config.to_dict().items() if key not in left_out}
-
-
-def build_network(config: Mapping[str, Any], models: int, weights: Mapping[str, torch.Tensor]) -> Any:
-    """Rebuild the network from the values of `network_config` and its weights; raises ValueError on a mismatch."""
-    import torch
-    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig
-
-    try:
-        known = AutoConfig.for_model(**config, num_labels=models)
-        kind: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(known)]
-        with quiet():
-            model, loading = kind.from_pretrained(
-                None, config=known, state_dict=dict(weights), dtype=torch.float32, output_loading_info=True
-            )
-    except Exception as error:  # transformers raises its own error types
-        raise ValueError(f"transformers cannot build the network ({type(error).__name__})") from error
-    if wrong := [name for names in loading.values() for name in names]:
-        raise ValueError(f"weights do not belong to the network, such as {wrong[0]!r}")
-    return model.eval()
-
-
-def network_with_models(model: Any, places: Sequence[int | None], seed: int) -> Any:
-    """A copy with logits for M' other models; `places` are their indices among the old ones, None for a new model."""
-    import torch
-
-    old = model.classifier
-    widened = copy.deepcopy(model)
-    widened.classifier = torch.nn.Linear(old.in_features, len(places), bias=old.bias is not None)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        spread = getattr(model.config, "initializer_range", None) or 0.02
-        widened.classifier.weight.normal_(0.0, spread, generator=generator)
-        if old.bias is not None:
-            widened.classifier.bias.zero_()
-        for new, place in enumerate(places):
-            if place is not None:
-                widened.classifier.weight[new] = old.weight[place]
-                if old.bias is not None:
-                    widened.classifier.bias[new] = old.bias[place]
-    widened.config.num_labels = widened.num_labels = len(places)
-    return widened.eval()
-
-
-def network_at_precision(model: Any, precision: Precision) -> Any:
-    """A copy at another precision, else ConfigurationError; the layer of the logits is never quantised to 8 bits."""
-    import torch
-
-    if precision not in get_args(Precision):
-        raise ConfigurationError(f"precision is {precision!r}; expected one of {', '.join(get_args(Precision))}")
-    changed = copy.deepcopy(model)
-    if precision == "bf16":
-        return changed.to(torch.bfloat16)
-    if precision == "int8":
-        with warnings.catch_warnings():
-            # The pinned torch announces torchao as the successor, one more dependency for the same kernels today.
-            warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*torch.ao.quantization")
-            warnings.filterwarnings("ignore", category=UserWarning, message=".*quantized tensor creation")
-            encoder: nn.Module = torch.ao.quantization.quantize_dynamic(
-                changed.base_model, {torch.nn.Linear}, dtype=torch.qint8
-            )
-        setattr(changed, changed.base_model_prefix, encoder)
-    return changed
 
 
 def checkpoint_activations(model: Any, on: bool) -> None:

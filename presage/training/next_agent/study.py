@@ -293,7 +293,7 @@ def study_states(table: pa.Table, test: pa.Table | None, recipe: Recipe, *, shar
         own = {COMPLETION: (found.moments[COMPLETION], found.moments[PREFILL])}
         sources[states] = {
             "moments": found.to_dict()["moments"],
-            "completion_against_prefill": differences(own, recipe.seed)[COMPLETION].to_dict(),
+            "completion_against_prefill": json_values(vars(differences(own, recipe.seed)[COMPLETION])),
         }
         if states != "none":
             sources[states]["against_none"] = _gains(found, judged["none"], recipe)

@@ -4,15 +4,12 @@ A call graph is drawn as SVG: one line per agent, from where workflows begin dow
 below is a straight line, to one further down an arc on the right; a call back up is an arc on the left, to oneself a
 loop there. An arc is the wider the more lines it spans, and its probability stands at its widest point. Arcs around the
 same middle span numbers of lines that differ by at least two, so no two probabilities overlap.
-
-With many agents only the most frequent are drawn, and `Drawing` counts those left out.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 from xml.etree.ElementTree import Element, SubElement
 
@@ -47,21 +44,11 @@ Graph = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """{agent: {next: {"count", "probability"}}}, as `datasets.describe` gives it."""
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A drawing with its numbers of agents, transitions and calls, and those of the whole graph."""
+def draw_call_graph(name: str, graph: Graph, steps: Mapping[str, int]) -> Panel:
+    """Draw the call graph of the agents with most steps; `steps` counts them by agent.
 
-    svg: Element
-    agents: int
-    all_agents: int
-    edges: int
-    all_edges: int
-    calls: int
-    all_calls: int
-
-
-def draw_call_graph(graph: Graph, steps: Mapping[str, int]) -> Drawing:
-    """Draw the call graph of the agents with most steps; `steps` counts them by agent."""
+    The title has the name, and how many of the agents, transitions and calls are drawn.
+    """
     agents = sorted(steps, key=lambda agent: (-steps[agent], agent))[:AGENTS]
     counts = {(a, b): int(edge["count"]) for a, after in graph.items() for b, edge in after.items()}
     called = dict.fromkeys(steps, 0)
@@ -80,15 +67,13 @@ def draw_call_graph(graph: Graph, steps: Mapping[str, int]) -> Drawing:
     workflows = sum(steps.values()) - sum(called.values())
     starting = {agent for agent in agents if begun[agent] >= _STARTS * workflows > 0}
     svg = _draw(order, {pair: graph[pair[0]][pair[1]] for pair in shown}, steps, starting)
-    return Drawing(
-        svg,
-        len(agents),
-        len(steps),
-        len(shown),
-        len(counts),
-        sum(counts[pair] for pair in shown),
-        sum(counts.values()),
+    left_out = f"the {len(agents)} most frequent of {len(steps)} agents, " if len(agents) < len(steps) else ""
+    calls = sum(counts[pair] for pair in shown)
+    title = (
+        f"{name}: {left_out}{len(shown)} of {len(counts)} transitions, "
+        f"{count(calls)} of {count(sum(counts.values()))} calls"
     )
+    return Panel(title, svg)
 
 
 def flow_order(agents: Sequence[str], counts: Mapping[tuple[str, str], int], begun: Mapping[str, int]) -> list[str]:
@@ -219,21 +204,7 @@ def types_table(traces: Description) -> Table:
 def call_graphs(traces: Description) -> Section:
     """The call graph of each workflow type as a drawing, and in full as a table below."""
     types = sorted(traces["workflow_types"].items(), key=lambda item: (-item[1]["steps"], item[0]))
-    panels = []
-    for name, of in types[:GRAPHS]:
-        drawn = draw_call_graph(of["call_graph"], of["agents"])
-        agents = (
-            f"the {drawn.agents} most frequent of {drawn.all_agents} agents, "
-            if drawn.agents < drawn.all_agents
-            else ""
-        )
-        panels.append(
-            Panel(
-                f"{name}: {agents}{drawn.edges} of {drawn.all_edges} transitions, "
-                f"{count(drawn.calls)} of {count(drawn.all_calls)} calls",
-                drawn.svg,
-            )
-        )
+    panels = [draw_call_graph(name, of["call_graph"], of["agents"]) for name, of in types[:GRAPHS]]
     left_out = len(types) - len(panels)
     caption = (
         "Which agent calls which: the number is how often, of all steps of an agent, the other came next; blue leads "

@@ -51,7 +51,6 @@ class RankingFigures:
 
     Attributes:
         macro_map: mean over models of the average precision, as Chimera's table 2.
-        macro_map_ci95, brier_ci95: by bootstrap over prompts.
         macro_auroc: mean over models.
         brier: over all labels.
         ece: expected calibration error over all labels, probabilities of all models together.
@@ -66,18 +65,17 @@ class RankingFigures:
     brier: float
     brier_ci95: Interval
     ece: float
-    reliability: tuple[ReliabilityBin, ...]
-    by_model: Mapping[str, ModelFigures]
     prompts: int
     labels: int
+    by_model: Mapping[str, ModelFigures]
+    reliability: tuple[ReliabilityBin, ...]
     map_draws: Floats
     squared: Floats
     counted: Floats
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        names = ("macro_map", "macro_map_ci95", "macro_auroc", "brier", "brier_ci95", "ece", "prompts", "labels")
-        return json_values({name: getattr(self, name) for name in (*names, "by_model", "reliability")})
+        """JSON values, without the arrays."""
+        return json_values({name: of for name, of in vars(self).items() if not isinstance(of, np.ndarray)})
 
 
 def measure(
@@ -206,42 +204,29 @@ class PickFigures:
 
     Attributes:
         picked_accuracy: mean label of the picked models.
-        picked_ci95: by bootstrap over prompts.
         best_single: of the model that is best on these prompts, known only in hindsight.
-        gain_ci95: of `picked_accuracy` minus `best_single`, paired.
+        gain_over_best_single_ci95: of `picked_accuracy` minus `best_single`, paired.
         random: of a random model.
         oracle: of the best model for each prompt; with many models inflated by chance.
-        shares: share of prompts for which each model was picked, by name.
-        prompts: n'.
+        picked_shares: share of prompts for which each model was picked, by name.
+        prompts_with_every_label: n'.
         hits: float64 [n'], label of the picked model.
     """
 
     picked_accuracy: float
-    picked_ci95: Interval
+    picked_accuracy_ci95: Interval
     best_single: float
     best_single_model: str | None
-    gain_ci95: Interval
+    gain_over_best_single_ci95: Interval
     random: float
     oracle: float
-    shares: Mapping[str, float]
-    prompts: int
+    picked_shares: Mapping[str, float]
+    prompts_with_every_label: int
     hits: Floats
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        return json_values(
-            {
-                "picked_accuracy": self.picked_accuracy,
-                "picked_accuracy_ci95": self.picked_ci95,
-                "best_single": self.best_single,
-                "best_single_model": self.best_single_model,
-                "gain_over_best_single_ci95": self.gain_ci95,
-                "random": self.random,
-                "oracle": self.oracle,
-                "picked_shares": self.shares,
-                "prompts_with_every_label": self.prompts,
-            }
-        )
+        """JSON values, without the array."""
+        return json_values({name: of for name, of in vars(self).items() if name != "hits"})
 
 
 def judged_prompts(correct: NDArray[np.floating]) -> NDArray[np.bool_]:
@@ -273,14 +258,14 @@ def measure_picks(
     best = int(truth.mean(axis=0).argmax())
     return PickFigures(
         picked_accuracy=float(hits.mean()),
-        picked_ci95=mean_ci(hits, seed, resamples),
+        picked_accuracy_ci95=mean_ci(hits, seed, resamples),
         best_single=float(truth[:, best].mean()),
         best_single_model=models[best],
-        gain_ci95=mean_ci(hits - truth[:, best], seed, resamples),
+        gain_over_best_single_ci95=mean_ci(hits - truth[:, best], seed, resamples),
         random=float(truth.mean()),
         oracle=float(truth.max(axis=1).mean()),
-        shares={name: float((taken == m).mean()) for m, name in enumerate(models)},
-        prompts=len(truth),
+        picked_shares={name: float((taken == m).mean()) for m, name in enumerate(models)},
+        prompts_with_every_label=len(truth),
         hits=hits,
     )
 
