@@ -41,7 +41,6 @@ class Registry:
     """An open registry.
 
     Attributes:
-        client: of the tracking store and the model registry at `uri`.
         uri: tracking and registry URI.
         artifacts: artifact location of a new experiment; None: the server decides.
     """
@@ -51,11 +50,7 @@ class Registry:
     artifacts: str | None
 
     def version(self, name: str, version: int) -> "ModelVersion":
-        """One registered version.
-
-        Raises:
-            RegistryError: no such version.
-        """
+        """One registered version; raises RegistryError if there is none."""
         versions = self.versions(name)
         for found in versions:
             if int(found.version) == version:
@@ -66,11 +61,7 @@ class Registry:
         )
 
     def versions(self, name: str) -> list["ModelVersion"]:
-        """All versions of a model, oldest first.
-
-        Raises:
-            RegistryError: no such model.
-        """
+        """All versions of a model, oldest first; raises RegistryError if there is no such model."""
         with registry_errors(self.uri, f"listing the versions of {name!r}"):
             escaped = name.replace("'", "''")
             found = pages(self.client.search_model_versions, filter_string=f"name = '{escaped}'")
@@ -84,23 +75,16 @@ class Registry:
         return sorted(found, key=lambda version: int(version.version))
 
     def aliases(self, name: str) -> dict[str, int]:
-        """Version by alias.
-
-        Raises:
-            RegistryError: no such model.
-        """
+        """Version by alias; raises RegistryError if there is no such model."""
         self.versions(name)
         with registry_errors(self.uri, f"reading the aliases of {name!r}"):
             return {alias: int(held) for alias, held in self.client.get_registered_model(name).aliases.items()}
 
 
 def open_registry(uri: str | None) -> Registry:
-    """Open the registry at an MLflow tracking URI and check that it answers.
+    """Open the registry at an MLflow tracking URI; raises RegistryError unless it answers within a few seconds.
 
     Without a URI: `sqlite:///mlflow.db` with artifacts in `./mlartifacts`, both in the working directory.
-
-    Raises:
-        RegistryError: no registry answers within a few seconds.
     """
     uri = uri or f"sqlite:///{Path.cwd() / DATABASE_FILE}"
     for key, value in _DEFAULTS.items():
@@ -152,11 +136,8 @@ def pages(search: Any, **arguments: Any) -> list[Any]:
 
 @contextmanager
 def registry_errors(uri: str, doing: str) -> Iterator[None]:
-    """Turn errors of MLflow, its database and the network into a `RegistryError` of one line.
-
-    Raises:
-        RegistryError: the registry failed.
-        OutputError: a local file could not be written.
+    """Turn errors of MLflow, its database and the network into a RegistryError of one line, and of files into
+    OutputError.
     """
     try:
         yield
@@ -224,8 +205,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 def attach(registry: Registry, name: str, version: int, files: Sequence[Path], folder: str) -> None:
     """Copy files into an artifact folder of the run of a version; files of the same names are replaced.
 
-    Raises:
-        RegistryError: no such version, or the registry refuses the files.
+    Raises RegistryError for no such version, or if the registry refuses the files.
     """
     run_id = registry.version(name, version).run_id
     with registry_errors(registry.uri, f"keeping {folder} of {name!r} version {version}"):
@@ -236,8 +216,7 @@ def attach(registry: Registry, name: str, version: int, files: Sequence[Path], f
 def attached(registry: Registry, name: str, version: int, folder: str, file: str) -> bytes | None:
     """The content of an attached file; None if there is none.
 
-    Raises:
-        RegistryError: no such version, or the registry fails to return the file.
+    Raises RegistryError for no such version, or if the registry fails to return the file.
     """
     run_id = registry.version(name, version).run_id
     path = f"{folder}/{file}"

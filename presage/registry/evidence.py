@@ -68,10 +68,8 @@ class MomentEvidence:
     """The figures of one moment (prefill or completion). W workflows, K horizons.
 
     Attributes:
-        correct: `int[W, K]`, positions where the likeliest outcome was the true one.
-        positions: `int[W, K]`, positions judged: nothing after END or past a cut.
-        nll: K numbers, nats a position; NaN if nothing was judged.
-        ece: K numbers between 0 and 1; NaN if nothing was judged.
+        correct, positions: `int[W, K]`, positions judged (none after END or past a cut), and those forecast right.
+        nll, ece: K numbers, nats a position and 0..1; NaN if nothing was judged.
     """
 
     correct: NDArray[Any]
@@ -106,8 +104,7 @@ def judge_next_agent(
 ) -> list[Gate]:
     """Judge a candidate against the current champion, if there is one, and against its n-gram floor.
 
-    Raises:
-        ValueError: the figures are of different workflows or positions.
+    Raises ValueError if the figures are of different workflows or positions.
     """
     rng = np.random.default_rng(seed)
     judged = [moment.positions.any(axis=1) for moment in candidate.moments.values()]
@@ -229,8 +226,7 @@ class LengthCounts:
     """Counts of each of W workflows at Q quantiles.
 
     Attributes:
-        wrong: float64 [W] by scope, discordant pairs of each workflow's steps.
-        pairs: float64 [W] by scope, pairs of each workflow's steps.
+        wrong, pairs: float64 [W] by scope, discordant and all pairs of each workflow's steps.
         loss: float64 [W, Q], sum of the pinball loss, tokens.
         covered: int64 [W, Q], steps whose length is at most the quantile.
         positions: int64 [W], steps judged.
@@ -245,14 +241,11 @@ class LengthCounts:
 
 @dataclass(frozen=True)
 class LengthEvidence:
-    """The figures of one version that predicts lengths, on held-out traces.
+    """The figures of one version that predicts lengths at Q quantiles, ascending, on held-out traces.
 
     Attributes:
         artefact: with the latency of all quantiles from one feature row, microseconds.
-        quantiles: Q, ascending.
-        workflows: W ids, unique over workflow types.
-        type_of: workflow type of each.
-        counts: of the version.
+        workflows, type_of: W ids, unique over workflow types, and the type of each.
         floor: counts of the best constant on the same steps.
     """
 
@@ -273,8 +266,7 @@ def judge_lengths(
 ) -> list[Gate]:
     """Judge a candidate against the current champion, if there is one, and against the floor.
 
-    Raises:
-        ValueError: the figures are of different workflows or steps.
+    Raises ValueError if the figures are of different workflows or steps.
     """
     gates = [evidence_gate(int((candidate.counts.positions > 0).sum()), budget.evidence)]
     quantiles = candidate.quantiles
@@ -357,10 +349,7 @@ def _bound(gate: str, found: tuple[float, float, float], q: float, allowed: floa
 class RouterBudget(GateBudget):
     """The limits of a router; the defaults are those of `docs/router.md` for a linear router.
 
-    Attributes:
-        latency: of one prompt, milliseconds.
-        evidence: fewest prompts.
-        ece: expected calibration error, beyond what sampling explains.
+    Latency is of one prompt, milliseconds; `evidence` is prompts; `ece` is beyond what sampling explains.
     """
 
     latency: float = 20.0
@@ -371,13 +360,9 @@ class RouterBudget(GateBudget):
 
 @dataclass(frozen=True)
 class RouterComparison:
-    """A candidate and a rival on the same prompts and the models both know.
+    """A candidate and a `rival` (in words, such as "the champion") on the same prompts and the models both know.
 
-    Attributes:
-        rival: in words, such as "the champion".
-        macro_map: average precision, mean over models.
-        picked_accuracy: accuracy of the picked models.
-        brier: mean squared error of the probabilities.
+    The figures are average precision as a mean over models, accuracy of the picks, and mean squared error.
     """
 
     rival: str
@@ -392,7 +377,6 @@ class RouterEvidence:
 
     Attributes:
         artefact: with the latency of one prompt, milliseconds.
-        labels: number of labels.
         prompts: number of prompts with a label.
         ece: expected calibration error, 0..1.
         floor: comparison with the base rates of the models, which always pick the best single one.
@@ -440,10 +424,8 @@ def _order_and_picks(prefix: str, beside: RouterComparison) -> Iterator[Gate]:
 class Replayed:
     """Figures of one contender by run; all contenders have the same runs.
 
-    Attributes:
-        hit_rate: share of prompt tokens found in the cache, 0 to 1.
-        completion_s: mean completion of workflows, seconds.
-        switched_off: policies that failed and were switched off.
+    The share of prompt tokens found in the cache, 0 to 1; the mean completion of workflows, seconds; and the policies
+    that failed and were switched off.
     """
 
     hit_rate: tuple[float, ...]
@@ -454,10 +436,7 @@ class Replayed:
 def judge_replay(candidate: Replayed, champion: Replayed | None, stock: Replayed) -> tuple[Gate, ...]:
     """The gates of a replay with forecasts of a candidate, of the champion (if there is one), and of vLLM alone.
 
-    Each refuses an equally good version in at most 2.5 % of cases.
-
-    Raises:
-        ValueError: different runs, or too few.
+    Each refuses an equally good version in at most 2.5 % of cases. Raises ValueError for different runs, or too few.
     """
     off = candidate.switched_off
     reason = f"{' and '.join(off)} failed and switched off with its forecasts" if off else "no policy failed with it"

@@ -27,24 +27,17 @@ class PromptPredictor(Protocol):
 
 
 def route_prompts(router: PromptPredictor, table: pd.DataFrame) -> pd.DataFrame:
-    """Probabilities for every prompt of a table with the column `prompt`.
+    """Probabilities for every prompt of a table with the column `prompt`; raises InputError if it or a value is
+    missing.
 
-    Returns:
-        One row a prompt, in the same order: `source` and `forecast` (all of the answer, JSON values).
-
-    Raises:
-        InputError: the column or a value is missing.
+    Returns one row a prompt, in the same order: `source` and `forecast` (all of the answer, JSON values).
     """
     answers = [router.forecast(prompt).to_dict() for prompt in _prompts(table)]
     return pd.DataFrame([(answer["source"], answer) for answer in answers], columns=["source", "forecast"])
 
 
 def example_prompts(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """An input example that MLflow can write.
-
-    Raises:
-        InputError: no row, or a missing prompt.
-    """
+    """An input example that MLflow can write; raises InputError for no row, or a missing prompt."""
     prompts = _prompts(example if isinstance(example, pd.DataFrame) else pd.DataFrame([dict(row) for row in example]))
     if not prompts:
         raise InputError("the input example has no row; wanted at least one prompt")

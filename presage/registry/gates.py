@@ -72,9 +72,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Compared:
-    """The figure of a candidate and that of a rival, with the paired interval of candidate − rival.
-
-    All are NaN if nothing was judged.
+    """The figure of a candidate and of a rival, and the paired interval of candidate − rival; NaN if nothing was
+    judged.
     """
 
     mine: float
@@ -117,12 +116,8 @@ def evidence_gate(found: int, wanted: int, what: str = "workflows") -> Gate:
 
 @dataclass(frozen=True)
 class Interface:
-    """What the successor of a champion must keep.
-
-    Attributes:
-        fixed: settings that must be equal, by name.
-        known: names that must stay known.
-        what: these names are.
+    """What the successor of a champion must keep: settings that must be equal (`fixed`), and names (of `what`) that
+    must stay known.
     """
 
     fixed: Mapping[str, object]
@@ -154,9 +149,8 @@ class ArtefactEvidence:
 
     Attributes:
         latency: median of one warm forecast, in the unit of the kind's budget.
-        size_bytes: the artefact's own files.
+        size_bytes: the artefact's own files; pickles: files that are or may hide a pickle.
         interface: what a successor must keep.
-        pickles: files that are or may hide a pickle.
     """
 
     latency: float
@@ -167,12 +161,8 @@ class ArtefactEvidence:
 
 @dataclass(frozen=True)
 class GateBudget:
-    """The limits of every kind.
-
-    Attributes:
-        latency: of one warm forecast.
-        size_bytes: of the artefact's own files.
-        evidence: fewest workflows (of a router: prompts) behind the figures.
+    """The limits of every kind: of the latency of one warm forecast, of the bytes of the artefact's own files, and the
+    fewest workflows (of a router: prompts) behind the figures.
     """
 
     latency: float

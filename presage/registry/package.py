@@ -66,7 +66,6 @@ def register(
     """Register an artefact folder as a new version. The version appears last: a failure on the way leaves none.
 
     Args:
-        registry: where.
         artefact: only the artefact's own files of this folder go into the version.
         name: registered model; created if new.
         metrics: the metrics of the command contract: an artifact of the run as a whole, and its headline figures as
@@ -114,11 +113,7 @@ def register(
 
 
 def check_name(name: str) -> None:
-    """Check the name of a model; commands call it before they train.
-
-    Raises:
-        RegistryError: the name is invalid.
-    """
+    """Raise RegistryError unless a model may have this name; commands call it before they train."""
     if not re.fullmatch(r"[\w.\- ]{1,200}", name):
         raise RegistryError(
             f"model name {name!r}: wanted letters, digits, space, '-', '_' and '.' only, as in 'next-agent'."

@@ -47,18 +47,15 @@ def promote(
     dry_run: bool = False,
     data_digest: str,
 ) -> Promotion:
-    """Write a verdict to its version and, if it passed, move the alias to it.
+    """Write a verdict to the version it names and, if it passed, move the alias to it.
 
     Args:
-        registry: where.
-        verdict: names the version.
         alias: `champion`, `challenger`, `shadow` or another name.
         profile: inputs it was judged with; a tag lets engines check that they supply them.
         dry_run: change nothing.
         data_digest: of the traces behind the verdict.
 
-    Raises:
-        RegistryError: no such model or version, or the registry refuses the change.
+    Raises RegistryError for no such model or version, or if the registry refuses the change.
     """
     name, version = verdict.name, verdict.version
     present = registry.version(name, version)
@@ -89,11 +86,8 @@ def promote(
 def rollback(registry: Registry, name: str, *, alias: str = CHAMPION) -> tuple[int, int]:
     """Give an alias back to its former holder; repeatable down to the first. Deleted versions are skipped.
 
-    Returns:
-        The version that held the alias, and the one that holds it now.
-
-    Raises:
-        RegistryError: no such model or alias, or no former holder.
+    Returns the version that held the alias, and the one that holds it now. Raises RegistryError for no such model or
+    alias, or no former holder.
     """
     holder = registry.aliases(name).get(alias)
     if holder is None:
@@ -155,14 +149,11 @@ def _utc(seconds: float) -> str:
 def list_models(registry: Registry) -> list[dict[str, Any]]:
     """All versions that Presage registered, by name and newest first; other models of a shared registry are left out.
 
-    Returns:
-        One mapping of JSON values a version: `name`, `version`, `aliases`, `kind`, `verdict` (`"promoted"`,
-        `"refused"`, or None if never judged), `refused_by` (names of gates), `judged_at`, `rolled_back` (bool),
-        `registered_at`, `lost` (comparisons with baselines lost in training, by target), `size_bytes`, `data_digest`
-        (of the training data), `run_id` and `figures` (flat names as in `headline`).
-
-    Raises:
-        RegistryError: the registry does not answer.
+    Returns one mapping of JSON values a version: `name`, `version`, `aliases`, `kind`, `verdict` (`"promoted"`,
+    `"refused"`, or None if never judged), `refused_by` (names of gates), `judged_at`, `rolled_back` (bool),
+    `registered_at`, `lost` (comparisons with baselines lost in training, by target), `size_bytes`, `data_digest` (of
+    the training data), `run_id` and `figures` (flat names as in `headline`). Raises RegistryError if the registry does
+    not answer.
     """
     listed = []
     with registry_errors(registry.uri, "listing models"):

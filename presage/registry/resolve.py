@@ -56,10 +56,8 @@ def resolve(reference: str, registry: Callable[[], Registry], *, cache: Path | N
 
 
 def parse(reference: str) -> tuple[str, str | None, int | None]:
-    """Name, and alias or version, of `models:/NAME@ALIAS` or `models:/NAME/VERSION`.
-
-    Raises:
-        RegistryError: it is no such reference.
+    """Name, and alias or version, of `models:/NAME@ALIAS` or `models:/NAME/VERSION`; raises RegistryError for another
+    form.
     """
     match = _REFERENCE.fullmatch(reference)
     if match is None:
@@ -73,8 +71,7 @@ def parse(reference: str) -> tuple[str, str | None, int | None]:
 def current_aliases(registry: Registry, name: str) -> dict[str, int]:
     """Version by alias, in one short request; empty if there is no such model.
 
-    Raises:
-        RegistryError: the registry does not answer.
+    Raises RegistryError if the registry does not answer.
     """
     escaped = name.replace("'", "''")
     with registry_errors(registry.uri, f"reading the aliases of {name!r}"):

@@ -56,11 +56,7 @@ class Predictor(Protocol):
 
 
 def load_predictor(folder: str | Path) -> Predictor:
-    """Load the predictor of an artefact folder, of any kind.
-
-    Raises:
-        ArtefactError: not an artefact, or of an unknown kind.
-    """
+    """Load the predictor of an artefact folder; raises ArtefactError if it is none, or of an unknown kind."""
     kind = KINDS[read_artefact(Path(folder)).kind]
     predictor: Predictor = resolve_name(kind.predictor).load(Path(folder))
     return predictor
@@ -69,14 +65,9 @@ def load_predictor(folder: str | Path) -> Predictor:
 def forecast_workflows(predictor: Predictor, table: pd.DataFrame) -> pd.DataFrame:
     """Forecast every workflow in a table of steps: one row a step, the columns `REQUIRED` and any of `OPTIONAL`.
 
-    Missing values and empty states are left out of the step.
-
-    Returns:
-        One row a workflow, in order of first appearance: `workflow_id`, `source`, `evidence` (training steps behind
-        the forecast) and `forecast` (all of it, JSON values).
-
-    Raises:
-        TraceError: a required column or value is missing.
+    Missing values and empty states are left out of the step. Returns one row a workflow, in order of first appearance:
+    `workflow_id`, `source`, `evidence` (training steps behind the forecast) and `forecast` (all of it, JSON values).
+    Raises TraceError if a required column or value is missing.
     """
     if missing := [column for column in REQUIRED if column not in table.columns]:
         raise TraceError(f"found columns {', '.join(map(str, table.columns))}; wanted {', '.join(missing)} as well.")
@@ -98,8 +89,7 @@ def forecast_workflows(predictor: Predictor, table: pd.DataFrame) -> pd.DataFram
 def example_table(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """An input example that MLflow can write: the columns of the signature, states as plain lists.
 
-    Raises:
-        TraceError: no rows, or a required column is missing.
+    Raises TraceError for no rows, or if a required column is missing.
     """
     table = example if isinstance(example, pd.DataFrame) else pd.DataFrame([dict(step) for step in example])
     if missing := [column for column in REQUIRED if column not in table.columns]:

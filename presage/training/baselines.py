@@ -1,11 +1,8 @@
 """Baselines by name, and the comparisons in which a baseline beats the predictor.
 
 `--baselines default,module:name` selects baselines and sets of them. A next-agent baseline imports its library on
-construction. A baseline that uses the validation part (early stopping, weights) is fitted on the rest of the training
-part; every other baseline is fitted on the whole training part, as the predictor is in its final fit.
-
-If a baseline wins significantly, the training output and the report show it first, and a tag of the version records it
-for the registry's gate.
+construction. If a baseline wins significantly, the training output and the report show it first, and a tag of the
+version records it for the registry's gate.
 """
 
 from __future__ import annotations
@@ -41,11 +38,8 @@ class NextAgentEstimator(Protocol):
 
 @dataclass(frozen=True)
 class NextAgentBaseline:
-    """One baseline.
-
-    Attributes:
-        make: constructs the estimator from a seed and its number of training steps.
-        validates: whether fitting uses validation prefixes, which must then be excluded from its training prefixes.
+    """One baseline: `make` constructs the estimator from a seed and its number of training steps; `validates` if
+    fitting uses validation prefixes (early stopping, weights), which must then be excluded from its training prefixes.
     """
 
     make: Callable[[int, int], NextAgentEstimator]
@@ -95,8 +89,7 @@ model."""
 def find(name: str) -> NextAgentBaseline:
     """Look up a baseline: a key of `BASELINES`, or `module:name` for a key of another module's `BASELINES`.
 
-    Raises:
-        ConfigurationError: no such baseline, or its module cannot be loaded.
+    Raises ConfigurationError if there is no such baseline, or its module cannot be loaded.
     """
     module, own, key = name.partition(":")
     if not own:
@@ -115,10 +108,8 @@ def find(name: str) -> NextAgentBaseline:
 
 
 def choose(text: str) -> tuple[str, ...]:
-    """Next-agent baselines selected by a comma-separated list of names and sets, without duplicates.
-
-    Raises:
-        ConfigurationError: an unknown baseline or set.
+    """Next-agent baselines selected by a comma-separated list of names and sets, without duplicates; raises
+    ConfigurationError for an unknown one.
     """
     chosen = _expanded(text, BASELINES)
     for name in chosen:
@@ -152,8 +143,7 @@ class Behind:
 
     Attributes:
         at: description of the comparison, such as "before the output, 1 step ahead".
-        by: the baseline's lead, above 0, in the unit of the figure.
-        ci95: interval of `by`.
+        by: the baseline's lead, above 0, in the unit of the figure, with its interval `ci95`.
         of: the baseline's own figure.
     """
 
@@ -175,10 +165,8 @@ def moment_name(moment: Moment) -> str:
 
 
 def last_words(found: Sequence[Mapping[str, Any]], advice: str) -> list[str]:
-    """Closing lines of a training's output: the largest losses to baselines; empty without losses.
-
-    Args:
-        found: the comparisons lost, as JSON values.
+    """Closing lines of a training's output: the largest of the comparisons lost, `found` (JSON values); empty without
+    losses.
     """
     if not found:
         return []

@@ -91,13 +91,12 @@ class Claims:
 def claims_of_forecasts(
     probabilities: NDArray[np.floating], outcomes: NDArray[np.int32], workflow: NDArray[np.int64], k: int
 ) -> Claims:
-    """Confidence in the likeliest outcome k steps ahead, and whether it occurred.
+    """Confidence in the likeliest outcome k steps ahead (1..K), and whether it occurred, of n steps.
 
     Args:
         probabilities: [n, K, V+1].
         outcomes: int32 [n, K], as `Prefixes.outcomes`; masked positions make no claim.
         workflow: int64 [n].
-        k: 1..K.
     """
     judged = outcomes[:, k - 1] != MASKED
     predicted = probabilities[judged, k - 1]
@@ -176,16 +175,12 @@ def measure(
     rng: np.random.Generator,
     resamples: int = RESAMPLES,
 ) -> Figures:
-    """Compare forecasts of n steps with their outcomes.
+    """Compare forecasts of n steps with their outcomes; raises ValueError for inconsistent shapes, or no step.
 
     Args:
         probabilities: [n, K, V+1], each row sums to 1.
         outcomes: int32 [n, K], as `Prefixes.outcomes`: V+1 is an outcome not in the vocabulary, MASKED no position.
         workflow: int64 [n], the workflow of each step, 0..W-1.
-        rng: for the bootstrap.
-
-    Raises:
-        ValueError: inconsistent shapes, or no step.
     """
     steps, horizon, size = probabilities.shape
     if not steps or outcomes.shape != (steps, horizon) or workflow.shape != (steps,):
@@ -239,12 +234,7 @@ def _mean_share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> float:
 
 @dataclass(frozen=True)
 class Difference:
-    """Accuracy of the first predictor minus that of the second, K numbers each; NaN without positions.
-
-    Attributes:
-        difference: between −1 and 1.
-        ci95: its paired interval.
-    """
+    """Accuracy of the first predictor minus the second, with its paired interval, K each; NaN without positions."""
 
     difference: tuple[float, ...]
     ci95: tuple[Interval, ...]

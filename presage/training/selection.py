@@ -1,11 +1,9 @@
 """The one-standard-error rule: choose the simplest candidate whose loss is within one standard error of the best.
 
 Source: Breiman et al., "Classification and Regression Trees", 1984. Candidates are fitted on one part of the training
-tasks and scored on the other, so uninformative texts are not used. A sketch of relevant terms has already passed a test
-(`features/sketch.py`) and only needs to be better than no texts. A sketch of all terms can identify single workflows
-and must be better by two standard errors.
-
-A module without PyTorch, because training a length predictor needs only the rule.
+tasks and scored on the other. A sketch of relevant terms has already passed a test (`features/sketch.py`) and only
+needs to be better than no texts. A sketch of all terms can identify single workflows and must be better by two standard
+errors. Without PyTorch, because training a length predictor needs only the rule.
 """
 
 from __future__ import annotations

@@ -42,10 +42,8 @@ def set_apart(table: pa.Table, test: pa.Table | None, seed: int) -> Split:
 
 
 def held_out(table: pa.Table, *predictors: LearntFrom) -> tuple[pa.Table, int]:
-    """Workflows of tasks that no predictor was trained on, and the number of workflows left out.
-
-    Raises:
-        TraceError: every workflow was trained on.
+    """Workflows of tasks that no predictor was trained on, and the number of workflows left out; raises TraceError if
+    none is left.
     """
     seen = np.isin(task_keys(table), np.concatenate([predictor.trained_on for predictor in predictors]))
     left_out = int((seen & (table["step"].to_numpy() == 0)).sum())
@@ -84,13 +82,9 @@ def workflow_names(table: pa.Table) -> tuple[str, ...]:
 def tasks_apart(
     task: NDArray[np.int32], workflow_type: NDArray[np.int32], fraction: float, seed: int
 ) -> NDArray[np.bool_]:
-    """Mask of the workflows (or steps) that belong to held-out tasks, bool [n].
+    """Mask of the workflows (or steps) that belong to held-out tasks, bool [n], from task and workflow type, int32 [n].
 
-    Args:
-        task: int32 [n].
-        workflow_type: int32 [n].
-        fraction: share of the tasks to hold out, between 0 and 1; each part gets at least one task.
-        seed: of the choice.
+    `fraction` is the share of the tasks to hold out, between 0 and 1; each part gets at least one task.
 
     Raises:
         ConfigurationError: the fraction is not between 0 and 1.
@@ -120,10 +114,7 @@ def under_profiles(
 ) -> dict[str, Data]:
     """Test data as seen under each input profile; profiles with equal inputs share one object.
 
-    Args:
-        whole: the data with all inputs.
-        observed: keeps the inputs of some sources.
-        alike: whether two have the same inputs.
+    `observed` keeps the inputs of some sources of the `whole` data; `alike` compares the inputs of two.
     """
     seen, found = [whole], {}
     for name, sources in PROFILES.items():

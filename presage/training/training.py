@@ -75,10 +75,8 @@ class Training(Generic[Predictor, Evaluation]):
     evaluation: Evaluation
 
     def save(self, folder: Path) -> None:
-        """Write artefact, `metrics.json` and report; sets "size_bytes".
-
-        Raises:
-            OutputError: the folder cannot be written, or does not hold an artefact.
+        """Write artefact, `metrics.json` and report, and set "size_bytes"; raises OutputError if the folder cannot be
+        written.
         """
         self.predictor.save(folder, self.training_data)
         self.metrics["size_bytes"] = artefact_size_bytes(folder)
@@ -88,12 +86,10 @@ class Training(Generic[Predictor, Evaluation]):
 
 @dataclass(frozen=True)
 class Judged(Generic[Evaluation]):
-    """A fitted predictor evaluated on data that it was not trained on.
+    """Figures of a fitted predictor on data it was not trained on, beside one baseline that needs no training.
 
-    Attributes:
-        evaluation: its figures, beside one baseline that needs no training.
-        latency_us: median of one forecast.
-        workflows: "type/id" of each workflow, in the order of the figures' rows; empty for a router.
+    `latency_us` is the median of one forecast; `workflows` is "type/id" of each workflow, in the order of the figures'
+    rows (empty for a router).
     """
 
     evaluation: Evaluation

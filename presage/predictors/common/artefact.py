@@ -51,10 +51,8 @@ _PICKLE_SUFFIXES: Final = frozenset({".pkl", ".pickle", ".joblib", ".pt", ".pth"
 class Artefact:
     """The checked content of an artefact folder.
 
-    Attributes:
-        training_data: digest and counts of the training data.
-        digest: `"sha256:…"` of the configuration and all files; equal for equal models.
-        files: further data files by name.
+    `digest`, `"sha256:…"` of the configuration and all files, is equal for equal models; `files` are further data by
+    name.
     """
 
     kind: str
@@ -76,12 +74,10 @@ def write_artefact(
 ) -> None:
     """Write an artefact folder atomically.
 
-    The folder may be absent, empty, or an earlier artefact. An earlier artefact is replaced by renaming a complete
-    sibling; other files in it (metrics, reports) are copied over.
+    The folder may be absent, empty, or an earlier artefact, which is replaced by renaming a complete sibling; other
+    files in it (metrics, reports) are copied over.
 
     Args:
-        folder: missing parents are created.
-        kind: one of `presage.predictors.KINDS`.
         config, training_data: JSON values, finite numbers; the latter `{"digest": "sha256:…", …}` by convention.
         tensors: arrays of floats, integers or booleans; floats finite.
         files: further data by file name, JSON text each, such as a tokenizer's.
@@ -122,8 +118,7 @@ def write_artefact(
 def read_artefact(folder: Path, *, kind: str | None = None) -> Artefact:
     """Read and check an artefact folder; `kind` is the expected kind, None for any.
 
-    Raises:
-        ArtefactError: not a valid artefact; names the file, what it holds and what is expected.
+    Raises ArtefactError, which names the file, what it holds and what is expected.
     """
     folder = Path(folder)
     manifest = _read_config(folder)

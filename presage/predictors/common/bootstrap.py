@@ -29,8 +29,7 @@ def ratio_ci(
 ) -> tuple[float, float]:
     """Percentile interval of `sum(numerator) / sum(denominator)`, `[W]` each, over resampled workflows.
 
-    Raises:
-        ValueError: shapes differ, are not `[W]`, or there is no workflow.
+    Raises ValueError for other shapes, or no workflow.
     """
     if numerator.ndim != 1 or numerator.shape != denominator.shape or not len(numerator):
         raise ValueError(
@@ -74,14 +73,10 @@ def pair_ratio_cis(
 ) -> list[tuple[float, float]]:
     """Intervals of M shares of pairs, such as Kendall's tau distance, or of differences of such shares.
 
-    Drawing a workflow twice doubles its pairs with every other workflow. To first order (Hoeffding's projection) a
-    resample moves the share by twice what it moves the ratio of the workflows' own sums, so resamples need not be
-    ranked again. Intervals lie within 0 and 1, those of differences within −1 and 1.
-
-    Args:
-        numerators: `[W, M]`, the counted pairs of each workflow's steps; each pair counts at both of its steps.
-        denominators: `[W, M]`, all pairs of each workflow's steps.
-        rng, resamples: as of `ratio_ci`.
+    `denominators`, `[W, M]`, are all pairs of each workflow's steps, `numerators` those counted; each pair counts at
+    both of its steps. Drawing a workflow twice doubles its pairs with every other workflow. To first order (Hoeffding's
+    projection) a resample moves the share by twice what it moves the ratio of the workflows' own sums, so resamples
+    need not be ranked again. Intervals lie within 0 and 1, those of differences within −1 and 1.
     """
     ends = ratio_cis(numerators, denominators, rng, resamples)
     totals = denominators.sum(axis=0)
@@ -110,12 +105,10 @@ def paired_difference_ci(
     rng: np.random.Generator,
     resamples: int = 1000,
 ) -> tuple[float, float]:
-    """Percentile interval of accuracy A − accuracy B on the same positions of the same workflows.
+    """Percentile interval of accuracy A − accuracy B on the same positions of the same workflows, `[W]` each.
 
-    Paired: a resample draws the same workflows for both, so their common difficulty cancels.
-
-    Raises:
-        ValueError: shapes differ, are not `[W]`, or there is no workflow.
+    Paired: a resample draws the same workflows for both, so their common difficulty cancels. Raises ValueError for
+    other shapes, or no workflow.
     """
     if correct_a.shape != correct_b.shape:
         raise ValueError(

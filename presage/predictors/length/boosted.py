@@ -2,8 +2,7 @@
 
 One ensemble predicts the location, the median of log tokens; a second one the log of its absolute out-of-fold error.
 Every quantile is location + shift · scale with a shift from conformal calibration: so an upper quantile is learnt from
-every row, not only from the few beyond it. (Averaging with a least-squares location gained .0015 of tau distance on
-real traces and doubled the cost: left out.)
+every row, not only from the few beyond it.
 """
 
 from __future__ import annotations

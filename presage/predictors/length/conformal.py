@@ -6,17 +6,15 @@ quantile regression", NeurIPS 2019, one-sided).
 
 No coverage guarantee holds: most scores come from models of other folds, which err more than the final model (between
 split conformal and CV+: Barber et al., "Predictive inference with the jackknife+", Annals of Statistics 2021), and rows
-of one workflow are correlated. Quantiles tend to over-cover slightly. (The rank ⌈n q (K + 1) / K⌉ over K tasks made the
-upper quantiles too wide on real traces: left out.)
+of one workflow are correlated. Quantiles tend to over-cover slightly.
 
-- A type's own shift overfits to its few tasks. (On types of 28 workflows it raised the pinball loss at .9 to as much as
-  1.6 times that of counting.) So of the candidates between the shift of all types and the own one, the first is used
-  that covers the type's rows as it should, within two standard errors over its tasks.
+- A type's own shift overfits to its few tasks. So of the candidates between the shift of all types and the own one, the
+first is used that covers the type's rows as it should, within two standard errors over its tasks.
 - If fewer than ROWS_BEYOND rows can lie beyond a quantile, the larger of the own shift and that of all types is used.
 - One long workflow can move a .99 quantile alone. So an upper shift is scaled down to the smallest share that still
-  covers the rows as it should, within one standard error over tasks. Negative shifts are used in full.
+covers the rows as it should, within one standard error over tasks. Negative shifts are used in full.
 - A workflow type below the floor is marked as not calibrated. Its upper shifts are the largest of its own, of those of
-  all types together, and of those of every type that reaches the floor. An unknown type gets the largest score.
+all types together, and of those of every type that reaches the floor. An unknown type gets the largest score.
 
 MAPIE has neither groups with a floor nor one-sided bounds with a scale.
 """
@@ -70,8 +68,7 @@ class Conformal(Tensors):
     ) -> Self:
         """Fit from scores float64 [L, n, Q] of calibration rows and their types, int32 [n]; T is `types`.
 
-        Args:
-            task: integer [n], equal for rows of one task, which are correlated; None treats rows as independent.
+        `task`, integer [n], is equal for rows of one task, which are correlated; None treats rows as independent.
         """
         floor = max(floor, least_rows(max(quantiles)))
         counts = np.bincount(workflow_type, minlength=types + 1)[: types + 1]

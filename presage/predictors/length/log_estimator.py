@@ -183,8 +183,7 @@ class LogEstimator(ABC):
             encoded: from `train`, `observed` and the seed, if several estimators share it.
             again: refit, keeping the earlier decision whether to fit residuals of the ridge.
 
-        Raises:
-            TraceError: no training row has a label.
+        Raises TraceError if no training row has a label.
         """
         self.quantiles, self._train, self._observed = tuple(quantiles), train, observed
         of = encoded or EncodedRows(train, observed, self.seed)
@@ -220,10 +219,7 @@ class LogEstimator(ABC):
         return len(self._line.weights) - CATEGORIES
 
     def learn_again(self, calibration: LengthRows) -> None:
-        """Refit on training and calibration rows together; all of them calibrate, out of fold.
-
-        (Refitting the trees alone was worse at every quantile.)
-        """
+        """Refit on training and calibration rows together; all of them calibrate, out of fold."""
         nothing = calibration.take(np.zeros(0, np.int64))
         self.fit(join_rows(self._train, calibration), nothing, self.quantiles, self._observed, again=True)
 

@@ -167,7 +167,6 @@ class RemainingLengthPredictor:
             train, calibration: rows of `length_rows(…, encoder, …)`, of one target.
             encoder: stored with the model for serving.
             trained_on: keys of the tasks of both parts.
-            progress: callback.
 
         Raises:
             ConfigurationError: a field of the configuration is out of its range.

@@ -39,12 +39,10 @@ class PublishedConfig:
 
     Attributes:
         dim: d, width of the embeddings, of the projected state and of the perceptron.
-        epochs: most passes over the training data.
         batch_steps: positions in a batch.
         dropout: of the perceptron's hidden units.
         patience: stop after so many epochs without a better validation loss and keep the best epoch; None trains for
             all epochs, as the paper suggests, which overfits.
-        seed: of all random draws.
     """
 
     dim: int = 64

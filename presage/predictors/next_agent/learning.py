@@ -97,10 +97,8 @@ def grow(
 ) -> dict[str, TreeEnsemble]:
     """Grow the ensembles of trees, by the names of `TREES`.
 
-    Args:
-        of, config, seed: as of `learn`.
-        rounds: trees of each ensemble; None: early stopping on held-out examples.
-        grown: ensembles grown on the same prefixes, from which to take those that read no state.
+    `rounds` are the trees of each ensemble, None for early stopping on held-out examples; `grown` are ensembles grown
+    on the same prefixes, from which to take those that read no state.
     """
     history = history_size(len(of.train.vocabulary.agents)) + 1
     ids, tokens = np.arange(history), np.arange(history, history + SIZE_COUNT)
@@ -181,15 +179,10 @@ def learn(
     stopping: Stopping | None = None,
     progress: Callable[[float], None],
 ) -> tuple[NextAgentParts, Stopping]:
-    """Fit all parts; the mixture has equal weights.
+    """Fit all parts on training examples; the mixture has equal weights.
 
-    Args:
-        of: training examples.
-        config: settings.
-        seed: of all random draws.
-        trees: ensembles of `grow`, or None.
-        stopping: found in an earlier fit; None: early stopping on held-out examples.
-        progress: receives the share of epochs done.
+    `trees` are ensembles of `grow`, if known; `stopping` is that of an earlier fit, None for early stopping on held-out
+    examples; `progress` receives the share of epochs done.
     """
     train = of.train
     epochs, rounds = (stopping.epochs, stopping.rounds) if stopping is not None else (None, None)

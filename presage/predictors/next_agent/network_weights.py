@@ -24,8 +24,6 @@ class NetworkConfig:
         hidden_size: h, width of the head.
         dropout: of hidden units; input_dropout: of the head's inputs.
         learning_rate: peak of a one-cycle schedule.
-        weight_decay: of AdamW.
-        epochs: passes over the training data at most.
         patience: epochs without a better validation loss before training stops.
         batch_steps: positions a batch, about.
         averaging: share of the moving average kept at each update.

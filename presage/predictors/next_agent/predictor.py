@@ -87,12 +87,10 @@ class NextAgentPredictor:
         """Fit on `train`; `validation` (other tasks) decides early stopping and mixture weights.
 
         Args:
-            train, validation: prefixes over one vocabulary, with states from `source`.
-            source: of the states; stored with the model for serving.
+            train, validation: prefixes over one vocabulary, with states from `source`, which is stored for serving.
             whole: both parts together with states from `source` fitted on both; None joins the two.
             grown: results of `project`, and optionally of `grow`, for exactly these prefixes.
             trained_on: keys of the tasks of both parts.
-            progress: callback.
         """
         report = progress or (lambda _, __: None)
         self.vocabulary, self.horizon = train.vocabulary, train.horizon

@@ -65,12 +65,10 @@ class Calibration(Tensors):
     def fit(
         cls, logits: NDArray[np.float32], correct: NDArray[np.float32], base: NDArray[np.float64] | None = None
     ) -> Calibration:
-        """Fit the lines.
+        """Fit the lines on log-odds [n, M] of prompts the scorer was not trained on, and labels [n, M], NaN without
+        one.
 
-        Args:
-            logits: [n, M], of prompts the scorer was not trained on.
-            correct: [n, M], 0..1, NaN without a label.
-            base: float64 [M], base rates; None: those of `correct`.
+        `base` is base rates, float64 [M]; None: those of `correct`.
         """
         offset = logit(base_rates(correct) if base is None else base)
         middle = logits.mean(axis=0, dtype=np.float64) if len(logits) else offset
@@ -201,10 +199,7 @@ class Widening:
 
 
 def leave_out_folds(groups: Sequence[str | None]) -> NDArray[np.int64]:
-    """Assign n prompts to three folds of whole families and about equal size, int64 [n]; below three families, to one.
-
-    (Leaving out clusters of one family's prompts instead made calibration worse on known and on new families.)
-    """
+    """Assign n prompts to three folds of whole families and similar size, int64 [n]; below three families, to one."""
     found, place, counts = np.unique([group or "" for group in groups], return_inverse=True, return_counts=True)
     load, fold = np.zeros(FOLDS, np.int64), np.zeros(len(counts), np.int64)
     if ((counts >= _LEAST_GROUP) & (found != "")).sum() < FOLDS:

@@ -57,12 +57,7 @@ def learn_trust(probabilities: NDArray[np.float32], correct: NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A model for a prompt.
-
-    Attributes:
-        reason: explanation for people.
-        kept: whether the model meets the limit; True without a limit.
-    """
+    """A model for a prompt, with an explanation for people; `kept`: whether it meets the limit, True without one."""
 
     model: str
     reason: str

@@ -31,12 +31,7 @@ _DEPENDENT: Final = 1e-5  # relative to the first vector: a shorter one is linea
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """n rows of F features: T sparse, the others dense.
-
-    Attributes:
-        sparse: scipy CSR float32 [n, T].
-        dense: float32 [n, F − T].
-    """
+    """n rows of F features: T sparse (scipy CSR float32 [n, T]), the others dense (float32 [n, F − T])."""
 
     sparse: Any
     dense: NDArray[np.float32]

@@ -142,7 +142,6 @@ class RouterPredictor:
                 forecast on new topics; this needs three families.
             trained_on: keys of all these prompts (`presage.datasets.outcomes.prompt_keys`).
             scorer: already fitted on `prompts`; None fits a linear one.
-            progress: callback.
 
         Raises:
             ConfigurationError: a setting out of range, or a head that needs `scorer`.

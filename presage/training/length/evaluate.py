@@ -34,8 +34,7 @@ class LengthDifference:
     """Figures of the first predictor minus those of the second on the same steps; below 0 the first is better.
 
     Attributes:
-        tau_distance: by scope.
-        pinball: tokens a step, Q of them.
+        tau_distance: by scope; pinball: tokens a step, Q of them.
     """
 
     tau_distance: Mapping[str, Estimate]
@@ -54,12 +53,9 @@ class LengthEvaluation:
         figures: on all evaluated steps; the registry's gates compare their counts by workflow.
         by_workflow_type: the same within each type, `"unknown"` for those not in the vocabulary.
         type_of: workflow type of each of the W workflows.
-        differences: the predictor's figures minus those of each baseline.
         queue: the value of the ranking; None if no workflow has the length of every step.
         bins: steps grouped by the forecast median, with forecast and actual lengths.
-        target: the tokens "remaining", or those of this "step".
-        cut: steps left out because their workflow was truncated.
-        unknown: steps left out because a count is missing.
+        cut, unknown: steps left out because their workflow was truncated, and because a count is missing.
     """
 
     figures: LengthFigures
@@ -76,9 +72,8 @@ class LengthEvaluation:
     unknown: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values.
-
-        The caller sets "model" and "version".
+        """The object `train-predictor` and `presage evaluate` print, as JSON values; the caller sets "model" and
+        "version".
         """
         return json_values(
             {
@@ -109,17 +104,14 @@ def evaluate(
     profiles: Mapping[str, LengthRows] | None = None,
     resamples: int = RESAMPLES,
 ) -> LengthEvaluation:
-    """Evaluate a predictor and baselines on rows that they were not trained on.
+    """Evaluate a predictor and baselines on rows that they were not trained on; raises TraceError without a known
+    length.
 
     Args:
         rows: n steps, those of a workflow one after the other.
         quantiles: Q, ascending: what `predict` and the baselines forecast.
         seed: of the bootstrap, whose resamples all predictors share, and of the queue's arrivals.
-        baselines: evaluated on the same steps, by name.
         profiles: `rows` as seen under each input profile; profiles with equal inputs share one object.
-
-    Raises:
-        TraceError: no step has a known length.
     """
     known = rows.labelled
     cut = int((rows.lower_bound & ~known).sum())

@@ -25,14 +25,9 @@ from presage.training.metrics import RESAMPLES, Estimate, Interval, by_workflow,
 
 
 def discordance(truth: NDArray[np.floating], forecast: NDArray[np.floating]) -> tuple[NDArray[np.float64], ...]:
-    """For each step, how many of its pairs are ordered wrongly, and how many pairs it has.
+    """For each of n steps, how many of its pairs are ordered wrongly, and how many pairs with unequal truth it has.
 
-    Args:
-        truth: [n], finite.
-        forecast: [n], finite.
-
-    Returns:
-        Discordant pairs and pairs with unequal truth, float64 [n] each; each pair is counted at both its steps.
+    Both are float64 [n], from truth and forecast, finite [n]; each pair is counted at both its steps.
     """
     order, low = (np.unique(values, return_inverse=True)[1].astype(np.int64) for values in (truth, forecast))
     sizes = np.bincount(order, minlength=1)
@@ -155,10 +150,8 @@ def measure(
         workflow: [n], the workflow of each step, 0..W-1.
         arrival: bool [n], the steps at which workflows arrive.
         quantiles: Q, ascending, each between 0 and 1.
-        rng: for the bootstrap.
 
-    Raises:
-        ValueError: inconsistent shapes, no step, or a number that is not finite.
+    Raises ValueError for inconsistent shapes, no step, or a number that is not finite.
     """
     steps, size = forecast.shape
     if not steps or truth.shape != (steps,) or workflow.shape != (steps,) or size != len(quantiles):

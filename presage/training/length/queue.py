@@ -37,12 +37,9 @@ LOADS_DRAWS: Final = 20
 
 @dataclass(frozen=True)
 class QueueFigures:
-    """Mean completion by policy.
+    """Mean completion by policy: service in tokens from a workflow's arrival to its end, mean over workflows and draws.
 
-    Attributes:
-        completion: by policy, service in tokens from a workflow's arrival to its end, mean over workflows and draws.
-        workflows: how many took part.
-        load: share of the time the server is busy.
+    `load` is the share of the time the server is busy.
     """
 
     completion: Mapping[str, float]
@@ -66,16 +63,13 @@ def completions(
     offsets: NDArray[np.int64],
     arrivals: NDArray[np.floating],
 ) -> NDArray[np.float64]:
-    """When each workflow is done.
+    """When each workflow is done, float64 [W], in units of service.
 
     Args:
         work: [n], service of each step.
         keys: [n], priority of each step, lower first.
         offsets: int64 [W+1], workflow w has the steps offsets[w]:offsets[w+1], at least one.
-        arrivals: [W], when each workflow comes, in units of service.
-
-    Returns:
-        float64 [W], moment of the end of each workflow.
+        arrivals: [W], when each workflow comes.
     """
     service, key = work.tolist(), keys.tolist()
     step, last = offsets[:-1].tolist(), (offsets[1:] - 1).tolist()
@@ -120,7 +114,6 @@ def compare(
         predicted: by name of the policy, the key a scheduler would sort by: the median forecast at each step, [n].
         offsets: int64 [W+1], the steps of each workflow, W > 0.
         load: share of the time the server is busy; workflows come at random (Poisson) at the rate that makes it so.
-        draws: how often arrival times are drawn.
     """
     workflows = len(offsets) - 1
     total = np.add.reduceat(work.astype(np.float64), offsets[:-1])
@@ -177,13 +170,10 @@ def saved_at_loads(
     seed: int,
     draws: int = LOADS_DRAWS,
 ) -> dict[str, list[Estimate]]:
-    """By how much each policy shortens the mean completion under first come, as a share, at each load.
+    """By how much each policy shortens the mean completion under first come, as a share, at each load (0 to 1).
 
-    Args:
-        predicted: by name of the policy, tokens forecast for each row, [n]; lower first.
-        loads: shares of the time the server is busy, each between 0 and 1.
-        seed: of the arrivals and of the bootstrap over draws.
-        draws: of the arrivals; every policy meets the same ones.
+    `predicted` is tokens forecast for each row, [n], by name of the policy, lower first. `draws` is how often arrivals
+    are drawn, the same for every policy; intervals are by bootstrap over draws.
     """
     keys = {name: forecast[waiting.taken].astype(np.float64) for name, forecast in predicted.items()}
     found: dict[str, list[Estimate]] = {}

@@ -44,12 +44,8 @@ _CANDIDATES: Final[Mapping[Texts, tuple[Candidate, ...]]] = {
 
 @dataclass(frozen=True, eq=False)
 class LengthTexts:
-    """The prompts of n LLM steps and the answers before them.
-
-    Attributes:
-        rows: the steps, without sketches.
-        corpus: 2 n rows, first all prompts.
-        fold: int64 [2 n], equal for steps of one task.
+    """The prompts of n LLM steps and the answers before them: `corpus` has 2 n rows, first all prompts; `fold`, int64
+    [2 n], is equal for steps of one task; `rows` are the steps without sketches.
     """
 
     rows: LengthRows
@@ -97,11 +93,10 @@ class LengthTexts:
 
         Returns:
             The encoder with the sketch, and all rows with their sketches. Sketches of relevant terms are out of fold
-            for the rows they were fitted on. All others are as in serving: terms chosen without labels do not overfit,
-            while sketches that differ from fold to fold would reveal the fold of a row to the trees.
+                for the rows they were fitted on. All others are as in serving: terms chosen without labels do not
+                overfit, while sketches that differ from fold to fold would reveal the fold of a row to the trees.
 
-        Raises:
-            InputError: the texts are insufficient for a sketch.
+        Raises InputError if the texts are insufficient for a sketch.
         """
         mine = np.tile(np.ones(len(self.rows), bool) if learning is None else learning, 2)
         part = self.corpus.take(mine)
@@ -127,11 +122,8 @@ def _ranks(rows: LengthRows, group: NDArray[np.int32]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class TextChoice(Choice):
-    """The chosen text features; losses are pinball losses on the logarithm, summed over two quantiles.
-
-    Attributes:
-        encoder: with the sketch.
-        rows: the training rows with the chosen features.
+    """The encoder and the training rows with the chosen text features; losses are pinball losses on the logarithm,
+    summed over two quantiles.
     """
 
     keys: ClassVar = ("validation_log_error", "error")
@@ -149,13 +141,9 @@ def choose_texts(
     seed: int,
     report: Callable[[str], None],
 ) -> TextChoice:
-    """Choose the text features on the calibration tasks.
+    """Choose the text features on the calibration tasks, the rows `apart` (bool [n]).
 
-    Args:
-        encoder: without a sketch.
-        rows: of the trace, by that encoder.
-        apart: bool [n], the rows of calibration tasks.
-        texts: "auto" to compare all candidates, "text" or "none".
+    `encoder` has no sketch yet and made `rows`; `texts` is "auto" to compare all candidates, "text" or "none".
 
     Raises:
         ConfigurationError: texts are requested, but the traces have none.

@@ -219,10 +219,8 @@ def evaluate_lengths(
 ) -> Judged[LengthEvaluation]:
     """Evaluate a fitted predictor on a valid trace that it was not trained on, beside `FLOOR`.
 
-    With `profile`, use this input profile only; otherwise use all inputs, and each profile in addition.
-
-    Raises:
-        TraceError: no step has a known length, or the predictor knows none of the agents.
+    With `profile`, use this input profile only; otherwise use all inputs, and each profile in addition. Raises
+    TraceError if no step has a known length, or the predictor knows none of the agents.
     """
     check_known_agents(table, predictor.encoder.vocabulary)
     rows = length_rows(table, predictor.encoder, predictor.target)
@@ -278,19 +276,10 @@ def ablate(
     *,
     seed: int = 0,
 ) -> dict[str, LengthDifference]:
-    """Train with all features and once without each group that the traces have, and evaluate on `test`.
+    """Train with all features and once without each group that the traces have, and evaluate on `test` (other tasks).
 
-    Args:
-        table: a valid training trace.
-        test: a valid trace with other tasks.
-        config: of the predictor; with "auto", the estimators may differ.
-        seed: of the split, of every fit and of the bootstrap.
-
-    Returns:
-        By group, the figures without it minus those with all features; above 0 the group helps.
-
-    Raises:
-        TraceError: too few traces to split, or no known output tokens.
+    With the estimator "auto", the estimators may differ. Returns by group the figures without it minus those with all
+    features; above 0 the group helps. Raises TraceError for too few traces to split, or no known output tokens.
     """
     config = config or RemainingLengthConfig()
     choice, apart = _features(table, "remaining", "auto", seed, lambda _, __: None)

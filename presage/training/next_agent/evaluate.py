@@ -1,11 +1,8 @@
 """Evaluate next-agent predictors and baselines on held-out traces, at both moments.
 
-A predictor is a function from prefixes and moment to probabilities, so one code path evaluates Presage's predictor,
-every baseline and the Bayes-optimal forecast of a synthetic process. All are evaluated at the same positions: every
-step of a workflow, with END as an outcome, and nothing after END or after a truncation.
-
-`confusions` lists errors one step ahead: forecast, outcome, and the preceding agents. It contains agent names only, no
-text of a trace.
+One code path evaluates Presage's predictor, every baseline and the Bayes-optimal forecast of a synthetic process. All
+are evaluated at the same positions: every step of a workflow, with END as an outcome, and nothing after END or after a
+truncation.
 """
 
 from __future__ import annotations
@@ -36,18 +33,17 @@ _NO_AGENT: Final = -1
 
 
 def confusions(probabilities: NDArray[np.float32], prefixes: Prefixes) -> dict[str, Any]:
-    """Errors one step ahead.
+    """Errors one step ahead, by the names of agents alone.
 
     Args:
         probabilities: [n, K, V+1], at one moment of every step.
         prefixes: the n steps and their outcomes.
 
     Returns:
-        JSON values: the number of `positions` and of `errors`; `pairs`, the most frequent errors, each with
-        `forecast`, `came` (the outcome), `positions`, the mean probability of the forecast (`confidence`) and
-        `examples` {"prefix": the last agents, "earlier": whether other agents precede them, "positions"}; `by_agent`,
-        the agents followed by most errors, with `positions` and `errors`. The name of an agent unknown to training is
-        null.
+        JSON values: the number of `positions` and of `errors`; `pairs`, the most frequent errors, each with `forecast`,
+            `came` (the outcome), `positions`, the mean probability of the forecast (`confidence`) and `examples`
+            {"prefix": the last agents, "earlier": whether other agents precede them, "positions"}; `by_agent`, the
+            agents followed by most errors. The name of an agent unknown to training is null.
     """
     agents: tuple[str | None, ...] = (*prefixes.vocabulary.agents, None)
     outcomes: tuple[str | None, ...] = (*prefixes.vocabulary.agents, END, None)
@@ -111,11 +107,7 @@ ByMoment = Mapping[Moment, Figures]
 
 @dataclass(frozen=True)
 class ProfileFigures:
-    """Figures under one input profile (`features/input_profiles.py`).
-
-    Attributes:
-        states: whether any step has a state, by moment.
-    """
+    """Figures under one input profile (`features/input_profiles.py`); `states`: whether any step has one, by moment."""
 
     moments: ByMoment
     states: Mapping[Moment, bool]
@@ -160,9 +152,8 @@ class Evaluation:
     profiles: Mapping[str, ProfileFigures]
 
     def to_dict(self) -> dict[str, Any]:
-        """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values.
-
-        The caller sets "model" and "version".
+        """The object `train-predictor` and `presage evaluate` print, as JSON values; the caller sets "model" and
+        "version".
         """
         return json_values(
             {

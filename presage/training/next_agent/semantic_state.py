@@ -1,8 +1,7 @@
 """Choose the semantic states of a next-agent predictor on held-out tasks: hidden states, texts, or none.
 
-By the rule of `training/selection.py`. Candidates are fitted with the predictor's trees
-(`predictors/next_agent/learning.py`), which take seconds. The loss is the negative log-likelihood of the outcomes at
-both moments and all horizons.
+By the rule of `training/selection.py`, with the predictor's trees, which take seconds. The loss is the negative
+log-likelihood of the outcomes at both moments and all horizons.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ class TrainingTraces:
     """Training traces and the data derived from them.
 
     Args:
-        table: a conforming trace.
-        prefixes: of `table`, without states.
+        table: a conforming trace; prefixes: its own, without states.
         seed: of the validation part and of the sketches.
         text_encoder: "sketch", or a folder or hub name of a transformer.
         progress: called with the number of texts that an encoder has embedded since the last call.
@@ -76,8 +74,7 @@ class TrainingTraces:
     def seen(self, candidate: Candidate, *, inner: bool) -> tuple[StateSource, Prefixes]:
         """A source of states, fitted on the inner part or on everything, and all training prefixes with its states.
 
-        Raises:
-            InputError: the texts are insufficient for a sketch.
+        Raises InputError if the texts are insufficient for a sketch.
         """
         if self.text_encoder == SKETCH and candidate in ("text", "relevant text"):
             steps = self._inner if inner else np.ones(self.prefixes.steps, bool)
@@ -98,12 +95,8 @@ class TrainingTraces:
 
 @dataclass(frozen=True)
 class StateChoice(Choice):
-    """The chosen source of states; its losses are in nats per step and horizon.
-
-    Attributes:
-        source: fitted on the inner part.
-        prefixes: the training prefixes with its states.
-        of, trees: intermediate results fitted on `prefixes`, for reuse.
+    """The chosen source of states, fitted on the inner part, and the training prefixes with its states; losses are in
+    nats per step and horizon. `of` and `trees` are intermediate results fitted on `prefixes`, for reuse.
     """
 
     keys: ClassVar = ("validation_nll", "nll")
@@ -130,9 +123,7 @@ def choose_states(
 ) -> StateChoice:
     """Choose the source of semantic states on the validation tasks.
 
-    Args:
-        states: a source, or "auto" to choose among those in the traces.
-        report: called with the name of each candidate.
+    `states` is a source, or "auto" to choose among those in the traces; `report` is called with each candidate.
 
     Raises:
         ConfigurationError: the traces lack the requested source.

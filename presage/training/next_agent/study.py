@@ -1,14 +1,12 @@
 """The studies of PBKV's appendix C on the user's own traces: amount of data, source of states, horizon.
 
-Each study trains as `train-predictor` does and evaluates on the same workflows. It returns JSON values with "kind"
-"study", its name under "study", and a description of its inputs under "data" and "traces". `further_evidence` adds a
-learning curve and an ablation to the report of one training.
+Each study trains as `train-predictor` does and evaluates on the same workflows. `further_evidence` adds a learning
+curve and an ablation to the report of one training.
 
-The training sets of a learning curve consist of whole tasks and are nested: a larger set contains every smaller one of
-its draw, and workflow types keep their shares. Vocabulary, text sketch and early stopping use the subset only. Small
-sets are drawn several times, because their accuracy depends most on the draw and training is cheap. Two uncertainties
-are reported separately: `ci95`, a bootstrap over test workflows, and `spread`, the lowest and highest accuracy over
-draws of training workflows.
+The training sets of a learning curve consist of whole tasks and are nested, and workflow types keep their shares.
+Vocabulary, text sketch and early stopping use the subset only. Small sets are drawn several times, because their
+accuracy depends most on the draw. Two uncertainties are reported separately: `ci95`, a bootstrap over test workflows,
+and `spread`, the lowest and highest accuracy over draws of training workflows.
 """
 
 from __future__ import annotations
@@ -143,22 +141,19 @@ def learning_curve(
     whole: Evaluation | None = None,
     share: Progress | None = None,
 ) -> dict[str, Any]:
-    """Train on growing subsets of `train` and evaluate on `test`.
+    """Train on growing subsets of `train` and evaluate on `test`, a valid trace with other tasks.
 
     Args:
-        train: a valid trace to draw training sets from.
-        test: a valid trace with other tasks.
         sizes: workflows of the training sets; sets consist of whole tasks, so they may hold more. None:
-            `default_sizes`.
-        largest: the largest default size.
+            `default_sizes`, up to `largest`.
         draws: maximum draws of a set; larger sets are drawn less often, so that no size costs more than the largest.
         whole: the evaluation of a training on all of `train`, if known; becomes the last point.
         share: called with each stage and the completed share of the whole, 0 to 1.
 
     Returns:
-        JSON values: `points` [{"tasks", "workflows", "draws"}], the workflows as a mean over the draws; `models`
-        {name: {moment: {"accuracy", "ci95", "spread"}}}, each a list over the points of K values; `left_out`
-        [{"tasks", "workflows", "reason"}], sets too small to train on.
+        JSON values: `points` [{"tasks", "workflows", "draws"}], the workflows as a mean over the draws; `models` {name:
+            {moment: {"accuracy", "ci95", "spread"}}}, each a list over the points of K values; `left_out` [{"tasks",
+            "workflows", "reason"}], sets too small to train on.
 
     Raises:
         ConfigurationError: a size below 2 or above the number of training workflows, or fewer than 1 draw.
@@ -215,12 +210,7 @@ def learning_curve(
 
 
 def default_sizes(workflows: int, largest: int = LARGEST, whole_is_known: bool = False) -> list[int]:
-    """25, 50, 100, … up to `largest`, or up to all workflows if there are fewer.
-
-    Args:
-        largest: maximum workflows of a set.
-        whole_is_known: leave out the set of all workflows.
-    """
+    """25, 50, 100, … up to `largest`; all workflows too if they are no more than that, unless `whole_is_known`."""
     sizes = []
     size = SMALLEST
     while size <= largest and size * math.sqrt(2) <= workflows:  # none much like the last one
@@ -304,11 +294,7 @@ def study_states(table: pa.Table, test: pa.Table | None, recipe: Recipe, *, shar
 def study_horizon(
     table: pa.Table, test: pa.Table | None, recipe: Recipe, *, baselines: Sequence[str], share: Progress
 ) -> dict[str, Any]:
-    """Accuracy at each of K steps ahead.
-
-    Returns:
-        Adds the contract's "moments", "baselines" and "differences" of one predictor trained for K steps.
-    """
+    """Accuracy at each of K steps ahead: the contract's "moments", "baselines" and "differences" of one predictor."""
     parts = set_apart(table, test, recipe.seed)
     found = recipe.train(parts.train, parts.test, baselines, share).evaluation.to_dict()
     kept = {key: found[key] for key in ("moments", "baselines", "differences")}

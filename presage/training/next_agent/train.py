@@ -51,8 +51,7 @@ _WARM_UP = 50
 def forecast_latency_us(predictor: NextAgentPredictor, prefixes: Prefixes) -> float:
     """Median time of one forecast with its state, microseconds, over a thousand steps and both moments.
 
-    Includes the projection of the state, not the encoding of texts. Measured on one thread; other load on the machine
-    affects it.
+    Includes the projection of the state, not the encoding of texts; on one thread.
     """
     out = np.empty((predictor.horizon, predictor.vocabulary.outcomes), np.float32)
     sizes = np.nan_to_num(prefixes.sizes, nan=0.0).tolist()
@@ -218,11 +217,8 @@ def evaluate_model(
 ) -> Judged[Evaluation]:
     """Evaluate a fitted predictor on a valid trace that it was not trained on, beside its own n-gram, `NGRAM`.
 
-    Args:
-        profile: use this input profile only; None uses all inputs, and each profile in addition.
-
-    Raises:
-        TraceError: no workflow, or no agent that the predictor knows.
+    With `profile`, use this input profile only; otherwise all inputs, and each profile in addition. Raises TraceError
+    if there is no workflow, or no agent that the predictor knows.
     """
     check_known_agents(table, predictor.vocabulary)
     prefixes = prefixes_of(table, predictor.vocabulary, predictor.horizon).with_states(predictor.source.states(table))
@@ -240,12 +236,8 @@ def evaluate_model(
 
 @dataclass(frozen=True)
 class FittedPredictor:
-    """A fitted predictor and its training data.
-
-    Attributes:
-        learning: the training prefixes with the chosen semantic states.
-        inner, validation: their two parts.
-        seconds: time of the fit.
+    """A fitted predictor; `learning`, its training prefixes with the chosen states, consists of `inner` and
+    `validation`; `seconds` is the time of the fit.
     """
 
     predictor: NextAgentPredictor

@@ -24,11 +24,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
-
-    Attributes:
-        words: columns of words, counted from 0; the others hold figures.
-        marked: first cells of the rows to emphasise: ours.
+    """A table; `words` are the columns of words, counted from 0, the others hold figures; `marked` are the first cells
+    of the rows to emphasise: ours.
     """
 
     head: Sequence[str]

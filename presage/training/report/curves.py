@@ -93,12 +93,8 @@ def reliability(metrics: Metrics) -> Section:
 
 
 def bin_plot(lines: Mapping[str, Sequence[Mapping[str, Any]]], x: str, y: str, least: int) -> Element:
-    """A reliability plot.
-
-    Args:
-        lines: bins {"confidence", "accuracy", "positions"} by name of the line.
-        x, y: labels of the axes.
-        least: bins with fewer positions are left out.
+    """A reliability plot of bins {"confidence", "accuracy", "positions"} by name of the line; those with fewer
+    positions than `least` are left out.
     """
     drawn = [
         [
@@ -117,12 +113,7 @@ def bin_plot(lines: Mapping[str, Sequence[Mapping[str, Any]]], x: str, y: str, l
 
 
 def by_steps_ahead(judged: Mapping[str, Mapping[str, Any]], name: str) -> Picture:
-    """Accuracy at 1..K steps ahead, a panel a moment, a line a model; the first six models.
-
-    Args:
-        judged: {model: {moment: figures}}.
-        name: of the picture's file.
-    """
+    """Accuracy at 1..K steps ahead, a panel a moment, a line a model; the first six of {model: {moment: figures}}."""
     drawn = dict(list(judged.items())[:COLOURS])
     panels = []
     for moment in next(iter(drawn.values())):

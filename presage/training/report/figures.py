@@ -53,12 +53,8 @@ def rows_with_intervals(
 ) -> None:
     """A row per name, the first at the top: a dot for the figure, a bar for its interval.
 
-    Args:
-        ax: to draw on.
-        values: figure and ends by name; a second call with the same names draws beside the first.
-        place: index of colour and mark.
-        shift: rows downwards, to separate two series.
-        name: of the series, for the legend.
+    A second call with the same names draws beside the first: `place` is the index of colour and mark, `shift` moves
+    rows downwards, `name` is that of the series in the legend.
     """
     colour, mark = COLOURS[place % len(COLOURS)], _MARKS[place % len(_MARKS)]
     for row, (value, (low, high)) in enumerate(values.values()):
@@ -80,15 +76,10 @@ def line_with_intervals(
     place: int = 0,
     band: bool = False,
 ) -> None:
-    """A line through points, each with its interval.
+    """A line through points, each with its interval if it has one.
 
-    Args:
-        ax: to draw on.
-        x, y: of the points.
-        ends: their intervals, or none.
-        name: of the line, for the legend.
-        place: index of colour, mark and dash.
-        band: draw the intervals as a band and no marks, for a line of many points.
+    `place` is the index of colour, mark and dash; `name` is for the legend; a `band` instead of bars and marks suits a
+    line of many points.
     """
     colour, mark = COLOURS[place % len(COLOURS)], _MARKS[place % len(_MARKS)]
     known = [(at, low, high) for at, (low, high) in zip(x, ends, strict=False) if low is not None and high is not None]

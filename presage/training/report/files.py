@@ -27,21 +27,13 @@ MARKDOWN_FILE: Final = "report.md"
 
 
 def write_metrics(folder: Path, metrics: Metrics) -> Path:
-    """Write `metrics.json` into a folder, created if it does not exist.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
+    """Write `metrics.json` into a folder, created if it does not exist; raises OutputError if it cannot be written."""
     text = json.dumps(metrics, indent=1, ensure_ascii=False, allow_nan=False)
     return write_file(Path(folder) / METRICS_FILE, text.encode() + b"\n")
 
 
 def write_report(folder: Path, metrics: Metrics) -> list[Path]:
-    """Write page, Markdown and pictures into a folder, from the metrics alone.
-
-    Raises:
-        OutputError: a file cannot be written.
-    """
+    """Write page, Markdown and pictures into a folder, from the metrics alone; raises OutputError if that fails."""
     pages = document(metrics)
     folder = Path(folder)
     files = {f"{picture.name}.svg": standalone(picture) for picture in pages.pictures()}
@@ -55,11 +47,7 @@ def report_files(folder: Path) -> list[Path]:
 
 
 def check_folder(folder: Path, option: str) -> None:
-    """Check before the training that a report can be written there.
-
-    Raises:
-        OutputError: it is a file, lies in one, or cannot be written to.
-    """
+    """Raise OutputError unless a report can be written there: it is a file, lies in one, or is protected."""
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not there.is_dir():
         raise OutputError(f"{option} {folder}: {there} is a file; a folder is wanted: choose another name")
@@ -68,11 +56,7 @@ def check_folder(folder: Path, option: str) -> None:
 
 
 def write_file(path: Path, content: bytes) -> Path:
-    """Write a file atomically; its folder is created if it does not exist.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Write a file atomically, and its folder if it does not exist; raises OutputError if it cannot be written."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

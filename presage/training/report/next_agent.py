@@ -1,8 +1,5 @@
 """The report of a next-agent predictor, from its `metrics.json`.
 
-How often the forecast is right beside every baseline, and where it does not lead; its accuracy under each input
-profile; where it errs most, by the names of agents alone.
-
 Keys that a cheaper run leaves out ("traces", "learning_curve", "ablation", "data") leave out their section.
 """
 
@@ -71,9 +68,8 @@ def ours(metrics: Metrics) -> str:
 def against_best(metrics: Metrics) -> list[Against]:
     """At each moment and horizon the baseline that is most often right; none where there are no baselines.
 
-    Args:
-        metrics: "moments" {moment: figures} of ours, "baselines" {name: {moment: figures}} and "differences" {name:
-            {moment: {"difference", "ci95"}}}.
+    Reads "moments" {moment: figures} of ours, "baselines" {name: {moment: figures}} and "differences" {name: {moment:
+    {"difference", "ci95"}}}.
     """
     baselines, differences = metrics["baselines"], metrics["differences"]
     found = []

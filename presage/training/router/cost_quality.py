@@ -66,13 +66,10 @@ class CostQuality:
 
 @dataclass(frozen=True, eq=False)
 class Priced:
-    """The n' prompts with a label of every model, and the costs of their answers.
+    """The n' prompts with a label of every model (bool [n], `whole`), with costs and labels of their answers, float64
+    [n', M].
 
-    Attributes:
-        whole: bool [n], mask of these prompts.
-        paid: float64 [n', M], costs.
-        labels: float64 [n', M].
-        price: float64 [M], each model's mean cost as a share of the most expensive model's.
+    `price`, float64 [M], is each model's mean cost as a share of the most expensive model's.
     """
 
     unit: str

@@ -60,9 +60,8 @@ class RouterEvaluation:
     curve: CostQuality | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The object `train-predictor` and `presage evaluate` print (DESIGN.md, Command contracts), as JSON values.
-
-        The caller sets "model" and "version".
+        """The object `train-predictor` and `presage evaluate` print, as JSON values; the caller sets "model" and
+        "version".
         """
         headline = (
             *("macro_map", "brier", "picked_accuracy", "best_single", "best_single_model", "random", "oracle"),
@@ -92,15 +91,10 @@ def evaluate(
     baselines: Mapping[str, Routes] | None = None,
     resamples: int = RESAMPLES,
 ) -> RouterEvaluation:
-    """Evaluate a router and baselines on prompts that they were not trained on.
+    """Evaluate a router, and baselines by name, on prompts that they were not trained on; raises TraceError for no
+    label.
 
-    Args:
-        router: the router; its models are those of `outcomes`, in the same order.
-        outcomes: n prompts and M models.
-        baselines: evaluated on the same prompts, by name.
-
-    Raises:
-        TraceError: no label.
+    The router's models are those of `outcomes`, in the same order.
     """
     if not outcomes.labels.any():
         raise TraceError(
@@ -177,11 +171,7 @@ def _by_task(
 
 
 def held_out(outcomes: Outcomes, *routers: RouterPredictor) -> tuple[Outcomes, int]:
-    """Prompts that no router was trained on, and the number of prompts left out.
-
-    Raises:
-        TraceError: every prompt was trained on.
-    """
+    """Prompts that no router was trained on, and the number of prompts left out; raises TraceError if none is left."""
     seen = np.isin(prompt_keys(outcomes), np.concatenate([router.trained_on for router in routers]))
     if seen.all():
         raise TraceError(
@@ -196,11 +186,8 @@ def compare_routers(
 ) -> tuple[RouterFigures, RouterFigures, dict[str, Estimate]]:
     """Compare two routers on prompts that neither was trained on, restricted to their common models.
 
-    Returns:
-        The figures of each, and the differences, mine − its, by figure.
-
-    Raises:
-        ConfigurationError: no common model.
+    Returns the figures of each, and the differences, mine − its, by figure. Raises ConfigurationError for no common
+    model.
     """
     shared = [name for name in mine.models if name in its.models]
     if not shared:

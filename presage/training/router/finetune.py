@@ -65,7 +65,6 @@ class FinetuneConfig:
     """Settings of a fine-tuning.
 
     Attributes:
-        epochs: passes over the training prompts.
         learning_rate: of AdamW, at the end of the warm-up; falls linearly to 0 from there.
         batch_size: prompts a step, on each device.
         warmup: share of all steps over which the rate rises, 0..1.
@@ -102,12 +101,7 @@ class FinetuneConfig:
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Prompts and their outcomes.
-
-    Attributes:
-        prompts: n texts.
-        correct: float32 [n, M], 0..1, NaN if missing.
-    """
+    """Prompts and their outcomes, float32 [n, M], 0..1, NaN if missing."""
 
     prompts: Sequence[str]
     correct: NDArray[np.float32]
@@ -360,10 +354,7 @@ class RouterTrainer(Trainer):
 class LikeLengths(Sampler[int]):
     """An order that batches rows of similar length; it changes each epoch, and the longest batch comes first.
 
-    Args:
-        lengths: tokens of each row.
-        batch: rows per step on all devices together.
-        seed: determines the order together with the epoch.
+    `lengths` are tokens of each row, `batch` is rows per step on all devices together.
     """
 
     def __init__(self, lengths: Sequence[int], batch: int, seed: int) -> None:
@@ -420,12 +411,7 @@ class _AfterSteps(TrainerCallback):
 
 
 def known_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Binary cross-entropy, mean over known labels ("Chimera", §3.3); 0 without any.
-
-    Args:
-        logits: [n, M].
-        labels: [n, M], 0..1, NaN where unknown.
-    """
+    """Binary cross-entropy of logits and labels [n, M], mean over known labels ("Chimera", §3.3); 0 without any."""
     known = ~labels.isnan()
     each = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.nan_to_num(0.0), reduction="none")
     return (each * known).sum() / known.sum().clamp(min=1)

@@ -93,8 +93,7 @@ def measure(
         seed: of the bootstrap; equal seeds give equal resamples, hence paired differences.
         resamples: number of bootstrap resamples; 0 omits intervals.
 
-    Raises:
-        ValueError: inconsistent shapes, or a probability outside 0..1.
+    Raises ValueError for inconsistent shapes, or a probability outside 0..1.
     """
     if probabilities.shape != correct.shape or correct.shape[1:] != (len(models),) or not len(correct):
         raise ValueError(
@@ -243,11 +242,7 @@ def measure_picks(
 ) -> PickFigures:
     """Evaluate the models picked for n prompts.
 
-    Args:
-        picks: int64 [n], 0..M-1.
-        correct: [n, M], 0..1, NaN if missing.
-        seed: of the bootstrap; equal seeds give equal resamples.
-        resamples: number of bootstrap resamples; 0 omits intervals.
+    `picks` is int64 [n], 0..M-1, `correct` [n, M], 0..1, NaN if missing; seed and resamples are as of `measure`.
     """
     whole = judged_prompts(correct)
     truth, taken = correct[whole].astype(np.float64), picks[whole]

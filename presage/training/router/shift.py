@@ -35,11 +35,8 @@ OURS: Final = "presage"
 
 @dataclass(frozen=True, eq=False)
 class _Answers:
-    """Routers' answers to n prompts.
-
-    Attributes:
-        predicted: probabilities [n, M] and picks [n], by router.
-        flagged: bool [n], prompts that the router marks as having too little evidence.
+    """Answers to n prompts: probabilities [n, M] and picks [n] by router, and those flagged for too little evidence,
+    bool [n].
     """
 
     outcomes: Outcomes
@@ -70,9 +67,9 @@ def study_shift(
 
     Returns:
         JSON values: "families" {name: {"prompts", "left_out", "known"}} and the same over all families together under
-        "pooled". "left_out" and "known" are {"routers": {name: figures}, "flagged": share of prompts without enough
-        evidence, "differences": router minus each baseline, "behind": comparisons lost}, or null without prompts.
-        "known" is from one training on four fifths of the prompts of every family, evaluated on the others.
+            "pooled". "left_out" and "known" are {"routers": {name: figures}, "flagged": share of prompts without enough
+            evidence, "differences": router minus each baseline, "behind": comparisons lost}, or null without prompts.
+            "known" is from one training on four fifths of the prompts of every family, evaluated on the others.
 
     Raises:
         ConfigurationError: an invalid regular expression, or a configuration out of range.

@@ -187,8 +187,7 @@ def assess_router(
 def evaluate_router(predictor: RouterPredictor, outcomes: Outcomes, seed: int) -> Judged[RouterEvaluation]:
     """Evaluate a fitted router on prompts that it was not trained on, for its own models, beside its base rates.
 
-    Raises:
-        TraceError: its models have no label.
+    Raises TraceError if its models have no label.
     """
     judged = outcomes.of_models(predictor.models)
     floor = BaseRate()
