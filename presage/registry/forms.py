@@ -3,30 +3,24 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd  # type: ignore[import-untyped]
 
 from presage.errors import InputError
 from presage.predictor_kinds import KINDS
 from presage.predictors.common.artefact import read_artefact
-from presage.registry.table import ForecastAnswer, example_table, forecast_workflows, signature
+from presage.registry.table import example_table, forecast_workflows, signature
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
 
+    from presage.predictors.router.predictor import RouterPredictor
+
 PROMPT: Final = "prompt"
 
 
-class PromptPredictor(Protocol):
-    """A predictor for one prompt."""
-
-    def forecast(self, prompt: str) -> ForecastAnswer:
-        """Probabilities of each model."""
-        ...
-
-
-def route_prompts(router: PromptPredictor, table: pd.DataFrame) -> pd.DataFrame:
+def route_prompts(router: "RouterPredictor", table: pd.DataFrame) -> pd.DataFrame:
     """Probabilities for every prompt of a table with the column `prompt`; raises InputError if it or a value is
     missing.
 

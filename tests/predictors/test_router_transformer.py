@@ -122,7 +122,7 @@ def test_batches_hold_every_row_once_and_their_budget(lengths: list[int], tokens
 
 def test_the_artefact_answers_without_hub_cache_or_encoder(tmp_path: Path) -> None:
     encoder = save_encoder(tmp_path / "encoder")
-    scorer = TransformerScorer.from_encoder(str(encoder), models=MODELS, **SHORT, pooling="mean", seed=1)
+    scorer = TransformerScorer.from_encoder(str(encoder), models=MODELS, **SHORT, seed=1)
     folder = save(scorer, tmp_path / "model")
     shutil.rmtree(encoder)
     code = (

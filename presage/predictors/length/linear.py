@@ -56,27 +56,11 @@ class InputEncoding(Tensors):
         above = _means(rows.model, labels - agents[cell], np.zeros(models + 2))
         return cls(*(a.astype(np.float32) for a in (agents.reshape(shape), types, above)))
 
-    def categories(
-        self, workflow_type: NDArray[np.int32], agent: NDArray[np.int32], model: NDArray[np.int32]
-    ) -> NDArray[np.float32]:
-        """Encoded categories, float32 [n, CATEGORIES]."""
-        known = np.minimum(model, len(self.models) - 1)
-        return np.stack(
-            [
-                self.agents[workflow_type, agent],
-                self.types[workflow_type],
-                self.models[known],
-                workflow_type,
-                agent,
-                known,
-            ],
-            axis=1,
-            dtype=np.float32,
-        )
-
     def inputs(self, rows: LengthRows) -> NDArray[np.float32]:
         """Encoded categories and numbers, float32 [n, CATEGORIES + F], finite."""
-        categories = self.categories(rows.workflow_type, rows.agent, rows.model)
+        known = np.minimum(rows.model, len(self.models) - 1)
+        means = self.agents[rows.workflow_type, rows.agent], self.types[rows.workflow_type], self.models[known]
+        categories = np.stack([*means, rows.workflow_type, rows.agent, known], axis=1, dtype=np.float32)
         joined = np.concatenate([categories, rows.numbers], axis=1, dtype=np.float32)
         joined[np.isnan(joined)] = MISSING
         return joined
@@ -85,14 +69,8 @@ class InputEncoding(Tensors):
         """The same for a single row, float32 [CATEGORIES + F]."""
         out = np.empty(CATEGORIES + len(numbers), np.float32)
         model = min(model, len(self.models) - 1)
-        out[:CATEGORIES] = (
-            self.agents[workflow_type, agent],
-            self.types[workflow_type],
-            self.models[model],
-            workflow_type,
-            agent,
-            model,
-        )
+        means = self.agents[workflow_type, agent], self.types[workflow_type], self.models[model]
+        out[:CATEGORIES] = (*means, workflow_type, agent, model)
         out[CATEGORIES:] = numbers
         out[np.isnan(out)] = MISSING
         return out

@@ -7,7 +7,7 @@ the output length of the current step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +27,7 @@ from presage.features.lengths import (
     Target,
     count_of,
 )
+from presage.predictors.common import Progress
 from presage.predictors.common.artefact import nested, read_artefact, rebuilding, under, write_artefact
 from presage.predictors.common.forecast import Source
 from presage.predictors.common.steps import check_steps
@@ -46,9 +47,6 @@ ESTIMATORS: Final[Mapping[str, type[LogEstimator]]] = MappingProxyType(
     {of.name: of for of in (ForestLengths, BoostedLengths, RidgeLengths)}
 )
 AUTO: Final = "auto"
-
-Progress = Callable[[str, float], None]
-"""Progress callback: current stage and the share of it that is done, 0..1."""
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ its own mixture weights. Training, evaluation and serving all forecast with `ker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 
 from presage.features.input_profiles import STATES, TEXT, TOKENS, Source, Sources
 from presage.features.inputs import inputs_size, known, sums_size
@@ -25,8 +26,10 @@ from presage.features.prefixes import Prefixes, join
 from presage.features.projection import columns_of, project_state
 from presage.features.states import StateSource
 from presage.features.vocabulary import Vocabulary
+from presage.predictors.common import Progress
 from presage.predictors.common.artefact import nested, read_artefact, rebuilding, under, write_artefact
 from presage.predictors.common.forecast import Forecast
+from presage.predictors.common.probabilities import FLOOR, softmax
 from presage.predictors.common.steps import check_steps, has_output, log_tokens
 from presage.predictors.engine import Engine, build_engine, with_shares
 from presage.predictors.next_agent.kernels import completed, forecast_trace, opened, prefilled
@@ -43,16 +46,10 @@ from presage.predictors.next_agent.parts import (
 if TYPE_CHECKING:
     from presage.predictors.next_agent.boosting import TreeEnsemble
     from presage.predictors.next_agent.learning import Projected
-from scipy.optimize import minimize
-
-from presage.predictors.common.probabilities import FLOOR, softmax
 
 KIND: Final = "next-agent"
 PRIOR_WEIGHTS: Final = (0.45, 0.6, 0.05)
 """Prior mixture weights, close to those of the real traces."""
-
-Progress = Callable[[str, float], None]
-"""Progress callback: current stage and the share of it that is done, 0..1."""
 
 
 Workflow = NDArray[np.float32]

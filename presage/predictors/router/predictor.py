@@ -7,7 +7,7 @@ with few labels, and a model choice (`choice.py`) that is not simply the highest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from presage.errors import ConfigurationError, InputError, TraceError
 from presage.features.prompt_terms import prompt_form
 from presage.features.text_encoder import TextEncoder
+from presage.predictors.common import Progress
 from presage.predictors.common.artefact import nested, read_artefact, rebuilding, under, write_artefact
 from presage.predictors.common.forecast import Source
 from presage.predictors.router.calibration import Calibration, Opinions, Widening, leave_out_folds
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
 KIND: Final = "router"
 HEADS: Final = ("linear", "transformer")
 MIN_EVIDENCE: Final = 50
-
-Progress = Callable[[str, float], None]
-"""Progress callback: current stage and the share of it that is done, 0..1."""
 
 
 @dataclass(frozen=True)

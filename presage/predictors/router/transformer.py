@@ -42,8 +42,6 @@ Precision = Literal["fp32", "bf16", "int8"]
 """Of the weights while serving: as trained, bfloat16, or 8-bit linear layers with dynamic activation scaling. Artefacts
 hold fp32."""
 
-Pooling = Literal["cls", "mean"]
-
 ROLE: Final = "encoder"
 _LEFT_OUT: Final = (
     *("_name_or_path", "name_or_path", "transformers_version", "dtype", "architectures"),  # of the training machine
@@ -184,7 +182,6 @@ class TransformerScorer:
         models: Sequence[str],
         head_tokens: int = HEAD_TOKENS,
         tail_tokens: int = TAIL_TOKENS,
-        pooling: Pooling | None = None,
         seed: int = 0,
     ) -> Self:
         """An encoder with untrained logits for M models.
@@ -193,7 +190,6 @@ class TransformerScorer:
             encoder: a folder with config.json, a tokenizer and safetensors weights; or a name on the hub.
             models: M names.
             head_tokens, tail_tokens: tokens kept of a long prompt.
-            pooling: first token or mean, for encoders with that setting; None keeps theirs.
             seed: of the new weights.
 
         Raises:
@@ -203,7 +199,6 @@ class TransformerScorer:
         from transformers import AutoModelForSequenceClassification
 
         folder = find_transformer(encoder, role=ROLE, option="--encoder")
-        chosen = {} if pooling is None else {"classifier_pooling": pooling}
         try:
             with quiet(), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
@@ -215,7 +210,6 @@ class TransformerScorer:
                     use_safetensors=True,
                     ignore_mismatched_sizes=True,  # the head may have another size
                     dtype=torch.float32,
-                    **chosen,
                 ).eval()
         except Exception as error:  # the libraries may raise anything for a foreign configuration
             raise load_error(folder, ROLE, error) from error

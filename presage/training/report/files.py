@@ -76,15 +76,11 @@ def write_file(path: Path, content: bytes) -> Path:
 
 
 def document(metrics: Metrics) -> Document:
-    """The report of a training, an evaluation or a study."""
+    """The report of a training, an evaluation or a study, opened by the comparisons lost if there are any."""
     others = {"study": study.document, "replay": replay.document}
     kind = metrics["kind"]
     make = others[kind] if kind in others else resolve_name(KINDS[kind].report)
-    return _opened(make(metrics), metrics)
-
-
-def _opened(made: Document, metrics: Metrics) -> Document:
-    """The report, opened by the comparisons lost if there are any."""
+    made: Document = make(metrics)
     lost = metrics.get("behind")
     if not lost:
         return made
