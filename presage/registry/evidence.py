@@ -40,7 +40,6 @@ from presage.registry.gates import (
 )
 
 LEAST_RUNS: Final = 3
-"""Fewest runs of a replay."""
 
 
 @dataclass(frozen=True)

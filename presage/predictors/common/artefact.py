@@ -36,7 +36,6 @@ from presage.predictor_kinds import KINDS
 FORMAT: Final = "presage-artefact"
 FORMAT_VERSION: Final = 3
 READS: Final = (FORMAT_VERSION,)
-"""The format versions `read_artefact` reads."""
 
 CONFIG_FILE: Final = "config.json"
 TENSORS_FILE: Final = "model.safetensors"

@@ -27,7 +27,6 @@ from presage.predictors.length.log_estimator import Bands, Fold, LogEstimator, W
 from presage.predictors.length.trees import FlatTrees, Tree, find_leaves, flatten
 
 FOLD_TREES: Final = 16
-"""Trees of each fold."""
 LEAF_ROWS: Final = 8
 INPUT_SHARE: Final = 0.4
 _BUCKETS: Final = 1024

@@ -51,7 +51,6 @@ CALIBRATION_FRACTION: Final = 0.25
 """Of the training tasks. Upper quantiles are made to cover on these: .99 wants hundreds of steps of each type."""
 
 LIMITS: Final[Limits] = dict.fromkeys(("floor", "min_evidence"), (1, math.inf))
-"""Ranges of the numeric fields of `RemainingLengthConfig`."""
 
 FLOOR: Final = "constant"
 """The baseline of an evaluation: the best constant, fitted on the evaluated steps themselves."""

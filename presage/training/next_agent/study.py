@@ -119,7 +119,6 @@ class NestedSets:
 
 
 BASELINES: Final = ("markov-3", "boosted-trees", "published-graphsage")
-"""Baselines of a curve: an n-gram, the strongest baseline, and the published model."""
 
 SMALLEST: Final = 25
 LARGEST: Final = 800

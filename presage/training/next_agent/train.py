@@ -91,7 +91,6 @@ LIMITS: Final[Limits] = {
     "boosting.bins": (2, 256),
     "boosting.directions": (1, 1024),
 }
-"""Ranges of the numeric fields of `NextAgentConfig`."""
 
 NGRAM: Final = "n-gram"
 """The n-gram inside a fitted predictor: order 3, counted on its training traces."""

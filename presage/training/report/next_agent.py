@@ -314,7 +314,6 @@ SERVING: Final = (
     "texts, as a gateway supplies them; +states: and hidden states, everything; engine: token counts and hidden "
     "states, what vLLM's scheduler supplies."
 )
-"""Explains the input profiles."""
 
 
 def document(metrics: Metrics) -> Document:

@@ -30,7 +30,6 @@ from presage.training.report.plot import clean, text_at
 
 END: Final = "END"
 AGENTS: Final = 12
-"""Most agents drawn, besides END."""
 
 EDGES: Final = 32
 LEAST: Final = 0.02
@@ -174,7 +173,6 @@ def _short(name: str) -> str:
 
 
 GRAPHS: Final = 4
-"""Most workflow types whose call graph is drawn: those with most steps."""
 
 _FOLLOWERS: Final = 6
 _AGENTS: Final = 60

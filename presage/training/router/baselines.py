@@ -48,7 +48,6 @@ class BaseRate(_Likeliest):
     name: ClassVar[str] = "base-rate"
 
     base: NDArray[np.float64]
-    """The base rates, [M]."""
 
     def fit(self, prompts: Sequence[str], correct: NDArray[np.float32]) -> Self:
         """Counts."""

@@ -24,7 +24,6 @@ from presage.training.router.cost_quality import CostQuality, cost_quality
 from presage.training.router.metrics import PickFigures, RankingFigures, mean_ci, measure, measure_picks, percentiles
 
 MIN_TASK_PROMPTS: Final = 20
-"""Minimum prompts of a task for figures by task."""
 
 _CALLED: Final = {"macro_map": "macro mAP", "brier": "Brier score", "picked_accuracy": "accuracy of the picks"}
 _LOWER_IS_BETTER: Final = frozenset({"brier"})

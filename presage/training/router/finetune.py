@@ -173,14 +173,26 @@ def finetune(
     scorer.network.to("cpu").eval()
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
-        _clear(checkpoints)
+        for path in checkpoints.glob(f"{_CHECKPOINT}*"):
+            shutil.rmtree(path, ignore_errors=True)
+        (checkpoints / _TRAINING_FILE).unlink(missing_ok=True)
+        if not any(checkpoints.iterdir()):
+            checkpoints.rmdir()
     if not all(bool(weight.isfinite().all()) for weight in scorer.network.parameters()):
         raise ConfigurationError(
             f"the training diverged at a learning rate of {config.learning_rate}; a smaller --learning-rate is wanted"
         )
-    history = tuple(trainer.history())
-    best = trainer.best_epoch() if history else config.epochs
-    return Finetuned(scorer, history, best, trainer.is_world_process_zero())
+    state = trainer.state
+    history = tuple(
+        json_values(
+            {"epoch": round(entry["epoch"]), "loss": entry[_EVAL + _LOSS], "macro_ap": entry[_EVAL + _MACRO_AP]}
+        )
+        for entry in state.log_history
+        if _EVAL + _LOSS in entry
+    )
+    best_step = state.best_global_step if history and state.best_global_step else state.max_steps
+    best_epoch = round(best_step / state.max_steps * config.epochs)
+    return Finetuned(scorer, history, best_epoch, trainer.is_world_process_zero())
 
 
 def _known_failure(
@@ -243,15 +255,6 @@ def _read(file: Path) -> Any:
         return json.loads(file.read_bytes())
     except (OSError, ValueError):
         return None
-
-
-def _clear(folder: Path) -> None:
-    """Delete the training's files, and the folder if it is then empty."""
-    for path in folder.glob(f"{_CHECKPOINT}*"):
-        shutil.rmtree(path, ignore_errors=True)
-    (folder / _TRAINING_FILE).unlink(missing_ok=True)
-    if not any(folder.iterdir()):
-        folder.rmdir()
 
 
 def make_trainer(
@@ -337,18 +340,6 @@ class RouterTrainer(Trainer):
         collate, pin_memory = self.data_collator, self.args.dataloader_pin_memory
         loader: DataLoader[Any] = DataLoader(rows, batch_size, sampler=order, collate_fn=collate, pin_memory=pin_memory)
         return cast(DataLoader[Any], self.accelerator.prepare(loader))
-
-    def history(self) -> Iterator[dict[str, Any]]:
-        """Validation figures of each epoch."""
-        for entry in self.state.log_history:
-            if _EVAL + _LOSS in entry:
-                loss, ap = entry[_EVAL + _LOSS], entry[_EVAL + _MACRO_AP]
-                yield json_values({"epoch": round(entry["epoch"]), "loss": loss, "macro_ap": ap})
-
-    def best_epoch(self) -> int:
-        """Epoch of the weights kept, counted from 1."""
-        best = self.state.best_global_step or self.state.max_steps
-        return round(best / self.state.max_steps * self.args.num_train_epochs)
 
 
 class LikeLengths(Sampler[int]):

@@ -24,10 +24,8 @@ from presage.training.sets import TEST_FRACTION
 from presage.training.training import Progress
 
 LEAST_PROMPTS: Final = 50
-"""Minimum prompts of a family that is left out."""
 
 MOST_FAMILIES: Final = 12
-"""Families to leave out by default, the largest first."""
 
 RIVALS: Final = (TfidfLogistic.name, BaseRate.name)
 OURS: Final = "presage"

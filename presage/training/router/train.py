@@ -32,7 +32,6 @@ CALIBRATION_FRACTION: Final = 0.25
 """Of the training prompts."""
 
 LIMITS: Final[Limits] = dict.fromkeys(("rank", "min_evidence"), (1, math.inf))
-"""Ranges of the numeric fields of `RouterConfig`."""
 
 SHARED_PROMPTS: Final = "test prompts left out because they are in the training set"
 
