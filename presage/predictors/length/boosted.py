@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.predictors.common.artefact import nested, under
 from presage.predictors.common.threads import lightgbm_threads, side_by_side
 from presage.predictors.length.log_estimator import Bands, Fold, LogEstimator, Whole
 from presage.predictors.length.trees import FlatTrees, Tree, flatten, sum_of_leaves
@@ -125,6 +124,7 @@ class BoostedLengths(LogEstimator):
     """LightGBM ensembles for location and scale."""
 
     name = "boosted"
+    parts: ClassVar = {"middle": Ensemble, "doubt": Ensemble}
 
     def _learn(self, folds: Sequence[Fold], whole: Whole) -> list[Bands]:
         *locations, location_of_all = side_by_side(
@@ -142,21 +142,15 @@ class BoostedLengths(LogEstimator):
             lambda of: Ensemble.fit(of[0], of[1], "l2", DOUBT_ROUNDS, self.seed, **_SCALE_SETTINGS),
             [*((fold.inputs, error[fold.learning]) for fold in folds), (whole.inputs, error)],
         )
-        self._parts = {"middle": location_of_all, "doubt": scale_of_all}
+        self._learnt = {"middle": location_of_all, "doubt": scale_of_all}
         return [
             self._quantiles_of(location, np.stack([scale(of) for of in fold.shown]))
             for location, scale, fold in zip(predicted, scales, folds, strict=True)
         ]
 
     def _residual_bands(self, inputs: NDArray[np.float32]) -> Bands:
-        return self._quantiles_of(self._parts["middle"](inputs), self._parts["doubt"](inputs))
+        return self._quantiles_of(self._learnt["middle"](inputs), self._learnt["doubt"](inputs))
 
     def _quantiles_of(self, location: NDArray[np.float64], log_scale: NDArray[np.float64]) -> Bands:
         repeated = np.repeat(location.astype(np.float32)[..., None], len(self.quantiles), axis=-1)
         return repeated, np.exp(log_scale).astype(np.float32)
-
-    def _own_tensors(self) -> dict[str, NDArray[Any]]:
-        return nested({part: ensemble.to_tensors() for part, ensemble in self._parts.items()})
-
-    def _hold(self, tensors: Mapping[str, NDArray[Any]], inputs: int) -> None:
-        self._parts = {part: Ensemble.from_tensors(under(tensors, f"{part}/"), inputs) for part in ("middle", "doubt")}

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from presage.predictors.common.artefact import nested, under
 from presage.predictors.common.threads import side_by_side
 from presage.predictors.length.log_estimator import Bands, Fold, LogEstimator, Whole
 from presage.predictors.length.trees import FlatTrees, Tree, find_leaves, flatten
@@ -113,23 +112,18 @@ class ForestLengths(LogEstimator):
     """Chimera's quantile random forest, trained on log tokens or on the residuals of a ridge."""
 
     name = "forest"
+    parts: ClassVar = {"forest": FlatForest}
 
     def _learn(self, folds: Sequence[Fold], whole: Whole) -> list[Bands]:
         forests = side_by_side(lambda of: grow(of[1].inputs, of[1].above, self.seed + of[0]), list(enumerate(folds)))
-        self._forest = FlatForest.joined(forests)
+        self._learnt = {"forest": FlatForest.joined(forests)}
         return [
             _bands(np.stack([forest.quantiles(of, self.quantiles) for of in fold.shown]))
             for forest, fold in zip(forests, folds, strict=True)
         ]
 
     def _residual_bands(self, inputs: NDArray[np.float32]) -> Bands:
-        return _bands(self._forest.quantiles(inputs, self.quantiles))
-
-    def _own_tensors(self) -> dict[str, NDArray[Any]]:
-        return nested({"forest": self._forest.to_tensors()})
-
-    def _hold(self, tensors: Mapping[str, NDArray[Any]], inputs: int) -> None:
-        self._forest = FlatForest.from_tensors(under(tensors, "forest/"), inputs)
+        return _bands(self._learnt["forest"].quantiles(inputs, self.quantiles))
 
 
 def _bands(found: NDArray[Any]) -> Bands:

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,6 +148,8 @@ class LogEstimator(ABC):
     """Base class of estimators of log tokens; create one with `fit` or `from_tensors`."""
 
     name: str
+    parts: ClassVar[Mapping[str, Any]] = {}
+    """Classes of the learnt parts beside the ridge, by name; each has `to_tensors` and `from_tensors`."""
     starts: bool = False
     """Always fit residuals of the ridge, without a trial."""
     quantiles: tuple[float, ...]
@@ -156,6 +158,8 @@ class LogEstimator(ABC):
     _encoding: InputEncoding
     _line: LogLine
     _start: np.float32
+    _learnt: dict[str, Any]
+    """By the names of `parts`."""
     _train: LengthRows
     _observed: Observe
 
@@ -273,7 +277,7 @@ class LogEstimator(ABC):
             ),
             "evidence": self.evidence,
             "line/start": np.array(self._start),
-            **self._own_tensors(),
+            **nested({name: part.to_tensors() for name, part in self._learnt.items()}),
         }
 
     @classmethod
@@ -294,7 +298,10 @@ class LogEstimator(ABC):
         if estimator.conformal.shifts.shape != expected:
             raise ValueError("the calibration does not match the workflow types and quantiles")
         estimator._start = np.float32(tensors["line/start"])
-        estimator._hold(tensors, len(estimator._line.weights) + 1)
+        inputs = len(estimator._line.weights) + 1
+        estimator._learnt = {
+            name: part.from_tensors(under(tensors, f"{name}/"), inputs) for name, part in cls.parts.items()
+        }
         return estimator
 
     @abstractmethod
@@ -304,12 +311,6 @@ class LogEstimator(ABC):
     @abstractmethod
     def _residual_bands(self, inputs: NDArray[np.float32]) -> Bands:
         """Quantile locations float32 [n, Q] relative to the start, and scales float32 [n]."""
-
-    @abstractmethod
-    def _own_tensors(self) -> dict[str, NDArray[Any]]: ...
-
-    @abstractmethod
-    def _hold(self, tensors: Mapping[str, NDArray[Any]], inputs: int) -> None: ...
 
 
 def _sampled_inputs(
@@ -339,6 +340,7 @@ class RidgeLengths(LogEstimator):
     starts = True
 
     def _learn(self, folds: Sequence[Fold], whole: Whole) -> list[Bands]:
+        self._learnt = {}
         return [self._bands_of(fold.left.shape) for fold in folds]
 
     def _residual_bands(self, inputs: NDArray[np.float32]) -> Bands:
@@ -346,9 +348,3 @@ class RidgeLengths(LogEstimator):
 
     def _bands_of(self, shape: tuple[int, ...]) -> Bands:
         return np.zeros((*shape, len(self.quantiles)), np.float32), np.ones(shape, np.float32)
-
-    def _own_tensors(self) -> dict[str, NDArray[Any]]:
-        return {}
-
-    def _hold(self, tensors: Mapping[str, NDArray[Any]], inputs: int) -> None:
-        """Nothing to load."""
