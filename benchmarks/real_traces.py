@@ -32,7 +32,7 @@ from presage.datasets.tasks import task_of
 from presage.features.input_profiles import PROFILES
 from presage.features.moment import MOMENTS
 from presage.features.prefixes import prefixes_of
-from presage.predictors.common.bootstrap import paired_difference_ci, ratio_ci
+from presage.predictors.common.bootstrap import ratio_ci
 from presage.training.baselines import choose, find
 from presage.training.metrics import Figures
 from presage.training.next_agent.evaluate import Predict, evaluate
@@ -144,7 +144,7 @@ def table_of(name: str, judged: list[dict[str, dict[str, Figures]]], seed: int) 
             best = max(rivals, key=lambda m: rivals[m][:, k].sum())
             positions = pooled(ours, "positions")[:, k]
             mine = pooled(ours, "correct")[:, k]
-            low, high = paired_difference_ci(mine, rivals[best][:, k], positions, np.random.default_rng(seed))
+            low, high = ratio_ci(mine - rivals[best][:, k], positions, np.random.default_rng(seed))
             gain = (mine.sum() - rivals[best][:, k].sum()) / positions.sum()
             differences.append(
                 {"best": best, "difference": round(float(gain), 4), "ci95": [round(low, 4), round(high, 4)]}

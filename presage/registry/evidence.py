@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.predictors.common.bootstrap import pair_ratio_cis, paired_difference_ci, ratio_ci, share_ci
+from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_ci, share_ci
 from presage.registry.gates import (
     ArtefactEvidence,
     Compared,
@@ -152,7 +152,7 @@ def _accuracy(
                 yield _unreached(name)
                 continue
             correct, rivals = mine.correct[:, horizon], its.correct[:, horizon]
-            ci95 = paired_difference_ci(correct, rivals, positions, rng)
+            ci95 = ratio_ci(correct - rivals, positions, rng)
             compared = Compared(correct.sum() / total, rivals.sum() / total, ci95)
             against = f"{rival}'s {compared.its:.4f} on {total} positions"
             yield no_worse(name, compared, against, higher_is_better=True)

@@ -29,6 +29,9 @@ def ratio_ci(
 ) -> tuple[float, float]:
     """Percentile interval of `sum(numerator) / sum(denominator)`, `[W]` each, over resampled workflows.
 
+    With the difference of two predictors' counts as numerator, a resample draws the same workflows for both, so their
+    common difficulty cancels.
+
     Raises ValueError for other shapes, or no workflow.
     """
     if numerator.ndim != 1 or numerator.shape != denominator.shape or not len(numerator):
@@ -96,23 +99,3 @@ def share_ci(
         reach = _Z95**2 / (workflows + _Z95**2)
         return (0.0, reach) if count == 0 else (1.0 - reach, 1.0)
     return ratio_ci(hits, positions, rng, resamples)
-
-
-def paired_difference_ci(
-    correct_a: NDArray[Any],
-    correct_b: NDArray[Any],
-    positions: NDArray[Any],
-    rng: np.random.Generator,
-    resamples: int = 1000,
-) -> tuple[float, float]:
-    """Percentile interval of accuracy A − accuracy B on the same positions of the same workflows, `[W]` each.
-
-    Paired: a resample draws the same workflows for both, so their common difficulty cancels. Raises ValueError for
-    other shapes, or no workflow.
-    """
-    if correct_a.shape != correct_b.shape:
-        raise ValueError(
-            f"got {correct_a.shape} and {correct_b.shape} counts; expected the same workflows, [W], in both"
-        )
-    difference = correct_a.astype(np.int64) - correct_b.astype(np.int64)
-    return ratio_ci(difference, positions, rng, resamples)
