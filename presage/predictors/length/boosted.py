@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.predictors.common.threads import lightgbm_threads, side_by_side
+from presage.predictors.common.threads import lightgbm_settings, lightgbm_threads, side_by_side
 from presage.predictors.length.log_estimator import Bands, Fold, LogEstimator, Whole
 from presage.predictors.length.trees import FlatTrees, Tree, flatten, sum_of_leaves
 
@@ -30,9 +30,6 @@ _SETTINGS: Final = {
     "feature_fraction": 0.3,
     "lambda_l2": 3.0,
     "use_missing": False,  # inputs have no missing values, and our tree walk has no default direction
-    "deterministic": True,
-    "force_row_wise": True,  # otherwise LightGBM times both layouts and picks one, which makes runs differ
-    "verbosity": -1,
 }
 
 # A single error is weak evidence of the local error size, so the scale model is small.
@@ -59,13 +56,8 @@ class Ensemble:
         """Train this many trees on inputs float32 [n, D]."""
         import lightgbm
 
-        settings = {
-            **_SETTINGS,
-            "objective": objective,
-            "seed": seed,
-            "num_threads": lightgbm_threads(len(labels)),
-            **more,
-        }
+        common = lightgbm_settings(seed, lightgbm_threads(len(labels)))
+        settings = {**_SETTINGS, **common, "objective": objective, **more}
         data = lightgbm.Dataset(inputs, labels, params={"verbosity": -1})
         return cls.of(lightgbm.train(settings, data, num_boost_round=rounds))
 

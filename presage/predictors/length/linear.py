@@ -23,7 +23,7 @@ from presage.datasets.tasks import task_folds
 from presage.features.history import PROGRESS
 from presage.features.lengths import PROMPT, LengthRows
 from presage.predictors.common.artefact import Tensors
-from presage.predictors.common.threads import lightgbm_threads
+from presage.predictors.common.threads import lightgbm_settings, lightgbm_threads
 
 MISSING: Final = np.float32(-2.0)
 """Encodes a missing number; it lies below all counts and all sketch components."""
@@ -98,9 +98,6 @@ _TRIAL: Final = {
     "num_leaves": 24,
     "min_child_samples": 30,
     "feature_fraction": 0.3,
-    "deterministic": True,
-    "force_row_wise": True,  # otherwise LightGBM times both layouts and picks one, which makes runs differ
-    "verbosity": -1,
 }
 
 
@@ -173,7 +170,7 @@ def trials(
     shown, losses = inputs[judged], []
     for labels, quantile in targets:
         data.set_label(labels[drawn])
-        settings = {**_TRIAL, "alpha": quantile, "seed": seed, "num_threads": threads}
+        settings = {**_TRIAL, **lightgbm_settings(seed, threads), "alpha": quantile}
         trees = lightgbm.train(settings, data, num_boost_round=_TRIAL_ROUNDS)
         above = labels[judged] - np.asarray(trees.predict(shown, num_threads=threads), np.float64)
         losses.append(np.maximum(quantile * above, (quantile - 1.0) * above))

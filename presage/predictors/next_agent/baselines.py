@@ -28,6 +28,7 @@ from presage.errors import ConfigurationError
 from presage.features.history import RECENT, histories
 from presage.features.moment import MOMENTS, PREFILL, Moment
 from presage.features.prefixes import SIZES, Prefixes, transition_matrix
+from presage.predictors.common.threads import lightgbm_settings
 
 _IGNORED: Final = -100
 _PREDICT_STEPS: Final = 8192
@@ -265,11 +266,7 @@ class BoostedTrees:
             "bagging_fraction": 0.8,
             "bagging_freq": 1,
             "feature_fraction": 0.5,
-            "seed": self.seed,
-            "deterministic": True,
-            "force_row_wise": True,  # otherwise LightGBM times both layouts and picks one, which makes runs differ
-            "num_threads": self.threads,
-            "verbosity": -1,
+            **lightgbm_settings(self.seed, self.threads),
         }
         categorical = [*range(RECENT), inputs.shape[1] - 1]
         data = lightgbm.Dataset(inputs[rows], labels, categorical_feature=categorical, params={"verbosity": -1})
