@@ -67,7 +67,7 @@ class MomentEvidence:
     """The figures of one moment (prefill or completion). W workflows, K horizons.
 
     Attributes:
-        correct, positions: `int[W, K]`, positions judged (none after END or past a cut), and those forecast right.
+        correct, positions: `int[W, K]`, positions forecast right, and judged (none after END or past a cut).
         nll, ece: K numbers, nats a position and 0..1; NaN if nothing was judged.
     """
 

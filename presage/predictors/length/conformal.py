@@ -9,12 +9,12 @@ split conformal and CV+: Barber et al., "Predictive inference with the jackknife
 of one workflow are correlated. Quantiles tend to over-cover slightly.
 
 - A type's own shift overfits to its few tasks. So of the candidates between the shift of all types and the own one, the
-first is used that covers the type's rows as it should, within two standard errors over its tasks.
+  first is used that covers the type's rows as it should, within two standard errors over its tasks.
 - If fewer than ROWS_BEYOND rows can lie beyond a quantile, the larger of the own shift and that of all types is used.
 - One long workflow can move a .99 quantile alone. So an upper shift is scaled down to the smallest share that still
-covers the rows as it should, within one standard error over tasks. Negative shifts are used in full.
+  covers the rows as it should, within one standard error over tasks. Negative shifts are used in full.
 - A workflow type below the floor is marked as not calibrated. Its upper shifts are the largest of its own, of those of
-all types together, and of those of every type that reaches the floor. An unknown type gets the largest score.
+  all types together, and of those of every type that reaches the floor. An unknown type gets the largest score.
 
 MAPIE has neither groups with a floor nor one-sided bounds with a scale.
 """

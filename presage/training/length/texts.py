@@ -93,8 +93,8 @@ class LengthTexts:
 
         Returns:
             The encoder with the sketch, and all rows with their sketches. Sketches of relevant terms are out of fold
-                for the rows they were fitted on. All others are as in serving: terms chosen without labels do not
-                overfit, while sketches that differ from fold to fold would reveal the fold of a row to the trees.
+            for the rows they were fitted on. All others are as in serving: terms chosen without labels do not
+            overfit, while sketches that differ from fold to fold would reveal the fold of a row to the trees.
 
         Raises InputError if the texts are insufficient for a sketch.
         """

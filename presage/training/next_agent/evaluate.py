@@ -41,9 +41,10 @@ def confusions(probabilities: NDArray[np.float32], prefixes: Prefixes) -> dict[s
 
     Returns:
         JSON values: the number of `positions` and of `errors`; `pairs`, the most frequent errors, each with `forecast`,
-            `came` (the outcome), `positions`, the mean probability of the forecast (`confidence`) and `examples`
-            {"prefix": the last agents, "earlier": whether other agents precede them, "positions"}; `by_agent`, the
-            agents followed by most errors. The name of an agent unknown to training is null.
+        `came` (the outcome), `positions`, the mean probability of the forecast (`confidence`) and `examples`
+        {"prefix": the last agents, "earlier": whether other agents precede them, "positions"}; `by_agent`, the
+        agents followed by most errors, with `positions` and `errors`. The name of an agent unknown to training is
+        null.
     """
     agents: tuple[str | None, ...] = (*prefixes.vocabulary.agents, None)
     outcomes: tuple[str | None, ...] = (*prefixes.vocabulary.agents, END, None)

@@ -151,8 +151,8 @@ def learning_curve(
 
     Returns:
         JSON values: `points` [{"tasks", "workflows", "draws"}], the workflows as a mean over the draws; `models` {name:
-            {moment: {"accuracy", "ci95", "spread"}}}, each a list over the points of K values; `left_out` [{"tasks",
-            "workflows", "reason"}], sets too small to train on.
+        {moment: {"accuracy", "ci95", "spread"}}}, each a list over the points of K values; `left_out` [{"tasks",
+        "workflows", "reason"}], sets too small to train on.
 
     Raises:
         ConfigurationError: a size below 2 or above the number of training workflows, or fewer than 1 draw.

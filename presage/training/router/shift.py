@@ -65,9 +65,9 @@ def study_shift(
 
     Returns:
         JSON values: "families" {name: {"prompts", "left_out", "known"}} and the same over all families together under
-            "pooled". "left_out" and "known" are {"routers": {name: figures}, "flagged": share of prompts without enough
-            evidence, "differences": router minus each baseline, "behind": comparisons lost}, or null without prompts.
-            "known" is from one training on four fifths of the prompts of every family, evaluated on the others.
+        "pooled". "left_out" and "known" are {"routers": {name: figures}, "flagged": share of prompts without enough
+        evidence, "differences": router minus each baseline, "behind": comparisons lost}, or null without prompts.
+        "known" is from one training on four fifths of the prompts of every family, evaluated on the others.
 
     Raises:
         ConfigurationError: an invalid regular expression, or a configuration out of range.
