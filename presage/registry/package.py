@@ -22,7 +22,7 @@ from urllib.parse import urlparse
 
 from presage import __version__
 from presage.errors import RegistryError
-from presage.predictors.common.artefact import CONFIG_FILE, TENSORS_FILE, artefact_size_bytes, read_artefact
+from presage.predictors.common.artefact import CONFIG_FILE, TENSORS_FILE, Artefact, artefact_size_bytes, read_artefact
 from presage.registry.connect import Registry, registry_errors
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def register(
         with _on_failure(lambda: registry.client.set_terminated(run_id, status="FAILED")):
             _log_run(registry, run_id, {**params, **_versions()}, figures, metrics, report, Path(scratch))
             example = form_of(content.kind).example(input_example)
-            logged = _log_model(registry, experiment_id, run_id, name, artefact, content.kind, example, Path(scratch))
+            logged = _log_model(registry, experiment_id, run_id, name, artefact, content, example, Path(scratch))
             _make_model(registry, name)
             made = registry.client.create_model_version(
                 name,
@@ -183,7 +183,7 @@ def _log_model(
     run_id: str,
     name: str,
     artefact: Path,
-    kind: str,
+    content: Artefact,
     example: "pd.DataFrame",
     scratch: Path,
 ) -> "LoggedModel":
@@ -193,7 +193,9 @@ def _log_model(
     from presage.registry.forms import form_of
 
     staged = scratch / ARTEFACT
-    _copy_artefact(artefact, staged)
+    staged.mkdir()
+    for file in (CONFIG_FILE, TENSORS_FILE, *content.files):  # other files of the folder are the run's
+        shutil.copyfile(artefact / file, staged / file)
     # MLflow allows dots in names of registered models, not of logged models.
     logged = registry.client.create_logged_model(experiment_id, name=name.replace(".", "-"), source_run_id=run_id)
     with _on_failure(lambda: registry.client.finalize_logged_model(logged.model_id, "FAILED")):
@@ -203,7 +205,7 @@ def _log_model(
                 scratch / "model",
                 python_model=str(Path(__file__).with_name("pyfunc_model.py")),
                 artifacts={ARTEFACT: str(staged)},
-                signature=form_of(kind).signature(),
+                signature=form_of(content.kind).signature(),
                 input_example=example,
                 pip_requirements=_requirements(),
                 mlflow_model=Model(artifact_path=logged.artifact_location, run_id=run_id, model_id=logged.model_id),
@@ -223,13 +225,6 @@ def _source(registry: Registry, logged: "LoggedModel") -> str:
 
     is_database = urlparse(registry.uri).scheme.split("+")[0] in DATABASE_ENGINES
     return str(logged.artifact_location) if is_database else f"models:/{logged.model_id}"
-
-
-def _copy_artefact(source: Path, target: Path) -> None:
-    """Copy the artefact's own files; other files of the folder belong to the run."""
-    target.mkdir()
-    for name in (CONFIG_FILE, TENSORS_FILE, *read_artefact(source).files):
-        shutil.copyfile(source / name, target / name)
 
 
 def _make_model(registry: Registry, name: str) -> None:

@@ -106,7 +106,8 @@ def _fetch(registry: Registry, name: str, version: int, cache: Path | None) -> P
         return folder
     # Version numbers restart in a new database; the source of a version is unique.
     key = hashlib.sha256(f"{registry.uri} {found.source} {found.creation_timestamp}".encode()).hexdigest()[:16]
-    folder = (cache or _user_cache()) / f"{name}-{version}-{key}"
+    cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "presage" / "models"
+    folder = cache / f"{name}-{version}-{key}"
     try:
         read_artefact(folder)
     except ArtefactError:
@@ -137,7 +138,3 @@ def local_path(location: str) -> Path | None:
     if parsed.scheme == "file":
         return Path(unquote(parsed.path))
     return Path(location) if not parsed.scheme else None
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "presage" / "models"

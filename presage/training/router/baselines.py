@@ -26,15 +26,6 @@ class Routes(Protocol):
         """Index of the picked model for each prompt, int64 [n]."""
 
 
-class RouterBaseline(Routes, Protocol):
-    """A router without settings."""
-
-    name: ClassVar[str]
-
-    def fit(self, prompts: Sequence[str], correct: NDArray[np.float32]) -> Self:
-        """Fit on n prompts and labels [n, M], 0..1, NaN if missing."""
-
-
 class _Likeliest:
     """Pick the model with the highest probability; ties go to the first."""
 
@@ -118,6 +109,6 @@ class Nearest(_Likeliest):
         return found
 
 
-BASELINES: Final[Mapping[str, type[RouterBaseline]]] = MappingProxyType(
+BASELINES: Final[Mapping[str, type[BaseRate | TfidfLogistic | Nearest]]] = MappingProxyType(
     {BaseRate.name: BaseRate, TfidfLogistic.name: TfidfLogistic, Nearest.name: Nearest}
 )
