@@ -6,9 +6,9 @@ more by their place, because agents are called by name at the edges of a message
 
 A term is counted by the tasks it occurs in, not by texts: a word in a hundred prompts of one workflow predicts nothing
 about the next workflow. Of two vocabularies the caller keeps the better on held-out tasks
-(`training/semantic_state.py`): every term of `MIN_TASKS` tasks, or only the *relevant* ones of these, which are
-associated with the target beyond chance (`term_chances`). Irrelevant free text (names, random words) dominates the SVD
-of the first, but not of the second.
+(`training/next_agent/semantic_state.py`): every term of `MIN_TASKS` tasks, or only the *relevant* ones of these, which
+are associated with the target beyond chance (`term_chances`). Irrelevant free text (names, random words) dominates the
+SVD of the first, but not of the second.
 
 Traces hold private text, so a term is a 32-bit hash as soon as it is counted. The hash has no key: a guessed term can
 be tested, but none can be read.

@@ -3,7 +3,7 @@
 Three sources: hidden states the engine captured, a sketch of the texts, or a transformer encoder over them. At prefill
 it is the state of the step's input, at completion that of its output. `StateSource.states` (a whole trace) and
 `StateSource.of_step` (one step) use the same arithmetic; captured states are rounded to float16 as the trace keeps
-them. The source of a predictor is chosen on held-out tasks (`training/semantic_state.py`).
+them. The source of a predictor is chosen on held-out tasks (`training/next_agent/semantic_state.py`).
 """
 
 from __future__ import annotations
