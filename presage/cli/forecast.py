@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +14,7 @@ from presage.cli import options
 from presage.cli.kinds import load
 from presage.cli.output import Output, table
 from presage.errors import ArtefactError, ConfigurationError, InputError
+from presage.registry.connect import open_registry
 from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
@@ -50,15 +54,20 @@ def evaluate(
     out = Output(as_json)
     with out.working() as report:
         report("loading the model", None)
-        loaded = load(model, lambda: options.open_registry(tracking_uri))
-        kind = loaded.kind
+        loaded = load(model, lambda: open_registry(tracking_uri))
+        kind, predictor = loaded.kind, loaded.predictor
         if precision is not None:
-            loaded = kind.at_precision(loaded, precision)
-        judged_on, left_out = kind.data.unseen(traces, [loaded.predictor], skip_bad, out, report)
+            if kind.name != "router":
+                raise ConfigurationError(
+                    f"--precision {precision}: {loaded.called} is not a router with a transformer; omit the option"
+                )
+            predictor = predictor.at_precision(precision)
+        judged_on, left_out = kind.data.unseen(traces, [predictor], skip_bad, out, report)
         report("forecasting", None)
-        metrics = loaded.metrics(judged_on, seed)
-    data = {**metrics, "left_out": left_out}
-    out.result(data, *(kind.tables(metrics) if not as_json else ()))
+        judged = kind.evaluate(predictor, judged_on, seed)
+    data = {**judged.evaluation.to_dict(), "model": loaded.model, "version": loaded.version}
+    data |= {"latency_us": judged.latency_us, "left_out": left_out}
+    out.result(data, *(kind.tables(data) if not as_json else ()))
 
 
 def forecast(
@@ -80,7 +89,7 @@ def forecast(
     out = Output(as_json)
     with out.working() as report:
         report("loading the model", None)
-        loaded = load(model, lambda: options.open_registry(tracking_uri))
+        loaded = load(model, lambda: open_registry(tracking_uri))
         rows = _one_workflow(steps, out)
         found = loaded.kind.ask(loaded.predictor, rows)
     data = {"model": loaded.model, "version": loaded.version, **found}
@@ -134,12 +143,15 @@ def route(
 
     out = Output(as_json)
     with out.working() as report:
-        prices = read_costs(costs) if costs is not None else {}
+        prices = _costs(costs) if costs is not None else {}
         report("loading the model", None)
-        loaded = load(model, lambda: options.open_registry(tracking_uri))
+        loaded = load(model, lambda: open_registry(tracking_uri))
         if loaded.kind.name != "router":
             raise ArtefactError(f"{model}: a {loaded.kind.name} predictor; wanted a router (train-predictor router)")
-        text = _standard_input() if prompt == "-" else prompt
+        try:
+            text = sys.stdin.read() if prompt == "-" else prompt
+        except UnicodeDecodeError:
+            raise InputError("standard input: not UTF-8; wanted one prompt in UTF-8") from None
         found = loaded.predictor.forecast(text).to_dict()
         choice = choose(found["probabilities"], prices, found["pick"], max_cost=max_cost, min_quality=min_quality)
     data = {
@@ -153,24 +165,8 @@ def route(
     out.result(data, *(_render(data, prices, choice, loaded.called) if not as_json else ()))
 
 
-def _standard_input() -> str:
-    import sys
-
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError:
-        raise InputError("standard input: not UTF-8; wanted one prompt in UTF-8") from None
-
-
-def read_costs(path: Path) -> dict[str, float]:
-    """Cost of a request by model, from a TOML file.
-
-    Raises:
-        ConfigurationError: the file cannot be read, or a cost is not a number, 0 or more.
-    """
-    import math
-    import tomllib
-
+def _costs(path: Path) -> dict[str, float]:
+    """Cost of a request by model, from a TOML file."""
     from presage.datasets.adapters.files.text import utf8_text
 
     try:

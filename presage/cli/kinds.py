@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from presage.cli import options
 from presage.cli.output import Output, Report, report_lines
-from presage.errors import ArtefactError, ConfigurationError
+from presage.errors import ArtefactError
 from presage.predictor_kinds import KINDS
 
 if TYPE_CHECKING:
@@ -41,12 +41,6 @@ class Loaded:
         """Its name in metrics."""
         return self.name or self.source
 
-    def metrics(self, data: Any, seed: int) -> dict[str, Any]:
-        """The metrics of the command contract, on data that the predictor was not trained on."""
-        evaluated = self.kind.evaluate(self, data, seed, None)
-        about = {"model": self.model, "version": self.version}
-        return {**evaluated.evaluation.to_dict(), **about, "latency_us": evaluated.latency_us}
-
     def artefact_evidence(self, latency: float, interface: Interface) -> ArtefactEvidence:
         """What the gates of every kind judge."""
         from presage.predictors.common.artefact import artefact_size_bytes, find_pickles
@@ -63,14 +57,14 @@ class Data:
     Attributes:
         unit: "workflows" or "prompts".
         read: reads and validates files; optionally skips bad rows and reports them.
-        held_out: the part no given predictor was trained on, and the number of units left out.
-        digest: "sha256:…" of the content.
+        held_out: (data, *predictors) -> the part that none of them was trained on, and the number of units left out.
+        digest: SHA-256 of the content, independent of the files.
         example: the MLflow input example: a few rows, without any text of a user; states are zeros.
     """
 
     unit: str
     read: Callable[[list[Path], bool, Output, Report], Any]
-    held_out: Callable[[Any, list[Any]], tuple[Any, int]]
+    held_out: Callable[..., tuple[Any, int]]
     digest: Callable[[Any], str]
     example: Callable[[Any], list[dict[str, Any]]]
 
@@ -78,16 +72,10 @@ class Data:
         self, paths: list[Path], predictors: list[Any], skip_bad: bool, out: Output, report: Report
     ) -> tuple[Any, int]:
         """Read the files and leave out what a predictor was trained on; also returns the number of units left out."""
-        data, left_out = self.held_out(self.read(paths, skip_bad, out, report), predictors)
+        data, left_out = self.held_out(self.read(paths, skip_bad, out, report), *predictors)
         if left_out:
             out.note(f"{left_out} {self.unit} left out: a model was trained on them")
         return data, left_out
-
-
-def _no_precision(loaded: Loaded, precision: str) -> Loaded:
-    raise ConfigurationError(
-        f"--precision {precision}: {loaded.called} is not a router with a transformer; omit the option"
-    )
 
 
 def _ask(predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -106,14 +94,11 @@ class Kind:
         data: traces or outcomes.
         train: the subcommand of `train-predictor`.
         examples: for the help of the subcommand.
-        evaluate: (predictor, data it was not trained on, seed, input profile or None for all inputs) -> an object with
-            `evaluation` and `latency_us`.
+        evaluate: (predictor, data it was not trained on, seed) -> an object with `evaluation` and `latency_us`.
         gates: (candidate, champion or None, data, seed, input profile) -> gates.
         forecast: (JSON of a forecast, name of the predictor, steps) -> what people read.
         headline: the most important figures of a registered version, by title.
-        warnings: reasons why the metrics of a training may be too good.
         ask: (predictor, steps of one workflow) -> JSON of the forecast.
-        at_precision: the predictor at another precision; raises ConfigurationError if it has none to choose.
     """
 
     name: str
@@ -122,13 +107,11 @@ class Kind:
     data: Data
     train: Callable[..., None]
     examples: str
-    evaluate: Callable[[Loaded, Any, int, str | None], Any]
+    evaluate: Callable[[Any, Any, int], Any]
     gates: Callable[[Loaded, Loaded | None, Any, int, str], list[Gate]]
     forecast: Callable[[dict[str, Any], str, list[dict[str, Any]]], list[Any]]
     headline: Callable[[Mapping[str, float]], dict[str, str]]
-    warnings: Callable[[dict[str, Any]], list[str]]
     ask: Callable[[Any, list[dict[str, Any]]], dict[str, Any]] = _ask
-    at_precision: Callable[[Loaded, str], Loaded] = _no_precision
 
     def tables(self, metrics: dict[str, Any]) -> list[Any]:
         """The report of these metrics, as a terminal shows it."""
@@ -159,18 +142,9 @@ def load(reference: str, registry: Callable[[], Registry]) -> Loaded:
     return Loaded(found.folder, kind, load_predictor(found.folder), found.name, found.version, reference)
 
 
-def _held_out(table: pa.Table, predictors: list[Any]) -> tuple[pa.Table, int]:
-    """The workflows of tasks no predictor was trained on."""
-    from presage.training.sets import held_out
-
-    return held_out(table, *predictors)
-
-
-def _digest(table: pa.Table) -> str:
-    """Digest of the rows, independent of the files."""
-    from presage.datasets.schema import digest
-
-    return f"sha256:{digest(table)}"
+def lazily(name: str) -> Callable[..., Any]:
+    """The function `module:name`, imported by its first call: the parser of the commands imports all kinds."""
+    return lambda *args: resolve_name(name)(*args)
 
 
 def _example(table: pa.Table) -> list[dict[str, Any]]:
@@ -189,14 +163,11 @@ def _example(table: pa.Table) -> list[dict[str, Any]]:
     return example
 
 
-TRACES = Data("workflows", options.read, _held_out, _digest, _example)
+TRACES = Data(
+    "workflows",
+    options.read,
+    lazily("presage.training.sets:held_out"),
+    lazily("presage.datasets.schema:digest"),
+    _example,
+)
 """The data of kinds that forecast workflows."""
-
-
-def shared_tasks(metrics: dict[str, Any]) -> list[str]:
-    """A warning if test workflows run a task of the training traces."""
-    from presage.training.sets import SHARED_TASKS
-
-    shared = metrics["data"][SHARED_TASKS]
-    warning = f"{shared} test workflows run a task that is in the training traces: the figures may be too good"
-    return [warning] if shared else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -11,7 +11,8 @@ from presage.cli import options, replay_gate
 from presage.cli.kinds import kind_of, load
 from presage.cli.output import REFUSED, Output, table
 from presage.cli.retrain_check import keep_figures, promotion_figures
-from presage.errors import ArtefactError, ConfigurationError, RegistryError
+from presage.errors import ArtefactError, RegistryError
+from presage.registry.connect import open_registry
 
 _SEED = 0
 """Seed of the gates' bootstrap: the same traces give the same verdict."""
@@ -26,7 +27,7 @@ def models(tracking_uri: options.TrackingUri = None, as_json: options.Json = Fal
     out = Output(as_json)
     with out.working() as report:
         report("asking the registry", None)
-        registry = options.open_registry(tracking_uri)
+        registry = open_registry(tracking_uri)
         listed = list_models(registry)
     out.result({"registry": registry.uri, "models": listed}, *(_listing(listed, registry.uri) if not as_json else ()))
 
@@ -42,7 +43,7 @@ def promote(
     ],
     alias: Annotated[str, typer.Option("--to", help="The alias to give it.")] = "champion",
     target: Annotated[
-        str,
+        Literal["engine", "gateway", "full"],
         typer.Option(
             "--profile",
             help="Inputs available when serving: engine (ids, token counts, hidden states: what vLLM's scheduler "
@@ -75,8 +76,6 @@ def promote(
     from presage.registry.promote import promote as carry_out
 
     out = Output(as_json)
-    if target not in TARGETS:
-        raise ConfigurationError(f"--profile {target}: wanted one of {', '.join(TARGETS)}")
     last = replay_gate.asked_for(
         replay,
         {
@@ -94,7 +93,7 @@ def promote(
     )
     with out.working() as report:
         report("asking the registry", None)
-        registry = options.open_registry(tracking_uri)
+        registry = open_registry(tracking_uri)
         tags = registry.version(name, version).tags
         holder = registry.aliases(name).get(alias)
         candidate = load(f"models:/{name}/{version}", lambda: registry)
@@ -133,7 +132,7 @@ def promote(
             alias=alias,
             profile=target,
             dry_run=dry_run,
-            data_digest=kind.data.digest(judged_on),
+            data_digest=f"sha256:{kind.data.digest(judged_on)}",
         )
     data = {**verdict.to_dict(), "alias": alias, "profile": target, "previous": done.previous, "moved": done.moved}
     data["dry_run"] = dry_run
@@ -159,7 +158,7 @@ def rollback(
     out = Output(as_json)
     with out.working() as report:
         report("asking the registry", None)
-        before, now = go_back(options.open_registry(tracking_uri), name, alias=alias)
+        before, now = go_back(open_registry(tracking_uri), name, alias=alias)
     data = {"name": name, "alias": alias, "from": before, "to": now}
     out.result(data, f"{name}: {alias} was version {before}, is version {now}")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from presage.cli import options
-from presage.cli.kinds import TRACES, Kind, Loaded, shared_tasks
+from presage.cli.kinds import TRACES, Kind, Loaded, lazily
 from presage.cli.output import Output, Report, table
 from presage.cli.training import TrainingJob, carry_out
 from presage.training.report.blocks import number
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from presage.registry.evidence import NextAgentBudget, NextAgentEvidence
     from presage.registry.gates import Gate
     from presage.training.next_agent.evaluate import ByMoment, Evaluation
-    from presage.training.training import Judged, Training
+    from presage.training.training import Training
 
 _AGENTS_OF_BUDGET: Final = 30
 _BYTES_AN_AGENT: Final = 25_000
@@ -38,7 +38,7 @@ def next_agent(
     horizon: options.Horizon = 3,
     seed: options.Seed = 0,
     states: Annotated[
-        str,
+        options.States,
         typer.Option(
             help="Semantic states: captured (hidden states), text, none, or auto: the one that forecasts best on "
             "validation tasks, or the simplest of equally good ones."
@@ -78,7 +78,7 @@ def next_agent(
     from presage.training.next_agent.train import LIMITS, train
 
     configuration = read_configuration(NextAgentConfig, config, settings or (), LIMITS)
-    wanted, source = choose(baselines), options.states(states)
+    wanted = choose(baselines)
 
     def fit(table: pa.Table, test_table: pa.Table | None, report: Report) -> Training[NextAgentPredictor, Evaluation]:
         training = train(
@@ -87,7 +87,7 @@ def next_agent(
             configuration,
             horizon=horizon,
             seed=seed,
-            states=source,
+            states=states,
             text_encoder=text_encoder,
             baselines=wanted,
             name=name,
@@ -96,7 +96,7 @@ def next_agent(
         if report_folder is not None:
             from presage.training.next_agent.study import Recipe, further_evidence
 
-            recipe = Recipe(configuration, horizon, seed, source, text_encoder)
+            recipe = Recipe(configuration, horizon, seed, states, text_encoder)
             training.metrics.update(further_evidence(training, table, test_table, recipe, report))
         return training
 
@@ -107,13 +107,6 @@ def next_agent(
         params={"seed": seed, "horizon": horizon},
         tags=lambda metrics: {"presage.states": str(metrics["data"]["states"])},
     )
-
-
-def _evaluate(loaded: Loaded, table: pa.Table, seed: int, profile: str | None) -> Judged[Evaluation]:
-    """Evaluate, with the predictor's own n-gram as baseline."""
-    from presage.training.next_agent.train import evaluate_model
-
-    return evaluate_model(loaded.predictor, table, seed, profile=profile)
 
 
 def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, profile: str) -> list[Gate]:
@@ -162,10 +155,10 @@ def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> NextA
     from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import NextAgentEvidence
     from presage.registry.gates import Interface
-    from presage.training.next_agent.train import NGRAM
+    from presage.training.next_agent.train import NGRAM, evaluate_model
 
     predictor: NextAgentPredictor = loaded.predictor
-    judged = _evaluate(loaded, table, seed, profile)
+    judged = evaluate_model(predictor, table, seed, profile=profile)
     fixed = {"horizon": predictor.horizon, "feature schema": FORMAT_VERSION}
     interface = Interface(fixed, frozenset(predictor.vocabulary.workflow_types))
     return NextAgentEvidence(
@@ -196,9 +189,8 @@ NEXT_AGENT = Kind(
     "train-predictor next-agent traces/ --report evidence/        # a page to read in two minutes\n\n"
     "train-predictor next-agent traces/ --set network.epochs=10 --set boosting.rounds=0\n\n"
     "An unknown --set key lists all keys.",
-    evaluate=_evaluate,
+    evaluate=lazily("presage.training.next_agent.train:evaluate_model"),
     gates=_gates,
     forecast=_forecast,
     headline=_headline,
-    warnings=shared_tasks,
 )

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from presage.cli.output import Output, Report
-from presage.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from presage.registry.connect import Registry
 
 Traces = Annotated[
     list[Path],
@@ -50,6 +46,7 @@ ReportFolder = Annotated[
     typer.Option("--report", help="Folder for metrics.json, report.html and report.md.", show_default=False),
 ]
 Horizon = Annotated[int, typer.Option(help="Number of steps to forecast.", min=1)]
+States = Literal["auto", "captured", "text", "none"]
 Baselines = Annotated[
     str,
     typer.Option(
@@ -73,17 +70,3 @@ def read(paths: list[Path], skip_bad: bool, out: Output, report: Report, source_
     for reason, count in found.skipped.items():
         out.note(f"skipped {count} × {reason}")
     return found.table
-
-
-def states(name: str, known: Sequence[str] = ("auto", "captured", "text", "none")) -> Any:
-    """Check the value of --states."""
-    if name not in known:
-        raise ConfigurationError(f"--states {name}: wanted one of {', '.join(known)}")
-    return name
-
-
-def open_registry(uri: str | None) -> Registry:
-    """The registry at an MLflow URI."""
-    from presage.registry.connect import open_registry
-
-    return open_registry(uri)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from presage.cli import options
 from presage.cli.output import Boundary, Output, Report, table
+from presage.errors import ConfigurationError
 from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
@@ -64,7 +66,6 @@ def generate(
     """Generate prompts and outcomes with known probabilities."""
     from presage.datasets.outcomes.files import write_outcomes
     from presage.datasets.synthetic.outcomes import generate_outcomes
-    from presage.errors import ConfigurationError
 
     out = Output(as_json)
     if to.suffix != ".jsonl":
@@ -78,8 +79,6 @@ def generate(
 
 
 def _description(found: OutcomesRead) -> dict[str, Any]:
-    from collections import Counter
-
     import numpy as np
 
     outcomes = found.outcomes

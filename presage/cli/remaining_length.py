@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from presage.cli import options
-from presage.cli.kinds import TRACES, Kind, Loaded, shared_tasks
+from presage.cli.kinds import TRACES, Kind, Loaded, lazily
 from presage.cli.output import Output, Report, table
 from presage.cli.training import TrainingJob, carry_out
 from presage.errors import ConfigurationError
@@ -17,19 +17,17 @@ from presage.training.report.blocks import number
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from presage.features.lengths import Target
     from presage.registry.evidence import LengthCounts, LengthEvidence
     from presage.registry.gates import Gate
-    from presage.training.length.evaluate import LengthEvaluation
     from presage.training.length.metrics import LengthFigures
     from presage.training.length.train import LengthTraining
-    from presage.training.training import Judged
 
 
 def remaining_length(
     traces: options.Traces,
     target: Annotated[
-        str, typer.Option(help="remaining: output tokens of this and all later steps; step: of this step alone.")
+        Literal["remaining", "step"],
+        typer.Option(help="remaining: output tokens of this and all later steps; step: of this step alone."),
     ] = "remaining",
     estimator: Annotated[
         str | None,
@@ -43,7 +41,7 @@ def remaining_length(
         typer.Option(help="Quantiles to predict, ascending. Default: 0.5,0.9,0.99.", show_default=False),
     ] = None,
     states: Annotated[
-        str,
+        Literal["auto", "text", "none"],
         typer.Option(help="auto: prompts and answers are read where held-out tasks show that it helps; text; or none."),
     ] = "auto",
     test: options.Test = None,
@@ -66,23 +64,22 @@ def remaining_length(
     from presage.predictors.length.predictor import RemainingLengthConfig
     from presage.training.baselines import choose_names
     from presage.training.configuration import read_configuration
-    from presage.training.length.texts import TEXTS
     from presage.training.length.train import LIMITS, train_lengths
 
     own: dict[str, Any] = {"estimator": estimator} if estimator is not None else {}
     own |= {"quantiles": _quantiles_of(quantiles)} if quantiles is not None else {}
     configuration = replace(read_configuration(RemainingLengthConfig, config, settings or (), LIMITS), **own)
     configuration.check()
-    wanted, what, texts = choose_names(baselines, LENGTH_BASELINES), _target_of(target), options.states(states, TEXTS)
+    wanted = choose_names(baselines, LENGTH_BASELINES)
 
     def fit(table: pa.Table, test_table: pa.Table | None, report: Report) -> LengthTraining:
         return train_lengths(
             table,
             test_table,
             configuration,
-            target=what,
+            target=target,
             seed=seed,
-            texts=texts,
+            texts=states,
             baselines=wanted,
             name=name,
             progress=report,
@@ -100,13 +97,6 @@ def remaining_length(
             "presage.states": str(metrics["data"]["texts"]),
         },
     )
-
-
-def _evaluate(loaded: Loaded, table: pa.Table, seed: int, profile: str | None) -> Judged[LengthEvaluation]:
-    """Evaluate, with the best constant for these traces as baseline."""
-    from presage.training.length.train import evaluate_lengths
-
-    return evaluate_lengths(loaded.predictor, table, seed, profile=profile)
 
 
 def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, profile: str) -> list[Gate]:
@@ -140,25 +130,8 @@ def _headline(figures: Mapping[str, float]) -> dict[str, str]:
     }
 
 
-def _target_of(name: str) -> Target:
-    """Check the value of --target.
-
-    Raises:
-        ConfigurationError: neither "remaining" nor "step".
-    """
-    if name == "remaining":
-        return "remaining"
-    if name == "step":
-        return "step"
-    raise ConfigurationError(f"--target {name}: wanted remaining (this step and all later ones) or step (this one)")
-
-
 def _quantiles_of(text: str) -> tuple[float, ...]:
-    """Parse a comma-separated list of numbers; the configuration checks that they are quantiles.
-
-    Raises:
-        ConfigurationError: not a number.
-    """
+    """Numbers separated by commas; the configuration checks that they are quantiles."""
     try:
         return tuple(map(float, text.split(",")))
     except ValueError as error:
@@ -172,10 +145,10 @@ def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> Lengt
     from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import LengthEvidence
     from presage.registry.gates import Interface
-    from presage.training.length.train import FLOOR
+    from presage.training.length.train import FLOOR, evaluate_lengths
 
     predictor = loaded.predictor
-    judged = _evaluate(loaded, table, seed, profile)
+    judged = evaluate_lengths(predictor, table, seed, profile=profile)
     evaluation = judged.evaluation
     fixed = {"target": evaluation.target, "format version": FORMAT_VERSION}
     interface = Interface(fixed, frozenset(predictor.encoder.vocabulary.workflow_types))
@@ -206,9 +179,8 @@ REMAINING_LENGTH = Kind(
     train=remaining_length,
     examples="train-predictor remaining-length traces/\n\n"
     "train-predictor remaining-length traces/ --target step --quantiles 0.5,0.99 --name step-length",
-    evaluate=_evaluate,
+    evaluate=lazily("presage.training.length.train:evaluate_lengths"),
     gates=_gates,
     forecast=_forecast,
     headline=_headline,
-    warnings=shared_tasks,
 )

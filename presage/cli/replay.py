@@ -11,6 +11,7 @@ import typer
 
 from presage.cli import options
 from presage.cli.output import INTERRUPTED, Output, Report, report_lines
+from presage.registry.connect import open_registry
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -204,7 +205,7 @@ def _held_out(
     report("loading the models", None)
 
     def folder(name: str) -> Path:
-        return resolve(name, lambda: options.open_registry(tracking_uri)).folder
+        return resolve(name, lambda: open_registry(tracking_uri)).folder
 
     models: list[LearntFrom] = []
     if not known(forecasts):

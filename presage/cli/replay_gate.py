@@ -20,6 +20,7 @@ import typer
 from presage.cli.kinds import Kind, Loaded
 from presage.cli.output import Output, Report
 from presage.cli.replay import load_of
+from presage.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,8 +66,6 @@ def asked_for(replay: bool, options: Mapping[str, Any]) -> ReplayGate | None:
         ConfigurationError: a bad option, or one without --replay.
         EngineError: vLLM is not installed.
     """
-    from presage.errors import ConfigurationError
-
     given = {name: value for name, value in options.items() if value is not None}
     if replay:
         return ReplayGate(**given)
@@ -111,8 +110,6 @@ class ReplayGate:
         Raises:
             ConfigurationError: it does not.
         """
-        from presage.errors import ConfigurationError
-
         if kind.name != "next-agent":
             raise ConfigurationError(
                 f"--replay applies to next-agent predictors, and {name!r} is a {kind.name} predictor: "
@@ -151,7 +148,8 @@ class ReplayGate:
             contenders[name] = replace(setting, forecasts=str(one.folder)), POLICIES[_POLICY]
         done = contest(contenders, range(self._seeds), self._processes, report)
         runs = {name: [run for run in done if run.policy == name] for name in contenders}
-        if all(_same(runs[names[candidate]], runs[other]) for other in runs):
+        figures = [[run.figures for run in of] for of in runs.values()]
+        if all(of == figures[0] for of in figures):
             out.note(
                 "all runs have equal figures, with and without forecasts: the cache was never full. Raise "
                 "--concurrency or lower --cache-tokens"
@@ -192,8 +190,6 @@ def keep(registry: Registry, name: str, version: int, found: Mapping[str, Any]) 
 
 
 def _check_agents(one: Loaded | None, held: Workload) -> None:
-    from presage.errors import ConfigurationError
-
     agents = {step.agent for job in held.jobs for step in job.steps}
     if one is not None and not agents & set(one.predictor.vocabulary.agents):
         raise ConfigurationError(
@@ -210,7 +206,3 @@ def _figures(runs: Sequence[Done]) -> Any:
         tuple(run.figures["completion_mean_s"] for run in runs),
         tuple(sorted({name for run in runs for name in run.off})),
     )
-
-
-def _same(one: Sequence[Done], other: Sequence[Done]) -> bool:
-    return [run.figures for run in one] == [run.figures for run in other]

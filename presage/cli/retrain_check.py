@@ -19,6 +19,7 @@ from presage.cli import options
 from presage.cli.kinds import TRACES, Loaded, load
 from presage.cli.output import REFUSED, Output, table
 from presage.errors import ConfigurationError
+from presage.registry.connect import open_registry
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from presage.registry.connect import Registry
     from presage.serving_hooks.monitoring.promoted import Promoted
     from presage.serving_hooks.monitoring.retrain_check import TraceForecasts
-
-DUE = REFUSED
 
 AT_LEAST: Final = 20
 """Fewest workflows of a type for reference figures."""
@@ -66,7 +65,7 @@ def retrain_check(
     out = Output(as_json)
     with out.working() as report:
         report("loading models", None)
-        loaded = _by_kind([load(reference, lambda: options.open_registry(tracking_uri)) for reference in model])
+        loaded = _by_kind([load(reference, lambda: open_registry(tracking_uri)) for reference in model])
         predictors = [one.predictor for one in loaded.values()]
         promoted = {}
         if promoted_on:
@@ -80,7 +79,7 @@ def retrain_check(
         data = {"models": {kind: one.called for kind, one in loaded.items()}, **found}
     out.result(data, *(_render(data) if not as_json else ()))
     if found["due"]:
-        raise typer.Exit(DUE)
+        raise typer.Exit(REFUSED)
 
 
 def _by_kind(loaded: list[Loaded]) -> dict[str, Loaded]:

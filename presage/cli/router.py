@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from presage.cli import options, outcomes
-from presage.cli.kinds import Data, Kind, Loaded
+from presage.cli.kinds import Data, Kind, Loaded, lazily
 from presage.cli.output import Output, Report, table
 from presage.cli.training import TrainingJob, carry_out
 from presage.errors import ArtefactError, ConfigurationError, InputError
+from presage.registry.connect import open_registry
 from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from presage.registry.evidence import RouterBudget, RouterComparison
     from presage.registry.gates import Gate, Interface
     from presage.training.metrics import Estimate
-    from presage.training.router.evaluate import RouterEvaluation, RouterFigures
+    from presage.training.router.evaluate import RouterFigures
     from presage.training.router.train import FitScorer, RouterTraining
-    from presage.training.training import Judged
 
 _TRANSFORMER: Final = "Head transformer:"
 _TRANSFORMER_MS: Final = 2_000.0
@@ -170,56 +169,24 @@ def _scorer_of(reference: str, tracking_uri: str | None) -> TransformerScorer:
     from presage.registry.resolve import resolve
     from presage.registry.table import load_predictor
 
-    found = resolve(reference, lambda: options.open_registry(tracking_uri))
+    found = resolve(reference, lambda: open_registry(tracking_uri))
     scorer = getattr(load_predictor(found.folder), "scorer", None)
     if not isinstance(scorer, TransformerScorer):
         raise ArtefactError(f"--start-from {reference}: wanted a router with the head transformer")
     return scorer
 
 
-def _read(paths: list[Path], skip_bad: bool, out: Output, report: Report) -> Outcomes:
-    """Read outcomes into one matrix."""
-    return outcomes.read(paths, skip_bad, out, report).outcomes
+def _gates(candidate: Loaded, champion: Loaded | None, data: Outcomes, seed: int, _: str) -> list[Gate]:
+    """Gates of order, picks and Brier score (against champion and base rates), calibration, latency and size.
 
-
-def _held_out(data: Outcomes, predictors: list[Any]) -> tuple[Outcomes, int]:
-    """The prompts that no router was trained on."""
-    from presage.training.router.evaluate import held_out
-
-    return held_out(data, *predictors)
-
-
-def _digest(data: Outcomes) -> str:
-    """Digest of prompts, models and labels, independent of the files."""
-    from presage.datasets.outcomes import outcomes_digest
-
-    return f"sha256:{outcomes_digest(data)}"
-
-
-def _example(data: Outcomes) -> list[dict[str, Any]]:
-    """A made-up prompt: those of the outcomes are private."""
-    return [{"prompt": "Which of these numbers is prime: 21, 23, 25?"}]
-
-
-def _at_precision(loaded: Loaded, precision: str) -> Loaded:
-    """The router with its transformer at another precision."""
-    return replace(loaded, predictor=loaded.predictor.at_precision(precision))
-
-
-def _evaluate(loaded: Loaded, data: Outcomes, seed: int, profile: str | None) -> Judged[RouterEvaluation]:
-    """Evaluate, with base rates as baseline. `profile` has no effect: a router reads prompts only."""
-    from presage.training.router.train import evaluate_router
-
-    return evaluate_router(loaded.predictor, data, seed)
-
-
-def _gates(candidate: Loaded, champion: Loaded | None, data: Outcomes, seed: int, profile: str) -> list[Gate]:
-    """Gates of order, picks and Brier score (against champion and base rates), calibration, latency and size."""
+    The input profile has no effect: a router reads prompts only.
+    """
     from presage.registry.evidence import RouterEvidence, judge_router
     from presage.training.router.baselines import BaseRate
     from presage.training.router.evaluate import compare_routers
+    from presage.training.router.train import evaluate_router
 
-    judged = _evaluate(candidate, data, seed, None)
+    judged = evaluate_router(candidate.predictor, data, seed)
     found, floor = judged.evaluation, BaseRate.name
     against = None
     if champion is not None:
@@ -300,17 +267,21 @@ ROUTER = Kind(
     name="router",
     legend="mean average precision over models, calibration error, accuracy of the picks and of the best single model",
     advice="more labelled prompts of your own traffic, --encoder with a sentence encoder, or --head transformer",
-    data=Data("prompts", _read, _held_out, _digest, _example),
+    data=Data(
+        "prompts",
+        lambda *args: outcomes.read(*args).outcomes,
+        lazily("presage.training.router.evaluate:held_out"),
+        lazily("presage.datasets.outcomes:outcomes_digest"),
+        lambda _: [{"prompt": "Which of these numbers is prime: 21, 23, 25?"}],  # those of the outcomes are private
+    ),
     train=router,
     examples="train-predictor router outcomes.jsonl.gz\n\n"
     "train-predictor router outcomes/ --encoder answerdotai/ModernBERT-large --checkpoints run-1\n\n"
     "train-predictor router outcomes/ --encoder ./ModernBERT-base --checkpoints run-1 --resume\n\n"
     "train-predictor router newer/ --start-from models:/router@champion      # new models beside the old ones",
-    evaluate=_evaluate,
+    evaluate=lazily("presage.training.router.train:evaluate_router"),
     gates=_gates,
     forecast=_forecast,
     headline=_headline,
-    warnings=lambda _: [],  # prompts of the training set are left out of the test set
     ask=_ask,
-    at_precision=_at_precision,
 )

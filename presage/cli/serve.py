@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from presage.cli import options
 from presage.cli.output import REFUSED, Output, table
+from presage.errors import EngineError
 
 if TYPE_CHECKING:
     from presage.serving_hooks.vllm.command import Finding
@@ -40,10 +46,6 @@ def serve(
     All other arguments are passed to vLLM unchanged. Set the hooks with --additional-config.presage.NAME VALUE;
     `presage vllm-check --settings` lists the settings.
     """
-    import os
-    import shlex
-    import sys
-
     from presage.serving_hooks.vllm.command import command, loaded_by_default
 
     made = command(arguments, os.environ.get("VLLM_PLUGINS"), loaded_by_default(), layer)
@@ -53,7 +55,7 @@ def serve(
     if dry_run:
         out.result({}, shlex.join(["env", f"VLLM_PLUGINS={made.plugins}", "vllm", *made.arguments]))
         return
-    wanted_vllm()
+    _check_vllm()
     # Replace this process by vLLM, so that signals and the exit code are its own. -P, as in its console script: modules
     # of the working directory do not shadow installed ones.
     os.execve(
@@ -63,16 +65,7 @@ def serve(
     )
 
 
-def wanted_vllm() -> None:
-    """Check that vLLM is installed.
-
-    Raises:
-        EngineError: it is not.
-    """
-    from importlib.util import find_spec
-
-    from presage.errors import EngineError
-
+def _check_vllm() -> None:
     found = find_spec("vllm")
     if found is None or found.origin is None:
         raise EngineError(
@@ -97,10 +90,17 @@ def vllm_check(
     """
     out = Output(as_json)
     if settings:
-        known = listed()
-        out.result({"settings": known}, *(_table_of_settings(known) if not as_json else ()))
+        from presage.serving_hooks.vllm.config import PresageConfig
+
+        known = [
+            {"name": name, "default": field.default, "description": field.description}
+            for name, field in PresageConfig.model_fields.items()
+        ]
+        rows = [[str(one["name"]), json.dumps(one["default"]), str(one["description"])] for one in known]
+        usage = "\n--additional-config.presage.NAME VALUE, of `presage serve` and of `vllm serve`"
+        out.result({"settings": known}, table("", ["setting", "default", ""], rows, left=range(3)), usage)
         return
-    wanted_vllm()
+    _check_vllm()
     from presage.serving_hooks.vllm.command import findings
 
     with out.working() as report:
@@ -110,24 +110,6 @@ def vllm_check(
     out.result(data, *(_render(found, ready) if not as_json else ()))
     if not ready:
         raise typer.Exit(REFUSED)
-
-
-def listed() -> list[dict[str, Any]]:
-    """Name, default and description of every setting."""
-    from presage.serving_hooks.vllm.config import PresageConfig
-
-    return [
-        {"name": name, "default": field.default, "description": field.description}
-        for name, field in PresageConfig.model_fields.items()
-    ]
-
-
-def _table_of_settings(settings: list[dict[str, Any]]) -> list[Any]:
-    import json
-
-    rows = [[one["name"], json.dumps(one["default"]), one["description"]] for one in settings]
-    shown = table("", ["setting", "default", ""], rows, left=range(3))
-    return [shown, "\n--additional-config.presage.NAME VALUE, of `presage serve` and of `vllm serve`"]
 
 
 def _render(found: list[Finding], ready: bool) -> list[Any]:

@@ -44,18 +44,13 @@ def status(
     while True:
         engines = _engines(ask(url, PATH, api_key), url)
         if watch is not None and not as_json:
-            _clear()
+            from rich.console import Console
+
+            Console().clear()  # writes nothing to a file or a pipe
         out.result({"engines": engines}, *(_tables(engines) if not as_json else ()))
         if watch is None:
             return
         time.sleep(watch)
-
-
-def _clear() -> None:
-    """Clears a terminal; not written to a file or pipe."""
-    from rich.console import Console
-
-    Console().clear()
 
 
 def _engines(answer: Any, url: str) -> list[Mapping[str, Any]]:

@@ -24,7 +24,8 @@ app = typer.Typer(
 )
 
 _States = Annotated[
-    str, typer.Option(help="Semantic states: captured, text, none, or auto: the first of these in the traces.")
+    options.States,
+    typer.Option(help="Semantic states: captured, text, none, or auto: the first of these in the traces."),
 ]
 _Baselines = Annotated[
     str, typer.Option(help="Baselines to train as well: names or sets, as for train-predictor.", metavar="NAMES")
@@ -190,14 +191,14 @@ def _render(found: dict[str, Any], report_folder: Path | None) -> list[Any]:
     return lines if report_folder is None else [*lines, f"\nthe page: {report_folder}/report.html"]
 
 
-def _recipe(settings: list[str] | None, horizon: int, seed: int, states: str) -> Recipe:
+def _recipe(settings: list[str] | None, horizon: int, seed: int, states: options.States) -> Recipe:
     from presage.predictors.next_agent.parts import NextAgentConfig
     from presage.training.configuration import read_configuration
     from presage.training.next_agent.study import Recipe
     from presage.training.next_agent.train import LIMITS
 
     configuration = read_configuration(NextAgentConfig, None, settings or (), LIMITS)
-    return Recipe(configuration, horizon, seed, options.states(states))
+    return Recipe(configuration, horizon, seed, states)
 
 
 def _sizes(sizes: str | None) -> list[int] | None:

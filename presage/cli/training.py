@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from presage.cli import options
 from presage.cli.kinds import Kind
 from presage.cli.output import Output, Report
+from presage.registry.connect import open_registry
 
 if TYPE_CHECKING:
     from presage.training.training import Training
@@ -62,6 +62,7 @@ def carry_out(
     from presage.training.baselines import last_words
     from presage.training.report.files import check_folder, report_files, write_metrics, write_report
     from presage.training.report.next_agent import flat
+    from presage.training.sets import SHARED_TASKS
 
     with output.working() as report, tempfile.TemporaryDirectory() as scratch:
         # Check everything that can fail before spending minutes on training.
@@ -74,7 +75,7 @@ def carry_out(
         if job.register:
             check_name(job.name)
             report("asking the registry", None)
-            registry = options.open_registry(job.tracking_uri)
+            registry = open_registry(job.tracking_uri)
         data = job.kind.data.read(job.data, job.skip_bad, output, report)
         test = job.kind.data.read(job.test, job.skip_bad, output, report) if job.test else None
         training = fit(data, test, report)
@@ -104,8 +105,8 @@ def carry_out(
             write_metrics(job.report, training.metrics)
             write_report(job.report, training.metrics)
     metrics = training.metrics
-    for warning in job.kind.warnings(metrics):
-        output.note(warning)
+    if shared := metrics["data"].get(SHARED_TASKS):  # prompts of the training set are left out of the test set
+        output.note(f"{shared} test workflows run a task that is in the training traces: the figures may be too good")
     places = {
         "folder": str(job.out) if job.out is not None else None,
         "registered": made.uri if made is not None else None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from presage.datasets.adapters import join, open_source
+from presage.datasets.adapters import open_sources
 from presage.datasets.adapters.files.tables import is_frame, read_frame
 from presage.datasets.schema import concat, trace_schema
 from presage.datasets.schema.source import Origin, Source, Workflow, named
@@ -54,10 +54,8 @@ def read_traces(
     given = [traces] if isinstance(traces, str | Path) or is_frame(traces) else list(traces)
     if not given:
         raise TraceError("no traces given: name at least one store, file or folder of spans")
-    opened = [
-        (named(of), open_source(*of, source_format=source_format, skip_bad=skip_bad))
-        for of in join([one for one in given if not is_frame(one)], source_format)
-    ]
+    paths = [one for one in given if not is_frame(one)]
+    opened = [(named(of), begin) for of, begin in open_sources(paths, source_format, skip_bad)]
     frames = [one for one in given if is_frame(one)]
     for number, frame in enumerate(frames):
         name = "DataFrame" if len(frames) == 1 else f"DataFrame {number}"

@@ -37,6 +37,13 @@ class Ran:
         assert lines[0].startswith("presage: ")
         return lines[0]
 
+    @property
+    def usage_error(self) -> str:
+        """What typer prints of a value that an option does not take, in one line; exit code 2."""
+        assert (self.code, self.out) == (2, ""), (self.code, self.out, self.err)
+        assert "Traceback" not in self.err
+        return " ".join(self.err.replace("│", " ").split())
+
 
 def run(*arguments: object) -> Ran:
     return Ran(presage, *arguments)

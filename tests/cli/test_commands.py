@@ -166,7 +166,7 @@ def test_a_version_is_judged_under_what_will_ask_it(tiny: Tiny, database: str) -
         "these states need no text"
     )
     wrong = run("promote", "profiles", "--version", 1, "--traces", tiny.held_out, "--profile", "router", *uri[:2])
-    assert "wanted one of engine, gateway, full" in wrong.complaint
+    assert "'router' is not one of 'engine', 'gateway', 'full'" in wrong.usage_error
 
 
 def test_a_champion_that_cannot_be_read_does_not_bar_its_successor(tiny: Tiny, tmp_path: Path) -> None:

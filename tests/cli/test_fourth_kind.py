@@ -48,7 +48,7 @@ def page(metrics: dict[str, Any]) -> Document:
     return Document("Counter", f"It counted {metrics['workflows']} workflows.", [Section("Figures", [Text("None.")])])
 
 
-def evaluate(loaded: Any, table: Any, seed: int, profile: str | None) -> SimpleNamespace:
+def evaluate(predictor: Any, table: Any, seed: int) -> SimpleNamespace:
     found = {"kind": "count", "workflows": 6}
     return SimpleNamespace(evaluation=SimpleNamespace(to_dict=lambda: found), latency_us=1.0)
 

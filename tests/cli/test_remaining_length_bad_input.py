@@ -125,8 +125,6 @@ def test_a_workflow_with_a_negative_count_can_be_left_out(tmp_path: Path) -> Non
         (("--estimator", ""), "expected one of forest, boosted, ridge, auto"),
         (("--estimator", "oracle"), "estimator is 'oracle'; expected one of forest, boosted, ridge, auto"),
         (("--set", "estimator=oracle"), "one of forest, boosted, ridge, auto is wanted"),
-        (("--target", ""), "wanted remaining (this step and all later ones) or step (this one)"),
-        (("--target", "steps"), "--target steps: wanted remaining"),
         (("--set", "floor=0"), "floor is 0; a finite number of at least 1"),
     ],
 )
@@ -137,6 +135,13 @@ def test_nonsense_in_an_option_is_named_and_nothing_is_read(
     ran = Ran(train_predictor, "remaining-length", tmp_path / "gone", "--out", out, "--no-register", *arguments)
     assert message in ran.complaint
     assert not out.exists()
+
+
+@pytest.mark.parametrize("arguments", [("--target", ""), ("--target", "steps"), ("--states", "captured")])
+def test_a_value_that_an_option_does_not_take_is_named(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    option, value = arguments
+    ran = Ran(train_predictor, "remaining-length", tmp_path / "gone", "--no-register", *arguments)
+    assert f"Invalid value for '{option}': '{value}' is not one of " in ran.usage_error
 
 
 def test_the_options_go_before_the_settings(tmp_path: Path) -> None:

@@ -145,7 +145,6 @@ def test_one_request_wherever_it_is_asked_about(
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--target", "all"), "wanted remaining"),
         (("--estimator", "oracle"), "estimator"),
         (("--quantiles", "0.9,0.5"), "rising numbers"),
         (("--quantiles", "half"), "quantiles"),

@@ -77,7 +77,6 @@ def test_the_horizon_study_looks_as_far_as_it_is_told(tmp_path: Path, tiny: Tiny
         (("learning-curve", "--sizes", "ten"), "--sizes ten: wanted whole numbers"),
         (("learning-curve", "--sizes", "20,99999"), "there are 64 workflows to train on"),
         (("learning-curve", "--baselines", "oracle", "--sizes", "20"), "no baseline 'oracle'"),
-        (("horizon", "--states", "dreams"), "--states dreams: wanted one of"),
         (("states", "--set", "network.layers=3"), "no key 'network.layers'"),
     ],
 )
@@ -88,6 +87,10 @@ def test_what_cannot_be_studied_is_refused_and_nothing_is_written(
     ran = run("study", study, tiny.store, *options, "--report", tmp_path / "out")
     assert message in ran.complaint
     assert not (tmp_path / "out").exists()
+
+
+def test_no_other_source_of_states_can_be_studied(tiny: Tiny) -> None:
+    assert "'dreams' is not one of" in run("study", "horizon", tiny.store, "--states", "dreams").usage_error
 
 
 def test_a_report_folder_that_is_a_file_is_refused_before_any_training(tmp_path: Path, tiny: Tiny) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from presage.datasets.adapters.files.jsonl import read_jsonl
 from presage.datasets.adapters.files.tables import read_csv, read_parquet
@@ -25,8 +25,6 @@ from presage.datasets.schema.source import JoiningReader, Reader, Source
 from presage.datasets.store import scan_store
 from presage.datasets.store.parts import is_store
 from presage.errors import TraceError
-
-_STORE: Final = "store"
 
 Chunks = Callable[[], Iterator[Source]]
 """Starts reading a source."""
@@ -65,55 +63,36 @@ def detect(path: Path) -> str | None:
     return next((name for suffix, name in SUFFIXES.items() if path.name.endswith(suffix)), None)
 
 
-def join(paths: Sequence[str | Path], source_format: str) -> list[tuple[Path, ...]]:
-    """Group paths into sources: all files of spans are one source, any other path is one.
+def open_sources(
+    paths: Sequence[str | Path], source_format: str = "auto", skip_bad: bool = False
+) -> list[tuple[tuple[Path, ...], Chunks]]:
+    """Group paths into sources: all files of spans are one source, any other path is one; and what reads each.
 
     Raises:
         TraceError: a path is missing or of an unknown kind.
     """
-    sources: list[tuple[Path, ...]] = []
-    places: dict[JoiningReader, int] = {}
+    sources: list[tuple[Callable[[Any, bool], Iterator[Source]], list[Path]]] = []
+    joined: dict[Reader, list[Path]] = {}
     for path in map(Path, paths):
-        reader = JOINING.get(_format(path, source_format)) if not path.is_dir() else None
-        if reader is None:
-            sources.append((path,))
-        elif reader in places:
-            sources[places[reader]] += (path,)
-        else:
-            places[reader] = len(sources)
-            sources.append((path,))
-    return sources
+        reader = _reader(path, source_format)
+        if reader in joined and not path.is_dir():
+            joined[reader].append(path)
+            continue
+        sources.append((reader, [path]))
+        if reader in JOINING.values() and not path.is_dir():
+            joined[reader] = sources[-1][1]
+    return [(tuple(of), partial(reader, of if len(of) > 1 else of[0], skip_bad)) for reader, of in sources]
 
 
-def open_source(
-    path: str | Path,
-    *more: str | Path,
-    source_format: str = "auto",
-    skip_bad: bool = False,
-) -> Chunks:
-    """A function that reads a source: a path, and any further files of the source as grouped by `join`.
-
-    Raises:
-        TraceError: the path is missing or of an unknown kind.
-    """
-    path = Path(path)
-    name = _format(path, source_format)
-    if more:
-        return partial(JOINING[name], (path, *map(Path, more)), skip_bad)
-    if name == _STORE:
-        return partial(scan_store, path)
-    return partial(READERS[name], path, skip_bad)
-
-
-def _format(path: Path, source_format: str) -> str:
+def _reader(path: Path, source_format: str) -> Reader:
     if not path.exists():
         raise TraceError(f"{path}: no such file or folder; expected a trace: check the path")
     if source_format != "auto":
         if source_format not in READERS:
             raise TraceError(f"unknown trace format {source_format!r}; known: auto, {', '.join(READERS)}")
-        return source_format
+        return READERS[source_format]
     if path.is_dir() and is_store(path):
-        return _STORE
+        return _scan_store
     name = detect(path)
     if name is None and path.is_dir():
         raise TraceError(
@@ -129,4 +108,8 @@ def _format(path: Path, source_format: str) -> str:
     if name is None:
         known = ", ".join((*SUFFIXES, ".json", ".json.gz"))
         raise TraceError(f"{path}: unknown kind of file; known: {known}, or a store: rename it or name its format")
-    return name
+    return READERS[name]
+
+
+def _scan_store(path: Path, _: bool) -> Iterator[Source]:
+    return scan_store(path)

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from presage.datasets.adapters import Chunks, join, open_source
+from presage.datasets.adapters import Chunks, open_sources
 from presage.datasets.ingest.spill import Journal, SortedRun, SourcesRead, Spilled, spill
 from presage.datasets.schema import CommonSizes, trace_schema
 from presage.datasets.schema.source import Workflow, named
@@ -71,8 +71,8 @@ class Gathered:
 def inputs_of(sources: Sequence[str | Path | Feed], source_format: str, skip_bad: bool) -> list[Input]:
     """The sources of an ingestion; all span files together are one source."""
     found = []
-    for paths in join([source for source in sources if not isinstance(source, Feed)], source_format):
-        begin = open_source(*paths, source_format=source_format, skip_bad=skip_bad)
+    given = [source for source in sources if not isinstance(source, Feed)]
+    for paths, begin in open_sources(given, source_format, skip_bad):
         identities, sizes = zip(*map(_identity, paths), strict=True)
         if len(paths) == 1:
             found.append(Input(named(paths), identities[0], begin, sizes[0], paths[0]))
@@ -255,8 +255,11 @@ def _answer(row: dict[str, Any]) -> dict[str, Any]:
     """Spill one group; runs on a worker."""
     task = msgspec.json.decode(row["task"], type=PathsToSpill)
     try:
-        opened = [open_source(path, source_format=task.source_format, skip_bad=task.skip_bad) for path in task.paths]
-        chunks = ((n, path, begin()) for n, path, begin in zip(task.numbers, task.paths, opened, strict=True))
+        chunks = (
+            (number, path, begin())
+            for number, path in zip(task.numbers, task.paths, strict=True)
+            for _, begin in open_sources([path], task.source_format, task.skip_bad)
+        )
         answer = _Answer(*spill(chunks, Path(task.folder), task.prefix), task.size)
     except OSError as error:
         answer = _Answer(not_written=f"{task.folder}: cannot be written by a Ray worker ({error.strerror or error})")

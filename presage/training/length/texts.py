@@ -26,7 +26,6 @@ from presage.predictors.length.linear import trials
 from presage.training.selection import Choice, simplest
 
 Texts = Literal["auto", "text", "none"]
-TEXTS: Final[tuple[Texts, ...]] = ("auto", "text", "none")
 
 SKETCH_SIZE: Final = 48
 
