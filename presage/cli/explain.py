@@ -120,11 +120,7 @@ def _number(value: int | None) -> str:
 
 
 def draw(one: Mapping[str, Any], file: Path) -> None:
-    """Draw an engine's view of a workflow, the JSON of `/v1/workflows/ID/explain`, into an .svg or .png file.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
+    """Draw an engine's view of a workflow into a file; raises OutputError if it cannot be written."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

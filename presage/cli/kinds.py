@@ -120,11 +120,7 @@ class Kind:
 
 
 def kind_of(name: str) -> Kind:
-    """The kind of that name.
-
-    Raises:
-        ArtefactError: unknown name.
-    """
+    """The kind of that name; raises ArtefactError if there is none."""
     if name not in KINDS:
         raise ArtefactError(f"a predictor of kind {name!r}; wanted one of {', '.join(KINDS)}")
     kind: Kind = resolve_name(KINDS[name].commands)

@@ -47,11 +47,7 @@ _WIDE = 160
 
 
 class Output:
-    """The output of one command.
-
-    Args:
-        as_json: print one JSON object instead of tables.
-    """
+    """The output of one command: one JSON object (`as_json`), or tables."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
@@ -63,11 +59,7 @@ class Output:
             yield report
 
     def result(self, data: Mapping[str, Any], *renderables: RenderableType) -> None:
-        """Print `data` with --json, else the renderables.
-
-        Raises:
-            OutputError: standard output cannot be written.
-        """
+        """Print `data` with --json, else the renderables; raises OutputError if that cannot be written."""
         if self.as_json:
             text = json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n"
         else:

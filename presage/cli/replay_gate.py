@@ -57,14 +57,9 @@ Processes = Annotated[int | None, _option(min=1, help="Parallel runs. Default: o
 
 
 def asked_for(replay: bool, options: Mapping[str, Any]) -> ReplayGate | None:
-    """The gate, if --replay is given; checks its options.
+    """The gate, if --replay is given; `options` by name, None if not given.
 
-    Args:
-        options: by name; None: not given.
-
-    Raises:
-        ConfigurationError: a bad option, or one without --replay.
-        EngineError: vLLM is not installed.
+    Raises ConfigurationError for a bad option or one without --replay, and EngineError if vLLM is not installed.
     """
     given = {name: value for name, value in options.items() if value is not None}
     if replay:
@@ -105,11 +100,7 @@ class ReplayGate:
         check_vllm()
 
     def check(self, kind: Kind, name: str) -> None:
-        """Check that the policy uses this kind of predictor.
-
-        Raises:
-            ConfigurationError: it does not.
-        """
+        """Raise ConfigurationError unless the policy uses this kind of predictor."""
         if kind.name != "next-agent":
             raise ConfigurationError(
                 f"--replay applies to next-agent predictors, and {name!r} is a {kind.name} predictor: "
@@ -124,11 +115,8 @@ class ReplayGate:
         Args:
             candidate: the version to promote.
             champion: the current holder of the alias, or None.
-            table: traces that neither was trained on.
-            out: receives notes on workflows left out, and on replays in which the cache was never short.
-
-        Raises:
-            TraceError: the traces cannot be replayed.
+            table: traces that neither was trained on; raises TraceError if they cannot be replayed.
+            out: receives notes on workflows left out, and on replays in which the cache was never full.
         """
         from presage.registry.evidence import judge_replay
         from presage.serving_hooks.replay.policies import POLICIES, STOCK
@@ -176,11 +164,7 @@ class ReplayGate:
 
 
 def keep(registry: Registry, name: str, version: int, found: Mapping[str, Any]) -> None:
-    """Attach the report of a replay to the run of the version.
-
-    Raises:
-        RegistryError: the registry refuses it.
-    """
+    """Attach the report of a replay to the run of the version; raises RegistryError."""
     from presage.registry.connect import attach
     from presage.training.report.files import write_metrics, write_report
 

@@ -153,11 +153,7 @@ def promotion_figures(candidate: Loaded, table: pa.Table, out: Output) -> dict[s
 
 
 def keep_figures(registry: Registry, name: str, version: int, promoted: dict[str, Promoted]) -> None:
-    """Attach the figures to the run of the version; they replace those of an earlier promotion.
-
-    Raises:
-        RegistryError: the registry refuses it.
-    """
+    """Attach the figures to the run of the version, in place of those of an earlier promotion; raises RegistryError."""
     from presage.registry.connect import attach
     from presage.serving_hooks.monitoring.promoted import PROMOTED_FILE, PROMOTED_FOLDER, promoted_json
 

@@ -160,11 +160,7 @@ def router(
 
 
 def _scorer_of(reference: str, tracking_uri: str | None) -> TransformerScorer:
-    """The transformer of a router.
-
-    Raises:
-        ArtefactError: not a router, or one without a transformer.
-    """
+    """The transformer of a router; raises ArtefactError if there is none."""
     from presage.predictors.router.transformer import TransformerScorer
     from presage.registry.resolve import resolve
     from presage.registry.table import load_predictor

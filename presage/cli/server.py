@@ -60,8 +60,7 @@ def ask(
         refusals: messages for status codes with a JSON `detail`, as Presage's routes send.
         timeout_s: of the request.
 
-    Raises:
-        EngineError: no answer, a missing or wrong key, another server, or a refusal.
+    Raises EngineError: no answer, a missing or wrong key, another server, or a refusal.
     """
     where = _base(url)
     data = json.dumps(body).encode() if body is not None else None

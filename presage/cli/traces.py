@@ -225,11 +225,7 @@ def _reasons(shares: dict[str, float]) -> str:
 
 
 def parse_moment(text: str, name: str) -> dt.datetime:
-    """A time in ISO 8601 with a zone, or in epoch seconds; `name` is the option, for the error.
-
-    Raises:
-        ConfigurationError: it is neither, or out of the range of times.
-    """
+    """A time in ISO 8601 with a zone, or in epoch seconds; raises ConfigurationError for the option `name`."""
     wanted = (
         "a date and time in ISO 8601 with a zone (2026-01-31T00:00:00Z, 2026-01-31T09:30+02:00) or epoch seconds is "
         "wanted"

@@ -18,15 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Inputs and outputs of a training.
-
-    Attributes:
-        data: files to train on.
-        test: files to evaluate on; empty: a part of `data`.
-        skip_bad: skip workflows or prompts with a bad row.
-        out: folder for artefact, metrics and report.
-        report: folder for the full report.
-    """
+    """Inputs and outputs of a training: files to train on, files to evaluate on (empty: a part of the others), the
+    folder for artefact, metrics and report, and the folder for the full report."""
 
     kind: Kind
     data: list[Path]
@@ -49,12 +42,8 @@ def carry_out(
 ) -> None:
     """Train, write, register and print.
 
-    Args:
-        job: inputs and outputs.
-        fit: (data, test data or None to split some off, progress) -> training.
-        output: of the command.
-        params: MLflow parameters beside the configuration.
-        tags: makes the tags of the version from the metrics.
+    `fit` makes a training of data, test data (None to split some off) and the progress callback; `params` are MLflow
+    parameters beside the configuration; `tags` makes the tags of the version from the metrics.
     """
     from presage.predictors.common.artefact import foreign_entries
     from presage.registry.gates import floor_tags

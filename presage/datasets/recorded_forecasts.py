@@ -61,10 +61,7 @@ def read_forecasts(path: str | Path) -> tuple[pa.Table, Mapping[str, int]]:
     """All forecasts of a recording with their outcomes, as a table of SCHEMA, and counts of unreadable items by reason.
 
     Keeps all forecasts, and the agents and tokens of all recorded steps of one engine, in memory. `path` is the folder
-    of a recording, or of one engine in it.
-
-    Raises:
-        TraceError: the path is not a recording, or has another version.
+    of a recording, or of one engine in it; raises TraceError for another, or another version.
     """
     lost = Counter[str]()
     tables = [SCHEMA.empty_table()]

@@ -61,8 +61,7 @@ def holds_requests(path: Path) -> bool:
 def read_requests(paths: Sequence[Path]) -> list[PlainRequest]:
     """All requests of some files, in order of arrival.
 
-    Raises:
-        TraceError: a file cannot be read, a line is malformed (the message names it), or there is no request.
+    Raises TraceError if a file cannot be read, a line is malformed (the message names it), or there is no request.
     """
     found: list[PlainRequest] = []
     for path in paths:

@@ -123,11 +123,8 @@ def progress(
 ) -> NDArray[np.float32]:
     """PROGRESS at every step, float32 [n, 6].
 
-    Args:
-        agent: int32 [n], 0..V-1, or V for all unknown agents.
-        output_tokens: float32 [n], NaN where unknown.
-        offsets: int64 [W+1], workflow w has the rows offsets[w]:offsets[w+1].
-        agents: V.
+    `agent` is int32 [n], 0..V-1, or V for all unknown agents; `output_tokens` float32 [n], NaN where unknown; workflow
+    w has the rows offsets[w]:offsets[w+1]; `agents` is V.
     """
     out = np.empty((len(agent), 6), np.float32)
     calls = np.zeros(agents + 1, np.int64)

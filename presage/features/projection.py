@@ -43,12 +43,9 @@ STILL: Final = 1e-3
 
 @dataclass(frozen=True)
 class Projection:
-    """A linear map of one moment's states.
+    """A linear map of one moment's states: float16 [d, m], float32 [m] and float32 [m].
 
-    Attributes:
-        matrix: float16 [d, m]; column scales are separate so that no entry under- or overflows.
-        scale: float32 [m].
-        bias: float32 [m].
+    Column scales are separate so that no entry of the matrix under- or overflows.
     """
 
     matrix: NDArray[np.float16]
@@ -99,8 +96,7 @@ def fit_projection(
         discriminants: leading directions of the regression to keep.
         seed: of the random range finder and of the folds.
 
-    Returns:
-        The projection, and the training rows projected out of fold, float32 [n, m].
+    Returns the projection, and the training rows projected out of fold, float32 [n, m].
     """
     states = prefixes.states[moment]
     rows = np.flatnonzero(~np.isnan(states[:, 0]))

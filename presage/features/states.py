@@ -73,10 +73,8 @@ class StateSource:
     def states(self, table: pa.Table, progress: Progress | None = None) -> dict[Moment, NDArray[np.float32]]:
         """States of every step of a valid trace: float32 [n, d] by moment, NaN rows where a step has none.
 
-        A moment without any state is left out.
-
-        Raises:
-            InputError: a captured state has another width or is of another layer than in training, or is not finite.
+        A moment without any state is left out. Raises InputError if a captured state has another width or is of another
+        layer than in training, or is not finite.
         """
         if self.kind == "captured":
             if set(layers := _of_steps_with_state(table, "state_layer")) - {self.layer}:
@@ -100,12 +98,8 @@ class StateSource:
     def of_step(self, step: Mapping[str, Any], moment: Moment) -> NDArray[np.float32] | None:
         """The state of one step at one moment, float32 [d]; None if it has none, or training had none.
 
-        Args:
-            step: columns of the trace by name; an absent one counts as null.
-            moment: of the state.
-
-        Raises:
-            InputError: a captured state has another width than in training or is not finite, or a text is no string.
+        `step` is keyed by column names of traces. Raises InputError if a captured state has another width than in
+        training or is not finite, or a text is no string.
         """
         column = (STATE_COLUMN if self.kind == "captured" else TEXT_COLUMN)[moment]
         value = step.get(column) if moment in self.sizes else None
@@ -254,17 +248,9 @@ class StepTexts:
     ) -> tuple[StateSource, dict[Moment, NDArray[np.float32]]]:
         """A sketch of the texts of some steps, bool [n].
 
-        Args:
-            steps: to fit on.
-            fold: int64 [n], equal for steps of one task.
-            relevant: keep only terms associated with what follows.
-            seed: of the sketch.
-
-        Returns:
-            The source, and the states of all n steps, float32 [n, d] by moment; out of fold for the fitted ones.
-
-        Raises:
-            InputError: the texts are insufficient for a sketch.
+        `fold` is int64 [n], equal for steps of one task; `relevant` keeps only terms associated with what follows.
+        Returns the source, and the states of all n steps, float32 [n, d] by moment; out of fold for the fitted ones.
+        Raises InputError if the texts are insufficient for a sketch.
         """
         rows, folds = np.tile(steps, len(self.moments)), np.tile(fold, len(self.moments))
         part = self.corpus.take(rows)

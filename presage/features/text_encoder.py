@@ -67,8 +67,7 @@ class TextEncoder:
     def load(cls, name: str, *, cache: Path | None = None) -> TextEncoder:
         """Load an encoder, as `find_transformer` finds it, and its cache; `cache` is a folder or `default_cache()`.
 
-        Raises:
-            ConfigurationError: the folder or name does not exist, a file is missing, or the model cannot be read.
+        Raises ConfigurationError if the folder or name does not exist, a file is missing, or the model cannot be read.
         """
         folder = find_transformer(name, role=_ROLE, option="--text-encoder")
         import torch
@@ -252,13 +251,8 @@ _HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 def find_transformer(name: str, *, role: str, option: str) -> Path:
     """The folder of a transformer with config.json, weights and a tokenizer, or the snapshot of a hub name.
 
-    Args:
-        name: a folder, or a name on the hub.
-        role: name of the transformer in errors ("text encoder").
-        option: command-line option that names a folder ("--text-encoder").
-
-    Raises:
-        ConfigurationError: the folder or name does not exist, or a file is missing.
+    Errors, a ConfigurationError if it does not exist or a file is missing, call it `role` ("text encoder") and name the
+    command-line `option` that takes a folder ("--text-encoder").
     """
     folder = Path(name).expanduser()
     if not folder.is_dir():

@@ -68,8 +68,7 @@ def open_sources(
 ) -> list[tuple[tuple[Path, ...], Chunks]]:
     """Group paths into sources: all files of spans are one source, any other path is one; and what reads each.
 
-    Raises:
-        TraceError: a path is missing or of an unknown kind.
+    Raises TraceError if a path is missing or of an unknown kind.
     """
     sources: list[tuple[Callable[[Any, bool], Iterator[Source]], list[Path]]] = []
     joined: dict[Reader, list[Path]] = {}

@@ -68,11 +68,7 @@ def read_recording(path: Path, skip_bad: bool = False) -> Iterator[Source]:
     """Read the folder of a recording, or one of its `engine-…` folders; see `Reader`.
 
     `skip_bad` has no effect: clients choose workflow names freely, and a recording may be cut at any point, so bad
-    steps are always counted and skipped.
-
-    Raises:
-        TraceError: not a recording, an unsupported version, engines with states of different sizes, or no usable step
-            yet.
+    steps are always counted and skipped. Raises TraceError if there is no usable step yet, too.
     """
     del skip_bad
     name, rows = str(path), 0
@@ -301,10 +297,8 @@ def batches(
 ) -> Iterator[tuple[pa.RecordBatch, Served]]:
     """All whole batches of a table (steps, forecasts or ends) in write order, each with what the engine served.
 
-    Reads all columns, or those given, and counts unreadable items in `lost` by reason.
-
-    Raises:
-        TraceError: a file has another version, or is not part of a recording.
+    Reads all columns, or those given, and counts unreadable items in `lost` by reason. Raises TraceError if a file has
+    another version, or is not part of a recording.
     """
     for path in _files(engine.folder, table):
         try:

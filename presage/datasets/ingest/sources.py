@@ -96,10 +96,8 @@ def gather(
 ) -> Gathered:
     """Read the sources that the journal does not have; options as for `ingest`.
 
-    `held` are the widths of the states in the store, which errors call `store`.
-
-    Raises:
-        TraceError: as the readers; states of two sources, or of a source and the store, differ in size.
+    `held` are the widths of the states in the store, which errors call `store`. Raises TraceError as the readers, or if
+    states of two sources, or of a source and the store, differ in size.
     """
     identities = [one.identity for one in inputs]
     entries = journal.sources_read(identities)
@@ -212,10 +210,7 @@ def spill_on_ray(
 ) -> Iterator[tuple[list[Spilled], list[SortedRun]]]:
     """Read groups of paths on Ray, yielded as they finish; `progress` gets the bytes on disk of each finished group.
 
-    Raises:
-        TraceError: as the readers.
-        OutputError: a worker could not write its runs.
-        ConfigurationError: Ray is not installed.
+    Raises TraceError as the readers, OutputError if a worker cannot write, and ConfigurationError without Ray.
     """
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -69,10 +69,8 @@ def spill(
 ) -> tuple[list[Spilled], list[SortedRun]]:
     """Read sources, (number, name, chunks) of each, into runs whose names begin with a prefix.
 
-    `progress` is called with the bytes on disk read since its last call.
-
-    Raises:
-        TraceError: as the readers; states differ in size.
+    `progress` is called with the bytes on disk read since its last call. Raises TraceError as the readers, or if states
+    differ in size.
     """
     writer, common = _Writer(folder, prefix), CommonSizes()
     done = []

@@ -285,11 +285,7 @@ def _wrong_type(value: Any, column: str, wanted: str) -> _BadRowError:
 
 
 def write_outcomes(outcomes: Outcomes, path: Path) -> int:
-    """Write a `.jsonl` file atomically, replacing an existing one; returns the number of rows.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Write a `.jsonl` file atomically, in place of an existing one; returns its rows. Raises OutputError."""
     rows = np.argwhere(~np.isnan(outcomes.correct)).tolist()
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:

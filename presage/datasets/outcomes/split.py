@@ -22,9 +22,7 @@ MIN_LABELS: Final = 20
 def split_outcomes(outcomes: Outcomes, fraction: float, seed: int) -> tuple[Outcomes, Outcomes]:
     """Two parts of outcomes; the second has a fraction of the prompts, between 0 and 1, and each has at least one.
 
-    Raises:
-        ConfigurationError: the fraction is not between 0 and 1.
-        TraceError: there is a single prompt.
+    Raises ConfigurationError for another fraction, and TraceError for a single prompt.
     """
     if not 0 < fraction < 1:
         raise ConfigurationError(f"fraction {fraction}: expected a number between 0 and 1, such as 0.2")
@@ -57,8 +55,7 @@ class Chosen(NamedTuple):
 def choose_models(outcomes: Outcomes, minimum: int = MIN_LABELS) -> Chosen:
     """Drop models with fewer labels than `minimum`, and prompts that only they answered.
 
-    Raises:
-        TraceError: fewer than two models are left, or all their labels are equal.
+    Raises TraceError if fewer than two models are left, or all their labels are equal.
     """
     labels = dict(zip(outcomes.models, outcomes.labels.tolist(), strict=True))
     left_out = {name: count for name, count in labels.items() if count < minimum}
@@ -91,11 +88,9 @@ def families(tasks: Sequence[str | None], pattern: str | None = None) -> list[st
     """The family of each task; None without a task, or if the pattern does not match it.
 
     Tasks of one benchmark are written `benchmark/subject`, and its parts `benchmark_train` and `benchmark_test`. The
-    first group of the regular expression, or its whole match, names the family. Without a pattern, the family is the
-    name up to the first "/" without `_train` or `_test`, or the whole name if there were only one family otherwise.
-
-    Raises:
-        ConfigurationError: the pattern is not a valid regular expression.
+    first group of the regular expression (else raises ConfigurationError), or its whole match, names the family.
+    Without a pattern, the family is the name up to the first "/" without `_train` or `_test`, or the whole name if
+    there were only one family otherwise.
     """
     if pattern is not None:
         try:

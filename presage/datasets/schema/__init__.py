@@ -65,9 +65,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][\w.-]{0,39}")
 def trace_schema(prefill_state_size: int | None = None, completion_state_size: int | None = None) -> pa.Schema:
     """The Arrow schema of a trace: columns in canonical order, the schema version in the metadata.
 
-    Args:
-        prefill_state_size: width of the hidden state after prefill; None leaves the column out.
-        completion_state_size: width of the state the last output token was sampled from; likewise.
+    Arguments are the widths of the state columns, of which None leaves one out.
     """
     sizes = dict(zip(STATE_COLUMNS, (prefill_state_size, completion_state_size), strict=True))
     fields: list[pa.Field] = []
@@ -89,8 +87,7 @@ def state_sizes(schema: pa.Schema) -> tuple[int | None, int | None]:
 def check_version(metadata: dict[bytes, bytes] | None, source: str) -> bool:
     """Whether a file was written as a trace, by its metadata; False for tables of other programs.
 
-    Raises:
-        TraceError: the schema version is not supported.
+    Raises TraceError if the schema version is not supported.
     """
     found = (metadata or {}).get(VERSION_KEY)
     if found is not None and found != str(SCHEMA_VERSION).encode():
@@ -196,10 +193,9 @@ def _first(mask: pa.ChunkedArray) -> int:
 
 
 def concat(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
-    """Join conforming tables; missing state columns become null.
+    """Join conforming tables, named for errors; missing state columns become null.
 
-    Raises:
-        TraceError: two tables have states of different widths; mentions them by `names`.
+    Raises TraceError if two tables have states of different widths.
     """
     common = CommonSizes()
     for table, name in zip(tables, names, strict=True):

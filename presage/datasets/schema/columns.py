@@ -223,8 +223,7 @@ def state_size(column: pa.ChunkedArray) -> int | None:
 def cast_state(column: pa.ChunkedArray, size: int, name: str, origin: Origin) -> pa.ChunkedArray:
     """Cast a column of lists of floats to `fixed_size_list<float16>[size]`; null rows stay null.
 
-    Raises:
-        TraceError: a row has another width, holds a null, NaN or infinity, or a value past float16 (±65504).
+    Raises TraceError for a row of another width, with a null, NaN or infinity, or a value past float16 (±65504).
     """
     if not _is_list(column.type) or not pa.types.is_floating(column.type.value_type):
         if _is_list(column.type) and _is_number(column.type.value_type):

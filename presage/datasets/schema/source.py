@@ -129,15 +129,10 @@ JoiningReader = Callable[[Path | Sequence[Path], bool], Iterator[Source]]
 def salvage(
     rows: int, build: Callable[[int, int], pa.Table], on_bad: Callable[[int, RowError], None]
 ) -> list[tuple[int, int, pa.Table]]:
-    """Build tables of all rows but the bad ones.
+    """Build tables of all rows but the bad ones: (start, stop, table) of each range of good rows, in order.
 
-    Args:
-        rows: number of rows.
-        build: makes the table of the rows from start to stop (excluded), or raises a RowError that counts from start.
-        on_bad: called with the number of each bad row, from 0, and its error.
-
-    Returns:
-        (start, stop, table) of each range of good rows, in order.
+    `build` makes the table of the rows from start to stop (excluded), or raises a RowError that counts from start.
+    `on_bad` is called with the number of each bad row, from 0, and its error.
     """
     done: list[tuple[int, int, pa.Table]] = []
     waiting = [(0, rows)]

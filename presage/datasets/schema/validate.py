@@ -57,9 +57,7 @@ def validate(table: pa.Table, source: str | Origin) -> pa.Table:
 def drop_invalid(table: pa.Table, source: str | Origin) -> tuple[pa.Table, dict[str, int]]:
     """Drop every workflow that breaks a rule of `validate`; nothing may be left, or given.
 
-    Returns:
-        The remaining rows in canonical order, and the number of workflows dropped by reason, each under the first rule
-        it breaks.
+    Returns the remaining rows in canonical order, and how many workflows broke each rule first, by reason.
     """
     if not table.num_rows:
         return table, {}

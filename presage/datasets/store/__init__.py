@@ -35,10 +35,8 @@ _KEYS: Final = ("workflow_type", "workflow_id", "step")
 def open_store(store: str | Path) -> ds.Dataset:
     """The store as a lazy Arrow dataset with the schema of the trace; rows come part by part, not in canonical order.
 
-    A filter on `workflow_type` opens only the parts of that type.
-
-    Raises:
-        TraceError: there is no store, its manifest or a part is missing or damaged, or its version is unknown.
+    A filter on `workflow_type` opens only the parts of that type. Raises TraceError if there is no store, its manifest
+    or a part is missing or damaged, or its version is unknown.
     """
     import pyarrow.dataset as ds  # brings in pandas
     import pyarrow.fs
@@ -59,8 +57,7 @@ def read_store(
 ) -> pa.Table:
     """Read a store in canonical order; if given, only some workflow types, and some columns in the order given.
 
-    Raises:
-        TraceError: as `open_store`; a part is damaged; a workflow type or a column is not in the store.
+    Raises TraceError as `open_store`, or if a part is damaged, or a workflow type or a column is not in the store.
     """
     dataset = open_store(store)
     unknown = [column for column in columns or () if column not in dataset.schema.names]
@@ -80,11 +77,7 @@ def read_store(
 
 
 def scan_store(store: str | Path) -> Iterator[Source]:
-    """A store as chunks of bounded memory, part by part.
-
-    Raises:
-        TraceError: as `open_store`; a part is damaged.
-    """
+    """A store as chunks of bounded memory, part by part; raises TraceError as `open_store`, or if a part is damaged."""
     root, first = Path(store), 1
     manifest = load(root)
     for part in manifest.parts:
@@ -97,8 +90,7 @@ def scan_store(store: str | Path) -> Iterator[Source]:
 def not_yet_in(table: pa.Table, root: Path, manifest: Manifest) -> tuple[pa.Table, int]:
     """The workflows of a valid trace in canonical order that a store lacks, and the number of those it has.
 
-    Raises:
-        TraceError: the store has a workflow with other content; a part is damaged.
+    Raises TraceError if the store has a workflow with other content, or a part is damaged.
     """
     found = []
     for name in pc.unique(table["workflow_type"]).to_pylist():

@@ -104,8 +104,7 @@ def is_store(path: str | Path) -> bool:
 def load(root: Path) -> Manifest:
     """The manifest of a store.
 
-    Raises:
-        TraceError: the manifest is missing, damaged or of an unknown version, or a part is not on disk.
+    Raises TraceError if it is missing, damaged or of an unknown version, or a part is not on disk.
     """
     path = root / MANIFEST
     try:
@@ -157,10 +156,7 @@ def writing(root: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[
     """Context manager that locks a store for writing, creating it if needed; yields its manifest.
 
     After a failure, a store that was created here and is still empty is removed. `waiting` is called once if another
-    writer holds the lock.
-
-    Raises:
-        TraceError: the folder is not a store, or its manifest cannot be read.
+    writer holds the lock. Raises TraceError if the folder is not a store, or its manifest cannot be read.
     """
     made = not root.exists()
     with _lock(root, waiting):
@@ -292,8 +288,7 @@ def commit(parts: Sequence[Part], staging: Path, root: Path, manifest: Manifest,
 def part_rows(folder: Path, part: Part, sizes: tuple[int | None, int | None]) -> Iterator[tuple[pa.Table, int]]:
     """(conforming rows, bytes on disk read so far) of a part, in portions; `sizes` are the widths of its states.
 
-    Raises:
-        TraceError: the part is damaged.
+    Raises TraceError if the part is damaged.
     """
     with _opened(folder, part) as file:
         for rows, position in row_batches(file, file.schema_arrow.names):

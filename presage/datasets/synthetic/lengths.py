@@ -96,8 +96,7 @@ class GeneratedLengths:
 def generate_lengths(workflows: int, seed: int, *, censored: float = 0.0) -> GeneratedLengths:
     """Draw workflows; a share `censored` of them is cut after a random step, possibly the last.
 
-    Raises:
-        ConfigurationError: fewer than one workflow, or a share outside 0..1.
+    Raises ConfigurationError for fewer than one workflow, or a share outside 0..1.
     """
     if workflows < 1:
         raise ConfigurationError(f"workflows is {workflows}; expected at least 1")

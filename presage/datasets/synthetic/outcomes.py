@@ -45,10 +45,8 @@ class DrawnOutcomes:
 def generate_outcomes(prompts: int, seed: int, *, missing: float = 0.1) -> DrawnOutcomes:
     """Draw prompts and outcomes; a share `missing` of the labels is unknown.
 
-    Cost is in thousandths of a unit of the small model's price, tokens times price.
-
-    Raises:
-        ConfigurationError: fewer than one prompt, or a share outside 0..1.
+    Cost is in thousandths of a unit of the small model's price, tokens times price. Raises ConfigurationError for fewer
+    than one prompt, or a share outside 0..1.
     """
     if prompts < 1:
         raise ConfigurationError(f"prompts is {prompts}; expected at least 1")

@@ -38,10 +38,7 @@ def sources(batches: Iterable[Batch], name: str, skip_bad: bool) -> Iterator[Sou
     """Convert the batches of the source called `name` to conforming chunks.
 
     With `skip_bad`, bad rows are counted and their workflows marked as spoiled; a row without a workflow is attributed
-    to that of the nearest row before it.
-
-    Raises:
-        TraceError: a value is missing or has a wrong type; names the row and the column.
+    to that of the nearest row before it. Otherwise raises TraceError, which names the row and the column.
     """
     common = CommonSizes()
     last: Workflow | None = None

@@ -101,12 +101,7 @@ def not_utf8(error: UnicodeDecodeError) -> str:
 
 
 def utf8_text(path: Path) -> str:
-    """The content of a small file, without a byte order mark.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is not UTF-8; names the line.
-    """
+    """The text of a small file without byte order mark; raises OSError, or ValueError that names the line."""
     data = path.read_bytes().removeprefix(BOM)
     try:
         return data.decode()
@@ -140,11 +135,7 @@ its bytes. It raises to stop, or returns to continue."""
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a path, sorted by name: the path itself, or the JSON files of a folder.
-
-    Raises:
-        TraceError: the folder has no such files.
-    """
+    """The files of a path, sorted: itself, or the JSON files of a folder; raises TraceError if there are none."""
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.iterdir() if file.name.endswith(JSON_SUFFIXES) and file.is_file())
@@ -159,8 +150,7 @@ def files_of(path: Path) -> list[Path]:
 def first_document(path: Path) -> Any:
     """The first document of a path, for format detection; None if its first line is not a document.
 
-    Raises:
-        TraceError: a file cannot be read, or is not UTF-8 text.
+    Raises TraceError if a file cannot be read, or is not UTF-8 text.
     """
 
     class NoDocumentError(Exception):
@@ -285,8 +275,7 @@ class CsvRow(NamedTuple):
 class CsvRows:
     """The rows below the header of a CSV file, plain or gzip, without blank lines.
 
-    Raises:
-        TraceError: the header is missing or unreadable; while iterating, the file cannot be read.
+    Raises TraceError if the header is missing or unreadable, and while iterating, if the file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:

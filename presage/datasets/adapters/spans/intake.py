@@ -40,11 +40,8 @@ class Partitions:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(self, rows: pa.Table, key: str) -> None:
-        """Write rows; rows with the same string in column `key` go to the same partition, in the order given.
-
-        Raises:
-            OutputError: the disk of the temporary folder is full.
-        """
+        """Write rows, those with equal strings in column `key` to one partition; raises OutputError if the disk is
+        full."""
         if not rows.num_rows:
             return
         homes = hashes(rows.column(key)) % np.uint64(self.count)
@@ -216,11 +213,7 @@ def described(document: Any) -> str:
 
 
 def time_ns(value: Any) -> int | None:
-    """A time in nanoseconds since 1970.
-
-    Raises:
-        ValueError: the value is not a time.
-    """
+    """A time in nanoseconds since 1970; raises ValueError if the value is not a time."""
     if value is None or value == "":
         return None
     if isinstance(value, str):

@@ -29,8 +29,7 @@ def is_mlflow(document: Any) -> bool:
 def take_mlflow(document: Any, place: Place, intake: Intake, service: str | None = None) -> None:
     """Pass on the spans of every trace in a document; `service` names the application, by default the experiment.
 
-    Raises:
-        TraceError: it holds no trace, or a span is bad and bad spans are not skipped.
+    Unless bad spans are skipped, raises TraceError for one, and for a document without a trace.
     """
     if isinstance(document, dict) and isinstance(document.get("traces"), list):
         for trace in document["traces"]:

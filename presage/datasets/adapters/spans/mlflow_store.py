@@ -43,13 +43,10 @@ def read_mlflow_experiment(
     since: dt.datetime | None = None,
     skip_bad: bool = False,
 ) -> Iterator[Source]:
-    """Read the traces of an experiment.
+    """Read the traces of an experiment, only those that began at or after `since`.
 
-    Args:
-        name: the experiment's name.
-        tracking_uri: the store; None means MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db` in the working directory.
-        since: only traces that began at or after this time.
-        skip_bad: as for `read_spans`.
+    `tracking_uri` defaults to MLFLOW_TRACKING_URI, else to `sqlite:///mlflow.db` in the working directory; `skip_bad`
+    is as for `read_spans`.
 
     Raises:
         TraceError: the store is missing, does not respond or has an older schema; the experiment is missing or has no

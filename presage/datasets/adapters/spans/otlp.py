@@ -77,11 +77,7 @@ _decode: Final[Callable[[bytes], Envelope]] = msgspec.json.Decoder(Envelope).dec
 
 
 def decode(line: bytes) -> Any:
-    """Decode a line: an `Envelope` if it is OTLP with spans, else any JSON.
-
-    Raises:
-        msgspec.DecodeError: it is not JSON.
-    """
+    """Decode a line: an `Envelope` if it is OTLP with spans, else any JSON; raises msgspec.DecodeError."""
     try:
         envelope = _decode(line)
         if envelope.resource_spans is not None:
@@ -99,8 +95,7 @@ def is_otlp(document: Any) -> bool:
 def take_spans(document: Any, place: Place, intake: Intake) -> None:
     """Pass on every span of a document, OTLP or a single span.
 
-    Raises:
-        TraceError: it is neither, or a span is bad and bad spans are not skipped.
+    Unless bad spans are skipped, raises TraceError for one, and for a document that is neither.
     """
     if is_otlp(document):
         _take_otlp(document, place, intake)
@@ -228,8 +223,7 @@ def take_object(
 ) -> None:
     """Pass on a span that is one JSON object, its attributes in `found`; of a `running` trace the root has no end.
 
-    Raises:
-        TraceError: the span is malformed, and bad spans are not skipped.
+    Raises TraceError if the span is malformed, and bad spans are not skipped.
     """
     try:
         for event in events:

@@ -249,9 +249,7 @@ class SpanWorkflows:
     def sources(self) -> Iterator[Source]:
         """All workflows in chunks of bounded size; call after the last span was added.
 
-        Raises:
-            TraceError: spans are not a tree, or none of them is a step.
-            OutputError: the disk of temporary files is full.
+        Raises TraceError if spans are not a tree, or none is a step, and OutputError if the disk is full.
         """
         with Partitions(self._spans.count) as waiting:
             conversations = PendingConversations(waiting)

@@ -122,11 +122,7 @@ class TraceFacts:
 
 
 def steps_of(spans: TraceSpans) -> TraceSteps:
-    """The steps of a trace.
-
-    Raises:
-        BrokenTreeError: a span id stands for two different spans, or spans are each other's parents.
-    """
+    """The steps of a trace; raises BrokenTreeError if an id stands for two spans, or spans are each other's parents."""
     return _Tree(spans).steps()
 
 
