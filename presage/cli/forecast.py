@@ -166,7 +166,6 @@ def route(
 
 
 def _costs(path: Path) -> dict[str, float]:
-    """Cost of a request by model, from a TOML file."""
     from presage.datasets.adapters.files.text import utf8_text
 
     try:

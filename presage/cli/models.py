@@ -174,7 +174,6 @@ def _listing(listed: list[dict[str, Any]], uri: str) -> list[Any]:
 
 
 def _of_kind(name: str, entries: list[dict[str, Any]]) -> Any:
-    """The versions of one kind; each kind has its own figures."""
     try:
         kind = kind_of(name)
         figures, title = [kind.headline(entry["figures"]) for entry in entries], f"\n{name}: {kind.legend}"

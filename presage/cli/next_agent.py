@@ -119,7 +119,6 @@ def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: in
 
 
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
-    """The most likely agents and END, for each horizon."""
     lines = []
     for k, horizon in enumerate(data["horizons"], start=1):
         likeliest = sorted(horizon["agents"].items(), key=lambda item: -item[1])[:_LIKELIEST]
@@ -133,7 +132,6 @@ def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> 
 
 
 def _headline(figures: Mapping[str, float]) -> dict[str, str]:
-    """Accuracy at horizons 1 to K, for both moments."""
     shown = {}
     for moment in ("prefill", "completion"):
         ahead = takewhile(figures.__contains__, (f"{moment}_accuracy_{k}" for k in count(1)))
@@ -151,7 +149,6 @@ def _budget(predictor: NextAgentPredictor) -> NextAgentBudget:
 
 
 def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> NextAgentEvidence:
-    """Measure a version on these traces under an input profile."""
     from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import NextAgentEvidence
     from presage.registry.gates import Interface

@@ -100,7 +100,6 @@ def remaining_length(
 
 
 def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, profile: str) -> list[Gate]:
-    """Gates of order and loss (against champion and constant), coverage, latency and size."""
     from presage.registry.evidence import LengthBudget, judge_lengths
 
     mine = _evidence(candidate, table, seed, profile)
@@ -109,7 +108,6 @@ def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: in
 
 
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
-    """The quantiles after the last step."""
     last = rows[-1]
     lines = [
         [f"{100 * float(q):g} % of such steps: at most", f"{tokens:,.0f}"] for q, tokens in data["quantiles"].items()
@@ -122,7 +120,6 @@ def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> 
 
 
 def _headline(figures: Mapping[str, float]) -> dict[str, str]:
-    """Tau distance, and the pinball loss of each quantile."""
     losses = sorted((float(name.removeprefix("pinball_")), name) for name in figures if name.startswith("pinball_"))
     return {
         "tau distance": " ".join(number(figures.get(f"tau_distance_{scope}")) for scope in ("all", "arrival")),
@@ -141,7 +138,6 @@ def _quantiles_of(text: str) -> tuple[float, ...]:
 
 
 def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> LengthEvidence:
-    """Measure a version on these traces under an input profile."""
     from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import LengthEvidence
     from presage.registry.gates import Interface

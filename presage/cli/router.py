@@ -209,7 +209,6 @@ def _interface(loaded: Loaded) -> Interface:
 
 
 def _ask(predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Route the input text of the last step."""
     prompt = rows[-1].get("input_text")
     if prompt is None:
         raise InputError(
@@ -220,7 +219,6 @@ def _ask(predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
-    """The models, most likely first."""
     likely = sorted(data["probabilities"].items(), key=lambda item: -item[1])
     lines = [[name, number(p), "← pick" if name == data["pick"] else ""] for name, p in likely]
     title = f"Step {len(rows) - 1} ({rows[-1]['agent']}) of {rows[-1]['workflow_id']}"
@@ -228,7 +226,6 @@ def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> 
 
 
 def _headline(figures: Mapping[str, float]) -> dict[str, str]:
-    """Macro mAP, calibration, and accuracy of the picks and of the best single model."""
     names = {"macro mAP": "macro_map", "ECE": "ece", "picked": "picked_accuracy", "best single": "best_single"}
     return {called: number(figures.get(name)) for called, name in names.items()}
 

@@ -79,7 +79,6 @@ def read_traces(
 
 
 def _collected(name: str, reading: Iterator[Source], progress: Callable[[int], None]) -> Source:
-    """All chunks of a source joined into one."""
     chunks: list[Source] = []
     skipped = Counter[str]()
     for chunk in reading:

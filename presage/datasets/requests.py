@@ -17,7 +17,7 @@ from typing import Annotated, Final
 import msgspec
 
 from presage.datasets.adapters.files.text import CsvRow, CsvRows, Documents, Place, first_document
-from presage.datasets.schema import KNOWN_COLUMNS
+from presage.datasets.schema import KNOWN_COLUMNS, require_columns
 from presage.errors import TraceError
 
 HASH_TOKENS: Final = 512
@@ -103,12 +103,7 @@ def _in_words(error: msgspec.ValidationError) -> str:
 
 def _csv(path: Path) -> Iterator[PlainRequest]:
     rows = CsvRows(path)
-    missing = [name for name in _CSV if name not in rows.names]
-    if missing:
-        raise TraceError(
-            f"{path}: no column {' and no column '.join(missing)}; a trace of requests has {', '.join(_CSV)}: "
-            "rename or add them"
-        )
+    require_columns(rows.names, str(path), _CSV, _CSV)
     for row in rows:
         if row.problem:
             raise TraceError(f"{path}, line {row.line}: {row.problem}")

@@ -118,7 +118,7 @@ def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
     del rows[0][column]
     with pytest.raises(TraceError, match=f'line 1, column "{column}": missing'):
         read_outcomes([write(tmp_path / "o.jsonl", rows)])
-    with pytest.raises(TraceError, match=f'no column "{column}"'):
+    with pytest.raises(TraceError, match=f"no column '{column}'"):
         read_outcomes([parquet(tmp_path / "o.parquet", rows)], skip_bad=True)
 
 
@@ -129,8 +129,8 @@ def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
         ('prompt,model,correct\n"p\nq",m,1\np,,0\n', r'line 4, column "model": an empty string'),
         ("prompt,model,correct,cost\np,m,1,1 USD\n", r'line 2, column "cost": type str'),
         ("prompt,model,correct\np,m\n", "line 2: 2 fields; expected 3"),
-        ("prompt,model,model,correct\np,m,m,1\n", 'column "model" appears twice'),
-        ("prompt,model,score\np,m,1\n", 'no column "correct"; found: prompt, model, score'),
+        ("prompt,model,model,correct\np,m,m,1\n", "column 'model' appears twice"),
+        ("prompt,model,score\np,m,1\n", "no column 'correct'; found: prompt, model, score"),
         ("prompt;model;correct\np;m;1\n", "separated by semicolons"),
     ],
 )

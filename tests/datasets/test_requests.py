@@ -72,7 +72,7 @@ def test_a_bad_line_is_named(tmp_path: Path, bad: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("TIMESTAMP,ContextTokens\n", "no column GeneratedTokens"),
+        ("TIMESTAMP,ContextTokens\n", "no column 'GeneratedTokens'"),
         (CSV + "yesterday,1,2\n", "line 2: TIMESTAMP"),
         (CSV + "2026-01-02 18:15:46,1,2\n2026-01-02 18:15:46,1,-2\n", "line 3: GeneratedTokens"),
         (CSV + "2026-01-02 18:15:46,1\n", "line 2: 2 fields; expected 3"),

@@ -225,7 +225,6 @@ def _unbroken(step: NDArray[np.int64], client: NDArray[np.int64]) -> NDArray[np.
 
 
 def _ended(ends: Iterable[pa.RecordBatch]) -> dict[int, int]:
-    """The number of steps of each ended run."""
     found: dict[int, int] = {}
     for batch in ends:
         known = batch.filter(pc.is_in(batch["how"], pa.array([RECORDED_FINISHED, RECORDED_EXPIRED])))

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from presage.datasets.ingest.sources import Feed, Gathered, Progress, gather, inputs_of
+from presage.datasets.ingest.sources import Feed, Gathered, Progress, feeds_of, gather
 from presage.datasets.ingest.spill import Journal, Planned, RangeWritten, ranges, read_range
 from presage.datasets.schema import conform, workflow_codes, workflow_count
 from presage.datasets.schema.source import Origin, Source
@@ -84,7 +84,7 @@ def ingest(
     """
     if not sources:
         raise TraceError("no traces given: name at least one store, file, folder of spans or MLflow experiment")
-    inputs = inputs_of(sources, source_format, skip_bad)
+    inputs = feeds_of(sources, source_format, skip_bad)
     root = Path(store)
     command = [str(since), str(skip_bad), source_format, *(str(Path(one.name).absolute()) for one in inputs)]
     try:
@@ -155,7 +155,6 @@ class _SecondPass:
         )
 
     def _write(self, progress: Progress) -> list[RangeWritten]:
-        """Write every range, then commit."""
         held = self.root / MANIFEST
         plan = Planned(
             hashlib.sha256(held.read_bytes() if held.exists() else b"").hexdigest(),

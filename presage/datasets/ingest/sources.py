@@ -11,7 +11,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -33,19 +33,11 @@ Progress = Callable[[str, float | None], None]
 
 @dataclass(frozen=True)
 class Feed:
-    """A source that is not a single path: an MLflow experiment, which is always read again, or joined files."""
+    """A source; `identity` changes when it does: by default, as for an MLflow experiment, whenever it is read."""
 
     name: str
     begin: Chunks
-
-
-@dataclass(frozen=True)
-class Input:
-    """A source; `identity` changes when the source does."""
-
-    name: str
-    identity: str
-    begin: Chunks
+    identity: str = field(default_factory=lambda: uuid.uuid4().hex)
     size: int | None = None  # in bytes, None if unknown
     path: Path | None = None  # if it is a single path, which any process can read
 
@@ -68,23 +60,22 @@ class Gathered:
         return set[Workflow]().union(*(source.spoiled for source in self.sources))
 
 
-def inputs_of(sources: Sequence[str | Path | Feed], source_format: str, skip_bad: bool) -> list[Input]:
+def feeds_of(sources: Sequence[str | Path | Feed], source_format: str, skip_bad: bool) -> list[Feed]:
     """The sources of an ingestion; all span files together are one source."""
     found = []
     given = [source for source in sources if not isinstance(source, Feed)]
     for paths, begin in open_sources(given, source_format, skip_bad):
         identities, sizes = zip(*map(_identity, paths), strict=True)
         if len(paths) == 1:
-            found.append(Input(named(paths), identities[0], begin, sizes[0], paths[0]))
+            found.append(Feed(named(paths), begin, identities[0], sizes[0], paths[0]))
         else:
             files = "\n".join(f"{path.absolute()}:{one}" for path, one in zip(paths, identities, strict=True))
-            found.append(Input(named(paths), hashlib.sha256(files.encode()).hexdigest(), begin, sum(sizes)))
-    found += [Input(feed.name, uuid.uuid4().hex, feed.begin) for feed in sources if isinstance(feed, Feed)]
-    return found
+            found.append(Feed(named(paths), begin, hashlib.sha256(files.encode()).hexdigest(), sum(sizes)))
+    return found + [feed for feed in sources if isinstance(feed, Feed)]
 
 
 def gather(
-    inputs: Sequence[Input],
+    inputs: Sequence[Feed],
     journal: Journal,
     held: tuple[int | None, int | None],
     store: str,
@@ -141,9 +132,7 @@ def gather(
 
 
 class _Meter:
-    """Reports the share of the bytes of all sources that has been read."""
-
-    def __init__(self, inputs: Sequence[Input], known: set[int], progress: Progress) -> None:
+    def __init__(self, inputs: Sequence[Feed], known: set[int], progress: Progress) -> None:
         sizes = [one.size for one in inputs]
         self._total = None if None in sizes else max(1, sum(size or 0 for size in sizes))
         self._read = sum(sizes[number] or 0 for number in known)
@@ -154,7 +143,7 @@ class _Meter:
         self._progress("reading traces", None if self._total is None else min(1.0, self._read / self._total))
 
 
-def _groups(inputs: Sequence[Input], known: set[int]) -> Iterator[list[int]]:
+def _groups(inputs: Sequence[Feed], known: set[int]) -> Iterator[list[int]]:
     """The source numbers of each journal entry: single paths up to a size, or another source."""
     waiting: list[int] = []
     size = 0
@@ -174,7 +163,6 @@ def _groups(inputs: Sequence[Input], known: set[int]) -> Iterator[list[int]]:
 
 
 def _identity(path: Path) -> tuple[str, int]:
-    """(identity, bytes on disk) of a file or folder."""
     if not path.is_dir():
         stat = path.stat()
         return f"{stat.st_size}:{stat.st_mtime_ns}", stat.st_size

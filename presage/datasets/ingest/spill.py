@@ -139,8 +139,6 @@ def keys(table: pa.Table) -> NDArray[np.uint64]:
 
 
 class _Writer:
-    """Buffers rows and writes them as sorted runs."""
-
     def __init__(self, folder: Path, prefix: str) -> None:
         self._folder, self._prefix = folder, prefix
         self._waiting: list[pa.Table] = []
@@ -232,10 +230,6 @@ class Journal:
         self._sweep_abandoned()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._entries = self._load()
-
-    def __len__(self) -> int:
-        """Entries so far."""
-        return len(self._entries)
 
     def sources_read(self, identities: list[str]) -> list[SourcesRead]:
         """The groups that were read and are unchanged, in source order; removes all other runs."""

@@ -24,9 +24,9 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 
-from presage.datasets.adapters.files.text import JSON_SUFFIXES, CsvRows, Documents, Place
+from presage.datasets.adapters.files.text import JSON_SUFFIXES, CsvRows, Documents, Place, files_of
 from presage.datasets.outcomes import Outcomes, normalise
-from presage.datasets.schema import listed
+from presage.datasets.schema import require_columns
 from presage.datasets.store.parts import first_line, open_parquet, row_batches
 from presage.errors import OutputError, TraceError
 
@@ -65,7 +65,10 @@ def read_outcomes(
             raise TraceError(message)
         skipped[reason] += 1
 
-    for file in [file for path in paths for file in files_of(Path(path))]:
+    files = [file for path in paths for file in files_of(Path(path), _SUFFIXES)]
+    if other := [file for file in files if not file.name.endswith(_SUFFIXES)]:
+        raise TraceError(f"{other[0]}: outcomes are read from {', '.join(_SUFFIXES)} files: rename or convert the file")
+    for file in files:
         read = 0
         for row in outcome_rows(file, on_bad):
             read += 1
@@ -81,8 +84,6 @@ def read_outcomes(
 
 
 class _Gathered:
-    """Collects rows and converts them to matrices."""
-
     def __init__(self) -> None:
         self.prompts: list[str] = []
         self.task: list[str | None] = []
@@ -123,9 +124,10 @@ class _Gathered:
 
 _NUMBERS: Final = ("correct", "output_tokens", "cost")
 REQUIRED: Final = ("prompt", "model", "correct")
-OPTIONAL: Final = ("task", "output_tokens", "cost")
+_COLUMNS: Final = (*REQUIRED, "task", "output_tokens", "cost")
 PARQUET: Final = ".parquet"
 CSV: Final = (".csv", ".csv.gz")
+_SUFFIXES: Final = (*JSON_SUFFIXES, PARQUET, *CSV)
 NO_LABEL: Final = "no label"
 
 
@@ -148,19 +150,6 @@ OnBad = Callable[[str, str], None]
 class _BadRowError(Exception):
     def __init__(self, column: str, message: str, reason: str) -> None:
         self.column, self.message, self.reason = column, message, reason
-
-
-def files_of(path: Path) -> list[Path]:
-    """The files of a path, sorted by name: the path itself, or the JSON, Parquet and CSV files of a folder."""
-    suffixes = (*JSON_SUFFIXES, PARQUET, *CSV)
-    if not path.is_dir():
-        if not path.name.endswith(suffixes):
-            raise TraceError(f"{path}: outcomes are read from {', '.join(suffixes)} files: rename or convert the file")
-        return [path]
-    files = sorted(file for file in path.iterdir() if file.name.endswith(suffixes) and file.is_file())
-    if not files:
-        raise TraceError(f"{path}: a folder without {', '.join(suffixes)} files: check the path")
-    return files
 
 
 def outcome_rows(file: Path, on_bad: OnBad) -> Iterator[OutcomeRow | None]:
@@ -187,7 +176,7 @@ def _json(file: Path, on_bad: OnBad) -> Iterator[tuple[str, Any]]:
 
 def _csv(file: Path, on_bad: OnBad) -> Iterator[tuple[str, Any]]:
     rows = CsvRows(file)
-    _check_columns(file, rows.names)
+    require_columns(rows.names, str(file), REQUIRED, _COLUMNS)
     for row in rows:
         if row.problem:
             on_bad(f"{file}, line {row.line}: {row.problem}", f"line with {row.reason}")
@@ -208,23 +197,13 @@ def _meant(field: str) -> bool | float | str | None:
         return field
 
 
-def _check_columns(file: Path, names: Sequence[str]) -> None:
-    if missing := [name for name in REQUIRED if name not in names]:
-        raise TraceError(
-            f'{file}: no column "{missing[0]}"; found: {listed(names)}; expected the columns prompt, '
-            "model and correct: rename them"
-        )
-    if twice := [name for name in (*REQUIRED, *OPTIONAL) if names.count(name) > 1]:
-        raise TraceError(f'{file}: column "{twice[0]}" appears twice, expected one: drop or rename the other')
-
-
 def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
     try:
         with open_parquet(file) as opened:
             names = opened.schema_arrow.names
-            _check_columns(file, names)
+            require_columns(names, str(file), REQUIRED, _COLUMNS)
             row = 0
-            for table, _ in row_batches(opened, [name for name in (*REQUIRED, *OPTIONAL) if name in names]):
+            for table, _ in row_batches(opened, [name for name in _COLUMNS if name in names]):
                 for found in table.to_pylist():
                     row += 1
                     yield f"row {row}", found

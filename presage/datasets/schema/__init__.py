@@ -132,20 +132,20 @@ def conform(table: pa.Table, source: str | Origin, sizes: tuple[int | None, int 
 def check_columns(names: Sequence[str], source: str) -> None:
     """Raise a TraceError for missing, repeated and misspelt columns."""
     refuse_misspelt(names, source)
-    missing = [column for column in REQUIRED if column not in names]
-    if missing:
+    require_columns(names, source, REQUIRED, KNOWN_COLUMNS)
+
+
+def require_columns(names: Sequence[str], source: str, required: Sequence[str], known: Collection[str]) -> None:
+    """Raise a TraceError for a required column that is missing, and for a known one that appears twice."""
+    if missing := [column for column in required if column not in names]:
+        # Without a header the names may be values, so anything that may be a prompt is omitted.
+        found = ", ".join(name if _NAME.fullmatch(name) else "…" for name in names[:20]) or "none"
         raise TraceError(
-            f"{source}: no column {' and no column '.join(map(repr, missing))}; found: {listed(names)}. "
-            "Every step needs workflow_type, workflow_id, step and agent: rename or add them"
+            f"{source}: no column {' and no column '.join(map(repr, missing))}; found: {found}; expected "
+            f"{', '.join(required)}: rename or add them"
         )
-    twice = sorted({column for column in names if names.count(column) > 1} & KNOWN_COLUMNS)
-    if twice:
+    if twice := sorted({column for column in names if names.count(column) > 1} & set(known)):
         raise TraceError(f"{source}: column {twice[0]!r} appears twice, expected one: drop or rename the other")
-
-
-def listed(names: Sequence[str]) -> str:
-    """Column names for a message; without a header they may be values, so anything that may be a prompt is omitted."""
-    return ", ".join(name if _NAME.fullmatch(name) else "…" for name in names[:20]) or "none"
 
 
 def refuse_misspelt(names: Collection[str], source: str, columns: Collection[str] = KNOWN_COLUMNS) -> None:

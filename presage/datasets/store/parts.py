@@ -79,16 +79,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The parts of a store, and the widths of its states."""
+    """The parts of a store, and the widths of its prefill and completion states."""
 
     parts: tuple[Part, ...] = ()
-    prefill_state_size: int | None = None
-    completion_state_size: int | None = None
-
-    @property
-    def sizes(self) -> tuple[int | None, int | None]:
-        """Widths of the prefill and the completion state."""
-        return self.prefill_state_size, self.completion_state_size
+    sizes: tuple[int | None, int | None] = (None, None)
 
     @property
     def schema(self) -> pa.Schema:
@@ -126,7 +120,7 @@ def load(root: Path) -> Manifest:
     missing = [part.path for part in parts if not (root / part.path).is_file()]
     if missing:
         raise TraceError(f"{root}: part {missing[0]} is in the manifest but not on disk: restore it or ingest again")
-    return Manifest(parts, *sizes)
+    return Manifest(parts, sizes)
 
 
 def save(manifest: Manifest, root: Path) -> None:
@@ -134,8 +128,8 @@ def save(manifest: Manifest, root: Path) -> None:
     content = {
         "format": _FORMAT,
         "schema_version": SCHEMA_VERSION,
-        "prefill_state_size": manifest.prefill_state_size,
-        "completion_state_size": manifest.completion_state_size,
+        "prefill_state_size": manifest.sizes[0],
+        "completion_state_size": manifest.sizes[1],
         "parts": [asdict(part) for part in manifest.parts],
     }
     temporary = root / f"{MANIFEST}.tmp"
@@ -275,7 +269,7 @@ def commit(parts: Sequence[Part], staging: Path, root: Path, manifest: Manifest,
                 (staging / part.path).replace(root / part.path)
                 sync((root / part.path).parent)
         kept.sort(key=lambda part: (part.workflow_type, part.path))
-        save(Manifest(tuple(kept), *state_sizes(schema)), root)
+        save(Manifest(tuple(kept), state_sizes(schema)), root)
     except BaseException:
         with suppress(OSError, TraceError):
             sweep(root, load(root) if is_store(root) else Manifest())  # by the manifest on disk: it may have got there

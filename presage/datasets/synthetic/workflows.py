@@ -130,7 +130,6 @@ class _Walks:
 
 
 def _walk(process: SyntheticProcess, workflows: int, censored: float, rng: np.random.Generator) -> _Walks:
-    """All workflows side by side, step by step."""
     intents = rng.choice(len(process.intents), workflows, p=np.asarray(process.intents) / sum(process.intents))
     cumulative = process.transition.cumsum(axis=-1)
     cumulative[cumulative > 1 - 1e-12] = 1.0  # a sum rounded below 1 must not permit an impossible outcome

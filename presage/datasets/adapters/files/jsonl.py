@@ -50,7 +50,6 @@ _Line = bytes | _Unreadable
 
 
 def _batches(path: Path) -> Iterator[Batch]:
-    """Batches of lines that are not blank."""
     numbers: list[int] = []
     lines: list[_Line] = []
     size = number = position = 0
@@ -80,8 +79,6 @@ def _batches(path: Path) -> Iterator[Batch]:
 
 
 class _JsonRows:
-    """Some lines of a file."""
-
     def __init__(self, lines: Sequence[_Line], name: str) -> None:
         self._lines = lines
         self._name = name
@@ -138,7 +135,6 @@ def _check_types(values: Sequence[Any], name: str, origin: Origin) -> None:
 
 
 def _parsed(line: _Line) -> dict[str, Any] | _Unreadable:
-    """The object on a line."""
     if isinstance(line, _Unreadable):
         return line
     try:

@@ -120,8 +120,6 @@ def _csv_batches(path: Path) -> Iterator[Batch]:
 
 
 class _CsvRows:
-    """Some rows with their column names."""
-
     def __init__(self, names: Sequence[str], rows: Sequence[CsvRow]) -> None:
         self._places = {name: place for place, name in enumerate(names) if name in COLUMN_TYPES}
         self._rows = rows
@@ -210,8 +208,6 @@ def _frame_batches(frame: pd.DataFrame, name: str) -> Iterator[Batch]:
 
 
 class _FrameRows:
-    """Rows of a frame."""
-
     def __init__(self, rows: pd.DataFrame) -> None:
         self._rows = rows
 

@@ -134,16 +134,13 @@ OnTorn = Callable[[Place, str, str, bytes], None]
 its bytes. It raises to stop, or returns to continue."""
 
 
-def files_of(path: Path) -> list[Path]:
-    """The files of a path, sorted: itself, or the JSON files of a folder; raises TraceError if there are none."""
+def files_of(path: Path, suffixes: tuple[str, ...] = JSON_SUFFIXES) -> list[Path]:
+    """The files of a path, sorted: itself, or those of a folder with a suffix; raises TraceError without any."""
     if not path.is_dir():
         return [path]
-    files = sorted(file for file in path.iterdir() if file.name.endswith(JSON_SUFFIXES) and file.is_file())
+    files = sorted(file for file in path.iterdir() if file.name.endswith(suffixes) and file.is_file())
     if not files:
-        raise TraceError(
-            f"{path}: a folder without {', '.join(JSON_SUFFIXES)} files; expected the rotated files of a "
-            "collector's file exporter: check the path"
-        )
+        raise TraceError(f"{path}: a folder without {', '.join(suffixes)} files: check the path")
     return files
 
 

@@ -219,7 +219,6 @@ def _reason_in_output(found: Found) -> str | None:
 
 
 def _texts(values: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
-    """System, input and output text."""
     given, produced = _nested(values.get("input")), _nested(values.get("output"))
     system, input_text = split_system(given) if given is not None else (None, None)
     if "system" in values:

@@ -68,7 +68,6 @@ def read_mlflow_experiment(
 
 
 def _traces(client: MlflowClient, name: str, uri: str, since: dt.datetime | None) -> Iterator[dict[str, Any]]:
-    """Every trace of the experiment as a dictionary, oldest first."""
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         there = ", ".join(repr(found.name) for found in client.search_experiments(max_results=10)) or "none"
@@ -94,7 +93,6 @@ def _traces(client: MlflowClient, name: str, uri: str, since: dt.datetime | None
 
 
 def _client(uri: str) -> MlflowClient:
-    """MLflow's client of an existing store."""
     for key, value in _DEFAULTS.items():
         os.environ.setdefault(key, value)
     scheme = uri.split(":", 1)[0].split("+", 1)[0]

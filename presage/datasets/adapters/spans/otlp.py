@@ -162,7 +162,6 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
 
 
 def _value(value: _Value) -> Any:
-    """An attribute's value without its type."""
     if value.string_value is not None:
         return value.string_value
     if value.int_value is not None:

@@ -127,8 +127,6 @@ def steps_of(spans: TraceSpans) -> TraceSteps:
 
 
 class _Tree:
-    """The tree of one trace: children in start order, adjusted times, and intermediate results."""
-
     def __init__(self, spans: TraceSpans) -> None:
         self.spans = spans
         n = len(spans.span)
