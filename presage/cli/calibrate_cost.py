@@ -17,12 +17,10 @@ def calibrate_cost(
     steps: Annotated[
         list[Path],
         typer.Argument(
-            metavar="STEPS",
-            help="Step-time files written by an engine with the setting `step_times_file`.",
-            show_default=False,
+            metavar="STEPS", help="Step-time files written by an engine with the setting `step_times_file`."
         ),
     ],
-    to: Annotated[Path, typer.Option(help="The engine file to write, such as engine.toml.", show_default=False)],
+    to: Annotated[Path, typer.Option(help="The engine file to write, such as engine.toml.")],
     source: Annotated[str, typer.Option(help="Where the times were measured: machine, date.")] = "",
     as_json: options.Json = False,
 ) -> None:

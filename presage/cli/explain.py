@@ -25,13 +25,9 @@ _OTHERS = "others"
 
 def explain(
     url: Url,
-    workflow_id: Annotated[str, typer.Argument(metavar="WORKFLOW_ID", show_default=False)],
-    workflow_type: Annotated[
-        str | None, typer.Option("--type", help="The workflow_type of its requests.", show_default=False)
-    ] = None,
-    picture: Annotated[
-        Path | None, typer.Option(help="Draw the result into an .svg or .png file.", show_default=False)
-    ] = None,
+    workflow_id: Annotated[str, typer.Argument(metavar="WORKFLOW_ID")],
+    workflow_type: Annotated[str | None, typer.Option("--type", help="The workflow_type of its requests.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the result into an .svg or .png file.")] = None,
     api_key: ApiKey = None,
     as_json: options.Json = False,
 ) -> None:

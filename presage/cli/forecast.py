@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL", help="models:/NAME@ALIAS, models:/NAME/VERSION, or an artefact folder.", show_default=False
-    ),
+    typer.Argument(metavar="MODEL", help="models:/NAME@ALIAS, models:/NAME/VERSION, or an artefact folder."),
 ]
 
 
@@ -35,15 +33,12 @@ def evaluate(
     model: Model,
     traces: Annotated[
         list[Path],
-        typer.Argument(metavar="TRACES", help="Traces to evaluate on; outcomes for a router.", show_default=False),
+        typer.Argument(metavar="TRACES", help="Traces to evaluate on; outcomes for a router."),
     ],
     seed: options.Seed = 0,
     precision: Annotated[
         str | None,
-        typer.Option(
-            help="Precision of a router's transformer (fp32, bf16 or int8), to compare speed and accuracy.",
-            show_default=False,
-        ),
+        typer.Option(help="Precision of a router's transformer (fp32, bf16 or int8), to compare speed and accuracy."),
     ] = None,
     skip_bad: options.SkipBad = False,
     tracking_uri: options.TrackingUri = None,
@@ -78,7 +73,6 @@ def forecast(
             metavar="STEPS|-",
             help="The steps of one workflow so far: JSONL, .csv or .parquet; - reads JSONL from standard input.",
             allow_dash=True,
-            show_default=False,
         ),
     ],
     tracking_uri: options.TrackingUri = None,
@@ -115,24 +109,19 @@ def _one_workflow(steps: Path, out: Output) -> list[dict[str, Any]]:
 
 def route(
     model: Model,
-    prompt: Annotated[
-        str, typer.Argument(metavar="PROMPT|-", help="The prompt; - reads it from standard input.", show_default=False)
-    ],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT|-", help="The prompt; - reads it from standard input.")],
     costs: Annotated[
         Path | None,
-        typer.Option(help='A TOML file with one line per model: "name" = cost of a request.', show_default=False),
+        typer.Option(help='A TOML file with one line per model: "name" = cost of a request.'),
     ] = None,
     max_cost: Annotated[
         float | None,
-        typer.Option(help="Pick the likeliest model with at most this cost.", min=0.0, show_default=False),
+        typer.Option(help="Pick the likeliest model with at most this cost.", min=0.0),
     ] = None,
     min_quality: Annotated[
         float | None,
         typer.Option(
-            help="Pick the cheapest model with at least this probability of solving the prompt.",
-            min=0.0,
-            max=1.0,
-            show_default=False,
+            help="Pick the cheapest model with at least this probability of solving the prompt.", min=0.0, max=1.0
         ),
     ] = None,
     tracking_uri: options.TrackingUri = None,

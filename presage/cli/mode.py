@@ -28,17 +28,10 @@ def mode(
     url: Url,
     mode: Annotated[
         ModeName | None,
-        typer.Argument(
-            metavar="[off|shadow|on]", help="The mode to set; omit to show the current modes.", show_default=False
-        ),
+        typer.Argument(metavar="[off|shadow|on]", help="The mode to set; omit to show the current modes."),
     ] = None,
-    policy: Annotated[
-        PolicyName | None,
-        typer.Option(help="Only this policy.", show_default=False),
-    ] = None,
-    workflow_type: Annotated[
-        str | None, typer.Option("--workflow-type", help="Only for this type.", show_default=False)
-    ] = None,
+    policy: Annotated[PolicyName | None, typer.Option(help="Only this policy.")] = None,
+    workflow_type: Annotated[str | None, typer.Option(help="Only for this type.")] = None,
     api_key: ApiKey = None,
     as_json: options.Json = False,
 ) -> None:

@@ -17,7 +17,7 @@ from presage.registry.connect import open_registry
 _SEED = 0
 """Seed of the gates' bootstrap: the same traces give the same verdict."""
 
-_Name = Annotated[str, typer.Argument(help="Registered model, such as next-agent.", show_default=False)]
+_Name = Annotated[str, typer.Argument(help="Registered model, such as next-agent.")]
 
 
 def models(tracking_uri: options.TrackingUri = None, as_json: options.Json = False) -> None:
@@ -34,13 +34,8 @@ def models(tracking_uri: options.TrackingUri = None, as_json: options.Json = Fal
 
 def promote(
     name: _Name,
-    version: Annotated[int, typer.Option(help="The version to evaluate.", min=1, show_default=False)],
-    traces: Annotated[
-        list[Path],
-        typer.Option(
-            "--traces", help="Held-out traces, or outcomes for a router; repeat for more.", show_default=False
-        ),
-    ],
+    version: Annotated[int, typer.Option(help="The version to evaluate.", min=1)],
+    traces: Annotated[list[Path], typer.Option(help="Held-out traces, or outcomes for a router; repeat for more.")],
     alias: Annotated[str, typer.Option("--to", help="The alias to give it.")] = "champion",
     target: Annotated[
         Literal["engine", "gateway", "full"],

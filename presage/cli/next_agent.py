@@ -62,7 +62,6 @@ def next_agent(
             "--report",
             help="Folder for the full report: adds the learning curve and an ablation of the parts, which take "
             "further trainings.",
-            show_default=False,
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the registered model.")] = "next-agent",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Traces = Annotated[
     list[Path],
-    typer.Argument(metavar="TRACES", help="Trace stores; .jsonl, .csv and .parquet files; spans.", show_default=False),
+    typer.Argument(metavar="TRACES", help="Trace stores; .jsonl, .csv and .parquet files; spans."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 SkipBad = Annotated[
@@ -23,10 +23,8 @@ SkipBad = Annotated[
 TrackingUri = Annotated[
     str | None,
     typer.Option(
-        "--tracking-uri",
         envvar="MLFLOW_TRACKING_URI",
         help="The registry: an MLflow server or database. Default: sqlite:///mlflow.db in the working directory.",
-        show_default=False,
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed.", min=0)]
@@ -34,16 +32,14 @@ Test = Annotated[
     list[Path] | None,
     typer.Option(help="Test traces; repeat for more. Default: a fifth of the tasks, the latest if times are recorded."),
 ]
-ConfigFile = Annotated[Path | None, typer.Option(help="A TOML file of settings.", show_default=False)]
+ConfigFile = Annotated[Path | None, typer.Option(help="A TOML file of settings.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; overrides the file.")
 ]
-OutFolder = Annotated[
-    Path | None, typer.Option("--out", help="Folder for artefact, metrics.json and report.", show_default=False)
-]
+OutFolder = Annotated[Path | None, typer.Option("--out", help="Folder for artefact, metrics.json and report.")]
 ReportFolder = Annotated[
     Path | None,
-    typer.Option("--report", help="Folder for metrics.json, report.html and report.md.", show_default=False),
+    typer.Option("--report", help="Folder for metrics.json, report.html and report.md."),
 ]
 Horizon = Annotated[int, typer.Option(help="Number of steps to forecast.", min=1)]
 States = Literal["auto", "captured", "text", "none"]

@@ -22,7 +22,6 @@ Files = Annotated[
         metavar="OUTCOMES",
         help=".jsonl, .jsonl.gz, .csv or .parquet files, or folders of them: prompt, model, correct; optionally "
         "task, output_tokens and cost.",
-        show_default=False,
     ),
 ]
 
@@ -57,7 +56,7 @@ def describe(outcomes: Files, skip_bad: options.SkipBad = False, as_json: option
 
 @app.command(epilog="Example:  presage outcomes generate --prompts 2000 --to outcomes.jsonl")
 def generate(
-    to: Annotated[Path, typer.Option(help="The .jsonl file to write.", show_default=False)],
+    to: Annotated[Path, typer.Option(help="The .jsonl file to write.")],
     prompts: Annotated[int, typer.Option(help="How many.", min=1)] = 2000,
     seed: options.Seed = 0,
     missing: Annotated[float, typer.Option(help="Share of missing labels.", min=0, max=0.99)] = 0.1,

@@ -31,14 +31,11 @@ def remaining_length(
     ] = "remaining",
     estimator: Annotated[
         str | None,
-        typer.Option(
-            help="forest, boosted, ridge, or auto: lowest loss on the calibration part.",
-            show_default=False,
-        ),
+        typer.Option(help="forest, boosted, ridge, or auto: lowest loss on the calibration part."),
     ] = None,
     quantiles: Annotated[
         str | None,
-        typer.Option(help="Quantiles to predict, ascending. Default: 0.5,0.9,0.99.", show_default=False),
+        typer.Option(help="Quantiles to predict, ascending. Default: 0.5,0.9,0.99."),
     ] = None,
     states: Annotated[
         Literal["auto", "text", "none"],

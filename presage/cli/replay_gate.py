@@ -36,7 +36,7 @@ _SEEDS: Final = 8
 _FOLDER: Final = "replay"
 """Among the artifacts of the version's run."""
 
-_option = partial(typer.Option, rich_help_panel="The replay", show_default=False)
+_option = partial(typer.Option, rich_help_panel="The replay")
 
 Asked = Annotated[
     bool, typer.Option("--replay", help="Replay the traces and gate on hit rate and completion time; needs vLLM.")

@@ -39,15 +39,13 @@ def retrain_check(
     model: Annotated[
         list[str],
         typer.Option(
-            help="models:/NAME@ALIAS, models:/NAME/VERSION, or a folder: a next-agent model, a length model, or both.",
-            show_default=False,
+            help="models:/NAME@ALIAS, models:/NAME/VERSION, or a folder: a next-agent model, a length model, or both."
         ),
     ],
     promoted_on: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Held-out traces of the promotion; repeat for more. Default: the oldest workflows of TRACES.",
-            show_default=False,
+            help="Held-out traces of the promotion; repeat for more. Default: the oldest workflows of TRACES."
         ),
     ] = None,
     skip_bad: options.SkipBad = False,

@@ -36,25 +36,19 @@ def router(
         str | None,
         typer.Option(
             help="linear: terms of the prompt, seconds on a CPU. transformer: an encoder fine-tuned, for a GPU; the "
-            "default where --encoder or --start-from is given.",
-            show_default=False,
+            "default where --encoder or --start-from is given."
         ),
     ] = None,
     encoder: Annotated[
         str | None,
         typer.Option(
             help="A hub name or a folder. Head transformer: what is fine-tuned (answerdotai/ModernBERT-large unless "
-            "given). Head linear: a sentence encoder to read beside the terms.",
-            show_default=False,
+            "given). Head linear: a sentence encoder to read beside the terms."
         ),
     ] = None,
     start_from: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODEL",
-            help=f"{_TRANSFORMER} a router to train further; known models keep their heads.",
-            show_default=False,
-        ),
+        typer.Option(metavar="MODEL", help=f"{_TRANSFORMER} a router to train further; known models keep their heads."),
     ] = None,
     epochs: Annotated[int, typer.Option(help=f"{_TRANSFORMER} passes over the prompts.", min=1)] = 5,
     lr: Annotated[float, typer.Option("--lr", "--learning-rate", help=f"{_TRANSFORMER} learning rate.")] = 1e-5,

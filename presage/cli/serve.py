@@ -22,18 +22,13 @@ if TYPE_CHECKING:
 def serve(
     arguments: Annotated[
         list[str],
-        typer.Argument(
-            metavar="MODEL [OPTIONS OF VLLM]",
-            help="Arguments of `vllm serve`; see `vllm serve --help`.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="MODEL [OPTIONS OF VLLM]", help="Arguments of `vllm serve`; see `vllm serve --help`."),
     ],
     layer: Annotated[
         int | None,
         typer.Option(
             help="Read the hidden states after this transformer layer, counted from 1, or -1 for the last: the setting "
-            "`state_layer`. Without it, those after the final norm.",
-            show_default=False,
+            "`state_layer`. Without it, those after the final norm."
         ),
     ] = None,
     dry_run: Annotated[
@@ -77,7 +72,7 @@ def _check_vllm() -> None:
 def vllm_check(
     registry: Annotated[
         str | None,
-        typer.Option(help="The registry to check. Default: the one the engine would use.", show_default=False),
+        typer.Option(help="The registry to check. Default: the one the engine would use."),
     ] = None,
     settings: Annotated[
         bool, typer.Option("--settings", help="List the settings of the hooks instead; needs no vLLM.")

@@ -20,18 +20,8 @@ from presage.errors import EngineError
 TIMEOUT_S: Final = 10.0
 KEY: Final = "VLLM_API_KEY"
 
-Url = Annotated[
-    str, typer.Argument(metavar="URL", help="URL of the server, such as http://localhost:8000.", show_default=False)
-]
-ApiKey = Annotated[
-    str | None,
-    typer.Option(
-        "--api-key",
-        envvar=KEY,
-        help="The server's API key, if it has one.",
-        show_default=False,
-    ),
-]
+Url = Annotated[str, typer.Argument(metavar="URL", help="URL of the server, such as http://localhost:8000.")]
+ApiKey = Annotated[str | None, typer.Option(envvar=KEY, help="The server's API key, if it has one.")]
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):

@@ -31,7 +31,7 @@ def status(
     url: Url,
     watch: Annotated[
         float | None,
-        typer.Option(metavar="S", help="Refresh every S seconds until interrupted.", min=0.1, show_default=False),
+        typer.Option(metavar="S", help="Refresh every S seconds until interrupted.", min=0.1),
     ] = None,
     api_key: ApiKey = None,
     as_json: options.Json = False,

@@ -47,10 +47,7 @@ def learning_curve(
     test: options.Test = None,
     sizes: Annotated[
         str | None,
-        typer.Option(
-            help="Numbers of training workflows, separated by commas. Default: 25, 50, 100, … up to 800.",
-            show_default=False,
-        ),
+        typer.Option(help="Numbers of training workflows, separated by commas. Default: 25, 50, 100, … up to 800."),
     ] = None,
     draws: Annotated[int, typer.Option(help="How often a small training set is drawn.", min=1)] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="Up to 100 workflows, one draw: a first look.")] = False,
@@ -134,7 +131,6 @@ def shift(
             metavar="REGEX",
             help="Regular expression for the family in a task's name: its first group, or the whole match. Default: "
             "the name up to the first / (or the whole name, if that leaves one family), without _train or _test.",
-            show_default=False,
         ),
     ] = None,
     most: Annotated[int, typer.Option(help="Maximum number of families to leave out, largest first.", min=2)] = 12,

@@ -34,9 +34,7 @@ def ingest(
     sources: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="SOURCE",
-            help=f"Trace stores, and files or folders of these formats: {', '.join(READERS)}.",
-            show_default=False,
+            metavar="SOURCE", help=f"Trace stores, and files or folders of these formats: {', '.join(READERS)}."
         ),
     ] = None,
     source_format: Annotated[
@@ -47,26 +45,18 @@ def ingest(
     ] = "auto",
     mlflow_experiment: Annotated[
         str | None,
-        typer.Option(
-            "--mlflow-experiment", help="Also ingest the traces of this MLflow experiment.", show_default=False
-        ),
+        typer.Option(help="Also ingest the traces of this MLflow experiment."),
     ] = None,
     tracking_uri: Annotated[
         str | None,
         typer.Option(
-            "--tracking-uri",
             envvar="MLFLOW_TRACKING_URI",
             help="With --mlflow-experiment: its MLflow server or database.",
-            show_default=False,
         ),
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(
-            "--since",
-            help="Only workflows that started at this time or later: ISO 8601 with a zone, or epoch seconds.",
-            show_default=False,
-        ),
+        typer.Option(help="Only workflows that started at this time or later: ISO 8601 with a zone, or epoch seconds."),
     ] = None,
     skip_bad: options.SkipBad = False,
     on_ray: Annotated[
@@ -119,10 +109,7 @@ def _experiment(name: str, tracking_uri: str | None, since: dt.datetime | None, 
 )
 def describe(
     store: options.Traces,
-    page: Annotated[
-        Path | None,
-        typer.Option("--html", help="Also write the description as an HTML page.", show_default=False),
-    ] = None,
+    page: Annotated[Path | None, typer.Option("--html", help="Also write the description as an HTML page.")] = None,
     skip_bad: options.SkipBad = False,
     as_json: options.Json = False,
 ) -> None:
@@ -148,9 +135,7 @@ def generate(
     to: _To,
     process: Annotated[
         str | None,
-        typer.Option(
-            help="retry, research or triage (sequences of agents), or lengths (output lengths).", show_default=False
-        ),
+        typer.Option(help="retry, research or triage (sequences of agents), or lengths (output lengths)."),
     ] = None,
     law: Annotated[str | None, typer.Option(hidden=True)] = None,
     workflows: Annotated[int, typer.Option(help="Number of workflows.", min=1)] = 1000,
