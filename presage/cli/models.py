@@ -33,6 +33,7 @@ def models(tracking_uri: options.TrackingUri = None, as_json: options.Json = Fal
 
 
 def promote(
+    context: typer.Context,
     name: _Name,
     version: Annotated[int, typer.Option(help="The version to evaluate.", min=1)],
     traces: Annotated[list[Path], typer.Option(help="Held-out traces, or outcomes for a router; repeat for more.")],
@@ -71,21 +72,7 @@ def promote(
     from presage.registry.promote import promote as carry_out
 
     out = Output(as_json)
-    last = replay_gate.asked_for(
-        replay,
-        {
-            "engine": engine,
-            "cache_tokens": cache_tokens,
-            "concurrency": concurrency,
-            "rate": rate,
-            "prompts": prompts,
-            "opening_tokens": opening_tokens,
-            "closing_tokens": closing_tokens,
-            "pause_s": pause_s,
-            "seeds": seeds,
-            "processes": processes,
-        },
-    )
+    last = replay_gate.asked_for(replay, context.params)
     with out.working() as report:
         report("asking the registry", None)
         registry = open_registry(tracking_uri)

@@ -7,6 +7,7 @@ comes from the forecasts.
 
 from __future__ import annotations
 
+import inspect
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -57,11 +58,12 @@ Processes = Annotated[int | None, _option(min=1, help="Parallel runs. Default: o
 
 
 def asked_for(replay: bool, options: Mapping[str, Any]) -> ReplayGate | None:
-    """The gate, if --replay is given; `options` by name, None if not given.
+    """The gate, if --replay is given; `options` are all of the command by name, None if not given.
 
     Raises ConfigurationError for a bad option or one without --replay, and EngineError if vLLM is not installed.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    own = inspect.signature(ReplayGate).parameters
+    given = {name: value for name, value in options.items() if name in own and value is not None}
     if replay:
         return ReplayGate(**given)
     if given:
