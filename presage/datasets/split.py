@@ -109,17 +109,12 @@ def _groups(table: pa.Table) -> _Groups:
 
 def _components(groups: _Groups) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
     """Workflow types connected by shared tasks, with the groups of each component."""
-    left = set(range(len(groups.types)))
-    while left:
-        types = {min(left)}
-        while True:
-            members = groups.has[:, sorted(types)].any(axis=1)
-            wider = set(np.flatnonzero(groups.has[members].any(axis=0)).tolist())
-            if wider == types:
-                break
-            types = wider
-        left -= types
-        yield np.flatnonzero(members), sorted(types)
+    from scipy.sparse.csgraph import connected_components
+
+    count, component = connected_components(groups.has.T @ groups.has)
+    for number in range(count):
+        types = np.flatnonzero(component == number)
+        yield np.flatnonzero(groups.has[:, types].any(axis=1)), types.tolist()
 
 
 def _divide(

@@ -142,17 +142,11 @@ class _SecondPass:
         done = self._write(progress)
         for one in done:
             skipped.update(one.skipped)
-        workflows, present = sum(one.workflows for one in done), sum(one.already_present for one in done)
+        counts = ("workflows", "steps", "already_present", "repeated")
+        total = {name: sum(getattr(one, name) for one in done) for name in counts}
         if self.since is None:
-            refuse_all_skipped(workflows + present, skipped, named)
-        return IngestReport(
-            workflows,
-            sum(one.steps for one in done),
-            present,
-            sum(one.repeated for one in done),
-            dict(skipped),
-            self.gathered.resumed,
-        )
+            refuse_all_skipped(total["workflows"] + total["already_present"], skipped, named)
+        return IngestReport(**total, skipped=dict(skipped), resumed=self.gathered.resumed)
 
     def _write(self, progress: Progress) -> list[RangeWritten]:
         held = self.root / MANIFEST
