@@ -37,7 +37,6 @@ def ask(
     body: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
     refusals: Mapping[int, str] | None = None,
-    timeout_s: float = TIMEOUT_S,
 ) -> Any:
     """The JSON answer of the server to a request.
 
@@ -48,7 +47,6 @@ def ask(
         body: sent as JSON by POST; None sends a GET.
         headers: further headers.
         refusals: messages for status codes with a JSON `detail`, as Presage's routes send.
-        timeout_s: of the request.
 
     Raises EngineError: no answer, a missing or wrong key, another server, or a refusal.
     """
@@ -62,7 +60,7 @@ def ask(
     if api_key:
         request.add_unredirected_header("Authorization", f"Bearer {api_key}")
     try:
-        with urllib.request.build_opener(_Stay).open(request, timeout=timeout_s) as answer:
+        with urllib.request.build_opener(_Stay).open(request, timeout=TIMEOUT_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         reason = (refusals or {}).get(error.code) if _is_ours(error) else None

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from presage.datasets.adapters.recording import batches, engines
-from presage.datasets.recording import FORECASTS, RECORDED_EXPIRED, RECORDED_FINISHED
+from presage.datasets.adapters.recording import END_NUMBERS, batches, ended_runs, engines
+from presage.datasets.recording import FORECASTS
 
 END: Final = "END"
 _STEP_COLUMNS: Final = ("run", "step", "agent", "output_tokens")
@@ -69,10 +69,8 @@ def read_forecasts(path: str | Path) -> tuple[pa.Table, Mapping[str, int]]:
         # In this order, an outcome is on disk before it is looked up.
         made = [batch for batch, _ in batches(engine, "forecasts", None, lost)]
         runs: dict[int, _Run] = defaultdict(_Run)
-        for batch, _ in batches(engine, "ends", ("run", "steps", "how"), lost):
-            for end in batch.to_pylist():
-                if end["how"] in (RECORDED_FINISHED, RECORDED_EXPIRED):
-                    runs[end["run"]].steps = end["steps"]
+        for number, steps in ended_runs(batch for batch, _ in batches(engine, "ends", END_NUMBERS, lost)).items():
+            runs[number].steps = steps
         for batch, _ in batches(engine, "steps", _STEP_COLUMNS, lost):
             for row in batch.to_pylist():
                 run = runs[row["run"]]

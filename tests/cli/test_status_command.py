@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -221,12 +221,8 @@ def test_something_that_speaks_another_protocol_or_says_nothing(monkeypatch: pyt
         thread.start()
         assert "this is another server" in run("status", url).complaint
         thread.join()
-        monkeypatch.setattr("presage.cli.status.ask", short(asking.ask))
+        monkeypatch.setattr("presage.cli.server.TIMEOUT_S", 0.05)
         assert "no answer in time" in run("status", url).complaint
-
-
-def short(ask: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args: ask(*args, timeout_s=0.05)
 
 
 def test_watching_goes_on_until_interrupted(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

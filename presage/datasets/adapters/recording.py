@@ -190,7 +190,7 @@ def plan(
     `steps` are the columns NUMBERS of its steps, `ends` the columns END_NUMBERS of its ends, which must be read first;
     `records` is whether the engine is still recording.
     """
-    ended = _ended(ends)
+    ended = ended_runs(ends)
     run, step, client = _numbers(steps, skipped)
     if not len(run):
         return RowPlan(run, step.astype(np.int32), np.zeros(0, bool))
@@ -224,7 +224,8 @@ def _unbroken(step: NDArray[np.int64], client: NDArray[np.int64]) -> NDArray[np.
     return whole
 
 
-def _ended(ends: Iterable[pa.RecordBatch]) -> dict[int, int]:
+def ended_runs(ends: Iterable[pa.RecordBatch]) -> dict[int, int]:
+    """The number of steps of each ended run, from the columns END_NUMBERS of the ends."""
     found: dict[int, int] = {}
     for batch in ends:
         known = batch.filter(pc.is_in(batch["how"], pa.array([RECORDED_FINISHED, RECORDED_EXPIRED])))
