@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from presage.datasets.schema import workflow_codes
 from presage.errors import ConfigurationError, TraceError
 
-# How far the test share may lie from what was asked to find a moment that separates the groups.
+# How far the test share may lie from the requested share to find a moment that separates the groups.
 _SLACK = 0.25
 _NEVER = np.iinfo(np.int64).max
 
@@ -166,7 +166,7 @@ def _by_task(groups: _Groups, members: NDArray[np.int64], fraction: float, seed:
     _, stratum = np.unique(has, axis=0, return_inverse=True)
     stratum = stratum.reshape(-1)
     sizes = np.bincount(stratum)
-    # Of each stratum its share, whole groups first and the largest remainders after, so that the sum is as asked.
+    # Of each stratum its share, whole groups first and the largest remainders after, so that the sum is as requested.
     share = _test_count(len(order), fraction) * sizes / len(order)
     take = np.floor(share).astype(np.int64)
     for s in np.argsort(-(share - take), kind="stable")[: _test_count(len(order), fraction) - int(take.sum())]:
