@@ -26,7 +26,7 @@ def models(tracking_uri: options.TrackingUri = None, as_json: options.Json = Fal
 
     out = Output(as_json)
     with out.working() as report:
-        report("reading the registry", None)
+        report("opening the registry", None)
         registry = open_registry(tracking_uri)
         listed = list_models(registry)
     out.result({"registry": registry.uri, "models": listed}, *(_listing(listed, registry.uri) if not as_json else ()))
@@ -74,7 +74,7 @@ def promote(
     out = Output(as_json)
     last = replay_gate.asked_for(replay, context.params)
     with out.working() as report:
-        report("reading the registry", None)
+        report("opening the registry", None)
         registry = open_registry(tracking_uri)
         tags = registry.version(name, version).tags
         holder = registry.aliases(name).get(alias)
@@ -139,7 +139,7 @@ def rollback(
 
     out = Output(as_json)
     with out.working() as report:
-        report("reading the registry", None)
+        report("opening the registry", None)
         before, now = go_back(open_registry(tracking_uri), name, alias=alias)
     data = {"name": name, "alias": alias, "from": before, "to": now}
     out.result(data, f"{name}: {alias} was version {before}, is version {now}")

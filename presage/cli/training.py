@@ -63,7 +63,7 @@ def carry_out(
         registry = None
         if job.register:
             check_name(job.name)
-            report("reading the registry", None)
+            report("opening the registry", None)
             registry = open_registry(job.tracking_uri)
         data = job.kind.data.read(job.data, job.skip_bad, output, report)
         test = job.kind.data.read(job.test, job.skip_bad, output, report) if job.test else None
