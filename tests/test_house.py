@@ -2,11 +2,13 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
+from pkgutil import resolve_name
 
 import grimp
 import pytest
@@ -61,6 +63,12 @@ def test_what_needs_neither_torch_nor_mlflow_loads_neither(module: str) -> None:
 def test_every_module_says_what_it_knows() -> None:
     for path in (ROOT / "presage").rglob("*.py"):
         assert path.read_text(encoding="utf-8").startswith(('"""', '"""')), f"{path} has no docstring"
+
+
+def test_functions_that_the_kinds_import_late_exist() -> None:
+    for path in (ROOT / "presage" / "cli").glob("*.py"):
+        for name in re.findall(r'lazily\("([^"]+)"\)', path.read_text(encoding="utf-8")):
+            assert callable(resolve_name(name))
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
