@@ -221,7 +221,7 @@ def _killed_at(paths: list[Path], store: Path, entry: int | None) -> None:
 
     def adding(self: Journal, one: Any) -> None:
         add(self, one)
-        if len(self) == entry:
+        if (self.folder / "journal.jsonl").read_bytes().count(b"\n") == entry:
             die()
 
     Journal.add = adding  # type: ignore[method-assign]
