@@ -49,18 +49,17 @@ class _Groups:
 
 
 def split(table: pa.Table, fraction: float, seed: int, by: Literal["auto", "task", "time"] = "auto") -> Split:
-    """Split a trace into a training and a test set.
+    """Split a trace into a training and a test set, which do not depend on the order of its rows.
 
     Args:
-        table: a valid trace; the result does not depend on the order of its rows.
+        table: a valid trace.
         fraction: share of the groups in the test set, between 0 and 1.
         seed: of the random part.
         by: "task": at random by task (else workflow); "time": the latest groups are the test set; "auto": by time if
             that keeps tasks whole, else at random.
 
-    Raises:
-        ConfigurationError: the fraction is not between 0 and 1.
-        TraceError: there are fewer than two groups, or `by` is "time" and times cannot separate the groups.
+    Raises ConfigurationError for another fraction, and TraceError if there are fewer than two groups, or `by` is "time"
+    and times cannot separate the groups.
     """
     if not 0 < fraction < 1:
         raise ConfigurationError(f"test fraction {fraction}: expected a number between 0 and 1, such as 0.2")

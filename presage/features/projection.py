@@ -87,16 +87,11 @@ class Projection:
 def fit_projection(
     prefixes: Prefixes, moment: Moment, *, components: int, discriminants: int, seed: int
 ) -> tuple[Projection, NDArray[np.float32]]:
-    """Fit on every step that has a state at this moment.
+    """Fit on every step of the prefixes that has a state at this moment.
 
-    Args:
-        prefixes: training prefixes with states at `moment`.
-        moment: of the states.
-        components: principal components to keep, at most.
-        discriminants: leading directions of the regression to keep.
-        seed: of the random range finder and of the folds.
-
-    Returns the projection, and the training rows projected out of fold, float32 [n, m].
+    Keeps at most `components` principal components, and the leading `discriminants` of the regression; `seed` is of the
+    random range finder and of the folds. Returns the projection, and the training rows projected out of fold, float32
+    [n, m].
     """
     states = prefixes.states[moment]
     rows = np.flatnonzero(~np.isnan(states[:, 0]))
@@ -177,9 +172,8 @@ def _ridge(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Regression of the targets on states and the current agent; the agent explains what needs no state.
 
-    Returns:
-        Coefficients of the components under the best penalty, float32 [q, t], and the part of the states in each row's
-        prediction, out of fold, float32 [rows, t].
+    Returns the coefficients of the components under the best penalty, float32 [q, t], and the part of the states in
+    each row's prediction, out of fold, float32 [rows, t].
     """
     width = reduced.shape[1]
     current = np.eye(prefixes.vocabulary.outcomes, dtype=np.float32)[prefixes.agent[rows]]

@@ -192,7 +192,7 @@ class Sketch:
         size: int = 128,
         seed: int = 0,
     ) -> tuple[Sketch, NDArray[np.bool_]]:
-        """Fit on the inputs and outputs of a training set together.
+        """Fit on the inputs and outputs of a training set together, with `size` dimensions.
 
         Args:
             corpus: the texts, R rows.
@@ -201,11 +201,8 @@ class Sketch:
             size: dimensions wanted.
             seed: of the randomised SVD, and of the draw of texts.
 
-        Returns:
-            The sketch of T terms, and which of them are chosen without each fold, bool [F, T]; see `out_of_fold`.
-
-        Raises:
-            InputError: no term occurs in MIN_TASKS tasks, or none of them is relevant.
+        Returns the sketch of T terms, and which of them are chosen without each fold, bool [F, T]; see `out_of_fold`.
+        Raises InputError if no term occurs in MIN_TASKS tasks, or none of them is relevant.
         """
         rng = np.random.default_rng(seed)
         repeats = np.bincount(corpus.document[corpus.document >= 0], minlength=corpus.counts.shape[0])
@@ -394,9 +391,8 @@ def term_chances(corpus: Corpus, fold: NDArray[np.int64], terms: NDArray[np.uint
     (Smyth, 2004): the variance of s over the term's own tasks, shrunk towards that over all tasks. (The own variance
     alone takes a few short workflows for a discovery, the general one a single long workflow.)
 
-    Returns:
-        The smallest p-value over all targets and sides, times their number, float64 [F+1, T]: without the tasks of each
-        fold, and last with all.
+    Returns the smallest p-value over all targets and sides, times their number, float64 [F+1, T]: without the tasks of
+    each fold, and last with all.
     """
     from scipy.special import fdtrc
 

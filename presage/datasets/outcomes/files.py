@@ -52,9 +52,8 @@ def read_outcomes(
         skip_bad: count bad rows instead of raising.
         progress: called with the number of rows of each file.
 
-    Raises:
-        TraceError: a file is missing or damaged, a row is malformed (names file, row and column), or no row has a
-            label.
+    Raises TraceError if a file is missing or damaged, a row is malformed (names file, row and column), or no row has a
+    label.
     """
     if not paths:
         raise TraceError("no outcomes given: name at least one .jsonl, .jsonl.gz, .csv or .parquet file")

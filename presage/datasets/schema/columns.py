@@ -46,9 +46,7 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str, origin:
 
     Accepts strings for strings; numbers without a fraction for whole numbers; booleans, 1 and 0 for booleans;
     timestamps, ISO 8601 strings (both UTC if they have no zone) or epoch seconds for times. NaN is a missing value.
-
-    Raises:
-        TraceError: the column has a wrong type, or a value does not fit; names the first such row.
+    Raises TraceError, which names the first such row, if the column has a wrong type, or a value does not fit.
     """
     column = _plain(column)
     source = column.type

@@ -88,8 +88,7 @@ def generate(
         horizon: K, number of forecast steps.
         censored: share of the workflows with a cut at a random step; workflows that end before their cut stay complete.
 
-    Raises:
-        ConfigurationError: an unknown process, or a number out of its range.
+    Raises ConfigurationError for an unknown process, or a number out of its range.
     """
     if isinstance(process, str) and process not in PROCESSES:
         raise ConfigurationError(f"unknown process {process!r}; known: {', '.join(PROCESSES)}")

@@ -84,9 +84,7 @@ def array_of(values: Sequence[Any], name: str, origin: Origin, *, from_pandas: b
     """Python values of a column as the first Arrow type that accepts them all; the caller casts to the schema.
 
     None is a missing value; `from_pandas`, so are NaN and NaT. Otherwise the values come from JSON, with checked types.
-
-    Raises:
-        RowError: a value has a wrong type, or does not fit.
+    Raises RowError for a value of a wrong type, or that does not fit.
     """
     kind = KINDS[COLUMN_TYPES[name]]
     if from_pandas and pa.types.is_timestamp(COLUMN_TYPES[name]):

@@ -46,12 +46,9 @@ def read_mlflow_experiment(
     """Read the traces of an experiment, only those that began at or after `since`.
 
     `tracking_uri` defaults to MLFLOW_TRACKING_URI, else to `sqlite:///mlflow.db` in the working directory; `skip_bad`
-    is as for `read_spans`.
-
-    Raises:
-        TraceError: the store is missing, does not respond or has an older schema; the experiment is missing or has no
-            trace with a step; a span is bad.
-        OutputError: the disk of temporary files is full.
+    is as for `read_spans`. Raises TraceError if the store is missing, does not respond or has an older schema, the
+    experiment is missing or has no trace with a step, or a span is bad, and OutputError if the disk of temporary files
+    is full.
     """
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
     source = f"experiment {name!r} of {_without_password(uri)}"

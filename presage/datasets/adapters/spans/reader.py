@@ -184,12 +184,9 @@ def read_spans(path: Path | Sequence[Path], skip_bad: bool = False) -> Iterator[
     """Read OTLP JSON lines or single spans, plain or gzip; see `JoiningReader`.
 
     With `skip_bad`, the workflow of a bad span is spoiled, and so are the workflows that an unreadable line names.
-
-    Raises:
-        TraceError: a file cannot be read, a line is no JSON or no spans, a span lacks an id or a start or has an
-            attribute of a wrong type, spans of a trace are no tree, or there is no step at all; names the file and the
-            line or span.
-        OutputError: the disk of temporary files is full.
+    Raises TraceError, which names the file and the line or span, if a file cannot be read, a line is no JSON or no
+    spans, a span lacks an id or a start or has an attribute of a wrong type, spans of a trace are no tree, or there is
+    no step at all, and OutputError if the disk of temporary files is full.
     """
     return _read_documents(path, take_spans, decode, skip_bad)
 
