@@ -50,7 +50,6 @@ class CounterMetric(Generic[*Labels]):
         name: in Prometheus, ending in `_total`.
         labels: names of the labels, after `engine`, which all metrics have: one for each value that it is counted by,
             or a single one whose value is the `key`.
-        help: what it counts.
         key: key of a count in the JSON status, made of the values it is counted by; for display, never parsed.
         from_zero: label values exported as 0 before anything is counted, so that a rate is defined from the start.
     """

@@ -33,7 +33,6 @@ class Budget:
     """The limits of a predictor.
 
     Attributes:
-        deadline_s: seconds a call may take.
         window: latest calls considered.
         share: of those calls that may fail or be late; above it the predictor is switched off.
         at_least: calls before a predictor can be switched off.

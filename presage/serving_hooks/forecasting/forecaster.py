@@ -103,10 +103,8 @@ class Forecaster:
         served_model, state_layer: whose hidden states the engine captures; see `NextAgentAdapter`.
         max_workflows: states kept; the least recently active one is dropped first. If a dropped workflow continues, the
             forecaster recognises it by its step number and makes no forecast; without step numbers it looks new.
-        budget: limits of each predictor's circuit breaker.
         monitor: receives every event; during its drift alarms the counts forecast.
         inputs: counter of the inputs that come with events; None for a new one.
-        clock: seconds, rising.
 
     Attributes:
         counts: forecasts by kind of model, source and reason.
@@ -115,7 +113,6 @@ class Forecaster:
         inputs: "steps" that began, and of these with "tokens", "text" or "states".
         awaits_states: whether prefill states arrive later, by `on_prefill_state`; costs a copy of a workflow's state
             while its step waits for one.
-        breakers: of each predictor.
     """
 
     def __init__(

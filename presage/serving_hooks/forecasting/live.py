@@ -39,7 +39,7 @@ class LiveLengths:
         evidence: training steps of this agent in this workflow type.
         quantiles, tokens: Q numbers, rising, and tokens at each, not falling.
         ranks: index of the quantile that ranks workflows.
-        version: of the model; None for counts.
+        version: None for counts.
         reason: why the model made no forecast.
     """
 
@@ -80,12 +80,10 @@ class LiveForecast:
     Attributes:
         source: as `Forecast.source`; with "none" there are no probabilities.
         evidence: training steps of this agent in this workflow type; for counts, steps counted.
-        moment: of the step it was made at.
         probabilities: float32 [K, V+1], END last; [0, 0] with source "none".
         agents: names of the first V columns.
-        version: of the model; None for counts.
+        version: None for counts.
         reason: why the model made no forecast, or which input it had to ignore.
-        remaining: output tokens.
     """
 
     source: Source

@@ -45,7 +45,6 @@ class Held(Generic[Predictor]):
     """One predictor of an engine, loaded and validated, or the reason why there is none.
 
     Attributes:
-        reference: as configured.
         version: in the registry; None for a plain folder.
         promoted: promoted figures by workflow type, for drift detection; empty if the version has none.
         profile: the inputs that its promotion evaluated: "engine", "gateway" or "full"; None if it was never

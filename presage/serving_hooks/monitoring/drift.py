@@ -173,7 +173,6 @@ class DriftConfig:
 
     Attributes:
         false_alarms: probability of a false alarm for a workflow type within `workflows` workflows.
-        workflows: see `false_alarms`.
         learn_from: first workflows that a type without promoted figures is compared with.
         recovery: workflows in a block that may end an alarm.
         types: workflow types watched without promoted figures; the least recently seen one is dropped.
@@ -274,12 +273,7 @@ def _weights(names: list[str]) -> NDArray[np.float64]:
 
 
 class Drift:
-    """Watches every workflow type. Those with promoted figures are never dropped; others are, beyond `config.types`.
-
-    Attributes:
-        alarms: current ones, by workflow type.
-        raised: alarms so far.
-    """
+    """Watches every workflow type. Those with promoted figures are never dropped; others are, beyond `config.types`."""
 
     def __init__(self, promoted: Mapping[str, Promoted] | None = None, config: DriftConfig | None = None) -> None:
         self.config = config or DriftConfig()

@@ -23,11 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class ForecastMonitor:
-    """Compares forecasts, K = `horizon` steps ahead, with outcomes.
-
-    Attributes:
-        errors: exceptions caught here, by name.
-    """
+    """Compares forecasts, K = `horizon` steps ahead, with outcomes."""
 
     def __init__(
         self,

@@ -124,9 +124,7 @@ class LazyHeap:
     def sweep(self, pushed: int, valid: int) -> None:
         """Drops a few stale entries, if they may outnumber the valid ones.
 
-        Args:
-            pushed: entries pushed since the last sweep.
-            valid: upper bound on the number of valid entries.
+        `pushed` counts the entries since the last sweep; `valid` is an upper bound on the number of valid ones.
         """
         if not self._old:
             if len(self._young) <= _SLACK + 2 * valid:

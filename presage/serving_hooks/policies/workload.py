@@ -127,12 +127,7 @@ _FORGET: Final = 50
 
 
 class RunningMean:
-    """The mean of the first `window` numbers; beyond them an exponentially weighted mean.
-
-    Attributes:
-        count: of all numbers.
-        mean: 0 before the first.
-    """
+    """The mean of the first `window` numbers, 0 before the first; beyond them an exponentially weighted mean."""
 
     __slots__ = ("_window", "count", "mean")
 

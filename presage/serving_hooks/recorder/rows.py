@@ -223,9 +223,8 @@ class EventBuffer:
         """Adds an event, or drops and counts it; returns whether it was added.
 
         Args:
-            handler: called by the writer thread.
-            args: its arguments; the first is the time of the event by the monotonic clock, in seconds.
-            size: bytes of the large ones among them.
+            handler: called by the writer thread with `args`; the first is the time of the event by the monotonic clock,
+                in seconds, and `size` counts the bytes of the large ones.
             always: never drop it. Only for events that end something already added, which they cannot outnumber.
         """
         waits = self._put_bytes - self._drained_bytes + self._queue.waiting_bytes  # inlined: a call costs more

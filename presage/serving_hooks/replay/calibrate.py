@@ -148,10 +148,7 @@ class Calibrated:
 
 
 def calibrate(times: StepTimes, source: str = "") -> Calibrated:
-    """Fits a cost model and evaluates it on held-out iterations.
-
-    Args:
-        source: of the step times; a description of the fit is appended.
+    """Fits a cost model and evaluates it on held-out iterations. Appends a description of the fit to `source`.
 
     Raises:
         TraceError: too few iterations, or too few of a kind.

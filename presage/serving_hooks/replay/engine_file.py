@@ -84,12 +84,10 @@ def shipped() -> list[str]:
 
 
 def read_engine(name: str, cache_tokens: int | None = None, host_cache_tokens: int | None = None) -> EngineFile:
-    """Reads an engine file.
+    """Reads an engine file; `cache_tokens` and `host_cache_tokens` override it.
 
     Args:
         name: path of a TOML file, or a name of `shipped`.
-        cache_tokens: overrides the file.
-        host_cache_tokens: overrides the file.
 
     Raises:
         ConfigurationError: no such file, no TOML, or unknown, missing or impossible settings, all of them named.
@@ -104,10 +102,7 @@ def read_engine(name: str, cache_tokens: int | None = None, host_cache_tokens: i
 
 
 def checked(given: Mapping[str, Any], name: str) -> EngineFile:
-    """Validates the content of an engine file.
-
-    Args:
-        name: of the file, for errors.
+    """Validates the content of an engine file, which errors call `name`.
 
     Raises:
         ConfigurationError: unknown, missing or impossible settings, all of them named.

@@ -197,12 +197,11 @@ def _established(differences: Sequence[float]) -> bool:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run by windows of time; W windows.
+    """A run by windows of time, float64 [W].
 
     Attributes:
-        begins_s: float64 [W].
-        hit_rate: float64 [W], of requests first selected in the window; NaN if there is none.
-        under_way: float64 [W], mean number of requests that had arrived and not ended.
+        hit_rate: of requests first selected in the window; NaN if there is none.
+        under_way: mean number of requests that had arrived and not ended.
     """
 
     begins_s: NDArray[np.float64]

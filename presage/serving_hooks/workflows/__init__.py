@@ -64,11 +64,7 @@ class WorkflowTable:
 
     Args:
         time_to_live_s: seconds without a request after which a workflow expires; longer than tools take.
-        clock: seconds, rising.
         counts: of workflows refused because the table was full.
-
-    Attributes:
-        ends: ended workflows by reason.
     """
 
     def __init__(self, time_to_live_s: float, clock: Callable[[], float], counts: EventCounts | None = None) -> None:
