@@ -357,16 +357,12 @@ class AccessIndex:
         self.score(group)
         if group.agents_of(workflow) is None:
             group.users += 1
-            if group.users == 2:
-                self._share(group)
+            if group.users == 2:  # it becomes shared; its workflow may have ended
+                for other in group.workflows:
+                    self.running[other].remove(group)
+                    self.running[other].add(group)
         group.put(workflow, agents, *running.lookahead.worth(agents))
         running.add(group)
-
-    def _share(self, group: Group) -> None:
-        """Makes a private group shared; its workflow may have ended."""
-        for workflow in group.workflows:
-            self.running[workflow].remove(group)
-            self.running[workflow].add(group)
 
     def _move(self, part: list[int], group: Group | None, target: Group) -> None:
         group_of = self.group_of

@@ -169,7 +169,13 @@ class ReplayEngine:
         self._clock.now += took_s
         for answers in scheduler.update_from_output(output, computed).values():
             for answer in answers.outputs:
-                self._answered(answer)
+                asked = self._asked.get(answer.request_id)
+                if asked is None:
+                    continue  # a prefetch
+                if answer.new_token_ids and asked.first_token_s is None:
+                    asked.first_token_s = self._clock.now
+                if answer.finish_reason is not None:
+                    self._finished(answer.request_id, asked)
         comes_s = self._coming[0][0] if self._coming else math.inf
         run.iterations += scheduler.fast_forward(self._clock, self._cost, comes_s)
 
@@ -199,15 +205,6 @@ class ReplayEngine:
         run.preemptions += len(output.preempted_req_ids or ())
         return self._cost.seconds(prefilled, decoded, context, sum(loads.values()))
 
-    def _answered(self, answer: Any) -> None:
-        asked = self._asked.get(answer.request_id)
-        if asked is None:
-            return  # a prefetch
-        if answer.new_token_ids and asked.first_token_s is None:
-            asked.first_token_s = self._clock.now
-        if answer.finish_reason is not None:
-            self._finished(answer.request_id, asked)
-
     def _finished(self, name: str, asked: RequestOutcome) -> None:
         now = self._clock.now
         asked.ended_s = now
@@ -224,12 +221,10 @@ class ReplayEngine:
                 under_way.waits_for[index] -= 1
                 if not under_way.waits_for[index]:
                     self._come(now + step.pause_s, asked.job, index)
-        if not under_way.left:
-            self._ended(asked.job, job, now - under_way.began_s)
-
-    def _ended(self, number: int, job: ReplayJob, took_s: float) -> None:
-        self.run.completions_s.append(took_s)
-        del self._under_way[number]
+        if under_way.left:
+            return
+        self.run.completions_s.append(now - under_way.began_s)
+        del self._under_way[asked.job]
         if self._hooked and job.workflow_type:
             self._scheduler.workflow_ended(job.workflow_type, job.workflow_id)
         if self._then:
