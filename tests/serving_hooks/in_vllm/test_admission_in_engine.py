@@ -272,7 +272,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch, kind: type[Any], method: str, after:
     ("kind", "method"),
     [
         (Admission, "decide"),
-        (Admission, "end"),
+        (WorkflowColumns, "drop"),
         (IterationCost, "fit"),
         *((Account, method) for method in ("arrives", "begins", "leaves", "hold", "seen")),
         *((AdmissionController, method) for method in ("arrives", "begins", "leaves")),
