@@ -2,7 +2,7 @@
 
 A prefetch is an internal one-token request over as much of a known prompt (prefetch_prompts.py) as one iteration may
 fetch (policies/prefetch.py). vLLM finds the cached part, loads or prefills the rest, and keeps the blocks when the
-request ends. Clients never see it. It lasts one iteration, longer only while a connector loads:
+request ends. It lasts one iteration, longer only while a connector loads:
 
 - It starts only while no client's request waits or prefills, and is aborted before vLLM schedules when one waits.
 - Beside decoding requests it only loads, from a KV connector that has the blocks: a prefill would lengthen their step.
@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from presage.serving_hooks.policies.prefetch import Candidate, EngineState, Prefetch, PrefetchConfig
+from presage.serving_hooks.policies.prefetch import PrefetchConfig, plan
 from presage.serving_hooks.policies.score import Lookahead
 from presage.serving_hooks.policies.workload import RunningMean
 from presage.serving_hooks.vllm import engine
@@ -120,9 +120,7 @@ class Prefetcher:
 
     Args:
         add: gives a request to vLLM, at the end of all queues.
-        blocks: the scheduler's queue of free blocks.
         most_bytes: limit of the memory of prompts.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -138,7 +136,7 @@ class Prefetcher:
     ) -> None:
         self.switch, self._modes = switch, modes
         self._port, self._add, self._blocks, self._block = port, add, blocks, port.block_tokens
-        self._policy, self._most_bytes = Prefetch(config), most_bytes
+        self._config, self._most_bytes = config, most_bytes
         self._counts: Counter[str] = Counter()
         self.begin()
         self._pace = Pace(clock)
@@ -152,7 +150,7 @@ class Prefetcher:
 
     def begin(self) -> None:
         """Forgets all prompts."""
-        self._prompts = ExpectedPrompts(self._port, self._policy.config.least_value, self._most_bytes)
+        self._prompts = ExpectedPrompts(self._port, self._config.least_value, self._most_bytes)
 
     # Workflow events.
 
@@ -316,14 +314,11 @@ class Prefetcher:
 
     def _start(self) -> None:
         decoding = len(self._port.running)
-        prompts = {str(number): one for number, one in enumerate(self._prompts.missing(from_tier=bool(decoding)))}
-        candidates = [
-            Candidate(name, {prompt.step.workflow: prompt.agents}, prompt.beginning[1] - len(prompt.found))
-            for name, prompt in prompts.items()
-        ]
-        forecasts = {prompt.step.workflow: prompt.lookahead for prompt in prompts.values()}
-        plan = self._policy.plan(self._engine_state(prompts.values(), decoding), candidates, forecasts)
-        fetches = [(prompts[one.name], one.blocks) for one in plan.fetches[: self._port.most_running - decoding]]
+        prompts = self._prompts.missing(from_tier=bool(decoding))
+        missing = [(prompt.value, prompt.beginning[1] - len(prompt.found)) for prompt in prompts]
+        moved = self._pace.prefilled_per_s / self._block * self._pace.step_s
+        planned = plan(self._config, self._spare(prompts, decoding), moved, missing)
+        fetches = [(prompts[at], blocks) for at, blocks in planned[: self._port.most_running - decoding]]
         acted_on = [one for one in fetches if self._modes.of("prefetch", one[0].step.stats_key) is Mode.ON]
         self._counts["would start"] += len(fetches) - len(acted_on)
         # An idle engine without prompts to fetch has settled some workflows and tries the next ones.
@@ -331,15 +326,12 @@ class Prefetcher:
         for prompt, blocks in acted_on:
             self._fetch(prompt, blocks, bool(decoding))
 
-    def _engine_state(self, prompts: Iterable[Prompt], decoding: int) -> EngineState:
+    def _spare(self, prompts: Iterable[Prompt], decoding: int) -> int:
         found = {block for prompt in prompts for block in prompt.found}
-        spare = min(
-            self._blocks.spare(found),
-            # A load frees its blocks only when it is done; decoding requests need some meanwhile.
-            self._blocks.num_free_blocks - len(found) - 2 * decoding,
-            self._port.most_tokens // self._block,  # so that one iteration is enough
-        )
-        return EngineState(True, spare, self._pace.prefilled_per_s / self._block, self._pace.step_s)
+        # A load frees its blocks only when it is done; decoding requests need some meanwhile.
+        free = int(self._blocks.num_free_blocks) - len(found) - 2 * decoding
+        one_iteration = self._port.most_tokens // self._block
+        return min(self._blocks.spare(found), free, one_iteration)
 
     def _fetch(self, prompt: Prompt, blocks: int, only_load: bool) -> None:
         if only_load:

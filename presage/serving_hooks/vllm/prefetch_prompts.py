@@ -51,8 +51,6 @@ class CachedConversation:
     Args:
         tokens: ids of the prompt and the output.
         hashes: of its whole blocks, all of one length.
-        prompt_tokens: how many of the tokens are the prompt's.
-        block: tokens of a block.
 
     Attributes:
         tokens: int32 [blocks · block].
@@ -235,12 +233,12 @@ class Prompt(NamedTuple):
 
     Attributes:
         step: of one of the agents; it owns the blocks that are fetched.
-        lookahead: the forecast for the workflow.
+        value: the one-step value, the probability that one of the agents comes next.
         found: ids of the cached blocks.
     """
 
     step: Step
-    lookahead: Lookahead
+    value: float
     agents: frozenset[str]
     beginning: Beginning
     found: list[int]
@@ -323,12 +321,12 @@ class ExpectedPrompts:
                 if not (from_tier and beginning in due.absent)
             )
         prompts = []
-        for _, workflow, beginning, agents in sorted(valued, key=lambda one: -one[0])[:_MOST_LOOKED_UP]:
+        for value, workflow, beginning, agents in sorted(valued, key=lambda one: -one[0])[:_MOST_LOOKED_UP]:
             due, (conversation, blocks) = self._due[workflow], beginning
             found = self._port.cached(conversation.hashes(blocks))
             if due.reached.get(beginning, -1) < len(found) < blocks:
                 step = replace(due.step, agent=min(agents))
-                prompts.append(Prompt(step, due.lookahead, frozenset(agents), beginning, found))
+                prompts.append(Prompt(step, value, frozenset(agents), beginning, found))
             else:
                 due.reached[beginning] = blocks
         return prompts

@@ -1,108 +1,55 @@
-"""A prefetch takes the likeliest first, and nothing anybody needs: no prefill's time, no active blocks."""
+"""A prefetch takes the likeliest first, and nothing that others need: no prefill's time, no active blocks."""
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.errors import ConfigurationError
-from presage.serving_hooks.policies.prefetch import (
-    NO_SPACE,
-    NO_TIME,
-    NOTHING_WORTH,
-    PREFILL_RUNS,
-    Candidate,
-    EngineState,
-    Fetch,
-    Prefetch,
-    PrefetchConfig,
-)
-from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
+from presage.serving_hooks.policies.prefetch import PrefetchConfig, plan
 
-AGENTS = ("coder", "tester", "writer")
-IDLE = EngineState(pure_decode=True, spare_blocks=100, blocks_per_s=10_000, step_s=0.012)  # 120 blocks a step
-
-
-def soon(*probabilities: float) -> Lookahead:
-    return lookahead(np.array([probabilities, (0, 0, 0, 1)]), AGENTS, ScoreConfig())
-
-
-def prompt(name: str, blocks: int, **uses: str) -> Candidate:
-    return Candidate(name, {workflow: frozenset([agent]) for workflow, agent in uses.items()}, blocks)
+SPARE, MOVED = 100, 120.0  # blocks: free, and moved in a step
+CONFIG = PrefetchConfig()
 
 
 def test_the_likeliest_prompt_comes_first_and_the_last_one_in_part() -> None:
-    forecasts = {"a": soon(0.7, 0.2, 0.1, 0), "b": soon(0, 0.5, 0.4, 0.1)}
-    candidates = [
-        prompt("a tests", 10, a="tester"),
-        prompt("b writes", 60, b="writer"),
-        prompt("a codes", 50, a="coder"),
-        prompt("a writes", 10, a="writer"),  # below the least value
-    ]
-    plan = Prefetch().plan(IDLE, candidates, forecasts)
-    names = [(fetch.name, fetch.blocks, round(fetch.value, 5)) for fetch in plan.fetches]
-    assert names == [("a codes", 50, 0.7), ("b writes", 50, 0.4)]
-    assert (plan.blocks, plan.reason) == (100, None)
+    missing = [(0.2, 10), (0.4, 60), (0.7, 50), (0.1, 10)]  # the last is below the least value
+    assert plan(CONFIG, SPARE, MOVED, missing) == [(2, 50), (1, 50)]
+    assert plan(CONFIG, 110, MOVED, missing) == [(2, 50), (1, 60)]
+    assert plan(CONFIG, 200, MOVED, missing) == [(2, 50), (1, 60), (0, 10)]
+    assert plan(PrefetchConfig(most_blocks=70), 200, MOVED, missing) == [(2, 50), (1, 20)]
 
 
-def test_values_of_several_workflows_add_up_and_only_the_next_step_counts() -> None:
-    forecasts = {"a": soon(0.3, 0, 0, 0.7), "b": soon(0.3, 0, 0, 0.7), "c": soon(0.5, 0, 0, 0.5)}
-    candidates = [prompt("alone", 5, c="coder"), prompt("shared", 5, a="coder", b="coder", silent="coder")]
-    plan = Prefetch().plan(IDLE, candidates, {**forecasts, "silent": UNKNOWN})
-    assert [fetch.name for fetch in plan.fetches] == ["shared", "alone"]
+def test_prompts_of_equal_value_keep_their_order() -> None:
+    assert plan(CONFIG, SPARE, MOVED, [(0.5, 5), (0.6, 5), (0.5, 7)]) == [(1, 5), (0, 5), (2, 7)]
 
 
 @pytest.mark.parametrize(
-    ("engine", "reason"),
-    [
-        (EngineState(False, 100, 10_000, 0.012), PREFILL_RUNS),
-        (EngineState(True, 0, 10_000, 0.012), NO_SPACE),
-        (EngineState(True, 100, 50, 0.012), NO_TIME),
-        (EngineState(True, 100, math.nan, 0.012), NO_TIME),
-    ],
+    ("spare", "moved"), [(0, MOVED), (-3, MOVED), (SPARE, 0.6), (SPARE, math.nan), (SPARE, math.inf)]
 )
-def test_where_nothing_lies_idle_nothing_is_fetched(engine: EngineState, reason: str) -> None:
-    plan = Prefetch().plan(engine, [prompt("p", 5, a="coder")], {"a": soon(1, 0, 0, 0)})
-    assert (plan.fetches, plan.reason) == ((), reason)
+def test_where_nothing_lies_idle_nothing_is_fetched(spare: int, moved: float) -> None:
+    assert plan(CONFIG, spare, moved, [(1.0, 5)]) == []
 
 
 def test_nothing_likely_nothing_fetched() -> None:
-    assert Prefetch().plan(IDLE, [], {}).reason == NOTHING_WORTH
-    unlikely = Prefetch().plan(
-        IDLE, [prompt("p", 5, a="coder"), prompt("q", 5, b="coder")], {"a": soon(0.1, 0, 0, 0.9)}
-    )
-    assert unlikely.reason == NOTHING_WORTH
+    assert plan(CONFIG, SPARE, MOVED, []) == []
+    assert plan(CONFIG, SPARE, MOVED, [(0.1, 5), (0.0, 5), (1.0, 0)]) == []
 
 
-@pytest.mark.parametrize("wrong", [{"least_value": 0.0}, {"most_blocks": 0}])
-def test_settings_that_would_fetch_everything_or_nothing_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigurationError, match="give"):
-        PrefetchConfig(**wrong)  # type: ignore[arg-type]
+prompts = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 40)))
 
 
-engines = st.builds(EngineState, st.booleans(), st.integers(0, 60), st.floats(0, 1e4), st.floats(0, 0.05))
-tables = st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=3, max_size=3)
-lists = st.lists(st.tuples(st.dictionaries(st.sampled_from("abc"), st.sampled_from(AGENTS)), st.integers(0, 40)))
-
-
-@given(engines, tables, lists)
+@given(st.integers(0, 60), st.floats(0, 500), prompts)
 def test_a_plan_never_exceeds_what_lies_idle_and_leaves_nothing_better_behind(
-    engine: EngineState, rows: list[tuple[int, ...]], wanted: list[tuple[dict[str, str], int]]
+    spare: int, moved: float, missing: list[tuple[float, int]]
 ) -> None:
-    forecasts = {w: soon(*(n / max(1, sum(row)) for n in row)) for w, row in zip("abc", rows, strict=True)}
-    candidates = [prompt(str(i), blocks, **uses) for i, (uses, blocks) in enumerate(wanted)]
-    plan = Prefetch().plan(engine, candidates, forecasts)
-    if not engine.pure_decode:
-        assert not plan.fetches
-    assert plan.blocks <= min(engine.spare_blocks, engine.blocks_per_s * engine.step_s)
-    fetched = {fetch.name: fetch for fetch in plan.fetches}
-    assert [f.value for f in plan.fetches] == sorted((f.value for f in plan.fetches), reverse=True)
-    for candidate in candidates:
-        fetch = fetched.get(candidate.name, Fetch("", 0, 0))
-        assert fetch.blocks <= candidate.blocks
-        value = sum(forecasts[w].one_step(agents) for w, agents in candidate.uses.items()) / 2**20
-        if plan.fetches and value >= 0.2 and fetch.blocks < candidate.blocks:
-            assert plan.fetches[-1].value >= value  # what was left out is worth no more than what was taken last
-    assert bool(plan.fetches) == (plan.reason is None)
+    fetches = plan(CONFIG, spare, moved, missing)
+    assert sum(blocks for _, blocks in fetches) <= min(spare, moved)
+    taken = [missing[at][0] for at, _ in fetches]
+    assert taken == sorted(taken, reverse=True)
+    assert all(value >= CONFIG.least_value for value in taken)
+    fetched = dict(fetches)
+    for at, (value, blocks) in enumerate(missing):
+        assert fetched.get(at, 0) <= blocks
+        if fetches and value >= CONFIG.least_value and fetched.get(at, 0) < blocks:
+            assert taken[-1] >= value  # what was left out is worth no more than what was taken last
