@@ -88,7 +88,7 @@ def vllm_check(
         from presage.serving_hooks.vllm.config import PresageConfig
 
         known = [
-            {"name": name, "default": field.default, "description": field.description}
+            {"name": name, "default": field.default, "description": " ".join((field.description or "").split())}
             for name, field in PresageConfig.model_fields.items()
         ]
         rows = [[str(one["name"]), json.dumps(one["default"]), str(one["description"])] for one in known]

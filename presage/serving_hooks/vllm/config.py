@@ -24,7 +24,7 @@ Word = Annotated[
     BeforeValidator(lambda word: {True: "on", False: "off"}[word] if isinstance(word, bool) else word),
 ]
 
-_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class ModeSettings(BaseModel):
@@ -40,140 +40,86 @@ class ModeSettings(BaseModel):
 class PresageConfig(BaseModel):
     """Settings of the hooks; each has a default, so an empty object is a configuration.
 
-    Numbers with a counterpart in the papers name it.
+    The docstrings of the settings are their descriptions for `presage vllm-check --settings`.
     """
 
     model_config = _STRICT
 
-    forecasts: str | None = Field(
-        None,
-        pattern=r"^[\w.]+:\w+$",
-        description="package.module:function, called without arguments when the engine starts; returns Forecasts, "
-        "which replace the registry's models",
-    )
-    next_agent: str | None = Field(
-        "models:/next-agent@champion",
-        min_length=1,
-        description="next-agent model, for eviction: models:/NAME@ALIAS, models:/NAME/VERSION or an artefact folder; "
-        "null for none",
-    )
-    remaining_length: str | None = Field(
-        "models:/remaining-length@champion",
-        min_length=1,
-        description="remaining-length model, for priority; given like next_agent",
-    )
-    registry: str | None = Field(
-        None,
-        min_length=1,
-        description="MLflow tracking URI of the registry; by default MLFLOW_TRACKING_URI, else mlflow.db in the "
-        "working directory if it exists, else no registry. The engine never creates one",
-    )
-    forecast_deadline_ms: float = Field(
-        1000 * Budget.deadline_s, ge=0.001, description="milliseconds a forecast may take before it counts as late"
-    )
-    error_budget: float = Field(
-        Budget.share,
-        ge=0,
-        lt=1,
-        description="share of a model's latest forecasts that may fail or be late; above it the model is switched off",
-    )
-    reload_s: float | None = Field(
-        30.0, gt=0, description="seconds between two checks of the registry for newer versions; null for never"
-    )
-    truth: bool = Field(
-        True,
-        description="compare forecasts of the registry's models with outcomes; a workflow type that has drifted gets "
-        "forecasts from online counts",
-    )
-    state_layer: int | None = Field(
-        None,
-        description="hidden states to read: those after this transformer layer, counted from 1, or -1 for the last; "
-        "null for those after the final norm, from which tokens are sampled",
-    )
-    recorder: RecorderConfig | None = Field(
-        None, description="records served workflows as traces: an object with at least `folder`"
-    )
-    mode: Word | ModeSettings = Field(
-        "on",
-        description="off, shadow (decisions are computed and shown, but not acted on) or on; or an object of default, "
-        "policies and workflow_types, modes by name",
-    )
-    evidence: int = Field(
-        0,
-        ge=0,
-        description="workflows of a type that a model must have forecast well before policies act on it; 0: at once",
-    )
-    explain: int = Field(2000, ge=0, description="latest forecasts kept for `presage explain`, over all workflows")
-    admin_key_variable: str = Field(
-        ADMIN_KEY_VARIABLE,
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="environment variable with the key for routes that change the engine; without a key these routes "
-        "do not exist",
-    )
-    priority: bool = Field(True, description="shortest total job first with ageing, in place of vLLM's waiting queues")
-    eviction: bool = Field(
-        True, description="the scored order of free blocks, in place of vLLM's; inactive without prefix caching"
-    )
-    starved_after: int = Field(
-        PriorityConfig.starved_after,
-        ge=1,
-        description="S, iterations without selection until a request is promoted by a level",
-    )
-    quantum: int = Field(
-        PriorityConfig.quantum, ge=1, description="Q, iterations selected until a promoted request is demoted"
-    )
-    horizon: int = Field(ScoreConfig.horizon, ge=1, le=64, description="K, steps a block's score looks ahead")
-    gamma: float = Field(ScoreConfig.decay, gt=0, le=1, description="γ, weight of a use one step later")
-    tie: float = Field(
-        EvictionConfig.tie, ge=0, le=1, description="scores closer than this are ordered by time to next use"
-    )
-    learn_sharing: bool = Field(
-        EvictionConfig.learn_sharing, description="count which agents read blocks that others wrote, for their scores"
-    )
-    time_to_live_s: float = Field(
-        TIME_TO_LIVE_S, gt=0, description="seconds without a request after which a workflow counts as ended"
-    )
-    admission: bool = Field(
-        True,
-        description="hold workflows where measurements predict more steps per second for it; inactive without prefix "
-        "caching",
-    )
-    admission_margin: float = Field(
-        AdmissionConfig.margin,
-        ge=0,
-        description="relative gain in steps per second that holding must promise over letting all run",
-    )
-    admission_patience_s: float = Field(
-        AdmissionConfig.patience_s,
-        gt=0,
-        description="seconds after which a held workflow precedes all that were held for less",
-    )
-    admission_horizon_s: float = Field(
-        AdmissionConfig.horizon_s,
-        gt=0,
-        description="seconds within which a pause must make up for the tokens that are recomputed because of it",
-    )
-    admission_forget_s: float = Field(
-        AdmissionConfig.forget_s, gt=0, description="seconds for which a measured share of lost tokens is used"
-    )
-    held_at_most_s: float = Field(
-        600.0, gt=0, description="seconds a workflow may be held over its life; then it is never held again"
-    )
+    forecasts: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
+    """package.module:function, called without arguments when the engine starts; returns Forecasts, which replace the
+    registry's models"""
+    next_agent: str | None = Field("models:/next-agent@champion", min_length=1)
+    """next-agent model, for eviction: models:/NAME@ALIAS, models:/NAME/VERSION or an artefact folder; null for none"""
+    remaining_length: str | None = Field("models:/remaining-length@champion", min_length=1)
+    """remaining-length model, for priority; given like next_agent"""
+    registry: str | None = Field(None, min_length=1)
+    """MLflow tracking URI of the registry; by default MLFLOW_TRACKING_URI, else mlflow.db in the working directory if
+    it exists, else no registry. The engine never creates one"""
+    forecast_deadline_ms: float = Field(1000 * Budget.deadline_s, ge=0.001)
+    """milliseconds a forecast may take before it counts as late"""
+    error_budget: float = Field(Budget.share, ge=0, lt=1)
+    """share of a model's latest forecasts that may fail or be late; above it the model is switched off"""
+    reload_s: float | None = Field(30.0, gt=0)
+    """seconds between two checks of the registry for newer versions; null for never"""
+    truth: bool = True
+    """compare forecasts of the registry's models with outcomes; a workflow type that has drifted gets forecasts from
+    online counts"""
+    state_layer: int | None = None
+    """hidden states to read: those after this transformer layer, counted from 1, or -1 for the last; null for those
+    after the final norm, from which tokens are sampled"""
+    recorder: RecorderConfig | None = None
+    """records served workflows as traces: an object with at least `folder`"""
+    mode: Word | ModeSettings = "on"
+    """off, shadow (decisions are computed and shown, but not acted on) or on; or an object of default, policies and
+    workflow_types, modes by name"""
+    evidence: int = Field(0, ge=0)
+    """workflows of a type that a model must have forecast well before policies act on it; 0: at once"""
+    explain: int = Field(2000, ge=0)
+    """latest forecasts kept for `presage explain`, over all workflows"""
+    admin_key_variable: str = Field(ADMIN_KEY_VARIABLE, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """environment variable with the key for routes that change the engine; without a key these routes do not exist"""
+    priority: bool = True
+    """shortest total job first with ageing, in place of vLLM's waiting queues"""
+    eviction: bool = True
+    """the scored order of free blocks, in place of vLLM's; inactive without prefix caching"""
+    starved_after: int = Field(PriorityConfig.starved_after, ge=1)
+    """S, iterations without selection until a request is promoted by a level"""
+    quantum: int = Field(PriorityConfig.quantum, ge=1)
+    """Q, iterations selected until a promoted request is demoted"""
+    horizon: int = Field(ScoreConfig.horizon, ge=1, le=64)
+    """K, steps a block's score looks ahead"""
+    gamma: float = Field(ScoreConfig.decay, gt=0, le=1)
+    """γ, weight of a use one step later"""
+    tie: float = Field(EvictionConfig.tie, ge=0, le=1)
+    """scores closer than this are ordered by time to next use"""
+    learn_sharing: bool = EvictionConfig.learn_sharing
+    """count which agents read blocks that others wrote, for their scores"""
+    time_to_live_s: float = Field(TIME_TO_LIVE_S, gt=0)
+    """seconds without a request after which a workflow counts as ended"""
+    admission: bool = True
+    """hold workflows where measurements predict more steps per second for it; inactive without prefix caching"""
+    admission_margin: float = Field(AdmissionConfig.margin, ge=0)
+    """relative gain in steps per second that holding must promise over letting all run"""
+    admission_patience_s: float = Field(AdmissionConfig.patience_s, gt=0)
+    """seconds after which a held workflow precedes all that were held for less"""
+    admission_horizon_s: float = Field(AdmissionConfig.horizon_s, gt=0)
+    """seconds within which a pause must make up for the tokens that are recomputed because of it"""
+    admission_forget_s: float = Field(AdmissionConfig.forget_s, gt=0)
+    """seconds for which a measured share of lost tokens is used"""
+    held_at_most_s: float = Field(600.0, gt=0)
+    """seconds a workflow may be held over its life; then it is never held again"""
 
-    prefetch: bool = Field(
-        False, description="load or compute forecast prompts into idle blocks before they are requested; needs eviction"
-    )
-    prefetch_least_value: float = Field(
-        PrefetchConfig.least_value, gt=0, description="a prompt less likely than this to come next is not prefetched"
-    )
-    prefetch_most_blocks: int = Field(PrefetchConfig.most_blocks, ge=1, description="limit of blocks per iteration")
-    prefetch_memory_mb: int = Field(64, ge=1, description="MiB for the token ids and hashes of earlier prompts")
+    prefetch: bool = False
+    """load or compute forecast prompts into idle blocks before they are requested; needs eviction"""
+    prefetch_least_value: float = Field(PrefetchConfig.least_value, gt=0)
+    """a prompt less likely than this to come next is not prefetched"""
+    prefetch_most_blocks: int = Field(PrefetchConfig.most_blocks, ge=1)
+    """limit of blocks per iteration"""
+    prefetch_memory_mb: int = Field(64, ge=1)
+    """MiB for the token ids and hashes of earlier prompts"""
 
-    step_times_file: str | None = Field(
-        None,
-        min_length=1,
-        description="file for the tokens and seconds of each iteration, for `presage calibrate-cost`",
-    )
+    step_times_file: str | None = Field(None, min_length=1)
+    """file for the tokens and seconds of each iteration, for `presage calibrate-cost`"""
 
     def modes(self) -> ModeSettings:
         """The modes, from a single word or an object."""
@@ -238,9 +184,8 @@ def _described(problem: Any) -> str:
 def counted_from_1(layer: int | None, layers: int) -> int | None:
     """The layer whose hidden states are read, as recordings and predictors store it.
 
-    PBKV reads states after the final norm, and its appendix C.3 finds that the best layer depends on the model and on
-    the application. Layers count as Hugging Face's `output_hidden_states` and PBKV count them: 1 is the first
-    transformer layer, and a state is the residual stream after it; after the last layer, before the final norm.
+    Layers count as Hugging Face's `output_hidden_states` and PBKV count them: 1 is the first transformer layer, and a
+    state is the residual stream after it; after the last layer, before the final norm.
 
     Args:
         layer: the setting `state_layer`; negative numbers count from the end.
