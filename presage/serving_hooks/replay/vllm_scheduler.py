@@ -148,9 +148,7 @@ class BeladyScheduler(HookedScheduler):
     def make_block_order(self, config: PresageConfig, switch: Switch) -> Any:
         """The order by Belady's rule."""
         port = self.engine_port
-        blocks = BeladyBlocks(port.free_queue, port.blocks, type(self).next_uses, switch)
-        port.hook_blocks(blocks)
-        return blocks
+        return BeladyBlocks(port.free_queue, port.blocks, type(self).next_uses, switch)
 
 
 def scheduler_class(

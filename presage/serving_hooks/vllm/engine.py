@@ -101,7 +101,8 @@ class BlockOrder(FreeQueue, Protocol):
 class _PoolSeam:
     """Goes before the class of vLLM's `BlockPool`, so that connectors keep valid references to the pool."""
 
-    presage_order: BlockOrder | None
+    presage_order: BlockOrder | None = None
+    presage_reuse: Callable[[Iterable[Block]], None] | None = None
 
     def cache_full_blocks(
         self, request: Any, blocks: list[Any], num_cached_blocks: int, num_full_blocks: int, *args: Any, **kwargs: Any
@@ -122,14 +123,9 @@ class _PoolSeam:
             self.presage_order.lost(range(len(self.blocks)))  # type: ignore[attr-defined]
         return done
 
-
-class _ReuseSeam:
-    """Goes before the class of vLLM's `BlockPool`. vLLM reports the blocks it hands out, all of one call together."""
-
-    presage_reuse: Callable[[Iterable[Block]], None]
-
     def _notify_reuse(self, blocks: Any) -> None:
-        self.presage_reuse(blocks)
+        if self.presage_reuse is not None:
+            self.presage_reuse(blocks)
         super()._notify_reuse(blocks)  # type: ignore[misc]
 
 
@@ -158,8 +154,6 @@ class EngineConfig:
     Attributes:
         additional: the value of `--additional-config`.
         served_model: the name by which clients request the model; the first if there are several.
-        generates: whether the model generates text.
-        layers: transformer layers of the model.
         speculates: whether one step may produce several tokens of a request.
         chunks_prefill: whether prompts may be prefilled in several iterations.
     """
@@ -194,13 +188,10 @@ class EnginePort:
     Attributes:
         requests: all requests in the engine, by id.
         blocks: all KV-cache blocks, each at its id.
-        block_tokens: tokens of a KV-cache block.
         hash_tokens: tokens of each of a request's `block_hashes`.
-        most_running: limit of running requests.
         most_tokens: limit of tokens in an iteration.
         longest: limit of tokens of a request, output included.
         by_priority: whether vLLM schedules and preempts by the `priority` of requests.
-        caches_prefixes: whether prefix caching is on.
         has_connector: whether there is a KV connector.
 
     Raises:
@@ -270,14 +261,9 @@ class EnginePort:
         queue: FreeQueue = self._pool.free_block_queue
         return queue
 
-    def hook_blocks(self, order: BlockOrder) -> None:
-        """Replaces vLLM's queue of free blocks; done once."""
-        kind = type(self._pool)
-        self._pool.__class__ = type(f"Presage{kind.__name__}", (_PoolSeam, kind), {})
-        self.order_blocks(order)
-
     def order_blocks(self, order: BlockOrder) -> None:
         """Uses this order, which holds the same free blocks as the queue in use."""
+        self._hook_pool()
         self._pool.free_block_queue = self._pool.presage_order = order
 
     def restore_blocks(self, queue: FreeQueue) -> None:
@@ -285,10 +271,14 @@ class EnginePort:
         self._pool.free_block_queue, self._pool.presage_order = queue, None
 
     def on_reuse(self, report: Callable[[Iterable[Block]], None]) -> None:
-        """Passes free blocks to `report` before vLLM uses them for something else; done once."""
-        pool, kind = self._pool, type(self._pool)
-        pool.presage_reuse, pool._reuse_watchers = report, _Watchers(pool._reuse_watchers)
-        pool.__class__ = type(f"Watched{kind.__name__}", (_ReuseSeam, kind), {})
+        """Passes the free blocks that vLLM hands out to `report`, all of one call together; done once."""
+        self._hook_pool()
+        self._pool.presage_reuse, self._pool._reuse_watchers = report, _Watchers(self._pool._reuse_watchers)
+
+    def _hook_pool(self) -> None:
+        kind = type(self._pool)
+        if not issubclass(kind, _PoolSeam):
+            self._pool.__class__ = type(f"Presage{kind.__name__}", (_PoolSeam, kind), {})
 
     def cached(self, hashes: list[bytes]) -> list[int]:
         """Ids of the blocks of the longest cached prefix of these hashes. Costs O(prefix)."""
@@ -486,7 +476,7 @@ def add_engine_method(name: str, method: Callable[..., Any]) -> None:
 
 def completed(request: EngineRequest) -> bool:
     """Whether a request that has left produced its last token: it was neither aborted nor failed."""
-    return str(request.get_finished_reason()) in ("stop", "length", "repetition")
+    return finish_reason(request) in ("stop", "length", "repetition")
 
 
 def finish_reason(request: EngineRequest) -> str | None:
@@ -596,7 +586,6 @@ def hide_from_stats(stats: Any, states: Iterable[str], lookups: Iterable[tuple[i
 
     Args:
         stats: vLLM's; None where it keeps none.
-        states: of the internal requests in the engine.
         lookups: (tokens looked up, tokens found) of those that began since the last call.
     """
     if stats is None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from presage.serving_hooks.counts import ERRORS, FORECASTS, EventCounts
@@ -34,7 +35,7 @@ from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.prefetch import Prefetcher
 from presage.serving_hooks.vllm.queues import Priorities, QueuePolicies
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
-from presage.serving_hooks.vllm.step_times_file import TimedSteps
+from presage.serving_hooks.vllm.step_times_file import StepTimesFile
 from presage.serving_hooks.workflows import EndReason, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of, unscoped, workflow_key
 
@@ -119,6 +120,8 @@ class Policies(engine.SchedulerSeam):
         self._states = StatesOfSteps(
             port, forecasts, self.step_forecasts, self.workflow_table, self._observing, recorded
         )
+        self._timing, file = Switch("step times", self._counts), config.step_times_file
+        self._step_times = StepTimesFile(Path(file), port.described()) if file is not None else None
         self._renewal = Switch("reload of models", self._counts)
         if self.upkeep is not None:
             self._renewal.attempt(self.upkeep.start)
@@ -148,19 +151,22 @@ class Policies(engine.SchedulerSeam):
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """Schedules one iteration."""
+        called_at = type(self).clock()
         self._follow_modes()
         self._note()
         if not self._prepared or not self.engine_port.running:  # nothing runs: do the deferred work now
             self._prepare()
         self._prepared = False
-        if not self._acts:
-            return super().schedule(throttle_prefills)  # type: ignore[misc]
-        began_at = type(self).clock()
-        self.queue_policies.before()
-        if self.prefetcher is not None:
-            self.prefetcher.before()
+        acts, began_at = self._acts, type(self).clock()
+        if acts:
+            self.queue_policies.before()
+            if self.prefetcher is not None:
+                self.prefetcher.before()
         output = super().schedule(throttle_prefills)  # type: ignore[misc]
-        self._unnoted = output, began_at
+        if acts:
+            self._unnoted = output, began_at
+        if self._step_times is not None:
+            self._timing.attempt(self._scheduled, self._step_times, output, called_at)
         return output
 
     def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
@@ -173,14 +179,17 @@ class Policies(engine.SchedulerSeam):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Processes the output of an iteration: reads hidden states, then removes internal requests."""
+        now = type(self).clock()
         self._note()
-        self.queue_policies.updated(scheduler_output, type(self).clock())
+        self.queue_policies.updated(scheduler_output, now)
         self._bookkeeping.attempt(self._states.read, model_runner_output)
         answers = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if self.schedules_ahead:
             self._bookkeeping.attempt(self.step_forecasts.flush)
         if self.prefetcher is not None:
             self.prefetcher.done(scheduler_output, answers)
+        if self._step_times is not None:
+            self._timing.attempt(self._step_times.updated, scheduler_output, now, self.engine_port.busy)
         return answers
 
     def has_requests(self) -> bool:
@@ -221,8 +230,10 @@ class Policies(engine.SchedulerSeam):
         self.queue_policies.left(request, completed)
 
     def shutdown(self) -> None:
-        """Writes what the recorder has buffered, then calls vLLM's own."""
+        """Writes what the recorder has buffered and closes the file of step times, then calls vLLM's own."""
         self._observing.close()
+        if self._step_times is not None:
+            self._timing.attempt(self._step_times.close)
         if self.upkeep is not None:
             self._renewal.attempt(self.upkeep.close)
         super().shutdown()  # type: ignore[misc]
@@ -268,6 +279,7 @@ class Policies(engine.SchedulerSeam):
             "admission": admission.status() if admission is not None else None,
             "recorder": {**self._observing.status(), "states": self._states.recorder_states},
             **self._upkept(),
+            **({"step_times": {"on": self._timing.on, **file.status()}} if (file := self._step_times) else {}),
         }
 
     def set_mode(self, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:
@@ -380,6 +392,10 @@ class Policies(engine.SchedulerSeam):
         if self.upkeep is not None and self.upkeep.renew():
             self._states.renew()
 
+    def _scheduled(self, file: StepTimesFile, output: Iteration, began_at: float) -> None:
+        decoded, prefilled = self.engine_port.iteration_tokens(output)
+        file.scheduled(output, (prefilled, decoded, self.engine_port.context_tokens(output)), began_at)
+
     # Of one request.
 
     def _arrives(self, request: EngineRequest) -> None:
@@ -442,9 +458,7 @@ class Policies(engine.SchedulerSeam):
     def make_block_order(self, config: PresageConfig, switch: Switch) -> ScoredBlocks:
         """The order of free blocks; called once if eviction is configured."""
         port = self.engine_port
-        order = ScoredBlocks(port.free_queue, port.blocks, config.eviction_settings(), self._step_of, switch)
-        port.hook_blocks(order)
-        return order
+        return ScoredBlocks(port.free_queue, port.blocks, config.eviction_settings(), self._step_of, switch)
 
     def make_admission(self, config: PresageConfig, switch: Switch) -> AdmissionController:
         """Admission; called whenever it is switched on."""
@@ -481,11 +495,11 @@ class Policies(engine.SchedulerSeam):
             return {}
 
 
-class SyncWorkflowScheduler(TimedSteps, Policies, Scheduler):  # type: ignore[misc]
+class SyncWorkflowScheduler(Policies, Scheduler):  # type: ignore[misc]
     """For engines without asynchronous scheduling, where `WorkflowScheduler` constructs it."""
 
 
-class WorkflowScheduler(TimedSteps, Policies, AsyncScheduler):  # type: ignore[misc]
+class WorkflowScheduler(Policies, AsyncScheduler):  # type: ignore[misc]
     """The scheduler for `--scheduler-cls`.
 
     vLLM schedules ahead only with a scheduler derived from its asynchronous one, but decides whether the engine can do
