@@ -15,7 +15,6 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from itertools import accumulate
 from typing import Any, Final, Generic, TypeVar
 
@@ -118,10 +117,6 @@ class IterationTimes(IterationTimer[tuple[int, int]]):
 class AdmissionController:
     """Holds and admits the requests of workflows.
 
-    Args:
-        held_at_most_s: seconds a workflow may be held over its life.
-        clock: monotonic seconds.
-
     Attributes:
         counts: decisions of the policy, and exemptions.
         longest_held_s: maximum over workflows of the time held over their lives.
@@ -170,9 +165,29 @@ class AdmissionController:
     ) -> None:
         """A step of a workflow arrives."""
         mode = self._modes.of("admission", step.stats_key)
-        if mode is not Mode.OFF:
-            prompt = prompt_tokens, hashes, remaining_tokens
-            self._happens(partial(self._arrives, request_id, step, mode, *prompt, self._clock()))
+        if mode is Mode.OFF:
+            return
+        now = self._clock()
+
+        def arrives() -> None:
+            account = self._accounts.get(step.workflow)
+            self._ended.discard(step.workflow)
+            if account is None:
+                # While some are held a new workflow waits for the next decision, a moment from now.
+                held = self._holding and mode is Mode.ON
+                account = self._accounts[step.workflow] = Account(step.stats_key, now, held=held, kept=not held)
+                if held:
+                    self._held[step.workflow] = account
+            elif not account.requests:
+                self._workload.paused(account.workflow_type, account.agent, now - account.since)
+            # NaN counts as unknown.
+            remaining = math.inf if remaining_tokens is None or not remaining_tokens >= 0 else remaining_tokens
+            reusable = min(prompt_tokens, account.blocks.known(hashes) * self._block_tokens)
+            self._workflow_of[request_id] = step.workflow
+            account.arrives(request_id, step.agent, prompt_tokens, reusable, remaining, now)
+            self._changes(step.workflow, account)
+
+        self._happens(arrives)
 
     def begins(self, request_id: str, found_tokens: int, hashes: Sequence[bytes]) -> None:
         """A request is selected for the first time, with so many cached prompt tokens."""
@@ -194,11 +209,31 @@ class AdmissionController:
 
     def leaves(self, request_id: str, hashes: Sequence[bytes], completed: bool, output_tokens: int) -> None:
         """A request leaves the engine with these blocks computed."""
-        self._happens(partial(self._leaves, request_id, hashes, completed, output_tokens, self._clock()))
+        now = self._clock()
+
+        def leaves() -> None:
+            account = self._account(request_id)
+            if account is None:
+                return
+            name, request = self._workflow_of.pop(request_id), account.requests[request_id]
+            account.leaves(request_id, hashes, output_tokens, now)
+            self._count_held_time(account, request, now)
+            account.left_at, account.load_area = now, self._load_area(now)
+            if completed:
+                self._workload.output_tokens.observe(output_tokens)
+            self._changes(name, account)
+
+        self._happens(leaves)
 
     def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
         """A workflow has ended."""
-        self.switch.attempt(self._happens, partial(self._end, workflow.step.workflow))
+        name = workflow.step.workflow
+
+        def ends() -> None:
+            if name in self._accounts:
+                self._ended.add(name)
+
+        self.switch.attempt(self._happens, ends)
 
     # Queries.
 
@@ -312,51 +347,6 @@ class AdmissionController:
             for event in later:
                 event()
 
-    def _arrives(
-        self,
-        request_id: str,
-        step: Step,
-        mode: Mode,
-        prompt_tokens: int,
-        hashes: Sequence[bytes],
-        remaining_tokens: float | None,
-        now: float,
-    ) -> None:
-        account = self._accounts.get(step.workflow)
-        self._ended.discard(step.workflow)
-        if account is None:
-            # While some are held a new workflow waits for the next decision, a moment from now.
-            held = self._holding and mode is Mode.ON
-            account = self._accounts[step.workflow] = Account(step.stats_key, now, held=held, kept=not held)
-            if held:
-                self._held[step.workflow] = account
-        elif not account.requests:
-            self._workload.paused(account.workflow_type, account.agent, now - account.since)
-        if remaining_tokens is None or not remaining_tokens >= 0:  # NaN counts as unknown
-            remaining_tokens = math.inf
-        reusable = min(prompt_tokens, account.blocks.known(hashes) * self._block_tokens)
-        self._workflow_of[request_id] = step.workflow
-        account.arrives(request_id, step.agent, prompt_tokens, reusable, remaining_tokens, now)
-        self._changes(step.workflow, account)
-
-    def _leaves(
-        self, request_id: str, hashes: Sequence[bytes], completed: bool, output_tokens: int, now: float
-    ) -> None:
-        account = self._account(request_id)
-        if account is None:
-            return
-        name, request = self._workflow_of.pop(request_id), account.requests[request_id]
-        account.leaves(request_id, hashes, output_tokens, now)
-        self._count_held_time(account, request, now)
-        account.left_at, account.load_area = now, self._load_area(now)
-        if completed:
-            self._workload.output_tokens.observe(output_tokens)
-        self._changes(name, account)
-
-    def _end(self, name: str) -> None:
-        if name in self._accounts:
-            self._ended.add(name)
-
     def _decide(self, now: float) -> list[str]:
         changed: list[str] = []
         self._area, self._decided_at, self._news = self._load_area(now), now, False
@@ -372,7 +362,10 @@ class AdmissionController:
             share = self._let_run / len(decision.held)
             self._admission.load += (decision.everybody.load - self._admission.load) * share
         self._holding = bool(acts_on)
-        self._exempt(now)
+        for account in self._held.values():
+            if account.waited_s(now) >= self._held_at_most_s:
+                account.exempt = True
+                self.counts.add(ADMISSION_CHANGES, "exempt")
         before = self._held
         for name in [name for name, account in before.items() if name not in acts_on or account.exempt]:
             account = before.pop(name)
@@ -394,18 +387,11 @@ class AdmissionController:
         on = {one for one in set(types.values()) if self._modes.of("admission", one) is Mode.ON}
         return {name: None for name, one in types.items() if one in on}
 
-    def _exempt(self, now: float) -> None:
-        """Exempts workflows that were held for the maximal time."""
-        for account in self._held.values():
-            if account.waited_s(now) >= self._held_at_most_s:
-                account.exempt = True
-                self.counts.add(ADMISSION_CHANGES, "exempt")
-
     def _forget(self, now: float) -> None:
         for name in [name for name in self._ended if not self._accounts[name].requests]:
             self._ended.discard(name)
             self._held.pop(name, None)
-            self._columns.ended(name)
+            self._columns.changed.pop(name, None)
             waited_s = self._accounts.pop(name).waited_s(now)
             self._held_s += waited_s
             self.longest_held_s = max(self.longest_held_s, waited_s)
@@ -414,7 +400,7 @@ class AdmissionController:
     # Helpers.
 
     def _changes(self, name: str, account: Account) -> None:
-        self._columns.changed(name, account)
+        self._columns.changed[name] = account
         self._news = True
 
     def _count_held_time(self, account: Account, request: AdmissionRequest, now: float) -> None:

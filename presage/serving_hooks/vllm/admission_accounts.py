@@ -5,8 +5,8 @@ is expected to add: the waiting prompt, or the mean of new tokens per step; and 
 remaining tokens if fewer. Prefixes that several workflows share count for each, and so do tokens that no later prompt
 reads: this overestimates by about the same factor at every load, and losses are measured against the same loads.
 
-A decision reads the accounts as columns. A working set depends on the mean step, which changes with every step of any
-workflow: a row is rewritten only when its own account changes, and the means are applied to all rows before a decision.
+A decision reads the accounts as columns. A row is rewritten only when its own account changes; the mean step, which
+changes with every step of any workflow, is applied to all rows before a decision.
 """
 
 from __future__ import annotations
@@ -151,24 +151,17 @@ _TERMS: Final = np.dtype([("known", "f8"), ("outputs", "f8"), ("news", "f8"), ("
 
 
 class Columns:
-    """Writes accounts into the columns of the policy; `block_tokens` are those of one block hash."""
+    """Writes the `changed` accounts into the columns of the policy; `block_tokens` are those of one block hash."""
 
     def __init__(self, columns: WorkflowColumns, workload: WorkloadMeans, block_tokens: int) -> None:
         self._columns, self._workload, self._block_tokens = columns, workload, block_tokens
         self._terms = np.zeros(0, _TERMS)
-        self._changed: dict[str, Account] = {}
-
-    def changed(self, name: str, account: Account) -> None:
-        """An account has changed."""
-        self._changed[name] = account
-
-    def ended(self, name: str) -> None:
-        """A workflow has ended."""
-        self._changed.pop(name, None)
+        self.changed: dict[str, Account] = {}
 
     def refresh(self) -> None:
         """Brings the columns of all workflows up to date."""
-        self._write()
+        if self.changed:
+            self._write()
         workload, facts, terms = self._workload, self._columns.facts, self._terms
         output = np.minimum(workload.output_tokens.mean, facts["remaining"])
         facts["footprint"] = terms["known"] + terms["outputs"] * output + terms["news"] * workload.new_tokens.mean
@@ -176,16 +169,14 @@ class Columns:
 
     def _write(self) -> None:
         """Writes all changed rows at once: one array assignment costs as much as a dozen elements."""
-        if not self._changed:
-            return
         columns, workload = self._columns, self._workload
         rows, facts, terms = [], [], []
-        for name, account in self._changed.items():
+        for name, account in self.changed.items():
             rows.append(columns.place(name))
             facts.append((account.phase, account.since, 0.0, account.remaining_tokens, math.nan))
             agent = workload.agent(account.workflow_type, account.agent)
             terms.append((*account.seen(self._block_tokens), agent))
-        self._changed.clear()
+        self.changed.clear()
         missing = len(columns.facts) - len(self._terms)
         if missing:
             self._terms = np.concatenate([self._terms, np.zeros(missing, _TERMS)])
