@@ -207,7 +207,7 @@ def test_a_state_has_the_bits_of_the_exact_sum_rounded_once(rows: int, width: in
 @pytest.mark.parametrize("batch", [1, 7, 64])
 def test_a_worker_projects_to_the_bits_of_training(batch: int) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed; the worker's code belongs to its hooks")
-    from presage.serving_hooks.vllm.hidden_states.connector import Projector
+    from presage.serving_hooks.vllm.hidden_states.connector import Projector, states_of
 
     rng = np.random.default_rng(batch)
     projection = Projection(
@@ -215,8 +215,7 @@ def test_a_worker_projects_to_the_bits_of_training(batch: int) -> None:
         rng.random(24).astype(np.float32),
         rng.normal(size=24).astype(np.float32),
     )
-    states = torch.from_numpy(rng.normal(size=(batch, 576))).bfloat16()
-    found, _ = Projector({"prefill": (projection.weights(), projection.bias)}).project(
-        "prefill", states, range(batch)[::-1]
-    )
-    np.testing.assert_array_equal(found[::-1], projection(states.half().float().numpy()))
+    rows = torch.from_numpy(rng.normal(size=(batch, 576))).bfloat16()
+    projector = Projector({"prefill": (projection.weights(), projection.bias)})
+    found = projector.project("prefill", states_of(rows, range(batch)[::-1])).numpy()
+    np.testing.assert_array_equal(found[::-1], projection(rows.half().float().numpy()))

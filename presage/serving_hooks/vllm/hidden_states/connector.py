@@ -13,9 +13,9 @@ sampled is the completion state, since no row is computed after the last token. 
 the last token of the text. As the last token is not known in advance, the row of every token is requested, and dropped
 unless its token was the last.
 
-Rows are projected on their device, so that 16 numbers are sent and not 5120. As in training, a state is rounded to
-float16, as traces store it, then x @ W + b is summed in float64 and rounded to float32 (`features/projection.py`), so a
-predictor reads the bits that it was trained on. Whole states are sent as float16, for a recorder only.
+Rows are projected on their device, so that 16 numbers are sent and not 5120, with the arithmetic of training
+(`features/projection.py`): a predictor reads the bits that it was trained on. Whole states are sent as float16, for a
+recorder only.
 """
 
 from __future__ import annotations
@@ -172,27 +172,22 @@ class Projector:
     def __contains__(self, moment: Moment) -> bool:
         return moment in self._projections
 
-    def project(self, moment: Moment, rows: torch.Tensor, which: Sequence[int]) -> tuple[Any, Any]:
-        """Projected states float32 [n, p] of rows [batch, d] on the host, and the event to wait for, or None."""
+    def project(self, moment: Moment, states: torch.Tensor) -> torch.Tensor:
+        """Projected states float32 [n, p] of whole states float16 [n, d]."""
         weights, bias = self._projections[moment]
-        if weights.device != rows.device:
-            weights, bias = self._projections[moment] = weights.to(rows.device), bias.to(rows.device)
-        picked = rows.index_select(0, _index(which, rows.device)).half().double()
-        return _to_host(torch.addmm(bias, picked, weights).float())
+        if weights.device != states.device:
+            weights, bias = self._projections[moment] = weights.to(states.device), bias.to(states.device)
+        return torch.addmm(bias, states.double(), weights).float()
 
 
-def whole(rows: torch.Tensor, which: Sequence[int]) -> tuple[Any, Any]:
-    """Whole states float16 [n, d] of rows [batch, d] on the host, and the event to wait for, or None."""
-    return _to_host(rows.index_select(0, _index(which, rows.device)).half())
-
-
-def _index(which: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Row numbers on the device, copied without synchronisation."""
-    host = torch.tensor(which, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
+def states_of(rows: torch.Tensor, which: Sequence[int]) -> torch.Tensor:
+    """States float16 [n, d] of some rows [batch, d]; the row numbers are copied without synchronisation."""
+    host = torch.tensor(which, dtype=torch.int64, pin_memory=rows.device.type == "cuda")
+    return rows.index_select(0, host.to(rows.device, non_blocking=True)).half()
 
 
 def _to_host(states: torch.Tensor) -> tuple[Any, Any]:
+    """States on the host, and the event to wait for, or None."""
     if states.device.type != "cuda":
         return states.cpu().numpy(), None
     host = torch.empty(states.shape, dtype=states.dtype, pin_memory=True)
@@ -255,9 +250,6 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """No cache comes from here."""
         return 0, False
 
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """No cache comes from here."""
-
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         """Blocks may be freed at once."""
         return False, None
@@ -283,11 +275,13 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 raise ValueError  # several rows per request
             for moment, names in wanted.items():
                 here = [name for name in names if name in places]
-                which = [places[name] for name in here]
-                if moment in self._projector and here:
-                    self._states.add(moment, here, *self._projector.project(moment, hidden, which))
-                if moment in self._whole and here:
-                    self._states.add(moment, here, *whole(hidden, which), whole=True)
+                if not here:
+                    continue
+                states = states_of(hidden, [places[name] for name in here])
+                if moment in self._projector:
+                    self._states.add(moment, here, *_to_host(self._projector.project(moment, states)))
+                if moment in self._whole:
+                    self._states.add(moment, here, *_to_host(states), whole=True)
         except Exception as error:
             self._fails(error)
 
@@ -295,17 +289,10 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """The states of this step; those not yet computed are added later (see `States`)."""
         return self._states
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """No cache comes from here."""
+    def start_load_kv(self, *_: Any, **__: Any) -> None:
+        """No cache comes from here, and none is kept."""
 
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """No cache comes from here."""
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """No cache is kept here."""
-
-    def wait_for_save(self) -> None:
-        """No cache is kept here."""
+    wait_for_layer_load = save_kv_layer = wait_for_save = update_state_after_alloc = start_load_kv
 
     def _fails(self, error: Exception) -> None:
         """Switches hidden states off. Logs only the kind of the error, whose message might repeat a prompt."""

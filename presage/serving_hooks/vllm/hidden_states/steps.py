@@ -40,14 +40,7 @@ _RECORDED: Final[dict[str, tuple[Moment, ...]]] = {"off": (), "prefill": (PREFIL
 
 
 class StatesOfSteps:
-    """Requests hidden states from the worker and passes them to predictor and recorder.
-
-    Args:
-        port: to the scheduler.
-        forecasts: their source may read states.
-        step_forecasts: receives the projected states.
-        table: of running workflows.
-        recorder: receives the whole states of the moments `recorded`.
+    """Requests hidden states from the worker: projected ones for the predictor, whole ones for the recorder.
 
     Attributes:
         predictor_states, recorder_states: "on", or why predictor or recorder get no states.
