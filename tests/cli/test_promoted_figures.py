@@ -21,7 +21,7 @@ from presage.registry.connect import attach, attached, open_registry
 from presage.serving_hooks.forecasting.forecaster import VersionedForecaster
 from presage.serving_hooks.monitoring.drift import Drift
 from presage.serving_hooks.vllm.config import PresageConfig
-from presage.serving_hooks.vllm.registered import champions
+from presage.serving_hooks.vllm.registered import load_forecasts
 from presage.serving_hooks.workflows.identity import Step
 
 pytestmark = pytest.mark.slow
@@ -73,7 +73,7 @@ def promoted(uri: str, folder: Path) -> dict[str, dict[str, Any]]:
 
 def engine(uri: str) -> VersionedForecaster:
     """What the hooks of an engine ask."""
-    asked = champions(PresageConfig(registry=uri)).next_agents
+    asked = load_forecasts(PresageConfig(registry=uri)).next_agents
     assert isinstance(asked, VersionedForecaster)
     return asked
 

@@ -24,7 +24,7 @@ from presage.serving_hooks.status import EngineStatus, ModelStatus, read_status
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import ReadsStates
 from presage.serving_hooks.vllm.metrics import missing_inputs
-from presage.serving_hooks.vllm.registered import champions, resolve_registry_uri
+from presage.serving_hooks.vllm.registered import load_forecasts, resolve_registry_uri
 from presage.serving_hooks.workflows.identity import Step
 from presage.training.next_agent.train import fit_predictor
 
@@ -52,7 +52,7 @@ def test_champions_of_the_registry_answer_both_policies(
         register(registry, folder, name=name, metrics={}, params={}, tags={}, input_example=[ROW])
         registry.client.set_registered_model_alias(name, "champion", "1")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    made = champions(PresageConfig())
+    made = load_forecasts(PresageConfig())
     assert made.models == {
         kind: ModelStatus(f"models:/{kind}@champion", 1) for kind in ("next-agent", "remaining-length")
     }
@@ -65,7 +65,7 @@ def test_champions_of_the_registry_answer_both_policies(
     assert live.remaining.ranking == left
     assert made.next_agents.on_completion("retry", "w", output_tokens=20).source == "champion"
     for served, moments in (("synthetic", {PREFILL, COMPLETION}), (None, {PREFILL, COMPLETION}), ("another", set())):
-        reads = champions(PresageConfig(), served).next_agents
+        reads = load_forecasts(PresageConfig(), served).next_agents
         assert isinstance(reads, ReadsStates)
         assert set(reads.projections) == moments, "the states of the traces are those of the model synthetic"
 
@@ -87,7 +87,7 @@ def test_an_engine_names_what_its_champion_was_promoted_with_and_it_does_not_sup
         promote(registry, passed, profile=target, data_digest="sha256:test")
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            made = champions(PresageConfig())
+            made = load_forecasts(PresageConfig())
         made.next_agents.on_prefill("retry", "w", "planner", step=0, input_tokens=100)
         status = made.upkeep.status()
         missing[target] = status["inputs"]["missing"]
@@ -155,7 +155,7 @@ def test_without_a_registry_nothing_is_known_nothing_raised_and_nothing_made(
         (tmp_path / "empty.db").touch()
         uri = f"sqlite:///{tmp_path / 'empty.db'}"
     before = {path: path.stat().st_size for path in tmp_path.iterdir()}
-    made = champions(PresageConfig(registry=uri))
+    made = load_forecasts(PresageConfig(registry=uri))
     assert made.remaining is not None
     assert made.next_agents is not None
     assert made.remaining.remaining_tokens(step("planner", 0), 100) is None
@@ -176,7 +176,7 @@ def test_what_the_registry_does_not_hold_is_told_and_the_rest_is_used(
     here.mkdir()
     monkeypatch.chdir(here)
     config = PresageConfig(registry=uri, next_agent="models:/next-agent/1")
-    models = champions(config).models
+    models = load_forecasts(config).models
     assert models["next-agent"] == ModelStatus("models:/next-agent/1", 1)
     assert "no model 'remaining-length'" in str(models["remaining-length"])
     assert not list(here.iterdir())
@@ -187,7 +187,7 @@ def test_a_folder_needs_no_registry_and_null_no_model(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = PresageConfig(next_agent=str(tiny.folder), remaining_length=None, forecast_deadline_ms=7)
-    made = champions(config)
+    made = load_forecasts(config)
     assert {kind: str(model) for kind, model in made.models.items()} == {
         "next-agent": str(tiny.folder),
         "remaining-length": "none: no model",
@@ -201,7 +201,7 @@ def test_an_artefact_of_another_schema_is_told_and_not_used(tiny: Tiny, tmp_path
     shutil.copytree(tiny.folder, folder)
     card = folder / "config.json"
     card.write_text(json.dumps({**json.loads(card.read_text()), "format_version": 99}))
-    models = champions(PresageConfig(next_agent=str(folder), remaining_length=None)).models
+    models = load_forecasts(PresageConfig(next_agent=str(folder), remaining_length=None)).models
     assert str(models["next-agent"]).startswith("none: ")
     assert "99" in str(models["next-agent"])
 

@@ -45,9 +45,8 @@ _log = logging.getLogger(__name__)
 def resolve_registry_uri(setting: str | None) -> str | None:
     """The MLflow tracking URI of an engine's registry; None if there is none.
 
-    It is the setting, MLFLOW_TRACKING_URI, or the database in the working directory. An engine only reads it: opening a
-    missing MLflow database would create one, and an engine started in the wrong folder would silently serve from an
-    empty registry. So a missing registry is an error.
+    It is the setting, MLFLOW_TRACKING_URI, or the database in the working directory, if it exists: opening a missing
+    MLflow database would create one, and an engine started in the wrong folder would serve from an empty registry.
     """
     if named := setting or os.environ.get("MLFLOW_TRACKING_URI"):
         return named
@@ -56,16 +55,7 @@ def resolve_registry_uri(setting: str | None) -> str | None:
 
 
 class Champions:
-    """The configured models while an engine runs: forecasts, monitoring and reload.
-
-    Args:
-        config: names models and registry.
-        found: the models that were loaded.
-        served_model, state_layer: see `load_forecasts`.
-
-    Attributes:
-        reload: checks the registry for newer versions.
-    """
+    """The configured models while an engine runs, of which `found` are those loaded: forecasts, monitoring, reload."""
 
     def __init__(
         self, config: PresageConfig, found: Predictors, served_model: str | None, state_layer: int | None = None
@@ -165,15 +155,6 @@ class Champions:
                     )
 
 
-def champions(config: PresageConfig, served_model: str | None = None, state_layer: int | None = None) -> Forecasts:
-    """Forecasts of the configured models, by default the registry's champions, with online counts behind them.
-
-    Raises nothing if the registry is down or a model is missing: the engine serves without it.
-    """
-    of = Champions(config, predictors(config), served_model, state_layer)
-    return Forecasts(next_agents=of.asked, remaining=of.asked, models=of.models, upkeep=of)
-
-
 def predictors(config: PresageConfig) -> Predictors:
     """The configured models, each loaded or with the reason why not. Logs what is missing."""
     uri = resolve_registry_uri(config.registry)
@@ -209,11 +190,12 @@ def model_status(held: Held[Any]) -> ModelStatus:
 
 
 def load_forecasts(config: PresageConfig, served_model: str | None = None, state_layer: int | None = None) -> Forecasts:
-    """The forecast sources: those of the configured function, else the registry's models.
+    """The forecast sources: those of the configured function, else the registry's models, with online counts behind.
+
+    A registry that is down or a missing model raises nothing: the engine serves without it.
 
     Args:
-        config: names the function or the models.
-        served_model: by its name; hidden states belong to one model. Given to a function that takes it.
+        served_model: hidden states belong to one model. Given to a function that takes it.
         state_layer: the layer that is captured; None for the states after the final norm.
 
     Raises:
@@ -221,7 +203,8 @@ def load_forecasts(config: PresageConfig, served_model: str | None = None, state
     """
     name = config.forecasts
     if name is None:
-        return champions(config, served_model, state_layer)
+        of = Champions(config, predictors(config), served_model, state_layer)
+        return Forecasts(next_agents=of.asked, remaining=of.asked, models=of.models, upkeep=of)
     module, function = name.split(":")
     try:
         make = getattr(importlib.import_module(module), function)
