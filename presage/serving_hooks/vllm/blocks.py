@@ -34,7 +34,6 @@ class ScoredBlocks:
     """Free blocks by score, with the methods of vLLM's free-block queue, and the attribution of blocks to workflows.
 
     Args:
-        blocks: all blocks of the pool, each at its id.
         step_of: the workflow step of a request, by request id; None without a workflow.
 
     Attributes:

@@ -48,7 +48,6 @@ class Command:
     """A command line of vLLM.
 
     Attributes:
-        arguments: after `vllm`.
         plugins: the value of VLLM_PLUGINS.
         notes: a sentence for each given option that differs from ours.
     """
@@ -64,7 +63,6 @@ def command(
     """The command line for arguments of `vllm serve`: a model, and any options.
 
     Args:
-        arguments: after `vllm serve`.
         plugins: the value of VLLM_PLUGINS; None if it is not set.
         others: plugins that vLLM loads if VLLM_PLUGINS is not set.
         layer: overrides the setting `state_layer`; None keeps the arguments.
@@ -180,12 +178,7 @@ class Finding:
 
 
 def findings(registry: str | None, report: Callable[[str], None]) -> list[Finding]:
-    """Checks vLLM, its plugins, the platform, the registry and the models.
-
-    Args:
-        registry: the setting of that name.
-        report: receives progress messages.
-    """
+    """Checks vLLM, its plugins, the platform, the registry and the models; `report` receives progress messages."""
     report("checking vLLM")
     found = [_version(), _plugin(GENERAL, "methods of the engine"), _plugin(ENDPOINTS, "HTTP routes")]
     report("checking the platform")

@@ -100,12 +100,7 @@ def installed() -> str | None:
 
 
 def differences(signatures: str = SIGNATURES, methods: Mapping[str, str] = METHODS) -> list[str]:
-    """How the installed vLLM differs from the supported one, one line each; empty if it does not.
-
-    Args:
-        signatures: functions and their leading parameters, one line each.
-        methods: classes and their public methods.
-    """
+    """How the installed vLLM differs from the supported one, one line each; empty if it does not."""
     found, version = [], installed()
     if version is None:
         return ["vLLM is not installed"]
@@ -147,7 +142,13 @@ def check_scheduler(scheduler: Any) -> None:
     Raises:
         EngineError: lists all that are missing.
     """
-    _refuse([f"a scheduler has no {path}" for path in ATTRIBUTES if not _has(scheduler, path)])
+    missing = []
+    for path in ATTRIBUTES:
+        try:
+            attrgetter(path)(scheduler)
+        except AttributeError:
+            missing.append(f"a scheduler has no {path}")
+    _refuse(missing)
 
 
 def _refuse(found: list[str]) -> None:
@@ -166,11 +167,3 @@ def _find(name: str) -> Any:
         return attrgetter(path)(importlib.import_module(module))
     except (ImportError, AttributeError):
         return None
-
-
-def _has(found: Any, path: str) -> bool:
-    try:
-        attrgetter(path)(found)
-    except AttributeError:
-        return False
-    return True

@@ -68,15 +68,10 @@ def reports_rows() -> bool:
 
 
 def capture_layer(worker: Any, layer: int) -> None:
-    """Makes the model return its hidden states after this layer beside its output, from its first step on.
+    """Makes the model return its hidden states after this layer, from 1, beside its output, from its first step on.
 
-    Uses vLLM's interface for EAGLE-3 drafters, without a drafter. The layer is set after the model is loaded and before
-    it is compiled or captured in graphs; the runner then expects two results. The setting is part of
-    `additional_config`, and with it of the key of vLLM's cache of compiled models.
-
-    Args:
-        worker: with a loaded model.
-        layer: counted from 1.
+    Uses vLLM's interface for EAGLE-3 drafters, without a drafter, after the model is loaded and before it is compiled
+    or captured in graphs. The key of vLLM's cache of compiled models includes `additional_config`, and so the layer.
 
     Raises:
         EngineError: this model, or the way it is served, does not give states of this layer.

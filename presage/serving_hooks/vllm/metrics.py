@@ -32,9 +32,6 @@ Sample = tuple[tuple[str, ...], float]
 MOST_TYPES: Final = 50
 OTHER: Final = "other"
 
-_Judged = tuple[tuple[str, ...], float, int]
-"""Label values, the workflow type first; a share; and of how many."""
-
 
 @dataclass(frozen=True)
 class Metric:
@@ -43,7 +40,6 @@ class Metric:
     Attributes:
         name: in Prometheus; counters end in `_total`.
         labels: names of the labels, after `engine`, which all metrics have.
-        help: what it counts, and in what unit.
         read: its samples, from the status of an engine.
     """
 
@@ -95,12 +91,10 @@ def _number(name: str, text: str, path: str) -> Metric:
 def _numbers(name: str, label: str, text: str, paths: Mapping[str, str]) -> Metric:
     """A metric with one label; a path for each of its values."""
 
-    def samples(status: EngineStatus) -> Iterator[Sample]:
-        for value, path in paths.items():
-            if (number := _read(status, path)) is not None:
-                yield (value,), number
+    def read(status: EngineStatus) -> dict[str, float]:
+        return {value: number for value, path in paths.items() if (number := _read(status, path)) is not None}
 
-    return Metric(name, (label,), text, samples)
+    return _table(name, label, text, read)
 
 
 def _table(name: str, label: str, text: str, read: Callable[[EngineStatus], Mapping[str, float] | None]) -> Metric:
@@ -169,8 +163,12 @@ def _coverages(status: EngineStatus) -> Iterator[Sample]:
     )
 
 
-def _bounded(judged: list[_Judged]) -> Iterator[Sample]:
-    """The types with most judged forecasts under their names; the means of all others as one."""
+def _bounded(judged: list[tuple[tuple[str, ...], float, int]]) -> Iterator[Sample]:
+    """The types with most judged forecasts under their names; the means of all others as one.
+
+    Args:
+        judged: label values, the workflow type first; a share; and of how many.
+    """
     of_type: dict[str, int] = defaultdict(int)
     for labels, _, times in judged:
         of_type[labels[0]] += times

@@ -1,9 +1,8 @@
 """The hooks' metrics at the end of vLLM's own page `/metrics`.
 
 The figures are in the engine's process, and the API server's process serves the page. So the server queries the engines
-when a client requests the page, and appends their metrics. This works with several API servers, each of which reports
-the same figures, and with `--disable-log-stats`. vLLM's own statistics messages would drop our fields, and with several
-API servers vLLM's page does not read the Prometheus registry of its process.
+when a client requests the page, and appends their metrics. vLLM's own statistics messages would drop our fields, and
+with several API servers vLLM's page does not read the Prometheus registry of its process.
 
 An engine answers between two iterations. If one takes longer than `PATIENCE_S`, the page has
 `presage_engines_answered 0` and none of our other metrics. The page needs no key, so however often it is requested,

@@ -1,14 +1,9 @@
-"""The mode of each policy for each workflow type, set by configuration and while the engine runs.
+"""The mode of each policy for each workflow type (docs/serving.md, Modes), and the switch of a policy that fails.
 
-Off, a policy computes nothing; in shadow it computes, counts and shows its decisions, but does not act. A policy that
-acts for no workflow type leaves vLLM's queues and free blocks in place. Where it acts for some types, the others are
-ordered as if their remaining work were unknown; without a place in the order they would starve, or starve others.
-
-A policy or type setting overrides the default; if both are set, the stricter wins; a setting for the pair overrides
-both. Setting the default clears all other settings, so one request switches everything off.
-
-A workflow type with too little evidence for its forecasts (`Evidence`) is in shadow at most. A policy that fails is
-switched off, and the engine continues without it (`Switch`).
+A policy that acts for no workflow type leaves vLLM's queues and free blocks in place. Where it acts for some types, the
+others are ordered as if their remaining work were unknown; without a place in the order they would starve, or starve
+others. A setting for a pair of policy and type overrides all others; setting the default clears them, so one request
+switches everything off.
 """
 
 from __future__ import annotations
@@ -57,7 +52,6 @@ class Switch:
     place of the error, never its message, which might repeat a prompt.
 
     Args:
-        counts: counts failures, by name and kind of error.
         takes: switches of policies that depend on it.
     """
 
@@ -212,8 +206,6 @@ class Modes:
 
 
 class _TypeEvidence:
-    """The evidence for one type and model; `wealth` holds the logarithm of each bet's."""
-
     __slots__ = ("suffices", "wealth", "workflows")
 
     def __init__(self) -> None:
@@ -232,11 +224,10 @@ class _TypeEvidence:
 class Evidence:
     """Whether there is enough evidence to act on the forecasts of a workflow type; a new type begins in shadow.
 
-    Pythia (§5) profiles a new workflow or version in the background until "safe statistical confidence intervals are
-    established", without specifying them. The rule here: act after at least `least` workflows of a type, once a test
-    shows that the accuracy of one model's forecasts, one step ahead, is at most `TOLERANCE` below their stated
-    probability; the test errs with a probability of at most `RISK`. It tests calibration, not accuracy: an unsure
-    forecast changes few decisions, a sure and wrong one evicts needed blocks.
+    Pythia (§5) requires "safe statistical confidence intervals" without specifying them. The rule here: act after at
+    least `least` workflows of a type, once a test shows that the accuracy of one model's forecasts, one step ahead, is
+    at most `TOLERANCE` below their stated probability; the test errs with a probability of at most `RISK`. It tests
+    calibration, not accuracy: an unsure forecast changes few decisions, a sure and wrong one evicts needed blocks.
 
     Each workflow gives one number, the mean over its forecasts of (right − probability of the likeliest outcome), since
     steps of one workflow depend on each other. With x = (1 + that) / 2 in [0, 1] and m = (1 − TOLERANCE) / 2, a bet

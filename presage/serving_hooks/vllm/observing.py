@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from presage.datasets.recording import RECORDED_EXPIRED, RECORDED_FINISHED
 from presage.features.moment import Moment
@@ -15,19 +15,9 @@ from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iterati
 from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
 
-_RECORDED_AS: Final = {
-    EndReason.FINISHED: RECORDED_FINISHED,
-    EndReason.ABORTED: RECORDED_FINISHED,
-    EndReason.EXPIRED: RECORDED_EXPIRED,
-}
-"""The reason recorded for the end of a workflow."""
-
 
 class Observing:
     """Passes the scheduler's events to the recorder, if one is configured.
-
-    Args:
-        state_layer: the layer that is captured; None for the states after the final norm.
 
     Raises:
         ConfigurationError: the configured redaction cannot be loaded.
@@ -95,8 +85,8 @@ class Observing:
         )
 
     def _ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
-        step = workflow.step
-        self._switch.attempt(self._records.ended, step.workflow_type, step.workflow_id, _RECORDED_AS[reason])
+        step, how = workflow.step, RECORDED_EXPIRED if reason is EndReason.EXPIRED else RECORDED_FINISHED
+        self._switch.attempt(self._records.ended, step.workflow_type, step.workflow_id, how)
 
     @property
     def counts(self) -> EventCounts:

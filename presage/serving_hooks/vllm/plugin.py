@@ -1,8 +1,7 @@
 """HTTP routes: end a workflow, status, explanations, and modes of policies.
 
 There are two vLLM plugins named `presage`: one adds a method to the engine core, the other adds the routes that call
-it. vLLM loads routes only if `VLLM_PLUGINS=presage` names them; without them a workflow still ends by `workflow_end` on
-its last request, or by its time to live.
+it. vLLM loads routes only if `VLLM_PLUGINS=presage` names them.
 
     POST /v1/workflows/r1/end?workflow_type=review   ->  {"ended": true}
     GET  /v1/workflows/status                        ->  {"engines": [...]}
@@ -16,8 +15,7 @@ Routes that change an engine exist only if an admin key is set, and require it:
     POST /v1/workflows/mode   {"mode": "off", "policy": "eviction", "workflow_type": "review"}
     GET  /v1/workflows/mode   ->  {"engines": [...]}
 
-The key is sent in the header `ADMIN_KEY_HEADER`, in addition to vLLM's API key if there is one. Status codes: 404 no
-admin key is set, 401 none was sent, 403 the key is wrong.
+Status codes: 404 no admin key is set, 401 none was sent, 403 the key is wrong.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The process beside an engine that queries the registry, fetches versions and tries them; `reload.py` starts it.
 
-MLflow, compilation and the trial of a version would hold the GIL of the engine. The engine loads the code compiled here
-from numba's cache.
-
-Queries come on standard input, one line of JSON each:
+MLflow, compilation and the trial of a version would hold the GIL of the engine, which loads the code compiled here from
+numba's cache. Queries come on standard input, one line of JSON each:
 
     {"versions": {KIND: REFERENCE, …}, "registry": URI, "most_s": S}
     {"trial": KIND, "reference": "models:/NAME/VERSION", "registry": URI, "most_s": S}

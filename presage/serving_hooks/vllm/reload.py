@@ -1,14 +1,9 @@
-"""Reloads an engine's models when their registry references resolve to newer versions.
+"""Reloads an engine's models when their registry references resolve to newer versions (docs/serving.md, Reload).
 
 A process beside the engine (`registry_process.py`) resolves the references periodically, and fetches, loads and tries
 new versions. New versions go live only after every changed model passes: a thread here loads them from local files,
 which takes milliseconds, and the engine's thread takes the set between two iterations. A version that fails its trial
-is refused once, together with its set; the current versions stay until an alias moves. A model that the engine does not
-have yet does not hold up others by failing.
-
-A registry that is down and a process that has ended are tried again; a removed alias changes nothing. Each problem is
-logged once, and once when it is over. Folders and version numbers do not change: only what could not be loaded is tried
-again. A version whose trial ends the process, which may have been killed, is tried once more and then refused.
+is refused once, together with its set; a model that the engine does not have yet does not hold up others by failing.
 """
 
 from __future__ import annotations
@@ -81,8 +76,6 @@ class RegistryClient:
     Args:
         uri: of the registry, called for each query; returns None if there is none.
         most_s: time limit of one answer.
-        clock: monotonic seconds.
-        command: of the process.
 
     Attributes:
         process: None if it is not running.
@@ -215,9 +208,7 @@ class Reload:
 
     Args:
         held: the models the engine started with.
-        registry: resolves references and tries versions.
         every_s: seconds between two checks; None for no checks.
-        load: loads a tried version from its folder.
 
     Attributes:
         refused: reasons by version.

@@ -44,7 +44,6 @@ class StepForecasts:
     """The forecasts of running steps.
 
     Args:
-        counts: forecasts by source, and failures.
         record: records each forecast, by request id; None records nothing.
         evidence: judges forecasts against outcomes; None if no policy needs evidence.
         last: keeps recent forecasts for `explain`; None keeps none.

@@ -4,9 +4,9 @@ vLLM accepts any of its keys (`--api-key A B`, or VLLM_API_KEY) and does not pas
 keys each key is a tenant, named by its place in the list, so that nothing of a key leaves this process. No other tenant
 can end, read or continue a tenant's workflows (docs/security.md). Clients sharing a key are not isolated.
 
-A middleware inside vLLM's authentication sets a context variable, which handlers and their tasks inherit. The engine's
-client, which all of vLLM's handlers call, writes it into the request's `extra_args`, over any value the client sent.
-Requests without a key, over routes that vLLM does not guard, are a tenant of their own.
+A middleware inside vLLM's authentication sets a context variable. The engine's client, which all of vLLM's handlers
+call, writes it into the request's `extra_args`, over any value the client sent. Requests without a key, over routes
+that vLLM does not guard, are a tenant of their own.
 """
 
 from __future__ import annotations
