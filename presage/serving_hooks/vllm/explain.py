@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
 from presage.serving_hooks.workflows.identity import Step
@@ -19,17 +19,11 @@ AGENTS_SHOWN: Final = 8
 """Most likely agents of a forecast at each horizon."""
 
 
-class _Made(NamedTuple):
-    at: float  # seconds
-    step: Step
-    forecast: LiveForecast
-
-
 class LastForecasts:
     """The `most` latest forecasts of all workflows."""
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
-        self._ring: deque[_Made] = deque(maxlen=most)
+        self._ring: deque[tuple[float, Step, LiveForecast]] = deque(maxlen=most)
         self._clock = clock
 
     def __len__(self) -> int:
@@ -37,20 +31,21 @@ class LastForecasts:
 
     def add(self, step: Step, forecast: LiveForecast) -> None:
         """Adds a forecast."""
-        self._ring.append(_Made(self._clock(), step, forecast))
+        self._ring.append((self._clock(), step, forecast))
 
     def of(self, workflow: str) -> list[dict[str, Any]]:
         """The forecasts of one workflow, the oldest first. Costs O(most)."""
         now = self._clock()
-        return [_as_plain(made, now) for made in self._ring if made.step.workflow == workflow][-MOST_SHOWN:]
+        made = [_as_plain(step, live, now - at) for at, step, live in self._ring if step.workflow == workflow]
+        return made[-MOST_SHOWN:]
 
 
-def _as_plain(made: _Made, now: float) -> dict[str, Any]:
-    forecast, lengths = made.forecast, made.forecast.remaining
+def _as_plain(step: Step, forecast: LiveForecast, ago_s: float) -> dict[str, Any]:
+    lengths = forecast.remaining
     return {
-        "ago_s": round(now - made.at, 3),
-        "agent": made.step.agent,
-        "step": made.step.number,
+        "ago_s": round(ago_s, 3),
+        "agent": step.agent,
+        "step": step.number,
         "moment": forecast.moment,
         **_source(forecast),
         "horizons": [_row(row.tolist(), forecast.agents) for row in forecast.probabilities],

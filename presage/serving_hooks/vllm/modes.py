@@ -13,6 +13,7 @@ import math
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, TypeVar, get_args
 
@@ -205,12 +206,13 @@ class Modes:
         return min(either, default=rules[None, None])
 
 
+@dataclass(slots=True)
 class _TypeEvidence:
-    __slots__ = ("suffices", "wealth", "workflows")
+    """For one type and model; `wealth` holds the logarithm of each bet's."""
 
-    def __init__(self) -> None:
-        self.workflows, self.suffices = 0, False
-        self.wealth: NDArray[np.float64] = np.zeros(len(_BETS))
+    workflows: int = 0
+    suffices: bool = False
+    wealth: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(_BETS)))
 
     def add(self, surplus: float) -> None:
         self.workflows += 1

@@ -66,7 +66,7 @@ class Champions:
         self._inputs: Counter[str] = Counter()
         self._promoted_under: dict[str, Sources] = {}
         self._renewed = 0
-        self.asked = VersionedForecaster(self._forecaster(found))
+        self.source = VersionedForecaster(self._forecaster(found))
         if config.reload_s is not None:
             warm()  # compiles now, in case a model is loaded while serving
         registry = RegistryClient(partial(resolve_registry_uri, config.registry))
@@ -82,17 +82,17 @@ class Champions:
         found = self.reload.take()
         if found is None:
             return False
-        before, forecaster = self.asked.latest, self._forecaster(found)
+        before, forecaster = self.source.latest, self._forecaster(found)
         for kind, same in (
             ("next-agent", found.next_agent.predictor is before.predictor),
             ("remaining-length", found.remaining_length.predictor is before.lengths),
         ):
             if same and before.breakers[kind].hung:  # the abandoned thread may still change the predictor
                 forecaster.breakers[kind].off = forecaster.breakers[kind].hung = True
-        self.asked.take_over(forecaster)
+        self.source.take_over(forecaster)
         self._renewed += 1
         self._report_models(found)
-        _log.info("newer models are live; %d running workflows keep the earlier ones", self.asked.under_older)
+        _log.info("newer models are live; %d running workflows keep the earlier ones", self.source.under_older)
         return True
 
     def status(self) -> dict[str, Any]:
@@ -103,11 +103,11 @@ class Champions:
                 "renewed": self._renewed,
                 "refused": dict(self.reload.refused),
                 "troubles": dict(self.reload.troubles),
-                "workflows_under_older": self.asked.under_older,
+                "workflows_under_older": self.source.under_older,
             },
             "inputs": {"counts": dict(self._inputs), "missing": self._missing()},
         }
-        truth = self.asked.latest.monitor
+        truth = self.source.latest.monitor
         return status | ({"truth": truth.status()} if truth is not None else {})
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ def load_forecasts(config: PresageConfig, served_model: str | None = None, state
     name = config.forecasts
     if name is None:
         of = Champions(config, predictors(config), served_model, state_layer)
-        return Forecasts(next_agents=of.asked, remaining=of.asked, models=of.models, upkeep=of)
+        return Forecasts(next_agents=of.source, remaining=of.source, models=of.models, upkeep=of)
     module, function = name.split(":")
     try:
         make = getattr(importlib.import_module(module), function)

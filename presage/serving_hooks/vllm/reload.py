@@ -59,12 +59,12 @@ class ProcessEnded(PresageError):  # noqa: N818  not always an error
 
     Attributes:
         late: whether it exceeded the time limit.
-        asked: whether it was running when it was queried.
+        queried: whether it was running when it was queried.
     """
 
-    def __init__(self, message: str, *, late: bool = False, asked: bool = True) -> None:
+    def __init__(self, message: str, *, late: bool = False, queried: bool = True) -> None:
         super().__init__(message)
-        self.late, self.asked = late, asked
+        self.late, self.queried = late, queried
 
 
 class RegistryClient:
@@ -159,11 +159,11 @@ class RegistryClient:
     def _started(self) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._closed:
-                raise ProcessEnded("the engine shuts down", asked=False)
+                raise ProcessEnded("the engine shuts down", queried=False)
             if self.process is None:
                 wait_s = self._not_before - self._clock()
                 if wait_s > 0:
-                    raise ProcessEnded(f"the registry process is started again in {wait_s:.0f} s", asked=False)
+                    raise ProcessEnded(f"the registry process is started again in {wait_s:.0f} s", queried=False)
                 environment = {**os.environ, **_NO_DEVICE}
                 self.process = subprocess.Popen(
                     self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
@@ -320,7 +320,7 @@ class Reload:
     def _again(self, kind: str, version: int, error: Exception) -> bool:
         """Whether the version may be tried again."""
         if isinstance(error, ProcessEnded):
-            self._ends[_called(kind, version)] += error.asked
+            self._ends[_called(kind, version)] += error.queried
             return not error.late and self._ends[_called(kind, version)] < _MOST_ENDS
         return isinstance(error, RegistryError)
 

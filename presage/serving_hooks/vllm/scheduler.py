@@ -107,11 +107,7 @@ class Policies(engine.SchedulerSeam):
             partial(self.make_admission, config),
         )
         self.block_order = self.make_block_order(config, eviction) if config.eviction and caches else None
-        self.prefetcher = (
-            self._make_prefetcher(config, self.block_order, prefetch)
-            if config.prefetch and self.block_order is not None
-            else None
-        )
+        self.prefetcher = self._make_prefetcher(config, prefetch) if config.prefetch else None
         for owner in (self.prefetcher, self.block_order):  # prefetch first: it gives its blocks back
             if owner is not None:
                 self.workflow_table.subscribe(owner.ended)
@@ -471,7 +467,9 @@ class Policies(engine.SchedulerSeam):
             self._modes,
         )
 
-    def _make_prefetcher(self, config: PresageConfig, order: ScoredBlocks, switch: Switch) -> Prefetcher | None:
+    def _make_prefetcher(self, config: PresageConfig, switch: Switch) -> Prefetcher | None:
+        if self.block_order is None:
+            return None
         reason = self.engine_port.why_no_prefetch()
         if reason is not None:
             logger.warning("prefetch is off on this engine: %s", reason)
@@ -479,7 +477,7 @@ class Policies(engine.SchedulerSeam):
         return Prefetcher(
             self.engine_port,
             self._add_internal,
-            order,
+            self.block_order,
             config.prefetch_settings(),
             config.prefetch_memory_mb * 2**20,
             switch,

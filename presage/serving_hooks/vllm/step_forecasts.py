@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,14 @@ class Retention(Protocol):
         """A new forecast of the workflow that `step` belongs to."""
 
 
-Change = Callable[[LiveForecast, str], "NDArray[np.float32]"]
-"""The probabilities of a forecast, given what has happened to its step since; the second argument is its agent."""
+_ARRIVED: Final = slice(1, None)
+"""The rows of a forecast that follow its first once the next step has arrived.
+
+PBKV updates a forecast when a step is computed, but in a full engine a step may wait long before that. So the
+first row becomes certain. The later rows stay, since they are conditional on the workflow continuing."""
+
+_PREEMPTED: Final = slice(-1)
+"""Those once a step must be computed again: it comes first, all others one step later."""
 
 CompletionState = Callable[[str], "NDArray[np.float32] | None"]
 """The completion state of a request that has just produced its last token; None if there is none."""
@@ -72,7 +78,7 @@ class StepForecasts:
         self._score, self._counts, self._modes = score, counts, modes
         self._record, self._evidence, self._last = record, evidence, last
         self._latest: dict[str, LiveForecast] = {}
-        self._pending: dict[str, tuple[Step, LiveForecast | None, Change]] = {}
+        self._pending: dict[str, tuple[Step, LiveForecast | None, slice | None]] = {}
         self._without_state: dict[str, LiveForecast] = {}
         self._preempted: set[str] = set()
         self._next_agents_switch = Switch("forecasts of next agents", counts)
@@ -85,7 +91,7 @@ class StepForecasts:
     def arrived(self, request_id: str, step: Step) -> None:
         """A step has arrived."""
         if self._table.arrived(request_id, step):
-            self._change(step, arrived)
+            self._change(step, _ARRIVED)
 
     def remaining_tokens(self, request_id: str, input_tokens: int) -> float | None:
         """Output tokens of a step that has just arrived and of all later ones; None if unknown."""
@@ -121,21 +127,21 @@ class StepForecasts:
             if self._record is not None:
                 self._record(request_id, forecast)
             self._latest[step.workflow] = forecast
-            self._change(step, preempted if request_id in self._preempted else _unchanged)
+            self._change(step, _PREEMPTED if request_id in self._preempted else None)
 
     def preempted(self, request_id: str) -> None:
         """A step is preempted: it has lost its blocks, some of which may still be cached when it resumes."""
         step = self._table.step(request_id)
         if step is not None:
             self._preempted.add(request_id)
-            self._change(step, preempted)
+            self._change(step, _PREEMPTED)
 
     def resumed(self, request_id: str) -> None:
         """A preempted step is scheduled again."""
         step = self._table.step(request_id)
         if step is not None:
             self._preempted.discard(request_id)
-            self._change(step, _unchanged)
+            self._change(step, None)
 
     def finished(self, request_id: str, completed: bool, output_tokens: int) -> None:
         """A request leaves the engine, completed or aborted; with its last step its workflow ends."""
@@ -201,7 +207,7 @@ class StepForecasts:
         if of("eviction", key) or of("priority", key) or of("admission", key):  # remaining tokens need every step
             forecast = self._next_agents_switch.attempt(self._make, request_id, step, make)
         if not ends and self.retention is not None:
-            self._pending[step.workflow] = step, forecast, _unchanged
+            self._pending[step.workflow] = step, forecast, None
 
     def _make(self, request_id: str, step: Step, make: Callable[[], LiveForecast]) -> LiveForecast:
         forecast = make()
@@ -221,18 +227,18 @@ class StepForecasts:
             self._evidence_switch.attempt(self._evidence.forecast, step.stats_key, forecast)
             self._evidence_switch.attempt(event, self._evidence.tracker, forecast)
 
-    def _change(self, step: Step, change: Change) -> None:
+    def _change(self, step: Step, change: slice | None) -> None:
         forecast = self._latest.get(step.workflow)
         if forecast is not None and self.retention is not None:
             self._pending[step.workflow] = step, forecast, change
 
-    def _lookahead(self, step: Step, forecast: LiveForecast | None, change: Change) -> Lookahead:
+    def _lookahead(self, step: Step, forecast: LiveForecast | None, change: slice | None) -> Lookahead:
         # In shadow the block order receives all forecasts; when it acts, only those of types for which it is on.
         acts = self._modes.whole["eviction"] is Mode.ON
         if forecast is None or (acts and self._modes.of("eviction", step.stats_key) is not Mode.ON):
             return UNKNOWN
         try:
-            return lookahead(change(forecast, step.agent), forecast.agents, self._score)
+            return lookahead(_rows(forecast, step.agent, change), forecast.agents, self._score)
         except Exception as error:
             self._next_agents_switch.off(error)
             self._latest.pop(step.workflow, None)
@@ -244,28 +250,11 @@ def _names(step: Step) -> tuple[str, str]:
     return step.stats_key, step.workflow_id
 
 
-def _unchanged(forecast: LiveForecast, _: str) -> NDArray[np.float32]:
-    return forecast.probabilities
-
-
-def arrived(forecast: LiveForecast, agent: str) -> NDArray[np.float32]:
-    """Probabilities [K, V+1] once the next step, of `agent`, has arrived; unchanged if the forecast does not know it.
-
-    PBKV updates a workflow's forecast when a step is computed, but in a full engine a step may wait long before that.
-    So the first row becomes certain. The later rows stay, since they are conditional on the workflow continuing.
-    """
-    return _certain_first(forecast, agent, forecast.probabilities[1:])
-
-
-def preempted(forecast: LiveForecast, agent: str) -> NDArray[np.float32]:
-    """Probabilities once the step of `agent` must be computed again: it comes first, all others one step later."""
-    return _certain_first(forecast, agent, forecast.probabilities[:-1])
-
-
-def _certain_first(forecast: LiveForecast, agent: str, then: NDArray[np.float32]) -> NDArray[np.float32]:
-    if agent not in forecast.agents:
+def _rows(forecast: LiveForecast, agent: str, change: slice | None) -> NDArray[np.float32]:
+    """Probabilities [K, V+1] after a change to the step of `agent`; as forecast if the forecast does not know it."""
+    if change is None or agent not in forecast.agents:
         return forecast.probabilities
     rows = np.zeros_like(forecast.probabilities)
     rows[0, forecast.agents.index(agent)] = 1.0
-    rows[1:] = then
+    rows[1:] = forecast.probabilities[change]
     return rows
