@@ -182,7 +182,7 @@ def findings(registry: str | None, report: Callable[[str], None]) -> list[Findin
     report("checking vLLM")
     found = [_version(), _plugin(GENERAL, "methods of the engine"), _plugin(ENDPOINTS, "HTTP routes")]
     report("checking the platform")
-    found.append(_checked("platform", "cannot create a tensor", _platform))
+    found.append(_checked("platform", "cannot create a tensor", lambda: ", ".join(dict.fromkeys(engine.platform()))))
     found.append(_checked("scheduling", f"vLLM cannot be configured with {SCHEDULER}", _scheduling))
     report("checking the registry")
     return found + _registry(read_config({"presage": {"registry": registry}}))
@@ -217,11 +217,6 @@ def _plugin(group: str, called: str) -> Finding:
         return "found"
 
     return _checked(what, "cannot be loaded", found)
-
-
-def _platform() -> str:
-    kind, device = engine.platform()
-    return kind if kind == device else f"{kind}, {device}"
 
 
 def _scheduling() -> str:

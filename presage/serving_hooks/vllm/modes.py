@@ -257,12 +257,11 @@ class Evidence:
         self._least, self._changed = least, changed
         self._found: OrderedDict[tuple[str, str], _TypeEvidence] = OrderedDict()
         self._model_of: OrderedDict[str, str] = OrderedDict()
-        self._sufficing = 0
 
     def suffices(self, workflow_type: str | None) -> bool:
         """Whether the latest model for a type has enough evidence; None asks for any model of any type."""
         if workflow_type is None:
-            return self._sufficing > 0
+            return any(found.suffices for found in self._found.values())
         found = self._found.get((workflow_type, self._model_of.get(workflow_type, "")))
         return found is not None and found.suffices
 
@@ -286,11 +285,10 @@ class Evidence:
             found.add(surplus)
             if not found.suffices and found.workflows >= self._least and found.odds() >= 1 / RISK:
                 found.suffices = True
-                self._sufficing += 1
                 self._changed()
         while len(self._found) > MOST:
             least = next((key for key, found in self._found.items() if not found.suffices), next(iter(self._found)))
-            self._sufficing -= self._found.pop(least).suffices
+            del self._found[least]
 
     def status(self) -> dict[str, Any]:
         """For each type and model: workflows, odds (they suffice at 1 / RISK), and whether it suffices."""
