@@ -62,7 +62,7 @@ def _table(value: object, field: MetadataField, counts: EventCounts) -> Mapping[
     if isinstance(value, dict):
         return value
     if value is not None:
-        _left_out(field, "wrong type", counts)
+        counts.add(METADATA_LEFT_OUT, field, "wrong type")
     return {}
 
 
@@ -76,20 +76,16 @@ def _name(value: object, field: MetadataField | Literal["presage_tenant"], count
         return value
     if value is None or value == "":
         return None
-    if not isinstance(value, str):
-        if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 64:
-            return str(value)
-        _left_out(field, "wrong type", counts)
-        return None
-    _left_out(field, "too long" if len(value) > MAX_NAME else "not printable", counts)
-    return None
-
-
-def _left_out(field: MetadataField | Literal["presage_tenant"], reason: Reason, counts: EventCounts) -> None:
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 64:
+        return str(value)
+    reason: Reason = "wrong type"
+    if isinstance(value, str):
+        reason = "too long" if len(value) > MAX_NAME else "not printable"
     if field == ARGUMENT:  # set by our server, not by a client
         counts.add(EVENTS, f"{field}: {reason}")
     else:
         counts.add(METADATA_LEFT_OUT, field, reason)
+    return None
 
 
 def _number(value: object, counts: EventCounts) -> int | None:
