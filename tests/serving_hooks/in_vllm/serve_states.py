@@ -64,7 +64,7 @@ class Noted:
         reader, last = forecasts.state_source or (None, None)
 
         def rows_pass(connector: Any, ids: Any, rows: Any) -> None:
-            for moment, names in connector.asked_rows.items():
+            for moment, names in connector.requested_rows.items():
                 for name in names:
                     self.rows[moment][name] = rows()[list(ids).index(name)].float().numpy().copy()
                     if moment == PREFILL:

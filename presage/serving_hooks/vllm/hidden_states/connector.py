@@ -207,7 +207,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._whole: tuple[Moment, ...] = ()
         self._moments: frozenset[Moment] = frozenset()
         self._projector: Projector | None = None
-        self._requested: Mapping[Moment, tuple[str, ...]] = {}
+        self.requested_rows: Mapping[Moment, tuple[str, ...]] = {}
         self._states: States | None = None
         self._nothing = Wanted()
 
@@ -261,12 +261,12 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().bind_connector_metadata(connector_metadata)
         if connector_metadata.projections is not None:
             self._projector, self._whole = Projector(connector_metadata.projections), connector_metadata.whole
-        self._requested = connector_metadata.rows
-        self._states = States() if self._requested else None
+        self.requested_rows = connector_metadata.rows
+        self._states = States() if self.requested_rows else None
 
     def captured(self, ids: Sequence[str], rows: Callable[[], Any]) -> None:
         """The model has computed these requests' rows, [batch, d]; read only if some are requested. Does not raise."""
-        wanted, self._requested = self._requested, {}
+        wanted, self.requested_rows = self.requested_rows, {}
         if not wanted or self._projector is None or self._states is None:
             return
         try:
