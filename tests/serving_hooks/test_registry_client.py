@@ -127,11 +127,11 @@ def test_one_that_ends_is_started_again_after_a_while_and_each_time_after_a_long
     for wait_s in (10, 20, 40, 80, 160, 320, 600, 600):
         with pytest.raises(ProcessEnded, match=r"has ended \(SIGSEGV\)") as raised:
             asked.versions(AGENTS)
-        assert (raised.value.asked, raised.value.late) == (True, False)
+        assert (raised.value.queried, raised.value.late) == (True, False)
         clock.now += wait_s - 1
         with pytest.raises(ProcessEnded, match="started again in 1 s") as raised:
             asked.versions(AGENTS)
-        assert not raised.value.asked
+        assert not raised.value.queried
         clock.now += 1
 
 

@@ -9,8 +9,8 @@ Source: PBKV, §4.3. A prefetch has a certain cost and an uncertain gain, so it 
 - by the one-step value (eq. 1), the highest first, until S is used up. The next step can fetch what is needed later.
 
 Departures from the paper: the last prompt that does not fit is fetched in part, from its front, since the beginning
-of a prompt is useful without its end; a prompt below `least_value` is not fetched; and the value of a prompt is that for
-its own workflow, not the sum over workflows that share its blocks.
+of a prompt is useful without its end; a prompt below `least_value` is not fetched; and a prompt is valued for its own
+workflow, not summed over the workflows that share its blocks.
 """
 
 from __future__ import annotations
