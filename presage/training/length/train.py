@@ -95,11 +95,8 @@ def train_lengths(
 
 @dataclass(frozen=True)
 class FittedLengths:
-    """A fitted predictor and its training data.
-
-    Attributes:
-        learning: the training rows with the chosen features; inner, calibration: their two parts.
-        seconds: time of the fit.
+    """A fitted predictor; `learning`, its training rows with the chosen features, consists of `inner` and
+    `calibration`; `seconds` is the time of the fit.
     """
 
     predictor: RemainingLengthPredictor
@@ -139,16 +136,10 @@ def assess_lengths(
     name: str | None = None,
     progress: Progress | None = None,
 ) -> LengthTraining:
-    """Fit baselines where a predictor was fitted, and evaluate all of them on a test set.
+    """Fit baselines where a predictor was fitted, on the training part, and evaluate all of them on the test set.
 
-    Args:
-        fitted: the predictor, fitted on the training part.
-        parts: training and test set.
-        baselines: keys of `LENGTH_BASELINES`.
-
-    Raises:
-        ConfigurationError: an unknown baseline.
-        TraceError: no step has a known length, or the predictor knows none of the agents.
+    Raises ConfigurationError for an unknown baseline, and TraceError if no step has a known length, or the predictor
+    knows none of the agents.
     """
     check_names(baselines, LENGTH_BASELINES)
     report, predictor = progress or (lambda _, __: None), fitted.predictor

@@ -146,16 +146,9 @@ def assess(
     name: str | None = None,
     progress: Progress | None = None,
 ) -> NextAgentTraining:
-    """Fit baselines where a predictor was fitted, and evaluate all of them on a test set.
+    """Fit baselines where a predictor was fitted, on the training part, and evaluate all of them on the test set.
 
-    Args:
-        fitted: the predictor, fitted on the training part.
-        parts: training and test set.
-        baselines: names for `presage.training.baselines.find`.
-
-    Raises:
-        ConfigurationError: an unknown baseline.
-        TraceError: the predictor knows none of the agents.
+    Raises ConfigurationError for an unknown baseline, and TraceError if the predictor knows none of the agents.
     """
     report, seed = progress or (lambda _, __: None), fitted.predictor.seed
     predictor, learning, inner, validation = fitted.predictor, fitted.learning, fitted.inner, fitted.validation

@@ -81,11 +81,8 @@ def train_router(
 
 @dataclass(frozen=True)
 class FittedRouter:
-    """A fitted router and its training data.
-
-    Attributes:
-        chosen: the training outcomes, and the models left out of them; inner, calibration: their two parts.
-        seconds: time of the fit.
+    """A fitted router; `chosen`, its training outcomes and the models left out of them, consists of `inner` and
+    `calibration`; `seconds` is the time of the fit.
     """
 
     predictor: RouterPredictor
@@ -130,18 +127,11 @@ def assess_router(
     name: str | None = None,
     progress: Progress | None = None,
 ) -> RouterTraining:
-    """Fit baselines where a router was fitted, and evaluate all of them on other outcomes of its models.
+    """Fit baselines where a router was fitted, and evaluate all of them on `held`, outcomes of its models for other
+    prompts.
 
-    Args:
-        fitted: the router.
-        held: outcomes of the same models for prompts that it was not trained on.
-        rule: how they were set apart, for the report.
-        shared: number of prompts that were left out of `held` because training saw them.
-        baselines: keys of `BASELINES`.
-
-    Raises:
-        ConfigurationError: an unknown baseline.
-        TraceError: the models have no label.
+    `rule` is how these were set apart, for the report; `shared` prompts were left out of them because training saw
+    them. Raises ConfigurationError for an unknown baseline, and TraceError if the models have no label.
     """
     check_names(baselines, BASELINES)
     report, predictor, train = progress or (lambda _, __: None), fitted.predictor, fitted.chosen.outcomes
