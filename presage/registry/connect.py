@@ -136,9 +136,7 @@ def pages(search: Any, **arguments: Any) -> list[Any]:
 
 @contextmanager
 def registry_errors(uri: str, doing: str) -> Iterator[None]:
-    """Turn errors of MLflow, its database and the network into a RegistryError of one line, and of files into
-    OutputError.
-    """
+    """Turn errors of MLflow and the network into RegistryError, of one line, and those of files into OutputError."""
     try:
         yield
     except PresageError:

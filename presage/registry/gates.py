@@ -72,9 +72,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Compared:
-    """The figure of a candidate and of a rival, and the paired interval of candidate − rival; NaN if nothing was
-    judged.
-    """
+    """Figures of a candidate and of a rival, and the paired interval of the difference; NaN if nothing was judged."""
 
     mine: float
     its: float
@@ -116,9 +114,7 @@ def evidence_gate(found: int, wanted: int, what: str = "workflows") -> Gate:
 
 @dataclass(frozen=True)
 class Interface:
-    """What the successor of a champion must keep: settings that must be equal (`fixed`), and names (of `what`) that
-    must stay known.
-    """
+    """What the successor of a champion must keep: the settings `fixed`, and the names (of `what`) that are `known`."""
 
     fixed: Mapping[str, object]
     known: frozenset[str]

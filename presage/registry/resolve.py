@@ -56,9 +56,7 @@ def resolve(reference: str, registry: Callable[[], Registry], *, cache: Path | N
 
 
 def parse(reference: str) -> tuple[str, str | None, int | None]:
-    """Name, and alias or version, of `models:/NAME@ALIAS` or `models:/NAME/VERSION`; raises RegistryError for another
-    form.
-    """
+    """Name, and alias or version, of a reference `models:/NAME@ALIAS` or `models:/NAME/VERSION`, else RegistryError."""
     match = _REFERENCE.fullmatch(reference)
     if match is None:
         raise RegistryError(

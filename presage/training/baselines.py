@@ -108,9 +108,7 @@ def find(name: str) -> NextAgentBaseline:
 
 
 def choose(text: str) -> tuple[str, ...]:
-    """Next-agent baselines selected by a comma-separated list of names and sets, without duplicates; raises
-    ConfigurationError for an unknown one.
-    """
+    """Next-agent baselines of a comma-separated list of names and sets; raises ConfigurationError for others."""
     chosen = _expanded(text, BASELINES)
     for name in chosen:
         find(name)
@@ -165,9 +163,7 @@ def moment_name(moment: Moment) -> str:
 
 
 def last_words(found: Sequence[Mapping[str, Any]], advice: str) -> list[str]:
-    """Closing lines of a training's output: the largest of the comparisons lost, `found` (JSON values); empty without
-    losses.
-    """
+    """Closing lines of a training's output, from the comparisons lost, as JSON values; empty without losses."""
     if not found:
         return []
     lines = [f"LOST: {len(found)} comparisons with a baseline, beyond the 95 % interval"]

@@ -42,9 +42,7 @@ def set_apart(table: pa.Table, test: pa.Table | None, seed: int) -> Split:
 
 
 def held_out(table: pa.Table, *predictors: LearntFrom) -> tuple[pa.Table, int]:
-    """Workflows of tasks that no predictor was trained on, and the number of workflows left out; raises TraceError if
-    none is left.
-    """
+    """Workflows of tasks that no predictor was trained on, and the number left out; raises TraceError for none."""
     seen = np.isin(task_keys(table), np.concatenate([predictor.trained_on for predictor in predictors]))
     left_out = int((seen & (table["step"].to_numpy() == 0)).sum())
     if seen.all():

@@ -75,9 +75,7 @@ class Training(Generic[Predictor, Evaluation]):
     evaluation: Evaluation
 
     def save(self, folder: Path) -> None:
-        """Write artefact, `metrics.json` and report, and set "size_bytes"; raises OutputError if the folder cannot be
-        written.
-        """
+        """Write artefact, `metrics.json` and report, and set "size_bytes"; raises OutputError if that fails."""
         self.predictor.save(folder, self.training_data)
         self.metrics["size_bytes"] = artefact_size_bytes(folder)
         write_metrics(folder, self.metrics)

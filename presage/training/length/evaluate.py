@@ -72,9 +72,7 @@ class LengthEvaluation:
     unknown: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The object `train-predictor` and `presage evaluate` print, as JSON values; the caller sets "model" and
-        "version".
-        """
+        """The object that `train-predictor` prints, as JSON values; the caller sets "model" and "version"."""
         return json_values(
             {
                 "kind": "remaining-length",

@@ -108,8 +108,7 @@ class LengthTexts:
 
 
 def _ranks(rows: LengthRows, group: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Rank of a row's remaining tokens within its group, 0 to 1, and whether it is in the largest tenth; NaN if
-    unknown. float32 [n, 2]."""
+    """Rank of a row's remaining tokens in its group, 0..1, and whether it is in the largest tenth; float32 [n, 2]."""
     ranks = np.full((len(rows), 2), np.nan, np.float32)
     for one in np.unique(group):
         inside = np.flatnonzero((group == one) & rows.labelled)
@@ -121,9 +120,7 @@ def _ranks(rows: LengthRows, group: NDArray[np.int32]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class TextChoice(Choice):
-    """The encoder and the training rows with the chosen text features; losses are pinball losses on the logarithm,
-    summed over two quantiles.
-    """
+    """The encoder and the training rows with the chosen text features; losses are sums over two quantiles."""
 
     keys: ClassVar = ("validation_log_error", "error")
 

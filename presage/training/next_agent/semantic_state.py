@@ -159,8 +159,7 @@ def choose_states(
 
 
 def _losses(of: Projected, trees: Mapping[str, TreeEnsemble]) -> NDArray[np.float64]:
-    """Negative log-likelihood and number of labels of each held-out step, summed over moments and horizons, float64
-    [2, n]."""
+    """Negative log-likelihood and number of labels of each held-out step, in total, float64 [2, n]."""
     total = np.zeros((2, len(of.held_out.outcomes)))
     for moment in range(len(MOMENTS)):
         logits = tree_logits(of.held_out, trees, of.widths, moment)

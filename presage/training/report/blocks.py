@@ -24,9 +24,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; `words` are the columns of words, counted from 0, the others hold figures; `marked` are the first cells
-    of the rows to emphasise: ours.
-    """
+    """A table: columns `words` hold words, the others figures; rows that begin with a name in `marked` stand out."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]

@@ -93,9 +93,7 @@ def reliability(metrics: Metrics) -> Section:
 
 
 def bin_plot(lines: Mapping[str, Sequence[Mapping[str, Any]]], x: str, y: str, least: int) -> Element:
-    """A reliability plot of bins {"confidence", "accuracy", "positions"} by name of the line; those with fewer
-    positions than `least` are left out.
-    """
+    """A reliability plot of the bins with at least `least` positions, by name of the line."""
     drawn = [
         [
             PlotPoint(

@@ -95,8 +95,7 @@ def line_with_intervals(
 
 
 def reliability_line(ax: Axes, claims: Claims, rng: np.random.Generator, name: str, *, place: int = 0) -> None:
-    """Observed share against predicted probability, in bins of at least 20 claims; the diagonal is perfect
-    calibration."""
+    """Observed share against predicted probability, in bins of 20 claims or more; the diagonal is perfect."""
     drawn = [(row, ends) for row, ends in zip(claims.bins(), claims.ci95(rng), strict=True) if row.positions >= _LEAST]
     predicted, came = [row.confidence for row, _ in drawn], [row.accuracy for row, _ in drawn]
     line_with_intervals(ax, predicted, came, [ends for _, ends in drawn], name, place=place)

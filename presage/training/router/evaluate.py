@@ -59,9 +59,7 @@ class RouterEvaluation:
     curve: CostQuality | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The object `train-predictor` and `presage evaluate` print, as JSON values; the caller sets "model" and
-        "version".
-        """
+        """The object that `train-predictor` prints, as JSON values; the caller sets "model" and "version"."""
         headline = (
             *("macro_map", "brier", "picked_accuracy", "best_single", "best_single_model", "random", "oracle"),
             "prompts",

@@ -33,9 +33,7 @@ OURS: Final = "presage"
 
 @dataclass(frozen=True, eq=False)
 class _Answers:
-    """Answers to n prompts: probabilities [n, M] and picks [n] by router, and those flagged for too little evidence,
-    bool [n].
-    """
+    """Probabilities [n, M] and picks [n] for n prompts by router; those with too little evidence are flagged."""
 
     outcomes: Outcomes
     predicted: dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]]
