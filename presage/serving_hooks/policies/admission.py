@@ -53,11 +53,10 @@ class WorkflowColumns:
     A workflow keeps its row until it ends, so only changes are written. Rows of ended workflows are reused.
 
     Attributes:
-        facts: the phase and since when, in seconds of the caller's clock; the footprint, forecast tokens of the working
-            set of the next step, cached ones included; the remaining output tokens, infinity if unknown; the forecast
-            seconds of the current tool call (pause), NaN if unknown.
-        waits: how long each workflow was held in all, since when it is held (NaN if it is not), and whether the last
-            decision admitted it.
+        facts: the phase and since when; the footprint, forecast tokens of the working set of the next step, cached
+            ones included; the remaining output tokens, infinity if unknown; the forecast seconds of the current tool
+            call (pause), NaN if unknown.
+        waits: seconds held in all, since when it is held (NaN if it is not), and whether the last decision admitted it.
     """
 
     __slots__ = ("_free", "_ids", "_rows", "facts", "waits")

@@ -182,8 +182,8 @@ def lookahead(probabilities: NDArray[Any], agents: tuple[str, ...], config: Scor
     """Turns a forecast into scores of blocks.
 
     Args:
-        probabilities: float [K, V+1], END last, row k given that the workflow reaches its k-th next step; as
-            in `LiveForecast`. Without rows, or with numbers that are not finite, the result is UNKNOWN.
+        probabilities: float [K, V+1], END last, row k given that the workflow reaches its k-th next step. Without
+            rows, or with numbers that are not finite, the result is UNKNOWN.
         agents: names of the first V columns.
     """
     rows = probabilities[: config.horizon] if len(probabilities) > config.horizon else probabilities

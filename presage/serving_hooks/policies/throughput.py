@@ -61,15 +61,8 @@ class Rates:
 def steps_per_s(
     rates: Rates, cache_tokens: float, workflows: NDArray[np.float64], miss_share: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """X for n workflows, of whose reusable tokens a share is lost and prefilled again.
-
-    Args:
-        workflows: n, float64 [m].
-        miss_share: the lost share, in [0, 1], float64 [m].
-
-    Returns:
-        Steps a second, float64 [m].
-    """
+    """Steps a second X, float64 [m], for n workflows [m], of whose reusable tokens a share [m] is lost and prefilled
+    again."""
     pinned_tokens = rates.new_tokens + rates.reusable_tokens + rates.output_tokens
     most = max(1.0, min(rates.most_decoding, cache_tokens / pinned_tokens))
     prefill_s = rates.prefill_token_s * (rates.new_tokens + miss_share * rates.reusable_tokens)

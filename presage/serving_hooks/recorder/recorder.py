@@ -1,12 +1,5 @@
 """The recorder as the engine thread sees it.
 
-    recorder = start(config, model="model-7b")                                   # once
-    recorder.begun(request_id, step, input_tokens=n, cached_input_tokens=m)      # a request was selected
-    recorder.forecast(request_id, live)                                          # whenever one was made
-    recorder.state(request_id, PREFILL, vector)                                  # may arrive a little late
-    recorder.completed(request_id, output_tokens=n, finish_reason="stop")        # however the request left
-    recorder.ended(workflow_type, workflow_id, RECORDED_FINISHED)                # or RECORDED_EXPIRED
-
 The model waits for the engine thread, so this thread only buffers events; the writer thread makes rows of them. Runs
 and steps are numbered here, so a row dropped later leaves a gap that ingestion detects. No call blocks or raises:
 events that cannot be recorded are counted by reason.
