@@ -28,11 +28,11 @@ setup: $(STAMP)
 
 # torch comes first and by its exact version: the plain requirement may bring a build with gigabytes of CUDA.
 $(STAMP): pyproject.toml
-	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else "Presage needs Python 3.11 or 3.12, found %d.%d: call make PYTHON=/path/to/python3.11" % v)'
+	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else "Presage needs Python 3.11 to 3.13, found %d.%d: call make PYTHON=/path/to/python3.11" % v)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --editable '.[dev,docs,notebooks]'
+	$(BIN)/python -m pip install --quiet --editable '.[train,dev,docs,notebooks]'
 	touch $(STAMP)
 
 demo: setup

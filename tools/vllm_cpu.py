@@ -65,7 +65,7 @@ def main() -> None:
         # torch first and by its exact version: the plain requirement may bring a build with gigabytes of CUDA.
         install(f"torch=={TORCH}")
         together = ("--find-links", str(wheels), "--constraint", str(constraints))
-        install(*together, f"vllm=={VLLM}+cpu", "--editable", f"{root}[dev,notebooks]")
+        install(*together, f"vllm=={VLLM}+cpu", "--editable", f"{root}[train,dev,notebooks]")
 
 
 if __name__ == "__main__":

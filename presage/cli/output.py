@@ -43,6 +43,20 @@ TRACEBACK: Final = "PRESAGE_TRACEBACK"
 Report = Callable[[str, float | None], None]
 """Progress callback: current stage, and the share done (0 to 1; None: unknown)."""
 
+TRAIN_LIBRARIES: Final = frozenset(
+    (
+        "torch",
+        "torch_geometric",
+        "transformers",
+        "accelerate",
+        "sklearn",
+        "threadpoolctl",
+        "lightgbm",
+        "quantile_forest",
+    )
+) | {"matplotlib", "mlflow"}
+"""Modules of the extra `train`."""
+
 _WIDE = 160
 
 
@@ -94,9 +108,16 @@ class Output:
 @contextmanager
 def _bar() -> Iterator[Report]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    doing = TextColumn("{task.description}", markup=False)
+    columns = (
+        SpinnerColumn(),
+        doing,
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as progress:
         task = progress.add_task("", total=None)
 
@@ -130,6 +151,9 @@ class Boundary(TyperGroup):
             _explain(error, str(error))
             sys.exit(BAD_INPUT)
         except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in TRAIN_LIBRARIES:
+                _explain(error, f"{error.name} is not installed; this command needs it: pip install 'presage[train]'")
+                sys.exit(BAD_INPUT)
             # Only the type of the error: a library's message may contain private text of a trace.
             _explain(error, f"failed unexpectedly: {type(error).__name__} (set {TRACEBACK}=1 to see all of it)")
             sys.exit(FAILED)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from presage import __version__
 from presage.cli import (
     calibrate_cost,
     explain,
@@ -24,14 +27,29 @@ app = typer.Typer(
     cls=Boundary,
     name="presage",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    help="Forecast what a running agent workflow will do next, and which model solves a prompt.",
     epilog="First steps:\n\n"
     "presage traces ingest runs/*.jsonl --to traces/\n\n"
     "train-predictor next-agent traces/\n\n"
     "presage forecast models:/next-agent/1 steps.jsonl",
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"presage {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def presage(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Forecast what a running agent workflow will do next, and which model solves a prompt."""
+
+
 app.add_typer(traces.app, name="traces")
 app.add_typer(outcomes.app, name="outcomes")
 app.add_typer(study.app, name="study")

@@ -12,7 +12,6 @@ app = typer.Typer(
     cls=Boundary,
     name="train-predictor",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
