@@ -14,7 +14,7 @@ from presage.cli import options
 from presage.cli.kinds import load
 from presage.cli.output import Output, table
 from presage.errors import ArtefactError, ConfigurationError, InputError
-from presage.registry.connect import open_registry
+from presage.registry.connect import open_existing
 from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def evaluate(
     out = Output(as_json)
     with out.working() as report:
         report("loading the model", None)
-        loaded = load(model, lambda: open_registry(tracking_uri))
+        loaded = load(model, lambda: open_existing(tracking_uri))
         kind, predictor = loaded.kind, loaded.predictor
         if precision is not None:
             if kind.name != "router":
@@ -83,7 +83,7 @@ def forecast(
     out = Output(as_json)
     with out.working() as report:
         report("loading the model", None)
-        loaded = load(model, lambda: open_registry(tracking_uri))
+        loaded = load(model, lambda: open_existing(tracking_uri))
         rows = _one_workflow(steps, out)
         found = loaded.kind.ask(loaded.predictor, rows)
     data = {"model": loaded.model, "version": loaded.version, **found}
@@ -134,7 +134,7 @@ def route(
     with out.working() as report:
         prices = _costs(costs) if costs is not None else {}
         report("loading the model", None)
-        loaded = load(model, lambda: open_registry(tracking_uri))
+        loaded = load(model, lambda: open_existing(tracking_uri))
         if loaded.kind.name != "router":
             raise ArtefactError(f"{model}: a {loaded.kind.name} predictor; wanted a router (train-predictor router)")
         try:

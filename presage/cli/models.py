@@ -12,7 +12,7 @@ from presage.cli.kinds import kind_of, load
 from presage.cli.output import REFUSED, Output, table
 from presage.cli.retrain_check import keep_figures, promotion_figures
 from presage.errors import ArtefactError, RegistryError
-from presage.registry.connect import open_registry
+from presage.registry.connect import NoRegistryError, default_uri, open_existing
 
 _SEED = 0
 """Seed of the gates' bootstrap: the same traces give the same verdict."""
@@ -27,9 +27,12 @@ def models(tracking_uri: options.TrackingUri = None, as_json: options.Json = Fal
     out = Output(as_json)
     with out.working() as report:
         report("opening the registry", None)
-        registry = open_registry(tracking_uri)
-        listed = list_models(registry)
-    out.result({"registry": registry.uri, "models": listed}, *(_listing(listed, registry.uri) if not as_json else ()))
+        try:
+            listed = list_models(open_existing(tracking_uri))
+        except NoRegistryError:
+            listed = []
+    uri = tracking_uri or default_uri()
+    out.result({"registry": uri, "models": listed}, *(_listing(listed, uri) if not as_json else ()))
 
 
 def promote(
@@ -75,7 +78,7 @@ def promote(
     last = replay_gate.asked_for(replay, context.params)
     with out.working() as report:
         report("opening the registry", None)
-        registry = open_registry(tracking_uri)
+        registry = open_existing(tracking_uri)
         tags = registry.version(name, version).tags
         holder = registry.aliases(name).get(alias)
         candidate = load(f"models:/{name}/{version}", lambda: registry)
@@ -140,7 +143,7 @@ def rollback(
     out = Output(as_json)
     with out.working() as report:
         report("opening the registry", None)
-        before, now = go_back(open_registry(tracking_uri), name, alias=alias)
+        before, now = go_back(open_existing(tracking_uri), name, alias=alias)
     data = {"name": name, "alias": alias, "from": before, "to": now}
     out.result(data, f"{name}: {alias} was version {before}, is version {now}")
 

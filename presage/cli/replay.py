@@ -11,7 +11,7 @@ import typer
 
 from presage.cli import options
 from presage.cli.output import INTERRUPTED, Output, Report, report_lines
-from presage.registry.connect import open_registry
+from presage.registry.connect import open_existing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -205,7 +205,7 @@ def _held_out(
     report("loading the models", None)
 
     def folder(name: str) -> Path:
-        return resolve(name, lambda: open_registry(tracking_uri)).folder
+        return resolve(name, lambda: open_existing(tracking_uri)).folder
 
     models: list[LearntFrom] = []
     if not known(forecasts):

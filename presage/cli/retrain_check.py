@@ -19,7 +19,7 @@ from presage.cli import options
 from presage.cli.kinds import TRACES, Loaded, load
 from presage.cli.output import REFUSED, Output, table
 from presage.errors import ConfigurationError
-from presage.registry.connect import open_registry
+from presage.registry.connect import open_existing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,7 +63,7 @@ def retrain_check(
     out = Output(as_json)
     with out.working() as report:
         report("loading models", None)
-        loaded = _by_kind([load(reference, lambda: open_registry(tracking_uri)) for reference in model])
+        loaded = _by_kind([load(reference, lambda: open_existing(tracking_uri)) for reference in model])
         predictors = [one.predictor for one in loaded.values()]
         promoted = {}
         if promoted_on:

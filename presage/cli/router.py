@@ -13,7 +13,7 @@ from presage.cli.kinds import Data, Kind, Loaded, lazily
 from presage.cli.output import Output, Report, table
 from presage.cli.training import TrainingJob, carry_out
 from presage.errors import ArtefactError, ConfigurationError, InputError
-from presage.registry.connect import open_registry
+from presage.registry.connect import open_existing
 from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _scorer_of(reference: str, tracking_uri: str | None) -> TransformerScorer:
     from presage.registry.resolve import resolve
     from presage.registry.table import load_predictor
 
-    found = resolve(reference, lambda: open_registry(tracking_uri))
+    found = resolve(reference, lambda: open_existing(tracking_uri))
     scorer = getattr(load_predictor(found.folder), "scorer", None)
     if not isinstance(scorer, TransformerScorer):
         raise ArtefactError(f"--start-from {reference}: wanted a router with the head transformer")

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
 
 from presage.errors import OutputError, PresageError, RegistryError
 
@@ -81,12 +82,16 @@ class Registry:
             return {alias: int(held) for alias, held in self.client.get_registered_model(name).aliases.items()}
 
 
+class NoRegistryError(RegistryError):
+    """There is no database or folder at the URI."""
+
+
 def open_registry(uri: str | None) -> Registry:
     """Open the registry at an MLflow tracking URI; raises RegistryError unless it answers within a few seconds.
 
     Without a URI: `sqlite:///mlflow.db` with artifacts in `./mlartifacts`, both in the working directory.
     """
-    uri = uri or f"sqlite:///{Path.cwd() / DATABASE_FILE}"
+    uri = uri or default_uri()
     for key, value in _DEFAULTS.items():
         os.environ.setdefault(key, value)
     artifacts = None
@@ -100,6 +105,32 @@ def open_registry(uri: str | None) -> Registry:
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         client.search_registered_models(max_results=1)
     return Registry(client, uri, artifacts)
+
+
+def open_existing(uri: str | None) -> Registry:
+    """`open_registry` for readers: creates nothing, and raises NoRegistryError if there is nothing to read."""
+    uri = uri or default_uri()
+    place = _on_this_machine(uri)
+    if place is not None and not place.exists():
+        raise NoRegistryError(
+            f"{uri}: there is no {place}. Correct the URI, or register a model with `train-predictor`."
+        )
+    if place is not None and place.is_file() and not place.stat().st_size:
+        raise RegistryError(f"{uri}: {place} is empty. Register a model with `train-predictor`, or correct the URI.")
+    return open_registry(uri)
+
+
+def default_uri() -> str:
+    """The registry if none is named: a database in the working directory."""
+    return f"sqlite:///{Path.cwd() / DATABASE_FILE}"
+
+
+def _on_this_machine(uri: str) -> Path | None:
+    """The file or folder of a URI; None for a server."""
+    parts = urlsplit(uri)
+    if parts.scheme.startswith("sqlite"):
+        return Path(unquote(parts.path.removeprefix("/"))).absolute()
+    return Path(unquote(parts.path)).absolute() if parts.scheme in ("", "file") else None
 
 
 @contextmanager

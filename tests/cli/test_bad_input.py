@@ -18,6 +18,8 @@ import pytest
 from cli_samples import FAST, GOOD, changed, rows, run, train, write
 from tiny_model import WORKFLOWS, Tiny
 
+from presage.registry.connect import open_registry
+
 STATE = [0.5, 1.0]
 
 
@@ -248,7 +250,10 @@ def test_a_model_reference_that_means_nothing_is_named(tmp_path: Path) -> None:
         ("promote", "nobody", "--version", 1, "--traces", steps),
         ("rollback", "nobody"),
     ):
-        assert "no model 'nobody'" in run(*command, "--tracking-uri", database).complaint
+        assert f"there is no {tmp_path / 'r.db'}" in run(*command, "--tracking-uri", database).complaint
+        assert not (tmp_path / "r.db").exists()
+    open_registry(database)
+    assert "no model 'nobody'" in run("rollback", "nobody", "--tracking-uri", database).complaint
 
 
 STEPS: dict[str, tuple[Any, str]] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from cli_samples import run
 from tiny_model import Tiny
@@ -84,3 +86,8 @@ def test_figures_that_a_version_lacks_are_dashes() -> None:
     assert kind_of("remaining-length").headline({}) == {"tau distance": "– –", "pinball": "–"}
     only_upper = kind_of("remaining-length").headline({"pinball_0.99": 7.04, "tau_distance_all": 0.25})
     assert only_upper == {"tau distance": "0.250 –", "pinball": "0.99: 7.0"}
+
+
+def test_listing_creates_no_registry(tmp_path: Path) -> None:
+    listed = run("models", "--tracking-uri", f"sqlite:///{tmp_path / 'mlflow.db'}", "--json")
+    assert (listed.code, listed.json["models"], list(tmp_path.iterdir())) == (0, [], [])

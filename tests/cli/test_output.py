@@ -1,10 +1,15 @@
 """Results on standard output, all else on standard error, on a terminal and off it."""
 
+import importlib
 import sys
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from presage.cli.output import Output, table
+from presage import __version__
+from presage.cli.output import Boundary, Output, table
+from presage.cli.presage import app
 
 
 def test_off_a_terminal_each_thing_that_begins_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,3 +42,25 @@ def test_names_that_look_like_markup_are_printed_as_they_are(capsys: pytest.Capt
     Output(False).result({}, "traces [a/b]", table("[b]title", ["[/i]agent"], [["[/red]"]]))
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("traces [a/b]", "[b]title", "[/i]agent", "[/red]"))
+
+
+def test_a_command_that_lacks_a_training_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "threadpoolctl", None)  # importing it raises ModuleNotFoundError
+    made = typer.Typer(cls=Boundary, pretty_exceptions_enable=False)
+
+    @made.command()
+    def one() -> None:
+        importlib.import_module("threadpoolctl")
+
+    @made.command()
+    def two() -> None:
+        importlib.import_module("no_such_library")
+
+    needs, broken = (CliRunner().invoke(made, [name]) for name in ("one", "two"))
+    assert (needs.exit_code, broken.exit_code) == (2, 1)
+    assert "threadpoolctl is not installed; this command needs it: pip install 'presage[train]'" in needs.stderr
+
+
+def test_the_version_is_printed() -> None:
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.stdout.split()) == (0, ["presage", __version__])

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from presage.errors import ConfigurationError, PresageError, RegistryError
 from presage.features.input_profiles import PROFILES, STATES, TARGETS, TEXT, TOKENS, Sources
-from presage.registry.connect import DATABASE_FILE, Registry
+from presage.registry.connect import DATABASE_FILE, Registry, open_existing
 from presage.serving_hooks.forecasting.adapters import warm
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
@@ -30,7 +30,6 @@ from presage.serving_hooks.monitoring.promoted import merged_promoted
 from presage.serving_hooks.status import ModelStatus
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.registry_process import open_existing
 from presage.serving_hooks.vllm.reload import RegistryClient, Reload, by_kind
 from presage.serving_hooks.workflows import MOST_WORKFLOWS
 

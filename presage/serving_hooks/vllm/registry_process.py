@@ -26,41 +26,15 @@ import sys
 import threading
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, Final
-from urllib.parse import unquote, urlsplit
 
 from presage.errors import RegistryError, why
-from presage.registry.connect import Registry, open_registry
+from presage.registry.connect import Registry, open_existing
 from presage.registry.resolve import current_aliases, parse
 
 _NICE: Final = 5
 """Low enough to yield to the engine, high enough to try versions on a busy machine."""
-
-
-def open_existing(uri: str) -> Registry:
-    """Opens an existing registry.
-
-    Raises:
-        RegistryError: it does not exist, or does not answer.
-    """
-    place = _on_this_machine(uri)
-    if place is not None and not place.exists():
-        raise RegistryError(f"{uri}: there is no {place}. Correct the URI, or register a model with `train-predictor`.")
-    if place is not None and place.is_file() and not place.stat().st_size:
-        raise RegistryError(f"{uri}: {place} is empty. Register a model with `train-predictor`, or correct the URI.")
-    return open_registry(uri)
-
-
-def _on_this_machine(uri: str) -> Path | None:
-    """The file or folder of a URI; None for a server."""
-    parts = urlsplit(uri)
-    if parts.scheme.startswith("sqlite"):
-        return Path(unquote(parts.path.removeprefix("/"))).absolute()
-    if parts.scheme in ("", "file"):
-        return Path(unquote(parts.path)).absolute()
-    return None
 
 
 _opened = lru_cache(maxsize=1)(open_existing)
