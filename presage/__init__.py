@@ -1,6 +1,45 @@
 """Presage: learns from the traces of multi-agent LLM applications what a running workflow will do next.
 
-Importing this package loads neither torch, MLflow nor vLLM; each is imported where it is used.
+`NextAgent`, `RemainingLength` and `Router` are estimators with scikit-learn's conventions (`presage.api`). Importing
+this package loads neither torch, MLflow nor vLLM; a name is imported when it is first used.
 """
 
-__version__ = "0.2.0"
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
+from presage.version import __version__
+
+if TYPE_CHECKING:
+    from presage.api import NextAgent, RemainingLength, Report, Router, load, promote, split
+    from presage.datasets.outcomes.files import read_outcomes
+    from presage.datasets.read import Traces, read_traces
+
+
+_FROM = {
+    **dict.fromkeys(("NextAgent", "RemainingLength", "Report", "Router", "load", "promote", "split"), "presage.api"),
+    **dict.fromkeys(("Traces", "read_traces"), "presage.datasets.read"),
+    "read_outcomes": "presage.datasets.outcomes.files",
+}
+__all__ = [
+    "NextAgent",
+    "RemainingLength",
+    "Report",
+    "Router",
+    "Traces",
+    "__version__",
+    "load",
+    "promote",
+    "read_outcomes",
+    "read_traces",
+    "split",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FROM:
+        raise AttributeError(f"module 'presage' has no attribute {name!r}")
+    return resolve_name(f"{_FROM[name]}:{name}")
+
+
+def __dir__() -> list[str]:
+    return __all__

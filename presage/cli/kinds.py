@@ -98,6 +98,7 @@ class Kind:
         gates: (candidate, champion or None, data, seed, input profile) -> gates.
         forecast: (JSON of a forecast, name of the predictor, steps) -> what people read.
         headline: the most important figures of a registered version, by title.
+        tags: tags of a version, from the metrics of its training.
         ask: (predictor, steps of one workflow) -> JSON of the forecast.
     """
 
@@ -111,6 +112,7 @@ class Kind:
     gates: Callable[[Loaded, Loaded | None, Any, int, str], list[Gate]]
     forecast: Callable[[dict[str, Any], str, list[dict[str, Any]]], list[Any]]
     headline: Callable[[Mapping[str, float]], dict[str, str]]
+    tags: Callable[[Mapping[str, Any]], dict[str, str]]
     ask: Callable[[Any, list[dict[str, Any]]], dict[str, Any]] = _ask
 
     def tables(self, metrics: dict[str, Any]) -> list[Any]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from presage.cli import options, replay_gate
-from presage.cli.kinds import kind_of, load
-from presage.cli.output import REFUSED, Output, table
+from presage.cli.kinds import Kind, kind_of, load
+from presage.cli.output import REFUSED, Output, Report, table
 from presage.cli.retrain_check import keep_figures, promotion_figures
 from presage.errors import ArtefactError, RegistryError
 from presage.registry.connect import NoRegistryError, default_uri, open_existing
+
+if TYPE_CHECKING:
+    from presage.registry.connect import Registry
+    from presage.registry.gates import Verdict
 
 _SEED = 0
 """Seed of the gates' bootstrap: the same traces give the same verdict."""
@@ -70,55 +75,100 @@ def promote(
     Exit code 3 if a gate fails. The verdict and figures become tags of the version either way. If the version passes,
     its run also stores the reference figures for an engine's drift alarm.
     """
-    from presage.features.input_profiles import TARGETS
-    from presage.registry.gates import Verdict, floor_gates
-    from presage.registry.promote import promote as carry_out
-
     out = Output(as_json)
     last = replay_gate.asked_for(replay, context.params)
     with out.working() as report:
         report("opening the registry", None)
         registry = open_existing(tracking_uri)
-        tags = registry.version(name, version).tags
-        holder = registry.aliases(name).get(alias)
-        candidate = load(f"models:/{name}/{version}", lambda: registry)
-        kind = candidate.kind
-        if last is not None:
-            last.check(kind, name)
-        champion = None
-        if holder is not None and holder != version:  # a version compared with itself always passes
-            try:
-                champion = load(f"models:/{name}/{holder}", lambda: registry)
-            except ArtefactError as error:  # engines cannot load it either, so it must not block promotion
-                out.note(f"the {alias}, version {holder}, cannot be read ({error}); comparing with baselines only")
-        if champion is not None and champion.kind.name != kind.name:
-            raise RegistryError(
-                f"{name!r} version {version} is a {kind.name} predictor and the {alias}, version "
-                f"{holder}, a {champion.kind.name} predictor: register each kind under its own name"
-            )
-        judged = [one.predictor for one in (candidate, champion) if one is not None]
-        judged_on, left_out = kind.data.unseen(traces, judged, skip_bad, out, report)
-        against = f", against the {alias}, version {holder}" if champion else ""
-        report(f"judging version {version}{against}", None)
-        gates = [*kind.gates(candidate, champion, judged_on, _SEED, TARGETS[target]), *floor_gates(tags, target)]
-        replayed = None
-        if last is not None:
-            further, replayed = last.judge(candidate, champion, judged_on, out, report)
-            gates += further
-            if not dry_run:
-                replay_gate.keep(registry, name, version, replayed)
-        verdict = Verdict(name, version, tuple(gates))
-        held_against = promotion_figures(candidate, judged_on, out) if verdict.promoted else None
-        if held_against is not None and not dry_run:  # before the alias moves: an engine may load the version at once
-            keep_figures(registry, name, version, held_against)
-        done = carry_out(
+
+        def held(kind: Kind, judged: list[Any]) -> tuple[Any, int]:
+            return kind.data.unseen(traces, judged, skip_bad, out, report)
+
+        verdict, data = judge_version(
             registry,
-            verdict,
+            name,
+            version,
+            held,
             alias=alias,
-            profile=target,
+            target=target,
             dry_run=dry_run,
-            data_digest=f"sha256:{kind.data.digest(judged_on)}",
+            last=last,
+            out=out,
+            report=report,
         )
+    out.result(data, *(_verdict(data) if not as_json else ()))
+    if not verdict.promoted:
+        raise typer.Exit(REFUSED)
+
+
+def judge_version(
+    registry: Registry,
+    name: str,
+    version: int,
+    held: Callable[[Kind, list[Any]], tuple[Any, int]],
+    *,
+    alias: str,
+    target: str,
+    dry_run: bool,
+    out: Output,
+    report: Report,
+    last: replay_gate.ReplayGate | None = None,
+) -> tuple[Verdict, dict[str, Any]]:
+    """Judge a version against the holder of an alias, and move the alias if every gate passes.
+
+    Args:
+        registry: of the version.
+        held: (kind, predictors) -> the data that none of them was trained on, and the number of units left out.
+        target: the input profile, a key of `TARGETS`.
+        last: the replay gate.
+
+    Returns:
+        The verdict, and the JSON of `presage promote`.
+    """
+    from presage.features.input_profiles import TARGETS
+    from presage.registry.gates import Verdict, floor_gates
+    from presage.registry.promote import promote as carry_out
+
+    tags = registry.version(name, version).tags
+    holder = registry.aliases(name).get(alias)
+    candidate = load(f"models:/{name}/{version}", lambda: registry)
+    kind = candidate.kind
+    if last is not None:
+        last.check(kind, name)
+    champion = None
+    if holder is not None and holder != version:  # a version compared with itself always passes
+        try:
+            champion = load(f"models:/{name}/{holder}", lambda: registry)
+        except ArtefactError as error:  # engines cannot load it either, so it must not block promotion
+            out.note(f"the {alias}, version {holder}, cannot be read ({error}); comparing with baselines only")
+    if champion is not None and champion.kind.name != kind.name:
+        raise RegistryError(
+            f"{name!r} version {version} is a {kind.name} predictor and the {alias}, version "
+            f"{holder}, a {champion.kind.name} predictor: register each kind under its own name"
+        )
+    judged = [one.predictor for one in (candidate, champion) if one is not None]
+    judged_on, left_out = held(kind, judged)
+    against = f", against the {alias}, version {holder}" if champion else ""
+    report(f"judging version {version}{against}", None)
+    gates = [*kind.gates(candidate, champion, judged_on, _SEED, TARGETS[target]), *floor_gates(tags, target)]
+    replayed = None
+    if last is not None:
+        further, replayed = last.judge(candidate, champion, judged_on, out, report)
+        gates += further
+        if not dry_run:
+            replay_gate.keep(registry, name, version, replayed)
+    verdict = Verdict(name, version, tuple(gates))
+    held_against = promotion_figures(candidate, judged_on, out) if verdict.promoted else None
+    if held_against is not None and not dry_run:  # before the alias moves: an engine may load the version at once
+        keep_figures(registry, name, version, held_against)
+    done = carry_out(
+        registry,
+        verdict,
+        alias=alias,
+        profile=target,
+        dry_run=dry_run,
+        data_digest=f"sha256:{kind.data.digest(judged_on)}",
+    )
     data = {**verdict.to_dict(), "alias": alias, "profile": target, "previous": done.previous, "moved": done.moved}
     data["dry_run"] = dry_run
     data["left_out"] = left_out
@@ -126,9 +176,7 @@ def promote(
         data["held_against"] = {of: figures.workflows for of, figures in sorted(held_against.items())}
     if replayed is not None:
         data["replay"] = replayed
-    out.result(data, *(_verdict(data) if not as_json else ()))
-    if not verdict.promoted:
-        raise typer.Exit(REFUSED)
+    return verdict, data
 
 
 def rollback(

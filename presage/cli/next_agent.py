@@ -104,7 +104,6 @@ def next_agent(
         fit,
         Output(as_json),
         params={"seed": seed, "horizon": horizon},
-        tags=lambda metrics: {"presage.states": str(metrics["data"]["states"])},
     )
 
 
@@ -189,4 +188,5 @@ NEXT_AGENT = Kind(
     gates=_gates,
     forecast=_forecast,
     headline=_headline,
+    tags=lambda metrics: {"presage.states": str(metrics["data"]["states"])},
 )

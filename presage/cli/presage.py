@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from presage import __version__
 from presage.cli import (
     calibrate_cost,
     explain,
@@ -22,6 +21,7 @@ from presage.cli import (
     traces,
 )
 from presage.cli.output import Boundary
+from presage.version import __version__
 
 app = typer.Typer(
     cls=Boundary,

@@ -89,10 +89,6 @@ def remaining_length(
         fit,
         Output(as_json),
         params={"seed": seed},
-        tags=lambda metrics: {
-            "presage.target": str(metrics["target"]),
-            "presage.states": str(metrics["data"]["texts"]),
-        },
     )
 
 
@@ -176,4 +172,8 @@ REMAINING_LENGTH = Kind(
     gates=_gates,
     forecast=_forecast,
     headline=_headline,
+    tags=lambda metrics: {
+        "presage.target": str(metrics["target"]),
+        "presage.states": str(metrics["data"]["texts"]),
+    },
 )

@@ -149,7 +149,6 @@ def router(
         fit,
         Output(as_json),
         params={"seed": seed},
-        tags=lambda metrics: {"presage.head": str(metrics["config"]["head"])},
     )
 
 
@@ -270,5 +269,6 @@ ROUTER = Kind(
     gates=_gates,
     forecast=_forecast,
     headline=_headline,
+    tags=lambda metrics: {"presage.head": str(metrics["config"]["head"])},
     ask=_ask,
 )

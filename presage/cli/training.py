@@ -13,6 +13,8 @@ from presage.cli.output import Output, Report
 from presage.registry.connect import open_registry
 
 if TYPE_CHECKING:
+    from presage.registry.connect import Registry
+    from presage.registry.package import RegisteredVersion
     from presage.training.training import Training
 
 
@@ -38,19 +40,16 @@ def carry_out(
     output: Output,
     *,
     params: Mapping[str, Any],
-    tags: Callable[[Mapping[str, Any]], dict[str, str]],
 ) -> None:
     """Train, write, register and print.
 
     `fit` makes a training of data, test data (None to split some off) and the progress callback; `params` are MLflow
-    parameters beside the configuration; `tags` makes the tags of the version from the metrics.
+    parameters beside the configuration.
     """
     from presage.predictors.common.artefact import foreign_entries
-    from presage.registry.gates import floor_tags
-    from presage.registry.package import check_name, register
+    from presage.registry.package import check_name
     from presage.training.baselines import last_words
-    from presage.training.report.files import check_folder, report_files, write_metrics, write_report
-    from presage.training.report.next_agent import flat
+    from presage.training.report.files import check_folder, write_metrics, write_report
     from presage.training.sets import SHARED_TASKS
 
     with output.working() as report, tempfile.TemporaryDirectory() as scratch:
@@ -73,21 +72,7 @@ def carry_out(
         made = None
         if registry is not None:
             report("registering", None)
-            made = register(
-                registry,
-                folder,
-                name=job.name,
-                metrics=training.metrics,
-                params={
-                    **params,
-                    **{f"data.{key}": value for key, value in training.training_data.items()},
-                    **flat(training.metrics["config"]),
-                },
-                tags={**tags(training.metrics), **floor_tags(training.metrics)},
-                input_example=job.kind.data.example(data),
-                report=report_files(folder),
-            )
-            training.metrics["version"] = made.version
+            made = register_training(registry, job.kind, training, folder, job.name, params, data)
             if job.out is not None:
                 training.save(folder)
         if job.report is not None:
@@ -107,6 +92,39 @@ def carry_out(
             output.note(line)
     tables = [*job.kind.tables(metrics), "", *_summary(metrics, places)] if not output.as_json else ()
     output.result({**metrics, **places}, *tables, *([""] if lost else []), *lost)
+
+
+def register_training(
+    registry: Registry,
+    kind: Kind,
+    training: Training[Any, Any],
+    folder: Path,
+    name: str,
+    params: Mapping[str, Any],
+    data: Any,
+) -> RegisteredVersion:
+    """Register a training that was saved in a folder as a new version; sets "version" of its metrics.
+
+    `params` are MLflow parameters beside the configuration; `data` is what it was trained on, for the input example.
+    """
+    from presage.registry.gates import floor_tags
+    from presage.registry.package import register
+    from presage.training.report.files import report_files
+    from presage.training.report.next_agent import flat
+
+    described = {f"data.{key}": value for key, value in training.training_data.items()}
+    made = register(
+        registry,
+        folder,
+        name=name,
+        metrics=training.metrics,
+        params={**params, **described, **flat(training.metrics["config"])},
+        tags={**kind.tags(training.metrics), **floor_tags(training.metrics)},
+        input_example=kind.data.example(data),
+        report=report_files(folder),
+    )
+    training.metrics["version"] = made.version
+    return made
 
 
 def _summary(metrics: Mapping[str, Any], places: Mapping[str, str | None]) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from presage.datasets.adapters import open_sources
 from presage.datasets.adapters.files.tables import is_frame, read_frame
@@ -22,12 +23,35 @@ if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
 
-@dataclass(frozen=True)
-class ReadResult:
-    """A conforming, valid trace in canonical order, and the number of skipped rows or workflows."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Traces:
+    """A valid trace in canonical order (by workflow type, workflow id and step), one row a step.
+
+    Attributes:
+        table: conforms to `presage.datasets.schema.trace_schema`.
+        skipped: number of skipped rows or workflows, by reason; without `skip_bad`, only recordings have any.
+    """
 
     table: pa.Table
-    skipped: Mapping[str, int]  # by reason; without `skip_bad`, only recordings have any
+    skipped: Mapping[str, int]
+
+    def __len__(self) -> int:
+        """Number of steps."""
+        return len(self.table)
+
+    @property
+    def workflows(self) -> int:
+        """Number of workflows."""
+        return int(pc.sum(pc.equal(self.table["step"], 0)).as_py() or 0)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row a step."""
+        return self.table.to_pandas()
+
+    def __repr__(self) -> str:
+        types = pc.unique(self.table["workflow_type"]).to_pylist()
+        shown = ", ".join(types[:5]) + (", …" if len(types) > 5 else "")
+        return f"Traces({self.workflows:,} workflows, {len(self):,} steps; workflow types: {shown})"
 
 
 def read_traces(
@@ -36,7 +60,7 @@ def read_traces(
     skip_bad: bool = False,
     source_format: str = "auto",
     progress: Callable[[int], None] = lambda _: None,
-) -> ReadResult:
+) -> Traces:
     """Read and validate traces.
 
     Args:
@@ -69,13 +93,13 @@ def read_traces(
         skipped.update(source.skipped)
         spoiled |= source.spoiled
     if not skip_bad:
-        return ReadResult(validate(table, origin), dict(skipped))
+        return Traces(validate(table, origin), dict(skipped))
     if spoiled:
         skipped["workflow with a skipped row"] = len(spoiled)
     table, dropped = drop_invalid(*without(table, origin, spoiled))
     refuse_all_skipped(table.num_rows, dropped, origin.name)
     skipped.update({f"workflow with {reason}": count for reason, count in dropped.items()})
-    return ReadResult(table, dict(skipped))
+    return Traces(table, dict(skipped))
 
 
 def _collected(name: str, reading: Iterator[Source], progress: Callable[[int], None]) -> Source:

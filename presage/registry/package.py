@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlparse
 
-from presage import __version__
 from presage.errors import RegistryError
 from presage.predictors.common.artefact import CONFIG_FILE, TENSORS_FILE, Artefact, artefact_size_bytes, read_artefact
 from presage.registry.connect import Registry, registry_errors
+from presage.version import __version__
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -134,6 +134,15 @@ def headline(metrics: Mapping[str, Any]) -> dict[str, float]:
     for table in _TABLES:
         flat |= {f"{table}_{key}": float(value) for key, value in metrics.get(table, {}).items() if _is_number(value)}
     return flat
+
+
+def headline_of_all(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The headline figures of "presage" and of each baseline, under the same names."""
+    found = {"presage": headline(metrics)}
+    for name, of in metrics["baselines"].items():
+        moments = {key: value for key, value in of.items() if isinstance(value, Mapping) and "accuracy" in value}
+        found[name] = headline({**of, "moments": moments} if moments else of)
+    return found
 
 
 def _experiment(registry: Registry) -> str:

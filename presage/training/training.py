@@ -12,9 +12,9 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from presage import __version__
 from presage.predictors.common.artefact import artefact_size_bytes
 from presage.training.report.files import write_metrics, write_report
+from presage.version import __version__
 
 Progress = Callable[[str, float | None], None]
 """Progress callback: current stage and its completed share, 0 to 1, or None if unknown."""

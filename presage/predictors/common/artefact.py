@@ -29,9 +29,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from presage import __version__
 from presage.errors import ArtefactError, OutputError
 from presage.predictor_kinds import KINDS
+from presage.version import __version__
 
 FORMAT: Final = "presage-artefact"
 FORMAT_VERSION: Final = 3

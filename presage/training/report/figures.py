@@ -6,8 +6,10 @@ Colours are those of Okabe and Ito, which colour-blind readers can distinguish; 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from presage.features.moment import MOMENTS
+from presage.training.baselines import moment_name
 from presage.training.metrics import Claims
 
 if TYPE_CHECKING:
@@ -99,6 +101,38 @@ def reliability_line(ax: Axes, claims: Claims, rng: np.random.Generator, name: s
     drawn = [(row, ends) for row, ends in zip(claims.bins(), claims.ci95(rng), strict=True) if row.positions >= _LEAST]
     predicted, came = [row.confidence for row, _ in drawn], [row.accuracy for row, _ in drawn]
     line_with_intervals(ax, predicted, came, [ends for _, ends in drawn], name, place=place)
+
+
+def side_by_side(metrics: Mapping[str, Any]) -> Figure:
+    """The headline figures of Presage and each baseline from a `metrics.json`, with 95 % intervals."""
+    import matplotlib.pyplot as plt
+
+    judged = {"presage": metrics, **metrics["baselines"]}
+    panels: dict[str, dict[str, tuple[float, Ends]]] = {}
+    if metrics["kind"] == "next-agent":
+        for moment in MOMENTS:
+            of = {name: one.get("moments", one)[moment] for name, one in judged.items()}
+            panels[f"accuracy {moment_name(moment)}, 1 step ahead"] = {
+                name: (figures["accuracy"][0], figures["ci95"][0]) for name, figures in of.items()
+            }
+    elif metrics["kind"] == "remaining-length":
+        panels["tau distance (pairs of steps in the wrong order)"] = {
+            name: (of["tau_distance"]["all"], of["tau_distance_ci95"]["all"]) for name, of in judged.items()
+        }
+    else:
+        panels["macro mAP"] = {name: (of["macro_map"], of["macro_map_ci95"]) for name, of in judged.items()}
+    figure, axes = plt.subplots(
+        1,
+        len(panels),
+        figsize=(4.8 * len(panels), 0.36 * len(judged) + 1.2),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for ax, (label, values) in zip(axes[0], panels.items(), strict=True):
+        rows_with_intervals(ax, values)
+        ax.set_xlabel(label)
+    return figure
 
 
 def legend_above(figure: Figure, ax: Axes) -> None:

@@ -1,0 +1,508 @@
+"""The Python API: estimators that train, forecast, evaluate and register, with scikit-learn's conventions.
+
+    import presage
+
+    train, test = presage.split(presage.read_traces("traces/"))
+    model = presage.NextAgent(horizon=3).fit(train)
+    report = model.evaluate(test)               # beside baselines; report.plot(), report.to_frame()
+    model.register("next-agent", report)
+    presage.promote("next-agent", 1, later)     # moves the alias champion if every gate passes
+    presage.load("models:/next-agent@champion").forecast(steps)
+
+The commands call the same functions. Traces are given as a path, a pandas data frame with one row a step, or `Traces`;
+outcomes as a path or `Outcomes`. Forecasts of traces are data frames with one row a step, indexed by workflow type,
+workflow id and step.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+
+import pandas as pd  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.compute as pc
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+
+from presage.cli.kinds import Kind, kind_of
+from presage.cli.kinds import load as load_reference
+from presage.cli.models import judge_version
+from presage.cli.output import Output
+from presage.cli.training import register_training
+from presage.datasets.outcomes import Outcomes
+from presage.datasets.outcomes.files import read_outcomes
+from presage.datasets.outcomes.split import choose_models, split_outcomes
+from presage.datasets.read import Traces, read_traces
+from presage.datasets.split import Split
+from presage.datasets.split import split as split_table
+from presage.errors import ConfigurationError
+from presage.features.lengths import Target, length_rows
+from presage.features.moment import COMPLETION, MOMENTS, Moment
+from presage.features.prefixes import prefixes_of
+from presage.features.states import SKETCH, States
+from presage.predictor_kinds import KINDS
+from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.next_agent.parts import NextAgentConfig
+from presage.predictors.next_agent.predictor import NextAgentPredictor
+from presage.predictors.router.predictor import RouterConfig, RouterPredictor
+from presage.registry.connect import open_existing, open_registry
+from presage.registry.package import headline_of_all
+from presage.training.baselines import choose, choose_names
+from presage.training.training import Training
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from presage.registry.gates import Verdict
+    from presage.registry.package import RegisteredVersion
+
+TraceLike: TypeAlias = str | Path | pd.DataFrame | Traces
+OutcomeLike: TypeAlias = str | Path | Outcomes
+END = "END"
+"""The class for the end of a workflow."""
+
+
+def split(
+    data: TraceLike | Outcomes, test_size: float = 0.2, *, random_state: int = 0
+) -> tuple[Traces, Traces] | tuple[Outcomes, Outcomes]:
+    """Split traces or outcomes into a training and a test set, so that no task or prompt is in both.
+
+    The test set of traces is the latest tasks if times are recorded, else a random choice.
+
+    Raises:
+        ConfigurationError: `test_size` is not between 0 and 1.
+        TraceError: there are fewer than two tasks.
+    """
+    if isinstance(data, Outcomes):
+        return split_outcomes(data, test_size, random_state)
+    parts = split_table(_table(data), test_size, random_state)
+    return Traces(parts.train, {}), Traces(parts.test, {})
+
+
+def load(reference: str | Path, *, tracking_uri: str | None = None) -> Predictor:
+    """Load `models:/NAME@ALIAS`, `models:/NAME/VERSION` or an artefact folder as a fitted estimator.
+
+    Args:
+        reference: of the version or folder.
+        tracking_uri: of the registry; default: `MLFLOW_TRACKING_URI`, or `mlflow.db` in the working directory.
+
+    Raises:
+        RegistryError: no such model, version or alias.
+        ArtefactError: not an artefact.
+    """
+    loaded = load_reference(str(reference), lambda: open_existing(tracking_uri))
+    estimator = _ESTIMATORS[loaded.kind.name].of(loaded.predictor)
+    estimator.reference_ = str(reference)
+    return estimator
+
+
+def promote(
+    name: str,
+    version: int,
+    data: TraceLike | OutcomeLike,
+    *,
+    alias: str = "champion",
+    profile: Literal["engine", "gateway", "full"] = "engine",
+    dry_run: bool = False,
+    tracking_uri: str | None = None,
+) -> Verdict:
+    """Judge a version on held-out data, and move the alias to it if every gate passes; as `presage promote`.
+
+    Args:
+        name: registered model.
+        version: to judge, against the holder of the alias.
+        data: traces, or outcomes for a router. What a version was trained on is left out.
+        alias: to move.
+        profile: the inputs that serving has.
+        dry_run: change nothing.
+        tracking_uri: of the registry.
+
+    Returns:
+        The verdict: `promoted`, and the gates with their figures.
+
+    Raises:
+        RegistryError: no such model or version, or the registry refuses the change.
+        TraceError: every workflow or prompt was trained on.
+    """
+
+    def held(kind: Kind, judged: list[Any]) -> tuple[Any, int]:
+        held_out: tuple[Any, int] = kind.data.held_out(_read(data, kind.name), *judged)
+        return held_out
+
+    verdict, _ = judge_version(
+        open_existing(tracking_uri),
+        name,
+        version,
+        held,
+        alias=alias,
+        target=profile,
+        dry_run=dry_run,
+        out=Output(as_json=True),
+        report=lambda _, __: None,
+    )
+    return verdict
+
+
+class Report:
+    """Figures of a predictor beside baselines, on workflows or prompts that it was not trained on.
+
+    Attributes:
+        metrics: the content of `metrics.json`.
+        training: the predictor with the description of its training data; None for a loaded predictor.
+    """
+
+    def __init__(self, metrics: dict[str, Any], training: Training[Any, Any] | None = None) -> None:
+        self.metrics, self.training = metrics, training
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for Presage and each baseline, a column a figure, named as MLflow's metrics."""
+        return pd.DataFrame.from_dict(headline_of_all(self.metrics), orient="index")
+
+    def plot(self) -> Figure:
+        """The headline figures of Presage and each baseline, with 95 % intervals, as a matplotlib figure."""
+        from presage.training.report.figures import side_by_side
+
+        return side_by_side(self.metrics)
+
+    def save(self, folder: str | Path) -> None:
+        """Write `metrics.json`, `report.html`, `report.md` and their pictures."""
+        from presage.training.report.files import write_metrics, write_report
+
+        write_metrics(Path(folder), self.metrics)
+        write_report(Path(folder), self.metrics)
+
+    def __repr__(self) -> str:
+        return f"{self._lead()}\n\n{self.to_frame().T.round(3).to_string()}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self._lead()}</p>{self.to_frame().T.round(3).to_html()}"
+
+    def _lead(self) -> str:
+        return str(resolve_name(KINDS[self.metrics["kind"]].report)(self.metrics).lead)
+
+
+class Predictor(BaseEstimator):  # type: ignore[misc]  # untyped in scikit-learn
+    """Common to the estimators. Create one of its subclasses, or a fitted one with `presage.load`.
+
+    Attributes:
+        predictor_: the fitted predictor, as engines load it.
+    """
+
+    kind: ClassVar[str]
+    random_state: int
+    predictor_: Any
+    _fitted: Any = None  # the fit with its training data; a loaded estimator has none
+
+    @classmethod
+    @abstractmethod
+    def of(cls, predictor: Any) -> Self:
+        """A fitted estimator around a loaded predictor."""
+
+    @abstractmethod
+    def _assess(self, data: Any, baselines: str) -> Training[Any, Any]:
+        """Evaluate beside baselines that are fitted on the same training data."""
+
+    @abstractmethod
+    def _trained_on(self) -> Any:
+        """The training data."""
+
+    def forecast(self, asked: Any) -> Any:
+        """The forecast after the steps of one workflow, in order: mappings with the columns of a trace.
+
+        A router takes a prompt instead.
+        """
+        check_is_fitted(self, "predictor_")
+        return self.predictor_.forecast(asked)
+
+    def evaluate(self, data: Any, *, baselines: str = "default") -> Report:
+        """Evaluate on data that the predictor was not trained on, beside baselines.
+
+        Args:
+            data: traces, or outcomes for a router. What the predictor was trained on is left out.
+            baselines: names separated by commas, "default" or "none". They are fitted on the training data; a loaded
+                estimator has none, so it is compared with its own n-gram, constant or base rates instead.
+
+        Raises:
+            ConfigurationError: an unknown baseline.
+            TraceError: the predictor was trained on all of the data, or knows none of its agents or models.
+        """
+        check_is_fitted(self, "predictor_")
+        kind = kind_of(self.kind)
+        unseen, _ = kind.data.held_out(_read(data, self.kind), self.predictor_)
+        if self._fitted is not None:
+            training = self._assess(unseen, baselines)
+            return Report(training.metrics, training)
+        judged = kind.evaluate(self.predictor_, unseen, self.random_state)
+        about = {"model": None, "version": None, "latency_us": judged.latency_us}
+        return Report({**judged.evaluation.to_dict(), **about})
+
+    def save(self, folder: str | Path, report: Report | None = None) -> None:
+        """Write the artefact folder that engines, commands and `presage.load` read; with the files of a report."""
+        check_is_fitted(self, "predictor_")
+        if report is not None and report.training is not None:
+            report.training.save(Path(folder))
+        else:
+            self.predictor_.save(Path(folder))
+
+    def register(self, name: str, report: Report, *, tracking_uri: str | None = None) -> RegisteredVersion:
+        """Register in MLflow as a new version of a model, with the figures of a report.
+
+        Args:
+            name: registered model; created if new.
+            report: from `evaluate` of this estimator.
+            tracking_uri: of the registry; default: `MLFLOW_TRACKING_URI`, or `mlflow.db` in the working directory.
+
+        Raises:
+            ConfigurationError: the report is of another estimator, or of one that was loaded.
+            RegistryError: the registry refused.
+        """
+        check_is_fitted(self, "predictor_")
+        if report.training is None or report.training.predictor is not self.predictor_:
+            raise ConfigurationError(
+                "the report is not of this fitted estimator: give what its evaluate() returned. A loaded estimator is "
+                "registered already."
+            )
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / "model"
+            report.training.save(folder)
+            params = {"seed": self.random_state}
+            return register_training(
+                open_registry(tracking_uri),
+                kind_of(self.kind),
+                report.training,
+                folder,
+                name,
+                params,
+                self._trained_on(),
+            )
+
+
+class NextAgent(Predictor):
+    """Forecasts which agents the next K steps of a workflow call, and whether it ends.
+
+    Args:
+        horizon: K, steps to forecast.
+        states: source of semantic states: "captured", "text", "none", or "auto", the one that forecasts best.
+        text_encoder: for states from texts: "sketch", or a folder or hub name of a transformer.
+        config: settings of network, trees and mixture.
+        random_state: seed of the validation split and of every fit.
+
+    Attributes:
+        classes_: the agents, and END.
+    """
+
+    kind = "next-agent"
+
+    def __init__(
+        self,
+        horizon: int = 3,
+        *,
+        states: States = "auto",
+        text_encoder: str = SKETCH,
+        config: NextAgentConfig | None = None,
+        random_state: int = 0,
+    ) -> None:
+        self.horizon, self.states, self.text_encoder = horizon, states, text_encoder
+        self.config, self.random_state = config, random_state
+
+    @classmethod
+    def of(cls, predictor: NextAgentPredictor) -> Self:
+        """A fitted estimator around a loaded predictor."""
+        made = cls(predictor.horizon, config=predictor.config, random_state=predictor.seed)
+        return made._hold(predictor)
+
+    def fit(self, traces: TraceLike, y: None = None) -> Self:
+        """Learn from traces; raises TraceError for too few workflows or fewer than two agents."""
+        from presage.training.next_agent.train import fit_predictor
+
+        self._table = _table(traces)
+        self._fitted = fit_predictor(
+            self._table,
+            self.config,
+            horizon=self.horizon,
+            seed=self.random_state,
+            states=self.states,
+            text_encoder=self.text_encoder,
+        )
+        return self._hold(self._fitted.predictor)
+
+    def predict_proba(self, traces: TraceLike, *, steps_ahead: int = 1, moment: Moment = COMPLETION) -> pd.DataFrame:
+        """Probabilities of `classes_` at every step, given that the workflow has not ended before.
+
+        Args:
+            traces: any; agents that training did not see are forecast by the rest of the workflow.
+            steps_ahead: 1 to `horizon`.
+            moment: "completion", after the output of the step, or "prefill", before it.
+
+        Raises:
+            ConfigurationError: another `steps_ahead` or `moment`.
+        """
+        check_is_fitted(self, "predictor_")
+        predictor: NextAgentPredictor = self.predictor_
+        if not 1 <= steps_ahead <= predictor.horizon:
+            raise ConfigurationError(f"steps_ahead is {steps_ahead}; the model forecasts 1 to {predictor.horizon}")
+        if moment not in MOMENTS:
+            raise ConfigurationError(f"moment is {moment!r}; expected one of {', '.join(MOMENTS)}")
+        table = _table(traces)
+        prefixes = prefixes_of(table, predictor.vocabulary, predictor.horizon)
+        found = predictor.predict(prefixes.with_states(predictor.source.states(table)), moment)
+        return pd.DataFrame(found[:, steps_ahead - 1], index=_steps(table), columns=list(self.classes_))
+
+    def predict(self, traces: TraceLike, *, steps_ahead: int = 1, moment: Moment = COMPLETION) -> pd.Series:
+        """The most likely of `classes_` at every step; arguments as in `predict_proba`."""
+        return self.predict_proba(traces, steps_ahead=steps_ahead, moment=moment).idxmax(axis=1)
+
+    def _hold(self, predictor: NextAgentPredictor) -> Self:
+        self.predictor_, self.classes_ = predictor, (*predictor.vocabulary.agents, END)
+        return self
+
+    def _assess(self, data: pa.Table, baselines: str) -> Training[Any, Any]:
+        from presage.training.next_agent.train import assess
+
+        return assess(self._fitted, Split(self._table, data, _SEPARATE), baselines=choose(baselines))
+
+    def _trained_on(self) -> pa.Table:
+        return self._table
+
+
+class RemainingLength(Predictor):
+    """Forecasts quantiles of the output tokens that a workflow still has to produce, this step included.
+
+    Args:
+        target: "remaining" tokens of this and all later steps, or those of this "step" alone.
+        texts: "auto" uses texts if held-out tasks show that they help; "text" and "none" force the choice.
+        config: estimator, quantiles and calibration.
+        random_state: seed of the calibration split and of every fit.
+
+    Attributes:
+        quantiles_: the levels.
+    """
+
+    kind = "remaining-length"
+
+    def __init__(
+        self,
+        *,
+        target: Target = "remaining",
+        texts: Literal["auto", "text", "none"] = "auto",
+        config: RemainingLengthConfig | None = None,
+        random_state: int = 0,
+    ) -> None:
+        self.target, self.texts, self.config, self.random_state = target, texts, config, random_state
+
+    @classmethod
+    def of(cls, predictor: RemainingLengthPredictor) -> Self:
+        """A fitted estimator around a loaded predictor."""
+        made = cls(target=predictor.target, config=predictor.config, random_state=predictor.seed)
+        return made._hold(predictor)
+
+    def fit(self, traces: TraceLike, y: None = None) -> Self:
+        """Learn from traces; raises TraceError for too few workflows, or without known output tokens."""
+        from presage.training.length.train import fit_lengths
+
+        self._table = _table(traces)
+        self._fitted = fit_lengths(
+            self._table, self.config, target=self.target, seed=self.random_state, texts=self.texts
+        )
+        return self._hold(self._fitted.predictor)
+
+    def predict(self, traces: TraceLike) -> pd.DataFrame:
+        """Tokens at every LLM step before its output: a column a quantile."""
+        check_is_fitted(self, "predictor_")
+        table = _table(traces)
+        found = self.predictor_.predict(length_rows(table, self.predictor_.encoder, self.predictor_.target))
+        return pd.DataFrame(found, index=_steps(table.filter(pc.equal(table["kind"], "llm"))), columns=self.quantiles_)
+
+    def _hold(self, predictor: RemainingLengthPredictor) -> Self:
+        self.predictor_, self.quantiles_ = predictor, tuple(predictor.quantiles)
+        return self
+
+    def _assess(self, data: pa.Table, baselines: str) -> Training[Any, Any]:
+        from presage.predictors.length.baselines import LENGTH_BASELINES
+        from presage.training.length.train import assess_lengths
+
+        chosen = choose_names(baselines, LENGTH_BASELINES)
+        return assess_lengths(self._fitted, Split(self._table, data, _SEPARATE), baselines=chosen)
+
+    def _trained_on(self) -> pa.Table:
+        return self._table
+
+
+class Router(Predictor):
+    """Forecasts which models solve a prompt. The transformer head is fine-tuned by `train-predictor router`.
+
+    Args:
+        config: of the linear head, or of a sentence encoder beside it.
+        random_state: seed of the calibration split.
+
+    Attributes:
+        classes_: the models.
+    """
+
+    kind = "router"
+
+    def __init__(self, *, config: RouterConfig | None = None, random_state: int = 0) -> None:
+        self.config, self.random_state = config, random_state
+
+    @classmethod
+    def of(cls, predictor: RouterPredictor) -> Self:
+        """A fitted estimator around a loaded predictor."""
+        return cls(config=predictor.config, random_state=predictor.seed)._hold(predictor)
+
+    def fit(self, outcomes: OutcomeLike, y: None = None) -> Self:
+        """Learn from outcomes; raises TraceError for too few models, labels or prompts."""
+        from presage.training.router.train import fit_router
+
+        self._fitted = fit_router(choose_models(_outcomes(outcomes)), self.config, seed=self.random_state)
+        return self._hold(self._fitted.predictor)
+
+    def predict_proba(self, prompts: Sequence[str]) -> pd.DataFrame:
+        """The probability that each model solves each prompt: a row a prompt, a column a model."""
+        check_is_fitted(self, "predictor_")
+        return pd.DataFrame(self.predictor_.probabilities(list(prompts)), columns=list(self.classes_))
+
+    def predict(self, prompts: Sequence[str]) -> pd.Series:
+        """The model to use for each prompt if only success counts."""
+        picked = self.predictor_.picks(self.predict_proba(prompts).to_numpy())
+        return pd.Series([self.classes_[model] for model in picked])
+
+    def _hold(self, predictor: RouterPredictor) -> Self:
+        self.predictor_, self.classes_ = predictor, predictor.models
+        return self
+
+    def _assess(self, data: Outcomes, baselines: str) -> Training[Any, Any]:
+        from presage.training.router.baselines import BASELINES as ROUTER_BASELINES
+        from presage.training.router.train import assess_router
+
+        held = data.of_models(self.predictor_.models)
+        return assess_router(self._fitted, held, baselines=choose_names(baselines, ROUTER_BASELINES))
+
+    def _trained_on(self) -> Outcomes:
+        outcomes: Outcomes = self._fitted.chosen.outcomes
+        return outcomes
+
+
+_ESTIMATORS: dict[str, type[Predictor]] = {of.kind: of for of in (NextAgent, RemainingLength, Router)}
+_SEPARATE = "separate test traces"
+
+
+def _read(data: Any, kind: str) -> Any:
+    return _outcomes(data) if kind == Router.kind else _table(data)
+
+
+def _table(traces: TraceLike) -> pa.Table:
+    return traces.table if isinstance(traces, Traces) else read_traces(traces).table
+
+
+def _outcomes(outcomes: OutcomeLike) -> Outcomes:
+    return outcomes if isinstance(outcomes, Outcomes) else read_outcomes([Path(outcomes)]).outcomes
+
+
+def _steps(table: pa.Table) -> pd.MultiIndex:
+    columns = ("workflow_type", "workflow_id", "step")
+    return pd.MultiIndex.from_arrays([table[column].to_pylist() for column in columns], names=columns)

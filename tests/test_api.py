@@ -1,0 +1,142 @@
+"""The Python API: what a data scientist types, from traces to a promoted version and back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+
+import presage
+from presage.datasets.synthetic.lengths import generate_lengths
+from presage.datasets.synthetic.outcomes import generate_outcomes
+from presage.datasets.synthetic.workflows import generate
+from presage.errors import ConfigurationError, TraceError
+from presage.predictors.length.predictor import RemainingLengthConfig
+from presage.predictors.next_agent.parts import NextAgentConfig
+from presage.training.configuration import read_configuration
+from presage.training.next_agent.train import LIMITS
+
+FAST = read_configuration(NextAgentConfig, None, ("network.epochs=2", "boosting.rounds=10"), LIMITS)
+
+
+@pytest.fixture(scope="module")
+def traces() -> presage.Traces:
+    return presage.read_traces(generate("triage", 80, 0).table.to_pandas())
+
+
+@pytest.fixture(scope="module")
+def model(traces: presage.Traces) -> presage.NextAgent:
+    train, _ = presage.split(traces)
+    return presage.NextAgent(horizon=2, states="none", config=FAST).fit(train)
+
+
+def test_importing_the_api_is_light() -> None:
+    code = "import sys, presage; presage.__all__; print([m for m in ('torch', 'mlflow', 'vllm') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    assert {name for name in presage.__all__ if getattr(presage, name, None) is None} == set()
+    with pytest.raises(AttributeError, match="no attribute 'NextAgents'"):
+        _ = presage.NextAgents
+
+
+def test_traces_show_what_they_hold(traces: presage.Traces) -> None:
+    assert repr(traces) == f"Traces(80 workflows, {len(traces):,} steps; workflow types: triage)"
+    train, test = presage.split(traces, test_size=0.25)
+    assert (train.workflows + test.workflows, test.workflows) == (80, 20)
+    assert not set(train.to_pandas()["workflow_id"]) & set(test.to_pandas()["workflow_id"])
+
+
+def test_parameters_follow_scikit_learn(model: presage.NextAgent) -> None:
+    fresh = clone(model)
+    assert fresh.get_params() == model.get_params()
+    assert fresh.set_params(horizon=5).horizon == 5
+    assert "horizon=2" in repr(model)
+    with pytest.raises(NotFittedError):
+        fresh.predict([])
+
+
+@pytest.mark.slow
+def test_probabilities_are_those_of_the_forecast_of_one_workflow(
+    model: presage.NextAgent, traces: presage.Traces
+) -> None:
+    test = presage.split(traces)[1]
+    found = model.predict_proba(test, steps_ahead=2)
+    assert list(found.columns) == list(model.classes_)
+    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
+    frame = test.to_pandas()
+    one = frame[frame["workflow_id"] == frame["workflow_id"][0]]
+    steps = one[["workflow_type", "workflow_id", "step", "agent", "input_tokens", "output_tokens"]].to_dict("records")
+    forecast = model.forecast(steps)
+    last = found.loc[(one["workflow_type"].iloc[-1], one["workflow_id"].iloc[-1], one["step"].iloc[-1])]
+    np.testing.assert_allclose(last.drop("END"), list(forecast.agents[1].values()), atol=1e-6)
+    assert last["END"] == pytest.approx(forecast.end[1], abs=1e-6)
+    assert (model.predict(test, steps_ahead=2) == found.idxmax(axis=1)).all()
+    with pytest.raises(ConfigurationError, match="steps_ahead is 3; the model forecasts 1 to 2"):
+        model.predict_proba(test, steps_ahead=3)
+    with pytest.raises(ConfigurationError, match="moment is 'middle'"):
+        model.predict_proba(test, moment="middle")  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_from_traces_to_a_champion_and_back(
+    model: presage.NextAgent, traces: presage.Traces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = model.evaluate(traces, baselines="markov-1")  # its training workflows are left out
+    assert report.metrics["workflows"] == 16
+    frame = report.to_frame()
+    assert list(frame.index) == ["presage", "markov-1"]
+    assert frame.loc["markov-1", "completion_accuracy_1"] == report.metrics["baselines"]["markov-1"]["accuracy"][0]
+    assert "completion_accuracy_1" in repr(report)
+    assert "<table" in report._repr_html_()
+    assert len(report.plot().axes) == 2
+    made = model.register("agents", report)
+    assert made.uri == "models:/agents/1"
+    later = generate("triage", 60, 1).table.to_pandas()
+    verdict = presage.promote("agents", 1, later, profile="full")
+    assert (verdict.promoted, {gate.passed for gate in verdict.gates}) == (True, {True})
+    again = presage.load("models:/agents@champion")
+    assert isinstance(again, presage.NextAgent)
+    pd.testing.assert_frame_equal(again.predict_proba(later), model.predict_proba(later))
+    judged = again.evaluate(later)
+    assert list(judged.metrics["baselines"]) == ["n-gram"]
+    with pytest.raises(ConfigurationError, match="not of this fitted estimator"):
+        again.register("agents", judged)
+    with pytest.raises(TraceError, match="the model was trained on"):
+        again.evaluate(presage.split(traces)[0])
+    model.save("folder", report)
+    assert {path.name for path in Path("folder").iterdir()} >= {"config.json", "model.safetensors", "report.html"}
+    assert presage.load("folder").get_params()["horizon"] == 2
+
+
+@pytest.mark.slow
+def test_remaining_length(tmp_path: Path) -> None:
+    train, test = presage.split(presage.Traces(generate_lengths(120, 0).table, {}))
+    model = presage.RemainingLength(config=RemainingLengthConfig(estimator="boosted")).fit(train)
+    found = model.predict(test)
+    assert (tuple(found.columns), len(found)) == (model.quantiles_, sum(test.to_pandas()["kind"] == "llm"))
+    assert (found.diff(axis=1).iloc[:, 1:] >= 0).all(axis=None)
+    report = model.evaluate(test, baselines="constant")
+    assert list(report.to_frame().index) == ["presage", "constant"]
+    report.plot()
+    model.save(tmp_path / "model", report)
+    pd.testing.assert_frame_equal(presage.load(tmp_path / "model").predict(test), found)
+
+
+@pytest.mark.slow
+def test_router(tmp_path: Path) -> None:
+    train, test = presage.split(generate_outcomes(500, 0).outcomes)
+    model = presage.Router().fit(train)
+    found = model.predict_proba(test.prompts[:5])
+    assert (list(found.columns), len(found)) == (list(model.classes_), 5)
+    assert set(model.predict(test.prompts[:5])) <= set(model.classes_)
+    report = model.evaluate(test, baselines="base-rate")
+    assert list(report.to_frame().index) == ["presage", "base-rate"]
+    report.plot()
+    model.save(tmp_path / "model")
+    pd.testing.assert_frame_equal(presage.load(tmp_path / "model").predict_proba(test.prompts[:5]), found)
