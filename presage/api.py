@@ -84,7 +84,7 @@ def split(
     return Traces(parts.train, {}), Traces(parts.test, {})
 
 
-def load(reference: str | Path, *, tracking_uri: str | None = None) -> Predictor:
+def load(reference: str | Path, *, tracking_uri: str | None = None) -> Estimator:
     """Load `models:/NAME@ALIAS`, `models:/NAME/VERSION` or an artefact folder as a fitted estimator.
 
     Args:
@@ -186,7 +186,7 @@ class Report:
         return str(resolve_name(KINDS[self.metrics["kind"]].report)(self.metrics).lead)
 
 
-class Predictor(BaseEstimator):  # type: ignore[misc]  # untyped in scikit-learn
+class Estimator(BaseEstimator):  # type: ignore[misc]  # untyped in scikit-learn
     """Common to the estimators. Create one of its subclasses, or a fitted one with `presage.load`.
 
     Attributes:
@@ -282,7 +282,7 @@ class Predictor(BaseEstimator):  # type: ignore[misc]  # untyped in scikit-learn
             )
 
 
-class NextAgent(Predictor):
+class NextAgent(Estimator):
     """Forecasts which agents the next K steps of a workflow call, and whether it ends.
 
     Args:
@@ -370,7 +370,7 @@ class NextAgent(Predictor):
         return self._table
 
 
-class RemainingLength(Predictor):
+class RemainingLength(Estimator):
     """Forecasts quantiles of the output tokens that a workflow still has to produce, this step included.
 
     Args:
@@ -433,7 +433,7 @@ class RemainingLength(Predictor):
         return self._table
 
 
-class Router(Predictor):
+class Router(Estimator):
     """Forecasts which models solve a prompt. The transformer head is fine-tuned by `train-predictor router`.
 
     Args:
@@ -487,7 +487,7 @@ class Router(Predictor):
         return outcomes
 
 
-_ESTIMATORS: dict[str, type[Predictor]] = {of.kind: of for of in (NextAgent, RemainingLength, Router)}
+_ESTIMATORS: dict[str, type[Estimator]] = {of.kind: of for of in (NextAgent, RemainingLength, Router)}
 _SEPARATE = "separate test traces"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from IPython.core.formatters import HTMLFormatter
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
@@ -93,7 +94,7 @@ def test_from_traces_to_a_champion_and_back(
     assert list(frame.index) == ["presage", "markov-1"]
     assert frame.loc["markov-1", "completion_accuracy_1"] == report.metrics["baselines"]["markov-1"]["accuracy"][0]
     assert "completion_accuracy_1" in repr(report)
-    assert "<table" in report._repr_html_()
+    assert "<table" in HTMLFormatter()(report)
     assert len(report.plot().axes) == 2
     made = model.register("agents", report)
     assert made.uri == "models:/agents/1"
