@@ -173,7 +173,7 @@ def main() -> None:
     tracemalloc.stop()
     groups = len({id(group) for group in order._index.group_of if group is not None})
 
-    queues = {"linked": Linked(blocks), "ordered": Ordered(blocks)}
+    queues: dict[str, Linked | Ordered] = {"linked": Linked(blocks), "ordered": Ordered(blocks)}
     for queue in queues.values():
         queue.append(list(order))
 

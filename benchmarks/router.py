@@ -76,7 +76,7 @@ def report(title: str, figures: Mapping[str, RouterFigures], seed: int) -> dict[
     print(f"\n### {title}: {figures[OURS].ranking.prompts} prompts, {len(figures[OURS].ranking.by_model)} models\n")
     print(
         f"Best single model {ours.best_single:.4f}, random {ours.random:.4f}, oracle {ours.oracle:.4f} "
-        f"({ours.prompts} prompts with every label).\n"
+        f"({ours.prompts_with_every_label} prompts with every label).\n"
     )
     print("| router | macro mAP | picked accuracy | picked − best single | ECE | Brier |")
     print("|---|---|---|---|---|---|")

@@ -285,7 +285,7 @@ def test_temporary_files_are_gone_afterwards(tmp_path: Path, monkeypatch: pytest
     reading = read_spans(path)
     next(reading)
     assert list(held.iterdir())
-    reading.close()
+    reading.close()  # type: ignore[attr-defined]  # it is a generator
     assert not list(held.iterdir())
     assert collected(read_spans(path))[0].num_rows == 4
     assert not list(held.iterdir())

@@ -195,7 +195,7 @@ BAD_CSV = {
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_bad_line_of_csv_is_named_and_can_be_skipped(tmp_path: Path, kind: str, packed: bool) -> None:
     line, words = BAD_CSV[kind]
-    text = (HEADER + 't,good,0,a,1,"two\nlines"\n').encode() + (line if isinstance(line, bytes) else line.encode())
+    text = (HEADER + 't,good,0,a,1,"two\nlines"\n').encode() + (line if isinstance(line, bytes) else str(line).encode())
     text += b"\nt,later,0,a,1,x\n"
     path = csv(tmp_path, gzip.compress(text) if packed else text, "t.csv.gz" if packed else "t.csv")
     assert f"{path}, {words}" in refused(path)

@@ -311,12 +311,13 @@ def test_where_order_says_what_comes_ours_is_right_and_those_blind_to_order_are_
     ours = NextAgentPredictor(config).fit(learn, stop)
     asked = held.position == 6
     right, nll = {}, {}
-    for name, model in {
+    models: dict[str, Any] = {
         "ours": ours,
         "markov-1": BackoffNgram(1).fit(train, stop),
         "markov-3": BackoffNgram(3).fit(train, stop),
         "published": PublishedGraphSage(PublishedConfig(epochs=15)).fit(learn, stop),
-    }.items():
+    }
+    for name, model in models.items():
         found = model.predict(held, "prefill")
         right[name] = float((found[asked, 0].argmax(axis=1) == held.outcomes[asked, 0]).mean())
         nll[name] = cross_entropy(found[:, :1], held.outcomes[:, :1])

@@ -111,10 +111,9 @@ def test_separate_test_outcomes_leave_out_what_was_learnt() -> None:
     both = Outcomes(
         train.prompts[:50] + test.prompts,
         test.models,
-        *(
-            np.concatenate([getattr(train, name)[:50], getattr(test, name)])
-            for name in ("correct", "output_tokens", "cost")
-        ),
+        np.concatenate([train.correct[:50], test.correct]),
+        np.concatenate([train.output_tokens[:50], test.output_tokens]),
+        np.concatenate([train.cost[:50], test.cost]),
         train.task[:50] + test.task,
     )
     told = train_router(train, both, baselines=("base-rate",)).metrics

@@ -138,7 +138,8 @@ class Loop:
 
     def rates(self) -> Rates:
         """Running means, as an engine would measure them."""
-        return Rates(ITERATION_S, TOKEN_S, PREFILL_S, *self.means, PAUSE_S, MOST)
+        output, new, reusable = self.means
+        return Rates(ITERATION_S, TOKEN_S, PREFILL_S, output, new, reusable, PAUSE_S, MOST)
 
     def hit_rate(self) -> float:
         return 1 - (self.all_lost + self.all_new) / self.prompts
