@@ -94,7 +94,7 @@ class Recorded(Run):
 
     def __init__(self, folder: Path, states: str | None, size: int) -> None:
         import torch
-        from test_tap import ALONE, Worked
+        from test_hidden_states import ALONE, Worked
         from vllm_samples import build
 
         recorder = {"recorder": {"folder": str(folder / "recording"), "states": states, "max_mb": 2**20}}
@@ -103,7 +103,8 @@ class Recorded(Run):
             folder, Hooked, blocks=BLOCKS, presage=presage, seqs=SEQS, tokens=BUDGET, connector=ALONE
         )
         within = Within()
-        within.watch(self.scheduler._observing, "scheduled", "left", "forecast", "state", "ended")
+        within.watch(self.scheduler._observing, "scheduled", "left", "forecast", "state")
+        within.watch(self.scheduler._observing._records, "ended")
         within.watch(self.scheduler._states, "read", "completed")
         within.watch(self.scheduler.connector, "build_connector_meta")
         self.timed, self.worker, self.within = Timed(self.scheduler), list[int](), within

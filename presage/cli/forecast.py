@@ -186,7 +186,5 @@ def _render(data: dict[str, Any], prices: dict[str, float], choice: ModelChoice,
     shown = table("", ["model", "solves it", "cost", "training labels", ""], rows, left=(0, 4))
     source = f"\n{called}; source {data['source']}"
     if data["source"] == "back-off":
-        source += (
-            ": not enough evidence, too far from the training prompts; the forecast is close to the models' base rates"
-        )
+        source += ": too far from the training prompts: trust these probabilities less"
     return [shown, source]

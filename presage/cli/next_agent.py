@@ -124,9 +124,11 @@ def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> 
     shown = min(_LIKELIEST, len(data["horizons"][0]["agents"]))
     head = ["steps ahead", *(f"likeliest {n + 1}" for n in range(shown)), "END"]
     last = rows[-1]
-    after = f"After step {len(rows) - 1} ({last['agent']}, {data['moment']}) of {last['workflow_id']}"
+    when = "Before" if data["moment"] == "prefill" else "After"
+    title = f"{when} the output of step {len(rows) - 1} ({last['agent']}) of {last['workflow_id']}: probabilities"
+    meaning = "\nEach row assumes that the workflow has not ended before it. END: the workflow ends there."
     source = f"source {data['source']}, {data['evidence']} training steps of this agent in this workflow type"
-    return [table(after, head, lines), f"\n{called}; {source}"]
+    return [table(title, head, lines), meaning, f"{called}; {source}"]
 
 
 def _headline(figures: Mapping[str, float]) -> dict[str, str]:

@@ -182,7 +182,8 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, lef
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=Text(title), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    wide = Text(title, no_wrap=True, overflow="ignore")  # else it wraps at the width of the table
+    made = Table(title=wide, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
     for index, name in enumerate(head):
         made.add_column(Text(name), justify="left" if index in left else "right", overflow="fold")
     for row in rows:

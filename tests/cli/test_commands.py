@@ -221,7 +221,8 @@ def test_a_registered_version_shows_no_text_and_no_state_of_the_traces(tiny: Tin
 def test_forecast_prints_a_table_for_people(tmp_path: Path, tiny: Tiny) -> None:
     ran = run("forecast", tiny.folder, write(tmp_path / "steps.jsonl", WORKFLOWS["loop"]))
     assert ran.code == 0
-    assert "After step 6 (tester, prefill) of retry-7" in ran.out
+    assert "Before the output of step 6 (tester) of retry-7: probabilities" in ran.out
+    assert "END: the workflow ends there." in ran.out
     assert "source champion" in ran.out
 
 
