@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from IPython.core.formatters import HTMLFormatter
+from mlflow import MlflowClient
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
@@ -98,6 +99,18 @@ def test_from_traces_to_a_champion_and_back(
     assert len(report.plot().axes) == 2
     made = model.register("agents", report)
     assert made.uri == "models:/agents/1"
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    version, run = client.get_model_version("agents", "1"), client.get_run(made.run_id)
+    assert version.description == run.data.tags["mlflow.note.content"]
+    assert "all held out" in version.description
+    assert [one.dataset.name for one in run.inputs.dataset_inputs] == ["training traces", "test traces"]
+    (logged,) = client.search_logged_models([run.info.experiment_id])
+    of_model = {one.key: one.value for one in logged.metrics}
+    assert of_model == run.data.metrics
+    (child,) = client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{made.run_id}'")
+    assert child.info.run_name == "markov-1"
+    assert child.data.metrics["completion_accuracy_1"] == frame.loc["markov-1", "completion_accuracy_1"]
+    assert set(child.data.metrics) - {"workflows"} <= set(run.data.metrics)
     later = generate("triage", 60, 1).table.to_pandas()
     verdict = presage.promote("agents", 1, later, profile="full")
     assert (verdict.promoted, {gate.passed for gate in verdict.gates}) == (True, {True})

@@ -6,10 +6,12 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from presage.cli.kinds import Kind
 from presage.cli.output import Output, Report
+from presage.predictor_kinds import KINDS
 from presage.registry.connect import open_registry
 
 if TYPE_CHECKING:
@@ -112,7 +114,12 @@ def register_training(
     from presage.training.report.files import report_files
     from presage.training.report.next_agent import flat
 
+    document = resolve_name(KINDS[kind.name].report)(training.metrics)
+    description = f"{document.lead}\n\n" + "".join(
+        f"- **{card.value}** {card.label}; {card.beside}\n" for card in document.cards
+    )
     described = {f"data.{key}": value for key, value in training.training_data.items()}
+    description += "".join(f"- {key}: {value}\n" for key, value in training.metrics["data"].items())
     made = register(
         registry,
         folder,
@@ -122,6 +129,7 @@ def register_training(
         tags={**kind.tags(training.metrics), **floor_tags(training.metrics)},
         input_example=kind.data.example(data),
         report=report_files(folder),
+        description=description,
     )
     training.metrics["version"] = made.version
     return made

@@ -36,6 +36,15 @@ ARTEFACT: Final = "artefact"
 _TABLES: Final = ("tau_distance", "pinball", "coverage")
 """Tables of `metrics.json` whose numbers are headline figures: `tau_distance.all`, `coverage.0.99`, …"""
 
+OURS: Final = "presage"
+"""Our row among the baselines."""
+
+MLFLOW_RUN_NOTE: Final = "mlflow.note.content"
+"""MLflow's tag for the description of a run."""
+
+_DIGEST: Final = 36
+"""Characters of a data set's digest; MLflow's limit."""
+
 _BATCH: Final = 100
 """Parameters in one call; MLflow's limit."""
 _LIBRARIES: Final = ("mlflow", "numpy", "pandas", "safetensors", "torch", "scikit-learn", "pyarrow", "lightgbm")
@@ -62,6 +71,7 @@ def register(
     tags: Mapping[str, str],
     input_example: "pd.DataFrame | Sequence[Mapping[str, Any]]",
     report: Sequence[Path] = (),
+    description: str = "",
 ) -> RegisteredVersion:
     """Register an artefact folder as a new version. The version appears last: a failure on the way leaves none.
 
@@ -74,6 +84,7 @@ def register(
         tags: of the run and the version.
         input_example: a few rows of the input table: steps of a trace, or prompts for a router.
         report: files of the report, logged to the run.
+        description: of the run and the version, in Markdown.
 
     Raises:
         ArtefactError: not a valid artefact.
@@ -95,18 +106,23 @@ def register(
     with registry_errors(registry.uri, f"registering {name!r}"), tempfile.TemporaryDirectory() as scratch:
         experiment_id = _experiment(registry)
         run_name = f"{name} {time.strftime('%Y-%m-%d %H:%M')}"
-        run_id = registry.client.create_run(experiment_id, tags={**facts, **tags}, run_name=run_name).info.run_id
+        run_id = registry.client.create_run(
+            experiment_id, tags={**facts, **tags, MLFLOW_RUN_NOTE: description}, run_name=run_name
+        ).info.run_id
         with _on_failure(lambda: registry.client.set_terminated(run_id, status="FAILED")):
-            _log_run(registry, run_id, {**params, **_versions()}, figures, metrics, report, Path(scratch))
+            _log_run(registry, run_id, {**params, **_versions()}, metrics, report, Path(scratch))
             example = form_of(content.kind).example(input_example)
             logged = _log_model(registry, experiment_id, run_id, name, artefact, content, example, Path(scratch))
-            _make_model(registry, name)
+            _log_figures(registry, run_id, logged.model_id, figures, metrics)
+            _log_baselines(registry, experiment_id, run_id, metrics)
+            _make_model(registry, name, content.kind)
             made = registry.client.create_model_version(
                 name,
                 source=_source(registry, logged),
                 run_id=run_id,
                 model_id=logged.model_id,
                 tags={**facts, "presage.figures": json.dumps(figures), **tags},
+                description=description or None,
             )
         registry.client.set_terminated(run_id)
     return RegisteredVersion(name, int(made.version), run_id, f"models:/{name}/{made.version}")
@@ -138,8 +154,8 @@ def headline(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 def headline_of_all(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """The headline figures of "presage" and of each baseline, under the same names."""
-    found = {"presage": headline(metrics)}
-    for name, of in metrics["baselines"].items():
+    found = {OURS: headline(metrics)}
+    for name, of in metrics.get("baselines", {}).items():
         moments = {key: value for key, value in of.items() if isinstance(value, Mapping) and "accuracy" in value}
         found[name] = headline({**of, "moments": moments} if moments else of)
     return found
@@ -167,23 +183,55 @@ def _log_run(
     registry: Registry,
     run_id: str,
     params: Mapping[str, Any],
-    figures: Mapping[str, float],
     metrics: Mapping[str, Any],
     report: Sequence[Path],
     scratch: Path,
 ) -> None:
-    from mlflow.entities import Metric, Param
+    from mlflow.entities import Param
 
     texts = [Param(key, str(value)[:500]) for key, value in params.items()]
     for start in range(0, len(texts), _BATCH):
         registry.client.log_batch(run_id, params=texts[start : start + _BATCH])
-    now_ms = int(time.time() * 1000)
-    registry.client.log_batch(run_id, metrics=[Metric(key, value, now_ms, 0) for key, value in figures.items()])
     path = scratch / "metrics.json"
     path.write_text(json.dumps(metrics, indent=1, sort_keys=True, ensure_ascii=False))
     registry.client.log_artifact(run_id, str(path))
     for file in report:
         registry.client.log_artifact(run_id, str(file))
+
+
+def _log_figures(
+    registry: Registry, run_id: str, model_id: str, figures: Mapping[str, float], metrics: Mapping[str, Any]
+) -> None:
+    """Log figures to the run and the model, on the test set, and training and test set as inputs of the run."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
+
+    inputs = {}
+    for part in ("training", "test"):
+        for data in ("traces", "outcomes"):
+            if digest := metrics.get("data", {}).get(f"digest of the {part} {data}"):
+                short = digest.removeprefix("sha256:")[:_DIGEST]
+                profile = json.dumps({"size": metrics["data"].get(part), "sha256": digest.removeprefix("sha256:")})
+                inputs[part] = Dataset(f"{part} {data}", short, "presage", json.dumps({}), profile=profile)
+    if inputs:
+        tagged = [DatasetInput(of, [InputTag("mlflow.data.context", part)]) for part, of in inputs.items()]
+        registry.client.log_inputs(run_id, tagged)
+    test, now_ms = inputs.get("test"), int(time.time() * 1000)
+    where = (model_id, test.name, test.digest, run_id) if test else (model_id, None, None, run_id)
+    logged = [Metric(key, value, now_ms, 0, *where) for key, value in figures.items()]
+    registry.client.log_batch(run_id, metrics=logged)
+
+
+def _log_baselines(registry: Registry, experiment_id: str, run_id: str, metrics: Mapping[str, Any]) -> None:
+    """A child run a baseline, with the same names of figures: MLflow's compare page puts them side by side."""
+    from mlflow.entities import Metric
+
+    now_ms = int(time.time() * 1000)
+    for name, figures in headline_of_all(metrics).items():
+        if name != OURS:
+            tags = {"mlflow.parentRunId": run_id, "presage.baseline": name}
+            child = registry.client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
+            registry.client.log_batch(child, metrics=[Metric(key, value, now_ms, 0) for key, value in figures.items()])
+            registry.client.set_terminated(child)
 
 
 def _log_model(
@@ -236,11 +284,14 @@ def _source(registry: Registry, logged: "LoggedModel") -> str:
     return str(logged.artifact_location) if is_database else f"models:/{logged.model_id}"
 
 
-def _make_model(registry: Registry, name: str) -> None:
+def _make_model(registry: Registry, name: str, kind: str) -> None:
     from mlflow.exceptions import MlflowException
 
     try:
-        registry.client.create_registered_model(name)
+        described = (
+            f"Versions of a {kind} predictor of Presage. Engines load the alias `champion`; `presage promote` moves it."
+        )
+        registry.client.create_registered_model(name, description=described)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
