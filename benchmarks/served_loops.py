@@ -73,7 +73,7 @@ async def _serve(
     workflow_type: str,
 ) -> Served:
     served, coming = Served(), iter(workflows.items())
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, timeout=600, max_retries=0) as client:
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, timeout=600) as client:
 
         async def line() -> None:
             for name, steps in coming:
