@@ -21,7 +21,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, overload
 
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
@@ -67,9 +67,11 @@ END = "END"
 """The class for the end of a workflow."""
 
 
-def split(
-    data: TraceLike | Outcomes, test_size: float = 0.2, *, random_state: int = 0
-) -> tuple[Traces, Traces] | tuple[Outcomes, Outcomes]:
+@overload
+def split(data: Outcomes, test_size: float = 0.2, *, random_state: int = 0) -> tuple[Outcomes, Outcomes]: ...
+@overload
+def split(data: TraceLike, test_size: float = 0.2, *, random_state: int = 0) -> tuple[Traces, Traces]: ...
+def split(data: TraceLike | Outcomes, test_size: float = 0.2, *, random_state: int = 0) -> tuple[Any, Any]:
     """Split traces or outcomes into a training and a test set, so that no task or prompt is in both.
 
     The test set of traces is the latest tasks if times are recorded, else a random choice.
@@ -96,9 +98,7 @@ def load(reference: str | Path, *, tracking_uri: str | None = None) -> Estimator
         ArtefactError: not an artefact.
     """
     loaded = load_reference(str(reference), lambda: open_existing(tracking_uri))
-    estimator = _ESTIMATORS[loaded.kind.name].of(loaded.predictor)
-    estimator.reference_ = str(reference)
-    return estimator
+    return _ESTIMATORS[loaded.kind.name].of(loaded.predictor)
 
 
 def promote(
@@ -269,17 +269,10 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # untyped in scikit-learn
             )
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / "model"
+            report.metrics["model"] = name
             report.training.save(folder)
-            params = {"seed": self.random_state}
-            return register_training(
-                open_registry(tracking_uri),
-                kind_of(self.kind),
-                report.training,
-                folder,
-                name,
-                params,
-                self._trained_on(),
-            )
+            registry, kind = open_registry(tracking_uri), kind_of(self.kind)
+            return register_training(registry, kind, report.training, folder, name, self._trained_on())
 
 
 class NextAgent(Estimator):
@@ -476,11 +469,11 @@ class Router(Estimator):
         return self
 
     def _assess(self, data: Outcomes, baselines: str) -> Training[Any, Any]:
-        from presage.training.router.baselines import BASELINES as ROUTER_BASELINES
+        from presage.training.router.baselines import BASELINES
         from presage.training.router.train import assess_router
 
         held = data.of_models(self.predictor_.models)
-        return assess_router(self._fitted, held, baselines=choose_names(baselines, ROUTER_BASELINES))
+        return assess_router(self._fitted, held, baselines=choose_names(baselines, BASELINES))
 
     def _trained_on(self) -> Outcomes:
         outcomes: Outcomes = self._fitted.chosen.outcomes

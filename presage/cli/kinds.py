@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from presage.cli import options
-from presage.cli.output import Output, Report, report_lines
+from presage.cli.output import Output, Progress, report_lines
 from presage.errors import ArtefactError
 from presage.predictor_kinds import KINDS
 
@@ -63,13 +63,13 @@ class Data:
     """
 
     unit: str
-    read: Callable[[list[Path], bool, Output, Report], Any]
+    read: Callable[[list[Path], bool, Output, Progress], Any]
     held_out: Callable[..., tuple[Any, int]]
     digest: Callable[[Any], str]
     example: Callable[[Any], list[dict[str, Any]]]
 
     def unseen(
-        self, paths: list[Path], predictors: list[Any], skip_bad: bool, out: Output, report: Report
+        self, paths: list[Path], predictors: list[Any], skip_bad: bool, out: Output, report: Progress
     ) -> tuple[Any, int]:
         """Read the files and leave out what a predictor was trained on; also returns the number of units left out."""
         data, left_out = self.held_out(self.read(paths, skip_bad, out, report), *predictors)

@@ -10,7 +10,7 @@ import typer
 
 from presage.cli import options, replay_gate
 from presage.cli.kinds import Kind, kind_of, load
-from presage.cli.output import REFUSED, Output, Report, table
+from presage.cli.output import REFUSED, Output, Progress, table
 from presage.cli.retrain_check import keep_figures, promotion_figures
 from presage.errors import ArtefactError, RegistryError
 from presage.registry.connect import NoRegistryError, default_uri, open_existing
@@ -111,7 +111,7 @@ def judge_version(
     target: str,
     dry_run: bool,
     out: Output,
-    report: Report,
+    report: Progress,
     last: replay_gate.ReplayGate | None = None,
 ) -> tuple[Verdict, dict[str, Any]]:
     """Judge a version against the holder of an alias, and move the alias if every gate passes.

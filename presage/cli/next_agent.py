@@ -12,7 +12,7 @@ import typer
 
 from presage.cli import options
 from presage.cli.kinds import TRACES, Kind, Loaded, lazily
-from presage.cli.output import Output, Report, table
+from presage.cli.output import Output, Progress, table
 from presage.cli.training import TrainingJob, carry_out
 from presage.training.report.blocks import number
 
@@ -79,7 +79,7 @@ def next_agent(
     configuration = read_configuration(NextAgentConfig, config, settings or (), LIMITS)
     wanted = choose(baselines)
 
-    def fit(table: pa.Table, test_table: pa.Table | None, report: Report) -> Training[NextAgentPredictor, Evaluation]:
+    def fit(table: pa.Table, test_table: pa.Table | None, report: Progress) -> Training[NextAgentPredictor, Evaluation]:
         training = train(
             table,
             test_table,
@@ -103,7 +103,6 @@ def next_agent(
         TrainingJob(NEXT_AGENT, traces, test or [], skip_bad, out_folder, report_folder, name, register, tracking_uri),
         fit,
         Output(as_json),
-        params={"seed": seed, "horizon": horizon},
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from presage.cli.output import Output, Report
+from presage.cli.output import Output, Progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,7 +53,7 @@ Baselines = Annotated[
 Register = Annotated[bool, typer.Option("--register/--no-register", help="Register the version with MLflow.")]
 
 
-def read(paths: list[Path], skip_bad: bool, out: Output, report: Report, source_format: str = "auto") -> pa.Table:
+def read(paths: list[Path], skip_bad: bool, out: Output, report: Progress, source_format: str = "auto") -> pa.Table:
     """Read traces into one validated table; report skipped workflows."""
     from presage.datasets.read import read_traces
 

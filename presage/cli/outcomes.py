@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import options
-from presage.cli.output import Boundary, Output, Report, table
+from presage.cli.output import Boundary, Output, Progress, table
 from presage.errors import ConfigurationError
 from presage.training.report.blocks import number
 
@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 
 
-def read(paths: list[Path], skip_bad: bool, out: Output, report: Report) -> OutcomesRead:
+def read(paths: list[Path], skip_bad: bool, out: Output, report: Progress) -> OutcomesRead:
     """Read outcomes; report rows that were skipped, averaged or contradictory."""
     from presage.datasets.outcomes.files import read_outcomes
 

@@ -40,22 +40,8 @@ INTERRUPTED: Final = 130
 
 TRACEBACK: Final = "PRESAGE_TRACEBACK"
 
-Report = Callable[[str, float | None], None]
+Progress = Callable[[str, float | None], None]
 """Progress callback: current stage, and the share done (0 to 1; None: unknown)."""
-
-TRAIN_LIBRARIES: Final = frozenset(
-    (
-        "torch",
-        "torch_geometric",
-        "transformers",
-        "accelerate",
-        "sklearn",
-        "threadpoolctl",
-        "lightgbm",
-        "quantile_forest",
-    )
-) | {"matplotlib", "mlflow"}
-"""Modules of the extra `train`."""
 
 _WIDE = 160
 
@@ -67,7 +53,7 @@ class Output:
         self.as_json = as_json
 
     @contextmanager
-    def working(self) -> Iterator[Report]:
+    def working(self) -> Iterator[Progress]:
         """Redirect standard output of libraries; yields the progress callback."""
         with contextlib.redirect_stdout(sys.stderr), _bar() if sys.stderr.isatty() else _lines() as report:
             yield report
@@ -106,7 +92,7 @@ class Output:
 
 
 @contextmanager
-def _bar() -> Iterator[Report]:
+def _bar() -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -128,7 +114,7 @@ def _bar() -> Iterator[Report]:
 
 
 @contextmanager
-def _lines() -> Iterator[Report]:
+def _lines() -> Iterator[Progress]:
     last = ""
 
     def report(doing: str, share: float | None) -> None:
@@ -151,7 +137,7 @@ class Boundary(TyperGroup):
             _explain(error, str(error))
             sys.exit(BAD_INPUT)
         except Exception as error:
-            if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in TRAIN_LIBRARIES:
+            if isinstance(error, ModuleNotFoundError) and (error.name or "presage").partition(".")[0] != "presage":
                 _explain(error, f"{error.name} is not installed; this command needs it: pip install 'presage[train]'")
                 sys.exit(BAD_INPUT)
             # Only the type of the error: a library's message may contain private text of a trace.

@@ -9,7 +9,7 @@ import typer
 
 from presage.cli import options
 from presage.cli.kinds import TRACES, Kind, Loaded, lazily
-from presage.cli.output import Output, Report, table
+from presage.cli.output import Output, Progress, table
 from presage.cli.training import TrainingJob, carry_out
 from presage.errors import ConfigurationError
 from presage.training.report.blocks import number
@@ -69,7 +69,7 @@ def remaining_length(
     configuration.check()
     wanted = choose_names(baselines, LENGTH_BASELINES)
 
-    def fit(table: pa.Table, test_table: pa.Table | None, report: Report) -> LengthTraining:
+    def fit(table: pa.Table, test_table: pa.Table | None, report: Progress) -> LengthTraining:
         return train_lengths(
             table,
             test_table,
@@ -88,7 +88,6 @@ def remaining_length(
         ),
         fit,
         Output(as_json),
-        params={"seed": seed},
     )
 
 

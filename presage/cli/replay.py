@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from presage.cli import options
-from presage.cli.output import INTERRUPTED, Output, Report, report_lines
+from presage.cli.output import INTERRUPTED, Output, Progress, report_lines
 from presage.registry.connect import open_existing
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _held_out(
     lengths: str | None,
     tracking_uri: str | None,
     out: Output,
-    report: Report,
+    report: Progress,
 ) -> tuple[pa.Table, str, str | None, str | None]:
     """The workflows that no model was trained on, the sources of forecasts for a `Setting`, and a note if any is left
     out. Models that no policy uses are not loaded."""
@@ -239,7 +239,7 @@ def are_requests(paths: Sequence[Path]) -> bool:
 
 
 def read_plain_requests(
-    paths: Sequence[Path], of_workflows: Mapping[str, object], forecasts: str, out: Output, report: Report
+    paths: Sequence[Path], of_workflows: Mapping[str, object], forecasts: str, out: Output, report: Progress
 ) -> Workload:
     """Read plain requests as jobs; note what a replay of them cannot show.
 

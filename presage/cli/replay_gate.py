@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from presage.cli.kinds import Kind, Loaded
-from presage.cli.output import Output, Report
+from presage.cli.output import Output, Progress
 from presage.cli.replay import load_of
 from presage.errors import ConfigurationError
 
@@ -110,7 +110,7 @@ class ReplayGate:
             )
 
     def judge(
-        self, candidate: Loaded, champion: Loaded | None, table: pa.Table, out: Output, report: Report
+        self, candidate: Loaded, champion: Loaded | None, table: pa.Table, out: Output, report: Progress
     ) -> tuple[tuple[Gate, ...], dict[str, Any]]:
         """The gates, and their figures in the format of `presage replay`.
 

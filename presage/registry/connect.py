@@ -89,7 +89,8 @@ class NoRegistryError(RegistryError):
 def open_registry(uri: str | None) -> Registry:
     """Open the registry at an MLflow tracking URI; raises RegistryError unless it answers within a few seconds.
 
-    Without a URI: `sqlite:///mlflow.db` with artifacts in `./mlartifacts`, both in the working directory.
+    Without a URI: `MLFLOW_TRACKING_URI`, else `sqlite:///mlflow.db` in the working directory, with artifacts in
+    `./mlartifacts`.
     """
     uri = uri or default_uri()
     for key, value in _DEFAULTS.items():
@@ -121,8 +122,8 @@ def open_existing(uri: str | None) -> Registry:
 
 
 def default_uri() -> str:
-    """The registry if none is named: a database in the working directory."""
-    return f"sqlite:///{Path.cwd() / DATABASE_FILE}"
+    """The registry if none is named: `MLFLOW_TRACKING_URI`, else a database in the working directory."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / DATABASE_FILE}"
 
 
 def _on_this_machine(uri: str) -> Path | None:

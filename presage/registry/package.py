@@ -72,6 +72,7 @@ def register(
     input_example: "pd.DataFrame | Sequence[Mapping[str, Any]]",
     report: Sequence[Path] = (),
     description: str = "",
+    datasets: Mapping[str, str] | None = None,
 ) -> RegisteredVersion:
     """Register an artefact folder as a new version. The version appears last: a failure on the way leaves none.
 
@@ -85,6 +86,7 @@ def register(
         input_example: a few rows of the input table: steps of a trace, or prompts for a router.
         report: files of the report, logged to the run.
         description: of the run and the version, in Markdown.
+        datasets: "sha256:…" of the inputs of the run by name, such as "training traces" and "test traces".
 
     Raises:
         ArtefactError: not a valid artefact.
@@ -113,7 +115,7 @@ def register(
             _log_run(registry, run_id, {**params, **_versions()}, metrics, report, Path(scratch))
             example = form_of(content.kind).example(input_example)
             logged = _log_model(registry, experiment_id, run_id, name, artefact, content, example, Path(scratch))
-            _log_figures(registry, run_id, logged.model_id, figures, metrics)
+            _log_figures(registry, run_id, logged.model_id, figures, datasets or {})
             _log_baselines(registry, experiment_id, run_id, metrics)
             _make_model(registry, name, content.kind)
             made = registry.client.create_model_version(
@@ -200,24 +202,20 @@ def _log_run(
 
 
 def _log_figures(
-    registry: Registry, run_id: str, model_id: str, figures: Mapping[str, float], metrics: Mapping[str, Any]
+    registry: Registry, run_id: str, model_id: str, figures: Mapping[str, float], datasets: Mapping[str, str]
 ) -> None:
-    """Log figures to the run and the model, on the test set, and training and test set as inputs of the run."""
+    """Log the data sets as inputs of the run, and the figures to run and model."""
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 
-    inputs = {}
-    for part in ("training", "test"):
-        for data in ("traces", "outcomes"):
-            if digest := metrics.get("data", {}).get(f"digest of the {part} {data}"):
-                short = digest.removeprefix("sha256:")[:_DIGEST]
-                profile = json.dumps({"size": metrics["data"].get(part), "sha256": digest.removeprefix("sha256:")})
-                inputs[part] = Dataset(f"{part} {data}", short, "presage", json.dumps({}), profile=profile)
+    inputs = []
+    for name, digest in datasets.items():
+        whole = digest.removeprefix("sha256:")
+        data = Dataset(name, whole[:_DIGEST], "presage", json.dumps({}), profile=json.dumps({"sha256": whole}))
+        inputs.append(DatasetInput(data, [InputTag("mlflow.data.context", name.partition(" ")[0])]))
     if inputs:
-        tagged = [DatasetInput(of, [InputTag("mlflow.data.context", part)]) for part, of in inputs.items()]
-        registry.client.log_inputs(run_id, tagged)
-    test, now_ms = inputs.get("test"), int(time.time() * 1000)
-    where = (model_id, test.name, test.digest, run_id) if test else (model_id, None, None, run_id)
-    logged = [Metric(key, value, now_ms, 0, *where) for key, value in figures.items()]
+        registry.client.log_inputs(run_id, inputs)
+    now_ms = int(time.time() * 1000)
+    logged = [Metric(key, value, now_ms, 0, model_id=model_id, run_id=run_id) for key, value in figures.items()]
     registry.client.log_batch(run_id, metrics=logged)
 
 

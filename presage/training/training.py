@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -29,6 +29,18 @@ def versions() -> dict[str, str]:
         "presage": __version__,
         **{library: metadata.version(library) for library in _LIBRARIES},
     }
+
+
+Fitted = TypeVar("Fitted")
+
+
+def fit_baselines(names: Sequence[str], fit: Callable[[str], Fitted], progress: Progress) -> dict[str, Fitted]:
+    """Fit each baseline by its name."""
+    found = {}
+    for index, name in enumerate(names):
+        progress(f"baseline {name}", index / len(names))
+        found[name] = fit(name)
+    return found
 
 
 _WARM_UP = 50
@@ -67,12 +79,14 @@ class Training(Generic[Predictor, Evaluation]):
             rate, mean cost and tokens of each); "estimators" of a length predictor (the loss of each on the
             calibration part).
         training_data: the artefact's description of its training data.
+        digests: "sha256:…" of "training traces" and "test traces", or of outcomes.
     """
 
     predictor: Predictor
     metrics: dict[str, Any]
     training_data: dict[str, Any]
     evaluation: Evaluation
+    digests: Mapping[str, str]
 
     def save(self, folder: Path) -> None:
         """Write artefact, `metrics.json` and report, and set "size_bytes"; raises OutputError if that fails."""
@@ -80,6 +94,11 @@ class Training(Generic[Predictor, Evaluation]):
         self.metrics["size_bytes"] = artefact_size_bytes(folder)
         write_metrics(folder, self.metrics)
         write_report(folder, self.metrics)
+
+
+def named_digests(digests: Mapping[str, str]) -> dict[str, str]:
+    """The digests of the data sets as lines of the report."""
+    return {f"digest of the {name}": digest for name, digest in digests.items()}
 
 
 @dataclass(frozen=True)

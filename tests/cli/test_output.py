@@ -54,7 +54,7 @@ def test_a_command_that_lacks_a_training_library_names_the_extra(monkeypatch: py
 
     @made.command()
     def two() -> None:
-        importlib.import_module("no_such_library")
+        importlib.import_module("presage.no_such_module")
 
     needs, broken = (CliRunner().invoke(made, [name]) for name in ("one", "two"))
     assert (needs.exit_code, broken.exit_code) == (2, 1)

@@ -100,3 +100,11 @@ def test_processes_that_open_a_new_database_at_once_all_can(tmp_path: Path) -> N
     line = [sys.executable, "-c", code, f"sqlite:///{tmp_path / 'mlflow.db'}"]
     opening = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate()[1] for process in opening if process.wait()] == []
+
+
+def test_without_a_uri_the_environment_names_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", named := f"sqlite:///{tmp_path / 'named.db'}")
+    assert open_registry(None).uri == named
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert open_registry(None).uri == f"sqlite:///{tmp_path / 'mlflow.db'}"

@@ -33,7 +33,7 @@ from presage.predictors.length.baselines import LENGTH_BASELINES, constant
 from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
 from presage.training.baselines import check_names
 from presage.training.configuration import Limits
-from presage.training.length.evaluate import LengthDifference, LengthEvaluation, Predict, difference, evaluate
+from presage.training.length.evaluate import LengthDifference, LengthEvaluation, difference, evaluate
 from presage.training.length.metrics import LengthFigures
 from presage.training.length.texts import TextChoice, Texts, choose_texts
 from presage.training.sets import (
@@ -45,7 +45,7 @@ from presage.training.sets import (
     under_profiles,
     workflow_names,
 )
-from presage.training.training import Judged, Progress, Training, median_us, versions
+from presage.training.training import Judged, Progress, Training, fit_baselines, median_us, named_digests, versions
 
 CALIBRATION_FRACTION: Final = 0.25
 """Of the training tasks. Upper quantiles are made to cover on these: .99 wants hundreds of steps of each type."""
@@ -147,16 +147,17 @@ def assess_lengths(
     held = length_rows(parts.test, encoder, predictor.target)
     seed = predictor.seed
     quantiles = tuple(predictor.quantiles)
-    predicts: dict[str, Predict] = {}
-    for index, baseline in enumerate(baselines):
-        report(f"baseline {baseline}", index / len(baselines))
-        predicts[baseline] = LENGTH_BASELINES[baseline](learning, quantiles)
+    predicts = fit_baselines(baselines, lambda baseline: LENGTH_BASELINES[baseline](learning, quantiles), report)
 
     report("judging on the test set", None)
     profiles = _profiles(predictor, held)
     evaluation = evaluate(predictor.predict, held, quantiles, seed, baselines=predicts, profiles=profiles)
+    digests = {
+        "training traces": f"sha256:{digest(parts.train)}",
+        "test traces": f"sha256:{digest(parts.test)}",
+    }
     training_data = {
-        "digest": f"sha256:{digest(parts.train)}",
+        "digest": digests["training traces"],
         "workflows": learning.workflows,
         "steps": len(learning),
         "split": parts.rule,
@@ -172,8 +173,7 @@ def assess_lengths(
             "training steps of workflows that were cut": int(learning.lower_bound.sum()),
             "texts": fitted.choice.name if encoder.sketch is not None else "not recorded, or not read",
             "seed": seed,
-            "digest of the training traces": training_data["digest"],
-            "digest of the test traces": f"sha256:{digest(parts.test)}",
+            **named_digests(digests),
         },
         "state_choice": fitted.choice.to_dict(),
         "estimators": {
@@ -187,7 +187,7 @@ def assess_lengths(
         "latency_us": quantiles_latency_us(predictor, held),
         "size_bytes": None,
     }
-    return LengthTraining(predictor, metrics, training_data, evaluation)
+    return LengthTraining(predictor, metrics, training_data, evaluation, digests)
 
 
 def _features(

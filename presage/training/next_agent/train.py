@@ -42,7 +42,7 @@ from presage.training.sets import (
     under_profiles,
     workflow_names,
 )
-from presage.training.training import Judged, Progress, Training, versions
+from presage.training.training import Judged, Progress, Training, fit_baselines, named_digests, versions
 
 _STEPS = 1000
 _WARM_UP = 50
@@ -152,14 +152,14 @@ def assess(
     """
     report, seed = progress or (lambda _, __: None), fitted.predictor.seed
     predictor, learning, inner, validation = fitted.predictor, fitted.learning, fitted.inner, fitted.validation
-    compared = {baseline: find(baseline) for baseline in baselines}
     check_known_agents(parts.test, predictor.vocabulary)
     held = prefixes_of(parts.test, predictor.vocabulary, predictor.horizon)
     held = held.with_states(predictor.source.states(parts.test))
-    predicts: dict[str, Predict] = {}
-    for index, (baseline, made) in enumerate(compared.items()):
-        report(f"baseline {baseline}", index / len(compared))
-        predicts[baseline] = made.fit(seed, learning, inner, validation).predict
+
+    def predict(baseline: str) -> Predict:
+        return find(baseline).fit(seed, learning, inner, validation).predict
+
+    predicts = fit_baselines(baselines, predict, report)
 
     report("judging on the test set", None)
     evaluation = evaluate(
@@ -169,8 +169,12 @@ def assess(
         baselines=predicts,
         profiles=_profiles(predictor, held),
     )
+    digests = {
+        "training traces": f"sha256:{digest(parts.train)}",
+        "test traces": f"sha256:{digest(parts.test)}",
+    }
     training_data = {
-        "digest": f"sha256:{digest(parts.train)}",
+        "digest": digests["training traces"],
         "workflows": learning.workflows,
         "steps": learning.steps,
         "split": parts.rule,
@@ -186,18 +190,17 @@ def assess(
             "states": _of_states(predictor.source),
             "choice of states": str(fitted.choice),
             "seed": seed,
-            "digest of the training traces": training_data["digest"],
-            "digest of the test traces": f"sha256:{digest(parts.test)}",
+            **named_digests(digests),
         },
         "state_choice": fitted.choice.to_dict(),
         "traces": describe(parts.train),
-        "config": asdict(predictor.config),
+        "config": {**asdict(predictor.config), "horizon": predictor.horizon},
         "versions": versions(),
         "fit_seconds": round(fitted.seconds, 2),
         "latency_us": forecast_latency_us(predictor, held),
         "size_bytes": None,
     }
-    return NextAgentTraining(predictor, metrics, training_data, evaluation)
+    return NextAgentTraining(predictor, metrics, training_data, evaluation, digests)
 
 
 def evaluate_model(

@@ -23,7 +23,7 @@ from presage.training.configuration import Limits
 from presage.training.router.baselines import BASELINES, BaseRate, Routes
 from presage.training.router.evaluate import RouterEvaluation, evaluate
 from presage.training.sets import TEST_FRACTION
-from presage.training.training import Judged, Progress, Training, median_us, versions
+from presage.training.training import Judged, Progress, Training, fit_baselines, median_us, named_digests, versions
 
 if TYPE_CHECKING:
     from presage.predictors.router.transformer import TransformerScorer
@@ -135,15 +135,20 @@ def assess_router(
     """
     check_names(baselines, BASELINES)
     report, predictor, train = progress or (lambda _, __: None), fitted.predictor, fitted.chosen.outcomes
-    routes: dict[str, Routes] = {}
-    for index, baseline in enumerate(baselines):
-        report(f"baseline {baseline}", index / len(baselines))
-        routes[baseline] = BASELINES[baseline]().fit(train.prompts, train.correct)
+
+    def routes_of(baseline: str) -> Routes:
+        return BASELINES[baseline]().fit(train.prompts, train.correct)
+
+    routes = fit_baselines(baselines, routes_of, report)
 
     report("judging on the test set", None)
     evaluation = evaluate(predictor, held, predictor.seed, baselines=routes)
+    digests = {
+        "training outcomes": f"sha256:{outcomes_digest(train)}",
+        "test outcomes": f"sha256:{outcomes_digest(held)}",
+    }
     training_data = {
-        "digest": f"sha256:{outcomes_digest(train)}",
+        "digest": digests["training outcomes"],
         "prompts": len(train),
         "labels": int(train.labels.sum()),
         "split": rule,
@@ -160,8 +165,7 @@ def assess_router(
             "models left out for few labels": ", ".join(f"{n} ({c})" for n, c in fitted.chosen.left_out.items())
             or "none",
             "seed": predictor.seed,
-            "digest of the training outcomes": training_data["digest"],
-            "digest of the test outcomes": f"sha256:{outcomes_digest(held)}",
+            **named_digests(digests),
         },
         "models": _of_models(train),
         "config": {**asdict(predictor.config), "trust": predictor.trust},
@@ -170,7 +174,7 @@ def assess_router(
         "latency_us": forecast_latency_us(predictor, held),
         "size_bytes": None,
     }
-    return RouterTraining(predictor, metrics, training_data, evaluation)
+    return RouterTraining(predictor, metrics, training_data, evaluation, digests)
 
 
 def evaluate_router(predictor: RouterPredictor, outcomes: Outcomes, seed: int) -> Judged[RouterEvaluation]:
