@@ -64,6 +64,7 @@ def next_agent(
             "further trainings.",
         ),
     ] = None,
+    force: options.Force = False,
     name: Annotated[str, typer.Option(help="Name of the registered model.")] = "next-agent",
     register: options.Register = True,
     skip_bad: options.SkipBad = False,
@@ -100,7 +101,9 @@ def next_agent(
         return training
 
     carry_out(
-        TrainingJob(NEXT_AGENT, traces, test or [], skip_bad, out_folder, report_folder, name, register, tracking_uri),
+        TrainingJob(
+            NEXT_AGENT, traces, test or [], skip_bad, out_folder, report_folder, force, name, register, tracking_uri
+        ),
         fit,
         Output(as_json),
     )

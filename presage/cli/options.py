@@ -41,6 +41,7 @@ ReportFolder = Annotated[
     Path | None,
     typer.Option("--report", help="Folder for metrics.json, report.html and report.md."),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Replace the results of an earlier run in the output folders.")]
 Horizon = Annotated[int, typer.Option(help="Number of steps to forecast.", min=1)]
 States = Literal["auto", "captured", "text", "none"]
 Baselines = Annotated[

@@ -48,6 +48,7 @@ def remaining_length(
     baselines: options.Baselines = "default",
     out_folder: options.OutFolder = None,
     report_folder: options.ReportFolder = None,
+    force: options.Force = False,
     name: Annotated[str, typer.Option(help="Name of the registered model.")] = "remaining-length",
     register: options.Register = True,
     skip_bad: options.SkipBad = False,
@@ -84,7 +85,16 @@ def remaining_length(
 
     carry_out(
         TrainingJob(
-            REMAINING_LENGTH, traces, test or [], skip_bad, out_folder, report_folder, name, register, tracking_uri
+            REMAINING_LENGTH,
+            traces,
+            test or [],
+            skip_bad,
+            out_folder,
+            report_folder,
+            force,
+            name,
+            register,
+            tracking_uri,
         ),
         fit,
         Output(as_json),

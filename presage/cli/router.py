@@ -73,6 +73,7 @@ def router(
     seed: options.Seed = 0,
     baselines: options.Baselines = "default",
     out_folder: options.OutFolder = None,
+    force: options.Force = False,
     name: Annotated[str, typer.Option(help="Name of the registered model.")] = "router",
     register: options.Register = True,
     skip_bad: options.SkipBad = False,
@@ -99,8 +100,7 @@ def router(
     wanted = choose_names(baselines, BASELINES)
     if start_from is not None and (encoder, head_tokens, tail_tokens) != (None, None, None):
         raise ConfigurationError(
-            "--start-from keeps the router's encoder and prompt limits: omit --encoder, --head-tokens and "
-            "--tail-tokens out"
+            "--start-from keeps the router's encoder and prompt limits: omit --encoder, --head-tokens and --tail-tokens"
         )
 
     def learner(report: Progress) -> FitScorer | None:
@@ -145,7 +145,7 @@ def router(
         )
 
     carry_out(
-        TrainingJob(ROUTER, data, test or [], skip_bad, out_folder, None, name, register, tracking_uri),
+        TrainingJob(ROUTER, data, test or [], skip_bad, out_folder, None, force, name, register, tracking_uri),
         fit,
         Output(as_json),
     )

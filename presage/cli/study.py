@@ -57,6 +57,7 @@ def learning_curve(
     settings: options.Settings = None,
     seed: options.Seed = 0,
     report_folder: options.ReportFolder = None,
+    force: options.Force = False,
     skip_bad: options.SkipBad = False,
     as_json: options.Json = False,
 ) -> None:
@@ -71,7 +72,7 @@ def learning_curve(
         draws=1 if quick else draws,
         baselines=choose(baselines),
     )
-    _study(study, traces, test, _recipe(settings, horizon, seed, states), report_folder, skip_bad, as_json)
+    _study(study, traces, test, _recipe(settings, horizon, seed, states), report_folder, force, skip_bad, as_json)
 
 
 @app.command(
@@ -86,13 +87,16 @@ def states_(
     settings: options.Settings = None,
     seed: options.Seed = 0,
     report_folder: options.ReportFolder = None,
+    force: options.Force = False,
     skip_bad: options.SkipBad = False,
     as_json: options.Json = False,
 ) -> None:
     """Accuracy with hidden states, with texts and with neither, and after against before the output."""
     from presage.training.next_agent.study import study_states
 
-    _study(study_states, traces, test, _recipe(settings, horizon, seed, "auto"), report_folder, skip_bad, as_json)
+    _study(
+        study_states, traces, test, _recipe(settings, horizon, seed, "auto"), report_folder, force, skip_bad, as_json
+    )
 
 
 @app.command(epilog="Example:  presage study horizon traces/ --horizon 6 --report horizon/")
@@ -105,6 +109,7 @@ def horizon(
     settings: options.Settings = None,
     seed: options.Seed = 0,
     report_folder: options.ReportFolder = None,
+    force: options.Force = False,
     skip_bad: options.SkipBad = False,
     as_json: options.Json = False,
 ) -> None:
@@ -113,7 +118,7 @@ def horizon(
     from presage.training.next_agent.study import study_horizon
 
     study = partial(study_horizon, baselines=choose(baselines))
-    _study(study, traces, test, _recipe(settings, horizon, seed, states), report_folder, skip_bad, as_json)
+    _study(study, traces, test, _recipe(settings, horizon, seed, states), report_folder, force, skip_bad, as_json)
 
 
 @app.command(
@@ -159,6 +164,7 @@ def _study(
     test: list[Path] | None,
     recipe: Recipe,
     report_folder: Path | None,
+    force: bool,
     skip_bad: bool,
     as_json: bool,
 ) -> None:
@@ -166,7 +172,7 @@ def _study(
     from presage.training.report.files import check_folder, write_metrics, write_report
 
     if report_folder is not None:
-        check_folder(report_folder, "--report")
+        check_folder(report_folder, "--report", force)
     out = Output(as_json)
     with out.working() as report:
         table = options.read(traces, skip_bad, out, report)

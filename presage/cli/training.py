@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class TrainingJob:
     """Inputs and outputs of a training: files to train on, files to evaluate on (empty: a part of the others), the
-    folder for artefact, metrics and report, and the folder for the full report."""
+    folder for artefact, metrics and report, the folder for the full report, and whether to replace earlier results."""
 
     kind: Kind
     data: list[Path]
@@ -31,6 +31,7 @@ class TrainingJob:
     skip_bad: bool
     out: Path | None
     report: Path | None
+    force: bool
     name: str
     register: bool
     tracking_uri: str | None
@@ -53,10 +54,10 @@ def carry_out(
     with output.working() as report, tempfile.TemporaryDirectory() as scratch:
         # Check everything that can fail before spending minutes on training.
         folder = job.out if job.out is not None else Path(scratch) / "model"
-        check_folder(folder, "--out")
         foreign_entries(folder)
+        check_folder(folder, "--out", job.force)
         if job.report is not None:
-            check_folder(job.report, "--report")
+            check_folder(job.report, "--report", job.force)
         registry = None
         if job.register:
             check_name(job.name)

@@ -73,8 +73,14 @@ def test_a_folder_gets_the_artefact_and_the_numbers_that_are_printed(tmp_path: P
     report = ["call-graph.svg", "reliability.svg", "report.html", "report.md"]
     files = sorted(["config.json", "metrics.json", "model.safetensors", *report])
     assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == files
-    again = train(tiny.store, "--out", tmp_path / "out", "--no-register", *FAST)
-    assert again.code == 0, "an earlier artefact is replaced"
+    before = {file: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    refused = train(tiny.store, "--out", tmp_path / "out", "--no-register", *FAST)
+    assert "holds config.json and metrics.json and report.html of an earlier run: give --force" in refused.complaint
+    assert "…" not in refused.err, "nothing was begun"
+    assert {file: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+    again = train(tiny.store, "--out", tmp_path / "out", "--force", "--no-register", "--seed", 1, *FAST)
+    assert again.code == 0, "with --force, an earlier artefact is replaced"
+    assert (tmp_path / "out" / "config.json").read_bytes() != before[tmp_path / "out" / "config.json"]
     assert "Accuracy by steps ahead" in again.out
     assert "judging on the test set …" in again.err
 

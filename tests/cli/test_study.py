@@ -104,6 +104,16 @@ def test_a_report_folder_that_is_a_file_is_refused_before_any_training(tmp_path:
         assert "learning" not in ran.err
 
 
+def test_the_results_of_an_earlier_run_are_replaced_with_force_only(tmp_path: Path, tiny: Tiny) -> None:
+    (tmp_path / "metrics.json").write_text("{}")
+    for ran in (
+        run("study", "states", tiny.store, "--report", tmp_path),
+        train(tiny.store, "--report", tmp_path, "--no-register", *FAST),
+    ):
+        assert "holds metrics.json of an earlier run: give --force" in ran.complaint
+    assert (tmp_path / "metrics.json").read_text() == "{}"
+
+
 @pytest.mark.slow
 def test_the_full_report_adds_the_curve_and_the_ablation(tmp_path: Path, tiny: Tiny) -> None:
     database = f"sqlite:///{tmp_path / 'mlflow.db'}"

@@ -17,6 +17,7 @@ from xml.etree.ElementTree import tostring
 
 from presage.errors import OutputError
 from presage.predictor_kinds import KINDS
+from presage.predictors.common.artefact import CONFIG_FILE
 from presage.training.report import replay, study
 from presage.training.report.blocks import Block, Document, Facts, Folded, Metrics, Picture, Section, Table, Text
 from presage.training.report.plot import COLOURS, standalone, stylesheet
@@ -46,13 +47,20 @@ def report_files(folder: Path) -> list[Path]:
     return [folder / PAGE_FILE, folder / MARKDOWN_FILE, *sorted(folder.glob("*.svg"))]
 
 
-def check_folder(folder: Path, option: str) -> None:
-    """Raise OutputError unless a report can be written there: it is a file, lies in one, or is protected."""
+def check_folder(folder: Path, option: str, force: bool = True) -> None:
+    """Raise OutputError unless results can be written there: it is a file, lies in one, or is protected; without
+    `force`, also if it holds results of an earlier run."""
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not there.is_dir():
         raise OutputError(f"{option} {folder}: {there} is a file; a folder is wanted: choose another name")
     if not os.access(there, os.W_OK):
         raise OutputError(f"{option} {folder}: {there} cannot be written to: choose another folder")
+    earlier = [name for name in (CONFIG_FILE, METRICS_FILE, PAGE_FILE) if (folder / name).exists()]
+    if earlier and not force:
+        raise OutputError(
+            f"{option} {folder}: holds {' and '.join(earlier)} of an earlier run: give --force to replace them, or "
+            "choose another folder"
+        )
 
 
 def write_file(path: Path, content: bytes) -> Path:
