@@ -12,12 +12,14 @@ class KindParts:
         predictor: its class.
         report: makes the report page from its metrics.
         commands: the `Kind` that describes it to the commands.
+        prediction: MLflow's type of `prediction` in the table that MLflow serves.
         reads_prompts: MLflow serves it on a table of prompts instead of steps of workflows.
     """
 
     predictor: str
     report: str
     commands: str
+    prediction: str = "string"
     reads_prompts: bool = False
 
 
@@ -31,6 +33,7 @@ KINDS: Final = {
         "presage.predictors.length.predictor:RemainingLengthPredictor",
         "presage.training.report.lengths:document",
         "presage.cli.remaining_length:REMAINING_LENGTH",
+        prediction="double",
     ),
     "router": KindParts(
         "presage.predictors.router.predictor:RouterPredictor",

@@ -10,7 +10,7 @@ import pandas as pd  # type: ignore[import-untyped]
 from presage.errors import InputError
 from presage.predictor_kinds import KINDS
 from presage.predictors.common.artefact import read_artefact
-from presage.registry.table import example_table, forecast_workflows, signature
+from presage.registry.table import example_table, forecast_workflows, predict_steps, signature
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
@@ -24,10 +24,18 @@ def route_prompts(router: "RouterPredictor", table: pd.DataFrame) -> pd.DataFram
     """Probabilities for every prompt of a table with the column `prompt`; raises InputError if it or a value is
     missing.
 
-    Returns one row a prompt, in the same order: `source` and `forecast` (all of the answer, JSON values).
+    Returns one row a prompt, in the same order: `source`, `prediction` (the pick) and `forecast` (all of the answer,
+    JSON values).
     """
-    answers = [router.forecast(prompt).to_dict() for prompt in _prompts(table)]
-    return pd.DataFrame([(answer["source"], answer) for answer in answers], columns=["source", "forecast"])
+    answers = [router.forecast(prompt) for prompt in _prompts(table)]
+    rows = [(answer.source, answer.prediction, answer.to_dict()) for answer in answers]
+    return pd.DataFrame(rows, columns=["source", "prediction", "forecast"])
+
+
+def predict_prompts(router: "RouterPredictor", table: pd.DataFrame) -> pd.Series:
+    """The pick for every prompt of a table as in `route_prompts`."""
+    picks = [router.forecast(prompt).prediction for prompt in _prompts(table)]
+    return pd.Series(picks, index=table.index, name="prediction")
 
 
 def example_prompts(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -38,15 +46,14 @@ def example_prompts(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.D
     return pd.DataFrame({PROMPT: prompts})
 
 
-def prompt_signature() -> "ModelSignature":
-    """The MLflow signature of routers."""
+def prompt_signature(prediction: str) -> "ModelSignature":
+    """The MLflow signature of routers; `prediction` is MLflow's type of that column."""
     from mlflow.models import ModelSignature
     from mlflow.types.schema import AnyType, ColSpec, Schema
 
     answer = ColSpec(AnyType(), "forecast")  # type: ignore[no-untyped-call]  # untyped in MLflow
-    return ModelSignature(
-        inputs=Schema([ColSpec("string", PROMPT)]), outputs=Schema([ColSpec("string", "source"), answer])
-    )
+    outputs = Schema([ColSpec("string", "source"), ColSpec(prediction, "prediction"), answer])
+    return ModelSignature(inputs=Schema([ColSpec("string", PROMPT)]), outputs=outputs)
 
 
 def _prompts(table: pd.DataFrame) -> list[str]:
@@ -61,15 +68,18 @@ def _prompts(table: pd.DataFrame) -> list[str]:
 
 @dataclass(frozen=True)
 class Form:
-    """Functions that make the input example, the MLflow signature, and the output table of a predictor and an input."""
+    """Functions that make the input example, the MLflow signature from the type of a prediction, and from predictor and
+    input the output table, or one prediction a row.
+    """
 
     example: Callable[[pd.DataFrame | Sequence[Mapping[str, Any]]], pd.DataFrame]
-    signature: Callable[[], "ModelSignature"]
+    signature: Callable[[str], "ModelSignature"]
     answer: Callable[[Any, pd.DataFrame], pd.DataFrame]
+    predict: Callable[[Any, pd.DataFrame], pd.Series]
 
 
-_STEPS: Final = Form(example_table, signature, forecast_workflows)
-_PROMPTS: Final = Form(example_prompts, prompt_signature, route_prompts)
+_STEPS: Final = Form(example_table, signature, forecast_workflows, predict_steps)
+_PROMPTS: Final = Form(example_prompts, prompt_signature, route_prompts, predict_prompts)
 
 
 def form_of(kind: str) -> Form:
@@ -80,3 +90,8 @@ def form_of(kind: str) -> Form:
 def answer_table(folder: str | Path, predictor: Any, rows: pd.DataFrame) -> pd.DataFrame:
     """The answers of a predictor, loaded from this artefact folder, to an input table."""
     return form_of(read_artefact(Path(folder)).kind).answer(predictor, rows)
+
+
+def predictions(folder: str | Path, predictor: Any, rows: pd.DataFrame) -> pd.Series:
+    """The prediction of a predictor, loaded from this artefact folder, for each row of an input table."""
+    return form_of(read_artefact(Path(folder)).kind).predict(predictor, rows)

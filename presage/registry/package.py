@@ -1,8 +1,8 @@
 """Register an artefact folder as a version that MLflow can serve.
 
-A version is an MLflow logged model (the code of `pyfunc_model.py`, the data-only artefact, a signature and an input
-example) and a run with parameters, metrics and the report. All calls use the client that is passed in:
-`mlflow.pyfunc.log_model` would set the tracking URI of the whole process.
+A version is an MLflow logged model (the code of `pyfunc_model.py`, the part of Presage that forecasts, the data-only
+artefact, a signature and an input example) and a run with parameters, metrics and the report. All calls use the client
+that is passed in: `mlflow.pyfunc.log_model` would set the tracking URI of the whole process.
 """
 
 import json
@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlparse
 
 from presage.errors import RegistryError
+from presage.predictor_kinds import KINDS
 from presage.predictors.common.artefact import CONFIG_FILE, TENSORS_FILE, Artefact, artefact_size_bytes, read_artefact
 from presage.registry.connect import Registry, registry_errors
 from presage.version import __version__
@@ -32,6 +34,13 @@ if TYPE_CHECKING:
 EXPERIMENT: Final = "presage"
 ARTEFACT: Final = "artefact"
 """Name of the artefact folder inside a registered version: `artifacts/artefact`."""
+
+PACKAGE: Final = "package"
+"""Presage's code inside a registered version, `artifacts/package.zip`; a zip file, because Python and Numba import from
+one without unpacking it, and a remote store takes one file faster than a hundred."""
+
+_FORECASTING: Final = ("datasets", "features", "predictors", "registry")
+"""The packages that forecasts need, beside the modules of the root; import-linter keeps them independent of others."""
 
 _TABLES: Final = ("tau_distance", "pinball", "coverage")
 """Tables of `metrics.json` whose numbers are headline figures: `tau_distance.all`, `coverage.0.99`, …"""
@@ -48,7 +57,9 @@ _DIGEST: Final = 36
 _BATCH: Final = 100
 """Parameters in one call; MLflow's limit."""
 _LIBRARIES: Final = ("mlflow", "numpy", "pandas", "safetensors", "torch", "scikit-learn", "pyarrow", "lightgbm")
-_NEEDED: Final = ("mlflow", "numpy", "pandas", "safetensors")
+_NEEDED: Final = ("mlflow", "numpy", "pandas", "scipy", "numba", "pyarrow", "safetensors")
+"""Libraries that forecasts need, beside those of a transformer if the predictor has one."""
+_TRANSFORMER: Final = ("torch", "transformers")
 
 
 @dataclass(frozen=True)
@@ -259,10 +270,11 @@ def _log_model(
             mlflow.pyfunc.save_model(
                 scratch / "model",
                 python_model=str(Path(__file__).with_name("pyfunc_model.py")),
-                artifacts={ARTEFACT: str(staged)},
-                signature=form_of(content.kind).signature(),
+                artifacts={ARTEFACT: str(staged), PACKAGE: str(_package(scratch / f"{PACKAGE}.zip"))},
+                signature=form_of(content.kind).signature(KINDS[content.kind].prediction),
                 input_example=example,
-                pip_requirements=_requirements(),
+                pip_requirements=_requirements(content.config),
+                model_config={"predictions_only": False},
                 mlflow_model=Model(artifact_path=logged.artifact_location, run_id=run_id, model_id=logged.model_id),
             )
         registry.client.log_model_artifacts(logged.model_id, str(scratch / "model"))
@@ -305,9 +317,28 @@ def _versions() -> dict[str, str]:
     return {f"version.{library}": version for library, version in found.items()}
 
 
-def _requirements() -> list[str]:
-    """Explicit, because inferring them loads the model in a new process (half a minute)."""
-    return [f"presage=={__version__}", *(f"{library}=={metadata.version(library)}" for library in _NEEDED)]
+def _requirements(config: Mapping[str, Any]) -> list[str]:
+    """Explicit, because inferring them loads the model in a new process (half a minute).
+
+    Without the local part of a version, such as `+cpu`: package indexes have no such builds.
+    """
+    encodes = (
+        config.get("states", {}).get("kind") == "encoder"
+        or config.get("predictor", {}).get("head") == "transformer"
+        or config.get("scorer", {}).get("encoder") is not None
+    )
+    needed = (*_NEEDED, *_TRANSFORMER) if encodes else _NEEDED
+    return [f"{library}=={metadata.version(library).partition('+')[0]}" for library in needed]
+
+
+def _package(file: Path) -> Path:
+    """Write the code that forecasts to a zip file."""
+    root = Path(__file__).parents[1]
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for found in (root.glob("*.py"), *((root / name).rglob("*.py") for name in _FORECASTING)):
+            for path in sorted(found):
+                archive.write(path, path.relative_to(root.parent))
+    return file
 
 
 def _is_number(value: object) -> bool:

@@ -1,7 +1,7 @@
 """Forecasts for a table of steps, as MLflow serves them.
 
 Input: one row a step, with the columns of the trace schema; one or more workflows, rows in any order. Output: one row a
-workflow, in order of first appearance.
+workflow, in order of first appearance; or one prediction a step, as `mlflow.models.evaluate` needs.
 """
 
 import math
@@ -42,6 +42,11 @@ _INTEGERS: Final = ("step", "input_tokens", "output_tokens")
 class ForecastAnswer(Protocol):
     """A forecast of any kind."""
 
+    @property
+    def prediction(self) -> str | float:
+        """The single most likely outcome."""
+        ...
+
     def to_dict(self) -> dict[str, Any]:
         """The forecast as JSON values, with `source` and `evidence`."""
         ...
@@ -66,24 +71,39 @@ def forecast_workflows(predictor: Predictor, table: pd.DataFrame) -> pd.DataFram
     """Forecast every workflow in a table of steps: one row a step, the columns `REQUIRED` and any of `OPTIONAL`.
 
     Missing values and empty states are left out of the step. Returns one row a workflow, in order of first appearance:
-    `workflow_id`, `source`, `evidence` (training steps behind the forecast) and `forecast` (all of it, JSON values).
-    Raises TraceError if a required column or value is missing.
+    `workflow_id`, `source`, `evidence` (training steps behind the forecast), `prediction` and `forecast` (all of it,
+    JSON values). Raises TraceError if a required column or value is missing.
     """
+    answers = []
+    for rows in _workflows(table):
+        found = predictor.forecast([step for _, step in rows])
+        values = found.to_dict()
+        answers.append((rows[0][1]["workflow_id"], values["source"], values["evidence"], found.prediction, values))
+    return pd.DataFrame(answers, columns=["workflow_id", "source", "evidence", "prediction", "forecast"])
+
+
+def predict_steps(predictor: Predictor, table: pd.DataFrame) -> pd.Series:
+    """The prediction after each step of a table as in `forecast_workflows`, one a row, in the order of the table."""
+    found: dict[int, str | float] = {}
+    for rows in _workflows(table):
+        steps = [step for _, step in rows]
+        found |= {row: predictor.forecast(steps[:count]).prediction for count, (row, _) in enumerate(rows, start=1)}
+    return pd.Series([found[row] for row in range(len(table))], index=table.index, name="prediction")
+
+
+def _workflows(table: pd.DataFrame) -> list[list[tuple[int, dict[str, Any]]]]:
+    """The steps of each workflow, in order, each with its row."""
     if missing := [column for column in REQUIRED if column not in table.columns]:
         raise TraceError(f"found columns {', '.join(map(str, table.columns))}; wanted {', '.join(missing)} as well.")
     columns = [column for column in (*REQUIRED, *OPTIONAL) if column in table.columns]
-    workflows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    workflows: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = {}
     for row, values in enumerate(zip(*(table[column] for column in columns), strict=True)):
         step = {column: _value(column, value) for column, value in zip(columns, values, strict=True)}
         step = {column: value for column, value in step.items() if value is not None}
         if absent := [column for column in REQUIRED if column not in step]:
             raise TraceError(f"row {row}: found no value for {', '.join(absent)}; wanted one.")
-        workflows.setdefault((step["workflow_type"], step["workflow_id"]), []).append(step)
-    answers = []
-    for (_, workflow_id), steps in workflows.items():
-        forecast = predictor.forecast(sorted(steps, key=lambda step: step["step"])).to_dict()
-        answers.append((workflow_id, forecast["source"], forecast["evidence"], forecast))
-    return pd.DataFrame(answers, columns=["workflow_id", "source", "evidence", "forecast"])
+        workflows.setdefault((step["workflow_type"], step["workflow_id"]), []).append((row, step))
+    return [sorted(rows, key=lambda of: of[1]["step"]) for rows in workflows.values()]
 
 
 def example_table(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -112,8 +132,8 @@ def example_table(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.Dat
     return table.drop(columns=[name for name in table.columns if all(map(_is_missing, table[name]))])
 
 
-def signature() -> "ModelSignature":
-    """The MLflow signature of versions that forecast workflows."""
+def signature(prediction: str) -> "ModelSignature":
+    """The MLflow signature of versions that forecast workflows; `prediction` is MLflow's type of that column."""
     from mlflow.models import ModelSignature
     from mlflow.types.schema import AnyType, Array, ColSpec, DataType, Schema, TensorSpec
 
@@ -126,6 +146,7 @@ def signature() -> "ModelSignature":
         ColSpec("string", "workflow_id"),
         ColSpec("string", "source"),
         ColSpec("long", "evidence"),
+        ColSpec(prediction, "prediction"),
         ColSpec(AnyType(), "forecast"),  # type: ignore[no-untyped-call]  # untyped in MLflow
     ]
     return ModelSignature(inputs=Schema(inputs), outputs=Schema(answers))

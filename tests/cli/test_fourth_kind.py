@@ -36,7 +36,8 @@ class CountPredictor:
         write_artefact(folder, kind="count", config={}, tensors={}, training_data=self.training_data)
 
     def forecast(self, steps: list[dict[str, Any]]) -> SimpleNamespace:
-        return SimpleNamespace(to_dict=lambda: {"source": "champion", "evidence": 0, "steps": len(steps)})
+        forecast = {"source": "champion", "evidence": 0, "steps": len(steps)}
+        return SimpleNamespace(to_dict=lambda: forecast, prediction=str(len(steps)))
 
 
 def count(name: str = "counter") -> None:

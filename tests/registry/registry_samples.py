@@ -25,6 +25,10 @@ class EchoForecast:
     def __init__(self, steps: Sequence[Mapping[str, Any]], bias: float) -> None:
         self.steps, self.bias = steps, bias
 
+    @property
+    def prediction(self) -> str:
+        return str(self.steps[-1]["agent"])
+
     def to_dict(self) -> dict[str, Any]:
         agents = {str(step["agent"]): self.bias for step in self.steps}
         return {"source": "champion", "evidence": len(self.steps), "horizons": [{"agents": agents, "end": 0.25}]}

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from presage.registry.connect import Registry, attach, attached
 from presage.registry.package import RegisteredVersion, headline, register
 from presage.registry.promote import list_models
 from presage.registry.resolve import resolve
-from presage.registry.table import example_table, forecast_workflows
+from presage.registry.table import example_table, forecast_workflows, predict_steps
 
 Register = Callable[[str], RegisteredVersion]
 
@@ -56,10 +57,17 @@ def test_only_the_registry_that_was_passed_in_is_touched(
 
 def test_a_version_holds_code_as_text_and_data_and_nothing_else(registry: Registry, registered: Register) -> None:
     folder = local_folder(registry, registered("contents"))
-    assert find_pickles(folder) == []
+    package = folder / "artifacts" / "package.zip"
+    assert find_pickles(folder) == [package], "a zip archive, but of source"
+    with ZipFile(package) as archive:
+        assert {Path(name).suffix for name in archive.namelist()} == {".py"}
     assert {path.name for path in (folder / "artifacts" / "artefact").iterdir()} == {"config.json", "model.safetensors"}
+    assert {path.name for path in (folder / "artifacts").iterdir()} == {"artefact", "package.zip"}
     assert (folder / "input_example.json").exists()
-    assert "presage==" in (folder / "requirements.txt").read_text()
+    required = (folder / "requirements.txt").read_text()
+    assert "numba==" in required
+    assert "torch" not in required
+    assert "presage" not in required, "in no package index"
 
 
 def test_mlflow_loads_and_serves_it_without_pickle(
@@ -115,6 +123,17 @@ def test_a_table_without_a_column_or_a_value_is_named() -> None:
         forecast_workflows(EchoPredictor(0.5), pd.DataFrame([STEPS[0], {**STEPS[1], "agent": None}]))
     with pytest.raises(TraceError, match="input example lacks workflow_type"):
         example_table([])
+
+
+def test_predictions_are_one_a_row_in_the_order_of_the_table() -> None:
+    table = pd.DataFrame([STEPS[1], STEPS[2], STEPS[0]], index=[7, 5, 3])
+    predictor = EchoPredictor(0.5)
+    assert predict_steps(predictor, table).to_dict() == {7: "coder", 5: "planner", 3: "planner"}
+    assert [[step["agent"] for step in steps] for steps in predictor.seen] == [
+        ["planner"],
+        ["planner", "coder"],
+        ["planner"],
+    ]
 
 
 def test_an_empty_table_has_no_answers() -> None:

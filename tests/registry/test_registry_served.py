@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,10 +13,12 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import mlflow
 import pytest
 from registry_samples import METRICS, STEPS
 from tiny_model import WORKFLOWS, Tiny
 
+import presage
 from presage.errors import RegistryError
 from presage.predictors.common.artefact import artefact_digest
 from presage.registry.connect import Registry, open_registry
@@ -106,3 +109,66 @@ def test_mlflow_models_predict_gives_the_numbers_of_the_training_process(
     assert [answer["workflow_id"] for answer in answers] == [steps[0]["workflow_id"] for steps in asked]
     assert [answer["evidence"] for answer in answers] == [forecast["evidence"] for forecast in expected]
     assert [answer["forecast"] for answer in answers] == expected
+
+
+WITHOUT_PRESAGE = """
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+sys.path[:] = [place for place in sys.path if not (Path(place or ".") / "presage").is_dir()]
+sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in getattr(one, "__module__", "")]
+assert find_spec("presage") is None
+import json, mlflow.pyfunc, pandas
+steps = pandas.DataFrame(json.loads(Path("in.json").read_text()))
+answers = mlflow.pyfunc.load_model("models:/brought/1").predict(steps)
+import presage
+print(json.dumps({"from": presage.__file__, "forecasts": answers["forecast"].tolist()}))
+"""
+
+
+def test_a_version_forecasts_where_presage_is_not_installed(registry: Registry, tiny: Tiny, tmp_path: Path) -> None:
+    steps = [
+        {key: step[key] for key in ("workflow_type", "workflow_id", "step", "agent")} for step in WORKFLOWS["loop"]
+    ]
+    register(registry, tiny.folder, name="brought", metrics=METRICS, params={}, tags={}, input_example=steps)
+    (tmp_path / "in.json").write_text(json.dumps(steps))
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "NUMBA_CACHE_DIR")}
+    environment |= {"MLFLOW_TRACKING_URI": registry.uri, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", WITHOUT_PRESAGE]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert "package.zip" in found["from"]
+    (forecast,) = found["forecasts"]
+    expected = tiny.training.predictor.forecast(steps).to_dict()
+    assert forecast["evidence"] == expected["evidence"]
+    for horizon, wanted in zip(forecast["horizons"], expected["horizons"], strict=True):
+        assert horizon["agents"] == pytest.approx(wanted["agents"], abs=1e-5)
+
+
+def test_the_documented_evaluation_by_mlflow_gives_the_accuracy_of_the_training(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "held-out").symlink_to(tiny.held_out)
+    here = open_registry(None)
+    made = register(
+        here, tiny.folder, name="next-agent", metrics=METRICS, params={}, tags={}, input_example=WORKFLOWS["one step"]
+    )
+    promote(here, Verdict("next-agent", made.version, ()), data_digest="x")
+    text = (Path(__file__).parents[2] / "docs" / "registry.md").read_text()
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "models.evaluate" in block]
+    try:
+        exec(compile(code, "docs/registry.md", "exec"), {})
+    finally:
+        mlflow.set_tracking_uri(None)
+    table = presage.read_traces(tiny.held_out).to_pandas()
+    columns = ["workflow_type", "workflow_id", "step", "agent", "input_tokens", "output_tokens"]
+    right = total = 0
+    for _, rows in table.groupby(["workflow_type", "workflow_id"]):
+        steps = rows.sort_values("step")[columns].to_dict("records")
+        after = [*(step["agent"] for step in steps[1:]), "END"]
+        for count, agent in enumerate(after, start=1):
+            right += tiny.training.predictor.forecast(steps[:count]).prediction == agent
+            total += 1
+    assert float(capsys.readouterr().out.splitlines()[-1]) == pytest.approx(right / total)

@@ -30,6 +30,12 @@ class Forecast:
     agents: Sequence[dict[str, float]]
     end: Sequence[float]
 
+    @property
+    def prediction(self) -> str:
+        """The likeliest next agent, or "END"."""
+        likeliest = max(self.agents[0], key=lambda agent: self.agents[0][agent])
+        return likeliest if self.agents[0][likeliest] >= self.end[0] else "END"
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values, as `presage forecast --json` prints them."""
         return {

@@ -109,6 +109,11 @@ class LengthForecast:
     calibrated: bool
     calibration: int
 
+    @property
+    def prediction(self) -> float:
+        """The median, or the quantile just above it, tokens."""
+        return self.quantiles[min((q for q in self.quantiles if q >= 0.5), default=max(self.quantiles))]
+
     def to_dict(self) -> dict[str, Any]:
         """As `presage forecast --json` prints it."""
         return {

@@ -92,6 +92,11 @@ class RouteForecast:
     known: float
     distance: float
 
+    @property
+    def prediction(self) -> str:
+        """The pick."""
+        return self.pick
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return asdict(self)
