@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +14,7 @@ from presage.cli.kinds import Kind, kind_of, load
 from presage.cli.output import REFUSED, Output, Progress, table
 from presage.cli.retrain_check import keep_figures, promotion_figures
 from presage.errors import ArtefactError, RegistryError
-from presage.registry.connect import NoRegistryError, default_uri, open_existing
+from presage.registry.connect import NoRegistryError, attached, default_uri, open_existing
 
 if TYPE_CHECKING:
     from presage.registry.connect import Registry
@@ -129,7 +130,6 @@ def judge_version(
     from presage.registry.gates import Verdict, floor_gates
     from presage.registry.promote import promote as carry_out
 
-    tags = registry.version(name, version).tags
     holder = registry.aliases(name).get(alias)
     candidate = load(f"models:/{name}/{version}", lambda: registry)
     kind = candidate.kind
@@ -150,7 +150,8 @@ def judge_version(
     judged_on, left_out = held(kind, judged)
     against = f", against the {alias}, version {holder}" if champion else ""
     report(f"judging version {version}{against}", None)
-    gates = [*kind.gates(candidate, champion, judged_on, _SEED, TARGETS[target]), *floor_gates(tags, target)]
+    trained = json.loads(attached(registry, name, version, "", "metrics.json") or b"{}")
+    gates = [*kind.gates(candidate, champion, judged_on, _SEED, TARGETS[target]), *floor_gates(trained, target)]
     replayed = None
     if last is not None:
         further, replayed = last.judge(candidate, champion, judged_on, out, report)

@@ -105,7 +105,7 @@ def register_training(
 
     `data` is what it was trained on, for the input example.
     """
-    from presage.registry.gates import floor_tags
+    from presage.registry.gates import lost_tags
     from presage.registry.package import register
     from presage.training.report.files import report_files
     from presage.training.report.next_agent import flat
@@ -120,7 +120,7 @@ def register_training(
         name=name,
         metrics=training.metrics,
         params={"seed": data_facts["seed"], **described, **flat(training.metrics["config"])},
-        tags={**kind.tags(training.metrics), **floor_tags(training.metrics)},
+        tags={**kind.tags(training.metrics), **lost_tags(training.metrics)},
         input_example=kind.data.example(data),
         report=report_files(folder),
         description="\n".join([document.lead, "", *(f"- {line}" for line in lines)]),

@@ -244,14 +244,14 @@ def attach(registry: Registry, name: str, version: int, files: Sequence[Path], f
 
 
 def attached(registry: Registry, name: str, version: int, folder: str, file: str) -> bytes | None:
-    """The content of an attached file; None if there is none.
+    """The content of an attached file; None if there is none. The folder "" is the run's own.
 
     Raises RegistryError for no such version, or if the registry fails to return the file.
     """
     run_id = registry.version(name, version).run_id
-    path = f"{folder}/{file}"
+    path = f"{folder}/{file}".lstrip("/")
     with registry_errors(registry.uri, f"reading {path} of {name!r} version {version}"):
-        if not run_id or path not in {found.path for found in registry.client.list_artifacts(run_id, folder)}:
+        if not run_id or path not in {found.path for found in registry.client.list_artifacts(run_id, folder or None)}:
             return None
         with tempfile.TemporaryDirectory() as scratch:
             return Path(registry.client.download_artifacts(run_id, path, scratch)).read_bytes()

@@ -4,11 +4,10 @@ A gate compares one figure with a limit and explains the result; `evidence.py` m
 are always judged, so a refusal lists everything that is wrong. `mlflow.models.MetricThreshold` cannot express "not
 worse than the champion beyond a paired interval", and would load MLflow to compare two numbers.
 
-Baselines are not part of an artefact. Training compares them once, on held-out tasks; tags carry the result with the
-version (`floor_tags`), and `floor_gates` refuses a version that lost to a baseline beyond the interval.
+Baselines are not part of an artefact. Training compares them once, on held-out tasks; the metrics in the version's run
+carry the result, and `floor_gates` refuses a version that lost to a baseline beyond the interval.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ AT_LEAST: Final = 30
 """With fewer test workflows (or prompts) a lost comparison is no reason to refuse: the intervals are too narrow, and of
 dozens of comparisons one is lost by chance."""
 
-TAG: Final = "presage.baselines."
-"""Prefix of a tag: TAG + target lists the trained baselines and the comparisons lost under the target's profile."""
+LOST: Final = "presage.lost."
+"""Prefix of a tag: LOST + target counts the comparisons with trained baselines lost under the target's profile."""
 
 NEGLIGIBLE: Final = 0.01
 """A baseline that is better by at most this share of its own figure is no reason to refuse, even if significant."""
@@ -36,6 +35,16 @@ class Gate:
     value: float | None
     limit: float | None
     reason: str
+
+    @property
+    def result(self) -> str:
+        """In short, such as `passed 0.41 <= 0.45`."""
+        outcome = "passed" if self.passed else "refused"
+        if self.value is None or self.limit is None:
+            return outcome if self.value is None else f"{outcome} {self.value:.4g}"
+        below = self.value <= self.limit
+        relation = ("<=" if below else ">=") if self.passed else ("<" if below else ">")
+        return f"{outcome} {self.value:.4g} {relation} {self.limit:.4g}"
 
     def to_dict(self) -> dict[str, Any]:
         """The gate as JSON values."""
@@ -192,30 +201,31 @@ def sampling_ece(positions: int, bins: int = 15) -> float:
     return math.sqrt(2 / math.pi) / 2 * math.sqrt(bins / positions) if positions else math.inf
 
 
-def floor_tags(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """Tags for a version, from its training metrics: the clearest win of each baseline, or None."""
-    found = {}
-    judged = metrics["workflows"] if "workflows" in metrics else metrics["prompts"]
-    for target, profile in TARGETS.items():
-        lost = metrics["profiles"][profile]["behind"] if "profiles" in metrics else metrics["behind"]
-        worst = {one["baseline"]: one for one in sorted(lost, key=_share)}
-        kept = {name: worst.get(name) for name in sorted(metrics["baselines"])}
-        found[TAG + target] = json.dumps({"baselines": kept, "lost": len(lost), "judged": judged})
-    return found
+def lost_tags(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Tags for a version, from its training metrics: the number of comparisons with baselines lost, by target."""
+    return {LOST + target: str(len(_lost(metrics, target))) for target in TARGETS}
 
 
 def lost_by_target(tags: Mapping[str, str]) -> dict[str, int]:
     """Number of comparisons with baselines that a version lost in training, by target."""
-    return {target: int(json.loads(tags[TAG + target])["lost"]) for target in TARGETS if TAG + target in tags}
+    return {target: int(tags[LOST + target]) for target in TARGETS if LOST + target in tags}
 
 
-def floor_gates(tags: Mapping[str, str], target: str) -> list[Gate]:
-    """One gate for each baseline of the training, under the profile of the target."""
-    if TAG + target not in tags:
-        reason = "no baseline was kept with this version: it was trained by an earlier version of Presage"
+def floor_gates(metrics: Mapping[str, Any], target: str) -> list[Gate]:
+    """One gate for each baseline of the training with these metrics, under the profile of the target."""
+    if "baselines" not in metrics:
+        reason = "no baseline was kept with this version: its run holds no figures of any"
         return [plain("baselines", True, reason)]
-    kept = json.loads(tags[TAG + target])
-    return [_floor_gate(f"floor-{name}", lost, kept["judged"]) for name, lost in kept["baselines"].items()]
+    worst = {one["baseline"]: one for one in sorted(_lost(metrics, target), key=_share)}
+    judged = metrics["workflows"] if "workflows" in metrics else metrics["prompts"]
+    return [_floor_gate(f"floor-{name}", worst.get(name), judged) for name in sorted(metrics["baselines"])]
+
+
+def _lost(metrics: Mapping[str, Any], target: str) -> list[dict[str, Any]]:
+    """The comparisons with baselines that a version lost in training, under the profile of the target."""
+    of = metrics["profiles"][TARGETS[target]] if "profiles" in metrics else metrics
+    lost: list[dict[str, Any]] = of.get("behind", [])
+    return lost
 
 
 def _floor_gate(name: str, lost: Mapping[str, Any] | None, judged: int) -> Gate:

@@ -134,7 +134,7 @@ def register(
                 source=_source(registry, logged),
                 run_id=run_id,
                 model_id=logged.model_id,
-                tags={**facts, "presage.figures": json.dumps(figures), **tags},
+                tags={**facts, **tags},
                 description=description or None,
             )
         registry.client.set_terminated(run_id)

@@ -1,6 +1,7 @@
 """Promote a version, roll back, and list versions.
 
-Tags of the version hold verdict, figures and reasons, also of a refusal. A tag of the registered model,
+Tags of the version hold the verdict and each gate in short, also of a refusal; the files `verdict/verdict.json` and
+`.html` of its run hold figures and reasons. A tag of the registered model,
 `presage.history.ALIAS`, holds the stack of former holders for repeated roll-backs. Promotion moves the alias last and
 roll-back moves it first: after a crash in between, the top of the stack is the holder itself, which is skipped.
 
@@ -9,12 +10,17 @@ history. So are aliases moved in the MLflow UI; the next promotion records the h
 """
 
 import json
+import tempfile
 import time
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from presage.errors import RegistryError
-from presage.registry.connect import Registry, pages, registry_errors
+from presage.registry.connect import Registry, attach, pages, registry_errors
 from presage.registry.gates import Verdict, lost_by_target
+from presage.registry.package import EXPERIMENT
 
 CHAMPION: Final = "champion"
 
@@ -26,8 +32,13 @@ GATE: Final = "presage.gate."
 HISTORY: Final = "presage.history."
 ROLLED_BACK: Final = "presage.rolled_back"
 
+_OF_VERSIONS: Final = "tags.`presage.kind` != ''"  # baselines have runs too
+
+VERDICT_FOLDER: Final = "verdict"
+"""Folder of the version's run with `verdict.json` and `verdict.html`."""
+
 _HISTORY_LENGTH: Final = 100
-_REASON_LENGTH: Final = 2000
+_LONGEST_TAG: Final = 2000
 """Characters; older MLflow servers allow 5,000 a tag."""
 
 
@@ -69,6 +80,7 @@ def promote(
         PROFILE: profile,
         f"{VERDICT}.data_digest": data_digest,
     }
+    _write_verdict(registry, verdict, {key: tags[key] for key in tags if key.startswith(VERDICT)})
     with registry_errors(registry.uri, f"writing the verdict on {name!r} version {version}"):
         # Remove gates of an earlier verdict that this one lacks.
         for stale in present.tags.keys() - tags.keys():
@@ -117,13 +129,29 @@ def _verdict_tags(verdict: Verdict) -> dict[str, str]:
     tags = {
         VERDICT: "promoted" if verdict.promoted else "refused",
         f"{VERDICT}.at": _utc(time.time()),
-        f"{VERDICT}.refused_by": ", ".join(gate.name for gate in verdict.refusals)[:_REASON_LENGTH],
+        f"{VERDICT}.refused_by": ", ".join(gate.name for gate in verdict.refusals)[:_LONGEST_TAG],
     }
-    for gate in verdict.gates:
-        found = gate.to_dict()
-        found["reason"] = found["reason"][:_REASON_LENGTH]
-        tags[GATE + gate.name] = json.dumps({key: value for key, value in found.items() if key != "name"})
-    return tags
+    return tags | {GATE + gate.name: gate.result for gate in verdict.gates}
+
+
+def _write_verdict(registry: Registry, verdict: Verdict, about: Mapping[str, str]) -> None:
+    """Attach the verdict with all figures and reasons, for programs and for people; `about` are its tags."""
+    rows = [("gate", "result", "reason"), *((gate.name, gate.result, gate.reason) for gate in verdict.gates)]
+    table = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    facts = "".join(f"<li>{key}: {escape(value) or '–'}</li>" for key, value in about.items())
+    title = f"<h1>{escape(verdict.name)}, version {verdict.version}: {about[VERDICT]}</h1>"
+    page = f"<!doctype html><meta charset=utf-8><style>{_STYLE}</style>{title}<ul>{facts}</ul><table>{table}</table>"
+    with tempfile.TemporaryDirectory() as scratch:
+        files = [Path(scratch) / f"verdict.{suffix}" for suffix in ("json", "html")]
+        files[0].write_text(json.dumps({**verdict.to_dict(), "tags": dict(about)}, indent=1, ensure_ascii=False))
+        files[1].write_text(page)
+        attach(registry, verdict.name, verdict.version, files, VERDICT_FOLDER)
+
+
+_STYLE: Final = (
+    "body{font:14px/1.4 system-ui,sans-serif;margin:1em}h1{font-size:1.3em}table{border-collapse:collapse}"
+    "td{padding:.3em .8em .3em 0;vertical-align:top;border-bottom:1px solid #ddd}tr:first-child{font-weight:bold}"
+)
 
 
 def _history(registry: Registry, name: str, alias: str) -> list[int]:
@@ -158,17 +186,27 @@ def list_models(registry: Registry) -> list[dict[str, Any]]:
     listed = []
     with registry_errors(registry.uri, "listing models"):
         models = pages(registry.client.search_registered_models)
+        figures = _figures_by_run(registry)
     for model in sorted(models, key=lambda model: str(model.name)):
         holders: dict[int, list[str]] = {}
         for alias, version in model.aliases.items():
             holders.setdefault(int(version), []).append(alias)
         for found in reversed(registry.versions(model.name)):
             if "presage.kind" in found.tags:
-                listed.append(_describe(found, sorted(holders.get(int(found.version), []))))
+                listed.append(_describe(found, sorted(holders.get(int(found.version), [])), figures))
     return listed
 
 
-def _describe(version: Any, aliases: list[str]) -> dict[str, Any]:
+def _figures_by_run(registry: Registry) -> dict[str, dict[str, float]]:
+    """The headline figures of each version's run, in a few requests."""
+    experiment = registry.client.get_experiment_by_name(EXPERIMENT)
+    if experiment is None:
+        return {}
+    found = pages(registry.client.search_runs, experiment_ids=[experiment.experiment_id], filter_string=_OF_VERSIONS)
+    return {run.info.run_id: dict(run.data.metrics) for run in found}
+
+
+def _describe(version: Any, aliases: list[str], figures: Mapping[str, dict[str, float]]) -> dict[str, Any]:
     tags = version.tags
     return {
         "name": version.name,
@@ -184,5 +222,5 @@ def _describe(version: Any, aliases: list[str]) -> dict[str, Any]:
         "size_bytes": int(tags["presage.size_bytes"]),
         "data_digest": tags.get("presage.data_digest"),
         "run_id": version.run_id,
-        "figures": json.loads(tags.get("presage.figures", "{}")),
+        "figures": figures.get(version.run_id, {}),
     }

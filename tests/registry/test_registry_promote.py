@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from presage.errors import RegistryError
-from presage.registry.connect import Registry
+from presage.registry.connect import Registry, attached
 from presage.registry.gates import Gate, Verdict
 from presage.registry.package import RegisteredVersion
 from presage.registry.promote import list_models, promote, rollback
@@ -35,9 +35,13 @@ def test_promotion_moves_the_alias_and_writes_why(registry: Registry, registered
     tags = registry.version("moved", 1).tags
     assert tags["presage.verdict"] == "promoted"
     assert tags["presage.verdict.data_digest"] == "sha256:test"
-    gate = json.loads(tags["presage.gate.latency"])
-    assert (gate["passed"], gate["value"], gate["limit"]) == (True, 20.0, 30.0)
-    assert all(len(value) < 5000 for value in tags.values())
+    assert (tags["presage.gate.schema"], tags["presage.gate.latency"]) == ("passed", "passed 20 <= 30")
+    kept = json.loads(attached(registry, "moved", 1, "verdict", "verdict.json") or b"")
+    assert kept["gates"] == [gate.to_dict() for gate in verdict("moved", 1).gates]
+    assert kept["tags"]["presage.verdict.data_digest"] == "sha256:test"
+    page = (attached(registry, "moved", 1, "verdict", "verdict.html") or b"").decode()
+    assert "<h1>moved, version 1: promoted</h1>" in page
+    assert "x" * 9000 in page
 
 
 def test_a_refusal_is_written_and_moves_nothing(registry: Registry, registered: Register) -> None:
