@@ -73,7 +73,7 @@ def main() -> None:
         engine = read_engine(chosen.engine, chosen.cache_tokens, host)
         check_fits(jobs, engine)
         for forecasts in chosen.forecasts.split(","):
-            setting = Setting(jobs, convention, Arrivals(chosen.concurrency), engine, forecasts)
+            setting = Setting(jobs, convention, Arrivals(chosen.concurrency), engine, forecasts, with_pauses=True)
             for name in chosen.policies.split(","):
                 policy = POLICIES[name]
                 settings = (policy.settings or frozenset()) - {"prefetch"}

@@ -94,7 +94,7 @@ def main() -> None:
         jobs = draw(args.workflows, CONVENTIONS[prompts])
         for concurrency in map(int, args.concurrency.split(",")):
             engine = read_engine("invented", args.cache_tokens)
-            setting = Setting(jobs, CONVENTIONS[prompts], Arrivals(concurrency), engine, "oracle")
+            setting = Setting(jobs, CONVENTIONS[prompts], Arrivals(concurrency), engine, "oracle", with_pauses=True)
             for policy in args.policies.split(","):
                 done, cpu_s = timed(setting, policy)
                 row = {name: round(done.figures[name], 3) for name in SHOWN} | {"cpu_s": round(cpu_s, 2)}

@@ -232,4 +232,5 @@ def setting_of(one: Cell, workflows: int, real: Path | None, models: Path) -> Se
         read_engine("invented", one.blocks * BLOCK_TOKENS),
         str(folder / "next-agent") if learnt else one.forecasts,
         str(folder / "lengths") if learnt else None,
+        with_pauses=True,
     )

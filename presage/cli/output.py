@@ -1,7 +1,7 @@
 """Output and exit codes of all commands: the result goes to standard output, everything else to standard error.
 
 Output of libraries is redirected to standard error, so `--json` prints exactly one object. Progress is a bar on a
-terminal, else one line for each stage. An error is one line and one exit code:
+terminal, else one line for each stage and every half a minute. An error is one line and one exit code:
 
 0  done
 1  our failure
@@ -15,11 +15,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -104,24 +107,46 @@ def _bar() -> Iterator[Progress]:
         TimeElapsedColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as progress:
+    # The time left is estimated from all of a stage, as a step of it may take minutes.
+    with Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        speed_estimate_period=math.inf,
+    ) as progress:
         task = progress.add_task("", total=None)
 
         def report(doing: str, share: float | None) -> None:
+            if (share or 0.0) < progress.tasks[0].completed:
+                progress.reset(task)  # else the time left would be that of another stage
             progress.update(task, description=doing, total=None if share is None else 1.0, completed=share or 0.0)
 
         yield report
 
 
+_LINE_EVERY_S: Final = 30.0
+
+
 @contextmanager
 def _lines() -> Iterator[Progress]:
     last = ""
+    begun = printed = time.monotonic()
+    done = 0.0
 
     def report(doing: str, share: float | None) -> None:
-        nonlocal last
+        nonlocal last, done, begun, printed
+        now = time.monotonic()
+        if not share or share < done:
+            begun = now
+        done = share or 0.0
         if doing != last:
             print(f"{doing} …", file=sys.stderr, flush=True)
-        last = doing
+            last, printed = doing, now
+        elif 0 < done < 1 and now - printed >= _LINE_EVERY_S:
+            left = timedelta(seconds=round((now - begun) * (1 - done) / done))
+            print(f"{doing}: {done:.0%}, {left} left", file=sys.stderr, flush=True)
+            printed = now
 
     yield report
 
@@ -177,8 +202,29 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, lef
     return made
 
 
+_TABLE_WIDTH: Final = 100
+
+
+def _fitting(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[list[int]]:
+    """Column numbers of the tables that a wide table is shown as: as few as fit, of similar widths, each with the first
+    column, which names the rows."""
+    widths = [2 + max(map(len, column)) for column in zip(head, *rows, strict=True)]
+
+    def split(most: int) -> list[list[int]]:
+        found = [[0]]
+        for column in range(1, len(head)):
+            if len(found[-1]) > 1 and sum(widths[shown] for shown in found[-1]) + widths[column] > most:
+                found.append([0])
+            found[-1].append(column)
+        return found
+
+    fewest = len(split(_TABLE_WIDTH))
+    return next(found for most in range(_TABLE_WIDTH + 1) if len(found := split(most)) == fewest)
+
+
 def report_lines(document: Document) -> Iterator[Any]:
-    """What a terminal shows of a report: its lead, and the texts and tables of the sections marked for it."""
+    """What a terminal shows of a report: its lead, and the texts and tables of the sections marked for it; its verdict
+    last. A table wider than 100 characters is shown as several."""
     from presage.training.report.blocks import Folded
     from presage.training.report.blocks import Table as ReportTable
     from presage.training.report.blocks import Text as ReportText
@@ -191,7 +237,12 @@ def report_lines(document: Document) -> Iterator[Any]:
             for block in section.blocks:
                 for one in block.blocks if isinstance(block, Folded) else (block,):
                     if isinstance(one, ReportTable):
-                        yield ""
-                        yield table("", one.head, one.rows, left=one.words)
+                        for columns in _fitting(one.head, one.rows):
+                            rows = [[row[column] for column in columns] for row in one.rows]
+                            left = [place for place, column in enumerate(columns) if column in one.words]
+                            yield ""
+                            yield table("", [one.head[column] for column in columns], rows, left=left)
                     elif isinstance(one, ReportText):
                         yield one.text
+    if document.verdict:
+        yield f"\n{document.verdict}"

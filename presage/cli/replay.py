@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from presage.serving_hooks.replay.policies import Policy
-    from presage.serving_hooks.replay.runs import Setting
+    from presage.serving_hooks.replay.runs import Done, Setting
     from presage.serving_hooks.replay.workload import Workload
 
 _CONCURRENCY: Final = 16
@@ -80,6 +80,14 @@ def replay(
         float | None,
         typer.Option(help="Mean of random pauses between steps. Default: pauses as recorded."),
     ] = None,
+    with_pauses: Annotated[
+        bool,
+        typer.Option(
+            "--with-pauses",
+            help="Count pauses in completion times. Default: only the time in which a workflow has a request in the "
+            "engine, waiting or running, since no policy can shorten a pause.",
+        ),
+    ] = False,
     engine: Annotated[str, typer.Option(help="TOML file of an engine, or a built-in name.")] = "invented",
     cache_tokens: Annotated[int | None, typer.Option(help="Cache size in tokens; overrides the file.")] = None,
     host_cache_tokens: Annotated[
@@ -96,10 +104,15 @@ def replay(
     tracking_uri: options.TrackingUri = None,
     as_json: options.Json = False,
 ) -> None:
-    """Run recorded workflows through vLLM's own scheduler in virtual time, once for each policy; needs no GPU."""
+    """Run recorded workflows through vLLM's own scheduler in virtual time, once for each policy; needs no GPU.
+
+    Prints each run as it ends, a row for each policy, and a verdict in one sentence. Completion times leave out pauses
+    between the steps of a workflow.
+    """
     from presage.serving_hooks.replay.engine_file import read_engine
     from presage.serving_hooks.replay.policies import STOCK, crossed, named
-    from presage.serving_hooks.replay.runs import Setting, check_vllm, result, run_all
+    from presage.serving_hooks.replay.runs import Setting, by_policy, check_vllm, result, run_all
+    from presage.serving_hooks.replay.verdict import verdict
     from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, check_fits, workload
     from presage.training.report.files import check_folder, document, write_metrics, write_report
 
@@ -132,12 +145,15 @@ def replay(
             table, agents, left, rule = _held_out(table, policies, forecasts, lengths, tracking_uri, out, report)
             held = workload(table, convention, pause_s)
             setting = Setting(held.jobs, convention, arrivals, machine, agents, left)
+        setting = replace(setting, with_pauses=with_pauses)
         forecasting = not plain and any("asked" in one.foretellers for one in policies)
         check_fits(held.jobs, machine)
         if as_recorded and seeds > 1:
             out.note("recorded arrivals do not depend on the seed: one run of each policy")
             seeds = 1
-        done, interrupted = run_all(setting, policies, range(seeds), processes, report)
+        done, interrupted = run_all(
+            setting, policies, range(seeds), processes, report, lambda one: out.note(_row(one, policies))
+        )
         found: dict[str, Any] = {
             "kind": "replay",
             "workload": {
@@ -147,6 +163,7 @@ def replay(
                 **load_of(setting),
                 "cv": arrivals.cv if arrivals.rate is not None else None,
                 "as_recorded": arrivals.as_recorded,
+                "with_pauses": with_pauses,
             },
             "engine": machine.model_dump(),
             "forecasts": forecasts if forecasting else None,
@@ -155,6 +172,12 @@ def replay(
             "seeds": seeds,
             "interrupted": interrupted,
             "policies": result(done),
+            "verdict": verdict(
+                by_policy(done),
+                {one.name for one in policies if one.is_bound},
+                machine.block_tokens,
+                max(step.prompt_tokens for job in held.jobs for step in job.steps),
+            ),
         }
         if plain:
             found["workload"] |= {"workflows": 0, "prompts": "hash-ids" if hashed(held) else "nothing-shared"}
@@ -165,6 +188,16 @@ def replay(
     if interrupted:
         out.note(f"interrupted: {len(done)} of {len(policies) * seeds} runs finished; the figures cover these only")
         raise typer.Exit(INTERRUPTED)
+
+
+def _row(one: Done, policies: Sequence[Policy]) -> str:
+    """A finished run in a line."""
+    limit = f", {one.at_once} at once" if one.at_once is not None else ""
+    width = max(len(policy.name) for policy in policies)
+    return (
+        f"{one.policy:{width}}  seed {one.seed}{limit}: hit rate {one.figures['hit_rate']:.3f}, "
+        f"mean completion {one.figures['completion_mean_s']:.1f} s, queueing {one.figures['queueing_mean_s']:.2f} s"
+    )
 
 
 def load_of(setting: Setting) -> dict[str, Any]:

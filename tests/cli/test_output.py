@@ -2,14 +2,16 @@
 
 import importlib
 import sys
+from types import SimpleNamespace
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from presage import __version__
-from presage.cli.output import Boundary, Output, table
+from presage.cli.output import Boundary, Output, report_lines, table
 from presage.cli.presage import app
+from presage.training.report.blocks import Document, Section, Table
 
 
 def test_off_a_terminal_each_thing_that_begins_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,6 +23,32 @@ def test_off_a_terminal_each_thing_that_begins_is_a_line(capsys: pytest.CaptureF
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == ["reading …", "learning …", "a library chats"]
+
+
+def test_off_a_terminal_long_work_shows_the_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr("presage.cli.output.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    with Output(False).working() as report:
+        report("reading", None)
+        for at_s, share in ((100.0, 0.0), (110.0, 0.1), (140.0, 0.25), (150.0, 0.5)):
+            now_s[0] = at_s
+            report("replaying", share)
+    assert capsys.readouterr().err.splitlines() == ["reading …", "replaying …", "replaying: 25%, 0:02:00 left"]
+
+
+def test_a_wide_table_of_a_report_becomes_several_that_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a-policy-with-quite-a-long-name+stjf-oracle"
+    head = ["policy", *(f"figure {n}" for n in range(9))]
+    rows = [[name, *(f"{n}{n}{n}{n}.0 ± 100.0" for n in range(9))]]
+    made = Document("Title", "Lead.", [Section("Figures", [Table(head, rows)], in_terminal=True)], verdict="Best: it.")
+    Output(False).result({}, *report_lines(made))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    cells = [cell for line in lines if line.startswith(name) for cell in line.split("  ")[1:]]
+    assert [cell for cell in cells if cell] == rows[0][1:]
+    assert lines[-1] == "Best: it."
 
 
 def test_on_a_terminal_there_is_a_bar_and_standard_output_stays_clean(

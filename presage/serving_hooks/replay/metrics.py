@@ -53,7 +53,7 @@ class PolicyRun:
 
     Attributes:
         asked: requests, in the order in which they ended.
-        completions_s: seconds from arrival to end, by job.
+        completions_s: seconds from arrival to end, pauses included, by job.
         end_s: end of the last job.
         prefilled_tokens: prompt tokens computed, and output tokens computed again after preemptions.
         evicted: evicted blocks by class; empty if not counted.
@@ -75,8 +75,11 @@ class PolicyRun:
 Figures = dict[str, float]
 
 
-def figures(run: PolicyRun) -> Figures:
+def figures(run: PolicyRun, with_pauses: bool = False) -> Figures:
     """The figures of one run, by name.
+
+    Args:
+        with_pauses: whether completion times include pauses, in which a workflow has no request in the engine.
 
     Returns:
         hit_rate: share of prompt tokens found at the first selection, in the GPU's cache or the host's.
@@ -84,7 +87,7 @@ def figures(run: PolicyRun) -> Figures:
         hit_tokens_gpu, hit_tokens_host: the same by tier; only with a host tier.
         loaded_tokens: from the host, including prefetches and reloads after preemptions; only with a host tier.
         reusable_share: hit rate of an endless cache, an upper bound for every policy.
-        completion_mean_s, completion_p95_s: of workflows, from arrival to end.
+        completion_mean_s, completion_p95_s: of workflows, from arrival to end, without pauses unless `with_pauses`.
         makespan_s: end of the last workflow.
         ttft_mean_s, ttft_p95_s: of requests, from arrival to the first token; "ttft_mean_s of AGENT" for an agent.
         queueing_mean_s, longest_wait_s: from arrival to the first selection.
@@ -102,12 +105,13 @@ def figures(run: PolicyRun) -> Figures:
     came = _column(run, "came_s")
     waits, first = _column(run, "began_s") - came, _column(run, "first_token_s") - came
     ends_s = max(run.end_s, 1e-9)
+    completions_s = run.completions_s if with_pauses else in_engine_s(run)
     found = {
         "hit_rate": hit / prompt,
         "hit_tokens": float(hit),
         "reusable_share": again / prompt,
-        "completion_mean_s": float(np.mean(run.completions_s)),
-        "completion_p95_s": float(np.percentile(run.completions_s, 95)),
+        "completion_mean_s": float(np.mean(completions_s)),
+        "completion_p95_s": float(np.percentile(completions_s, 95)),
         "makespan_s": run.end_s,
         "ttft_mean_s": float(first.mean()),
         "ttft_p95_s": float(np.percentile(first, 95)),
@@ -130,27 +134,46 @@ def figures(run: PolicyRun) -> Figures:
     return found | {f"ttft_mean_s of {agent}": float(np.mean(by_agent[agent])) for agent in sorted(by_agent)}
 
 
-def interval(values: Sequence[float]) -> dict[str, Any]:
-    """Mean and its 95 % interval by Student's t; the interval of a single run is None."""
+def in_engine_s(run: PolicyRun) -> list[float]:
+    """Seconds in which a job had at least one request waiting or running, by job: its completion without pauses."""
+    busy_s: dict[int, float] = defaultdict(float)
+    until_s: dict[int, float] = {}
+    for one in sorted(run.asked, key=lambda one: one.came_s):
+        ended_s = one.came_s if one.ended_s is None else one.ended_s
+        before_s = until_s.get(one.job, one.came_s)
+        busy_s[one.job] += max(0.0, ended_s - max(one.came_s, before_s))
+        until_s[one.job] = max(before_s, ended_s)
+    return list(busy_s.values())
+
+
+def interval(values: Sequence[float], low: float = -math.inf, high: float = math.inf) -> dict[str, Any]:
+    """Mean and its 95 % interval by Student's t; the interval of a single run is None.
+
+    Args:
+        low, high: the values that are possible. The interval is cut there, which leaves its coverage as it is.
+    """
     mean = float(np.mean(values))
     if len(values) < 2:
         return {"mean": mean, "ci95": None}
     from scipy.stats import t
 
     half = float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
-    return {"mean": mean, "ci95": [mean - half, mean + half]}
+    return {"mean": mean, "ci95": [max(low, mean - half), min(high, mean + half)]}
+
+
+_RATES: Final = ("hit_rate", "reusable_share")
 
 
 def over_seeds(runs: Sequence[Figures]) -> dict[str, Any]:
-    """Mean and interval of each figure that all runs have, over runs of different seeds."""
+    """Mean and interval of each figure that all runs have, over runs of different seeds; none is below 0."""
     names = [name for name in runs[0] if all(name in run for run in runs)]
-    return {name: interval([run[name] for run in runs]) for name in names}
+    return {name: interval([run[name] for run in runs], 0.0, 1.0 if name in _RATES else math.inf) for name in names}
 
 
 def gained(runs: Sequence[Figures], than: Sequence[Figures]) -> dict[str, Any]:
     """Mean differences of runs to others with the same seeds, with 95 % intervals, paired by seed."""
-    pairs = zip(runs, than, strict=True)
-    return over_seeds([{name: one[name] - other[name] for name in one.keys() & other.keys()} for one, other in pairs])
+    names = [name for name in runs[0] if all(name in one for one in (*runs, *than))]
+    return {name: interval([one[name] - other[name] for one, other in zip(runs, than, strict=True)]) for name in names}
 
 
 _SHARED: Final = (

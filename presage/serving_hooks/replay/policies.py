@@ -58,6 +58,11 @@ class Policy:
         """Its sources of forecasts."""
         return {who for who in (self.foretold, self.ranked) if who is not None}
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether it knows what no engine can: the recorded future, or the best limit on this workload."""
+        return self.foresight or self.swept or not {"oracle", "output"}.isdisjoint(self.foretellers)
+
 
 SWITCHES: Final = ("priority", "eviction", "admission", "prefetch")
 

@@ -50,6 +50,7 @@ class Setting:
         convention: how their prompts were assembled.
         forecasts: source for policies that ask for forecasts; see `forecasts.source`.
         lengths: folder of a remaining-length model beside it.
+        with_pauses: whether completion times include the pauses between steps.
     """
 
     jobs: tuple[ReplayJob, ...]
@@ -58,6 +59,7 @@ class Setting:
     engine: EngineFile
     forecasts: str
     lengths: str | None = None
+    with_pauses: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def run_one(
     status = read_status(scheduler.presage_status() if presage is not None else {}) or EngineStatus()
     wanted = sorted(policy.settings or ())
     off = tuple(name for name in wanted if (status.on or {}).get(name) is False)
-    found = figures(run)
+    found = figures(run, setting.with_pauses)
     if status.ageing is not None:
         found["promotions"] = float(status.ageing.promoted)
     made = {source: n for (kind, source), n in status.counts(FORECASTS).items() if kind == "next-agent"}
@@ -192,12 +194,14 @@ def run_all(
     seeds: Sequence[int],
     processes: int | None = None,
     progress: Callable[[str, float | None], None] = lambda doing, share: None,
+    on_run: Callable[[Done], None] = lambda run: None,
 ) -> tuple[list[Done], bool]:
     """Every policy with every seed of the arrivals.
 
     Args:
         processes: in parallel; None uses one per core. With 1 everything runs in this process.
         progress: called with a description and the share done.
+        on_run: called with each run as it finishes, those of a sweep included.
 
     Returns:
         The finished runs by policy and seed, as given, and whether an interrupt ended them early.
@@ -216,19 +220,27 @@ def run_all(
     done: list[Done] = []
     limited: list[Done] = []
     interrupted = False
+    finished = 0
+
+    def report(one: Done) -> None:
+        nonlocal finished
+        finished += 1
+        on_run(one)
+        progress(f"replaying {many} runs", min(1.0, finished / many))
+
     progress(f"replaying {many} runs", 0.0)
     with _Runner([setting], min(len(tasks), processes or len(os.sched_getaffinity(0)))) as runner:
         try:
             for _, one in runner.run(tasks):
                 (done if one.at_once is None else limited).append(one)
-                progress(f"replaying {many} runs", (len(done) + len(limited)) / many)
+                report(one)
             for policy in unlimited:
                 runs = {one.at_once: one for one in limited if one.policy == policy.name and one.at_once is not None}
                 number = best({at_once: one.figures for at_once, one in runs.items()})
                 done.append(runs[number])
                 for _, one in runner.run([(0, replace(policy, at_once=number), seed) for seed in seeds[1:]]):
                     done.append(one)
-                    progress(f"replaying {many} runs", min(1.0, (len(done) + len(limited)) / many))
+                    report(one)
         except KeyboardInterrupt:
             interrupted = True  # an unfinished sweep has no best number
     order = {policy.name: place for place, policy in enumerate(policies)}
@@ -404,13 +416,19 @@ def half(jobs: Sequence[ReplayJob], seed: int) -> tuple[ReplayJob, ...]:
     return tuple(jobs[number] for number in sorted(chosen))
 
 
+def by_policy(done: Sequence[Done]) -> dict[str, dict[int, Figures]]:
+    """Figures by policy and seed."""
+    found: dict[str, dict[int, Figures]] = {}
+    for one in done:
+        found.setdefault(one.policy, {})[one.seed] = one.figures
+    return found
+
+
 def result(done: Sequence[Done]) -> dict[str, Any]:
     """Figures of each policy over its seeds, and its share of the oracle's gain if stock and oracle were run too."""
-    by_policy: dict[str, dict[int, Figures]] = {}
-    for one in done:
-        by_policy.setdefault(one.policy, {})[one.seed] = one.figures
+    figures_of = by_policy(done)
     found: dict[str, Any] = {}
-    for name, runs in by_policy.items():
+    for name, runs in figures_of.items():
         found[name] = over_seeds(list(runs.values())) | {"runs": len(runs)}
         mine = [one for one in done if one.policy == name]
         found[name]["forecasts"] = dict(sum((Counter(one.forecasts) for one in mine), Counter()))
@@ -420,6 +438,6 @@ def result(done: Sequence[Done]) -> dict[str, Any]:
         if mine[0].at_once is not None:
             found[name]["at_once"] = mine[0].at_once
         nothing, everything = ends(name)
-        if name != nothing and nothing in by_policy and everything in by_policy:
-            found[name]["share_of_oracle"] = shares(runs, by_policy[nothing], by_policy[everything])
+        if name != nothing and nothing in figures_of and everything in figures_of:
+            found[name]["share_of_oracle"] = shares(runs, figures_of[nothing], figures_of[everything])
     return found

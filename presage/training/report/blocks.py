@@ -99,12 +99,17 @@ class Card:
 
 @dataclass(frozen=True)
 class Document:
-    """A report: what to see first, then the sections; None is a section that the metrics lack."""
+    """A report: what to see first, then the sections; None is a section that the metrics lack.
+
+    Attributes:
+        verdict: the answer in a sentence, which a page shows first and a terminal last.
+    """
 
     title: str
     lead: str
     parts: Sequence[Section | None]
     cards: Sequence[Card] = ()
+    verdict: str = ""
 
     @property
     def sections(self) -> list[Section]:

@@ -129,7 +129,8 @@ def page(document: Document) -> str:
 def markdown(document: Document) -> str:
     """The whole report; pictures are files beside it."""
     cards = [f"- **{_plain(card.value)}** {_plain(card.label)}; {_plain(card.beside)}" for card in document.cards]
-    parts = [f"# {_plain(document.title)}", _plain(document.lead), "\n".join(cards)]
+    verdict = f"**{_plain(document.verdict)}**" if document.verdict else ""
+    parts = [f"# {_plain(document.title)}", verdict, _plain(document.lead), "\n".join(cards)]
     for section in document.sections:
         parts.append(f"## {_plain(section.title)}")
         parts += [_block(block) for block in section.blocks]

@@ -1,4 +1,4 @@
-"""Line plots and bar plots as SVG: accuracy against training workflows, steps ahead or confidence; queues.
+"""Line plots, bar plots and rows with intervals as SVG: accuracy by workflows, steps or confidence; queues; policies.
 
 Not matplotlib: colours are classes, so one drawing serves light and dark pages, texts stay texts with tooltips, and
 equal figures give equal bytes. A drawing has no colour and no id of its own, so many fit on one page.
@@ -167,6 +167,8 @@ _BARS: Final = 480
 _LABEL: Final = 190
 _VALUE: Final = 70
 _ROW: Final = 30
+_NAMED_ROW: Final = 38
+"""Height of a row whose name stands above it."""
 
 
 def bar_plot(values: Mapping[str, float]) -> Element:
@@ -181,3 +183,45 @@ def bar_plot(values: Mapping[str, float]) -> Element:
         _line(svg, (_LABEL, middle), (end, middle), f"bar s{row % COLOURS}")
         text_at(svg, (end + 6, middle + 4), f"{value:,.0f}", "tick")
     return svg
+
+
+def interval_plot(rows: Mapping[str, PlotPoint], shown: Callable[[float], str], mark: float | None = None) -> Element:
+    """A row a value: its name and the number above a dot at `y` and the bar of its interval; the first row is on top.
+
+    Args:
+        shown: formats a value.
+        mark: a value at which a dashed line stands.
+    """
+    values = [v for point in rows.values() for v in (point.y, point.low, point.high) if v is not None]
+    axis = _round_axis(values if mark is None else [*values, mark])
+    bottom = _TOP + _NAMED_ROW * len(rows)
+    svg = Element("svg", {"viewBox": f"0 0 {_WIDTH} {bottom + 24}", "class": "plot", "role": "img"})
+
+    def across(value: float) -> float:
+        return _RIGHT + (_WIDTH - 2 * _RIGHT) * axis.place(value)
+
+    for value in axis.ticks:
+        _line(svg, (across(value), _TOP), (across(value), bottom), "grid")
+        text_at(svg, (across(value), bottom + 17), f"{value:g}", "tick middle")
+    if mark is not None:
+        _line(svg, (across(mark), _TOP), (across(mark), bottom), "diagonal")
+    for place, (name, point) in enumerate(rows.items()):
+        row = _TOP + _NAMED_ROW * place
+        text_at(svg, (_RIGHT, row + 13), name, "name")
+        text_at(svg, (_WIDTH - _RIGHT, row + 13), shown(point.y), "name end")
+        if point.low is not None and point.high is not None:
+            _line(svg, (across(point.low), row + 25), (across(point.high), row + 25), "interval s0")
+        centre = {"cx": _number(across(point.y)), "cy": _number(row + 25)}
+        SubElement(svg, "circle", {**centre, "r": "4", "class": "dot s0"})
+    return svg
+
+
+def _round_axis(values: Sequence[float]) -> Axis:
+    """An axis around values, with at most six ticks at round numbers."""
+    low, high = min(values), max(values)
+    about = max((high - low) / 5, abs(high) * 1e-3, 1e-9)
+    power = 10.0 ** math.floor(math.log10(about))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= about * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    last = max(last, first + 1)
+    return Axis("", first * step, last * step, [n * step for n in range(first, last + 1)])

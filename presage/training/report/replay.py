@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from presage.training.report.blocks import Document, Facts, Metrics, Section, Table, Text
+from presage.training.report.blocks import Document, Facts, Metrics, Panel, Picture, Section, Table, Text, signed
+from presage.training.report.plot import PlotPoint, interval_plot
 
 _FIGURES: Final = {
     "hit rate": ("hit_rate", 3),
@@ -18,6 +20,11 @@ _FIGURES: Final = {
     "output tokens/s": ("throughput_tokens_per_s", 0),
     "preempted": ("preemptions", 0),
     "recomputed tokens": ("recomputed_tokens", 0),
+}
+
+_DRAWN: Final = {
+    "Mean completion, s": ("completion_mean_s", 1),
+    "Hit rate": ("hit_rate", 3),
 }
 
 _TIERS: Final = {
@@ -37,7 +44,8 @@ def document(metrics: Metrics) -> Document:
         [name.removeprefix(_BY_AGENT), *(_figure(of.get(name), 2) for of in policies.values())] for name in agents
     ]
     parts = [
-        Section("Policies side by side", [_table(policies, _FIGURES), *_notes(policies)], in_terminal=True),
+        _pictures(metrics),
+        Section(f"Policies side by side, {_pauses(metrics)}", [_side_by_side(metrics), *_notes(policies)], True),
         _shares(policies),
         _queueing(policies),
         _tiers(policies),
@@ -45,7 +53,57 @@ def document(metrics: Metrics) -> Document:
         Section("First token by agent, s", [Table(["", *policies], by_agent)]),
         Section("What was replayed", [Facts(_facts(metrics))]),
     ]
-    return Document("What would the policies have done?", _lead(metrics), parts)
+    verdict = metrics.get("verdict")  # not of a promotion's replay, which its gates judge
+    text = verdict["text"] if verdict else ""
+    return Document("What would the policies have done?", _lead(metrics), parts, verdict=text)
+
+
+def _pauses(metrics: Metrics) -> str:
+    return "times with pauses" if metrics["workload"].get("with_pauses") else "times without pauses"
+
+
+def _pictures(metrics: Metrics) -> Section:
+    """Completion time, hit rate and time saved, a row for each policy."""
+    policies, verdict = metrics["policies"], metrics.get("verdict")
+    panels = []
+    for title, (key, digits) in _DRAWN.items():
+        rows = {name: _point(of[key]) for name, of in policies.items()}
+        panels.append(Panel(title, interval_plot(rows, f"{{:.{digits}f}}".format)))
+    caption = f"Means over {metrics['seeds']} seeds, {_pauses(metrics)}; bars are 95 % intervals."
+    if verdict and verdict["sooner"]:
+        rows = {name: _point(of, 100.0) for name, of in verdict["sooner"].items()}
+        drawn = interval_plot(rows, "{:+.1f}".format, mark=0.0)
+        panels.append(Panel(f"Sooner than {verdict['against']}, %", drawn))
+        caption += (
+            " The order of arrivals moves all policies alike, so their bars overlap; the time saved compares each run "
+            f"with that of {verdict['against']} in the same order."
+        )
+    return Section("Completion time and hit rate", [Picture("policies", caption, panels)])
+
+
+def _point(of: Mapping[str, Any], times: float = 1.0) -> PlotPoint:
+    low, high = [end * times for end in of["ci95"]] if of["ci95"] else (None, None)
+    return PlotPoint(0.0, of["mean"] * times, low, high)
+
+
+def _side_by_side(metrics: Metrics) -> Table:
+    """A row for each policy, with the time it saves beside its completion time."""
+    table = _table(metrics["policies"], _FIGURES)
+    verdict = metrics.get("verdict")
+    if not verdict or not verdict["sooner"]:
+        return table
+    saved = [_saved(verdict["sooner"].get(name)) for name in metrics["policies"]]
+    rows = [[*row[:3], cell, *row[3:]] for row, cell in zip(table.rows, saved, strict=True)]
+    return Table([*table.head[:3], "% sooner", *table.head[3:]], rows)
+
+
+def _saved(of: Mapping[str, Any] | None) -> str:
+    if of is None:
+        return "–"
+    if of["ci95"] is None:
+        return signed(of["mean"] * 100, 1)
+    low, high = (signed(end * 100, 1) for end in of["ci95"])
+    return f"{signed(of['mean'] * 100, 1)} ({low} to {high})"
 
 
 def _lead(metrics: Metrics) -> str:
@@ -60,8 +118,16 @@ def _lead(metrics: Metrics) -> str:
     lead = (
         f"{load['workflows']} workflows, {load['requests']} requests, {came}; {load['prompts']} prompts; a cache of "
         f"{engine['cache_tokens']} tokens{host}; costs: {engine['cost']['source']}. Decisions are those of vLLM's own "
-        f"scheduler, in virtual time. Mean over {metrics['seeds']} seeds, ± half the width of the 95 % interval."
+        f"scheduler, in virtual time. Mean over {metrics['seeds']} seeds, ± half the width of the 95 % interval "
+        "(Student's t), or its ends where it is cut at 0, since nothing here can be negative. "
     )
+    if load.get("with_pauses"):
+        lead += "Completion is from arrival to end, pauses between steps included."
+    else:
+        lead += "Completion leaves out pauses: it is the time in which a workflow has a request waiting or running."
+    verdict = metrics.get("verdict") or {}
+    if verdict.get("nothing_to_gain"):
+        lead = f"Nothing can be gained from the cache here: {verdict['nothing_to_gain']}. {lead}"
     if load["left_out"]:
         lead += f" {load['left_out']} workflows left out: their request sizes were not recorded."
     return f"{lead} Interrupted: only the runs that were done are counted." if metrics["interrupted"] else lead
@@ -137,8 +203,13 @@ def _table(policies: Mapping[str, Any], figures: Mapping[str, tuple[str, int]]) 
 def _figure(of: Mapping[str, Any] | None, digits: int) -> str:
     if of is None:
         return "–"
-    mean, limits = f"{of['mean']:.{digits}f}", of["ci95"]
-    return mean if limits is None else f"{mean} ± {(limits[1] - limits[0]) / 2:.{digits}f}"
+    mean, limits = of["mean"], of["ci95"]
+    if limits is None:
+        return f"{mean:.{digits}f}"
+    low, high = limits
+    if math.isclose(high - mean, mean - low, rel_tol=1e-6, abs_tol=1e-9):
+        return f"{mean:.{digits}f} ± {high - mean:.{digits}f}"
+    return f"{mean:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def _share(of: Mapping[str, Any], figure: str) -> str:

@@ -2,7 +2,16 @@
 
 import pytest
 
-from presage.serving_hooks.replay.metrics import PolicyRun, RequestOutcome, figures, interval, over_seeds, shares
+from presage.serving_hooks.replay.metrics import (
+    PolicyRun,
+    RequestOutcome,
+    figures,
+    gained,
+    in_engine_s,
+    interval,
+    over_seeds,
+    shares,
+)
 
 
 def run() -> PolicyRun:
@@ -24,11 +33,29 @@ def test_figures_of_a_run() -> None:
     found = figures(run())
     assert found["hit_rate"] == 64 / 400
     assert found["reusable_share"] == 96 / 400
-    assert (found["completion_mean_s"], found["completion_p95_s"]) == (5.0, pytest.approx(8.6))
+    assert (found["completion_mean_s"], found["completion_p95_s"]) == (
+        8.0,
+        8.0,
+    )  # the second between 4 and 5 is a pause
+    with_pauses = figures(run(), with_pauses=True)
+    assert (with_pauses["completion_mean_s"], with_pauses["completion_p95_s"]) == (5.0, pytest.approx(8.6))
     assert (found["ttft_mean_s"], found["ttft_mean_s of p"], found["ttft_mean_s of q"]) == (2.0, 3.0, 1.0)
     assert (found["queueing_mean_s"], found["longest_wait_s"]) == (0.5, 1.0)
     assert (found["throughput_tokens_per_s"], found["workflows_per_s"], found["makespan_s"]) == (5.0, 0.2, 10.0)
     assert (found["preemptions"], found["recomputed_tokens"]) == (2.0, 340 - (400 - 96))
+
+
+def test_a_pause_of_one_branch_is_none_while_another_has_a_request() -> None:
+    spans = ((0, 0.0, 4.0), (0, 1.0, 2.0), (0, 3.0, 6.0), (0, 8.0, 9.0), (1, 0.0, 1.0))
+    asked = [RequestOutcome(job, 0, "p", came, 1, 0, ended_s=ended) for job, came, ended in spans]
+    assert in_engine_s(PolicyRun(asked=asked)) == [7.0, 1.0]
+
+
+def test_no_interval_of_a_figure_is_negative_but_one_of_a_difference_is() -> None:
+    runs = [{"queueing_mean_s": 0.0, "hit_rate": 1.0}, {"queueing_mean_s": 9.0, "hit_rate": 0.5}]
+    found = over_seeds(runs)
+    assert (found["queueing_mean_s"]["ci95"][0], found["hit_rate"]["ci95"]) == (0.0, [0.0, 1.0])
+    assert gained(runs, runs[::-1])["queueing_mean_s"]["ci95"][0] < 0
 
 
 def test_an_interval_is_students() -> None:
@@ -39,7 +66,7 @@ def test_an_interval_is_students() -> None:
 
 
 def test_over_seeds_keeps_what_all_runs_have() -> None:
-    assert over_seeds([{"a": 1.0, "b": 2.0}, {"a": 3.0}]) == {"a": interval([1.0, 3.0])}
+    assert over_seeds([{"a": 1.0, "b": 2.0}, {"a": 3.0}]) == {"a": interval([1.0, 3.0], low=0.0)}
 
 
 def test_a_share_of_the_oracles_gain_is_of_the_same_seeds() -> None:
