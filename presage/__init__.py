@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from presage.api import NextAgent, RemainingLength, Report, Router, load, promote, split
     from presage.datasets.outcomes.files import read_outcomes
     from presage.datasets.read import Traces, read_traces
+    from presage.datasets.synthetic.workflows import generate_traces
 
 
 _FROM = {
     **dict.fromkeys(("NextAgent", "RemainingLength", "Report", "Router", "load", "promote", "split"), "presage.api"),
     **dict.fromkeys(("Traces", "read_traces"), "presage.datasets.read"),
+    "generate_traces": "presage.datasets.synthetic.workflows",
     "read_outcomes": "presage.datasets.outcomes.files",
 }
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "Router",
     "Traces",
     "__version__",
+    "generate_traces",
     "load",
     "promote",
     "read_outcomes",

@@ -1,8 +1,9 @@
-"""The documentation names only files, modules, options and make targets that exist, and no retired terms."""
+"""The documentation names only files, modules, options, arguments and make targets that exist, and no retired terms."""
 
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import shlex
 from functools import cache
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import typer.main
 
+import presage as package
 from presage.cli import presage, train_predictor
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,10 +42,16 @@ def prose(text: str) -> str:
     return re.sub(r"^ {4}.*$|`[^`\n]*`", "", text, flags=re.MULTILINE)
 
 
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
 def command_lines(text: str) -> list[str]:
-    """What a page shows to be typed: indented lines, continued ones joined, and code in backticks; no comments."""
+    """What a page shows to be typed: indented lines, shell blocks, continued lines joined, code in backticks."""
     joined = text.replace("\\\n", " ")
     lines = re.findall(r"^ {4}(.*)$", joined, flags=re.MULTILINE) + re.findall(r"`([^`\n]+)`", joined)
+    lines += [line for block in blocks(joined, "sh") + blocks(joined, "text") for line in block.splitlines()]
     return [line.split("  #")[0].strip() for line in lines]
 
 
@@ -107,6 +115,79 @@ def resolves(dotted: str) -> bool:
                 rest = parts[length:]
                 return not rest or rest[0] in defined(file)
     return False
+
+
+@cache
+def parameters() -> dict[str, set[str] | None]:
+    """Every function, method and class of the package with the arguments it takes; None: any."""
+    found: dict[str, set[str] | None] = {}
+
+    def take(name: str, names: set[str] | None) -> None:
+        known = found.get(name, set())
+        found[name] = None if names is None or known is None else known | names
+
+    def of(function: ast.FunctionDef) -> set[str] | None:
+        taken = function.args
+        return None if taken.kwarg else {one.arg for one in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)}
+
+    for path in (ROOT / "presage").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                take(node.name, of(node))
+            elif isinstance(node, ast.ClassDef):
+                take(node.name, {one.target.id for one in node.body if isinstance(one, ast.AnnAssign)})
+                for one in node.body:
+                    if isinstance(one, ast.FunctionDef) and one.name == "__init__":
+                        take(node.name, of(one))
+    return found
+
+
+def unknown_names(code: str) -> set[str]:
+    """Imports from the package, classes, called functions and arguments of an example that do not exist.
+
+    Lower-case names that are not called are the reader's own.
+    """
+    tree, missing = ast.parse(code), []
+    own = {name.id for name in ast.walk(tree) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "presage":
+            missing += [of.name for of in node.names if not resolves(f"{node.module}.{of.name}")]
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            own |= {(of.asname or of.name).split(".")[0] for of in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "presage":
+            missing += [] if hasattr(package, node.attr) else [f"presage.{node.attr}"]
+        if isinstance(node, ast.Name) and node.id[0].isupper() and node.id not in {*own, *dir(builtins), *parameters()}:
+            missing.append(node.id)
+        if not isinstance(node, ast.Call) or any(isinstance(of, ast.Constant) and of.value is ... for of in node.args):
+            continue  # `search(...)` stands for the reader's own
+        called = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        if isinstance(node.func, ast.Name) and called not in {*own, *dir(builtins), *parameters()}:
+            missing.append(called)
+        if called not in own and (takes := parameters().get(called)) is not None:
+            missing += [f"{called}({of.arg})" for of in node.keywords if of.arg and of.arg not in takes]
+    return set(missing)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_examples_compile_and_use_names_that_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert [name for block in blocks(text, "python") for name in unknown_names(block)] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "missing"),
+    [
+        ("import presage\npresage.NextAgent(horizon=3).fit(traces)", []),
+        ("presage.NextAgents()", ["presage.NextAgents"]),
+        ("presage.split(traces, test_share=0.1)", ["split(test_share)"]),
+        ("from presage.datasets.read import read_trace", ["read_trace"]),
+        ("order = FreeOrders(blocks)", ["FreeOrders"]),
+        ("search(...)\nno_such_function(1)", ["no_such_function"]),
+    ],
+)
+def test_a_name_that_does_not_exist_is_found(code: str, missing: list[str]) -> None:
+    assert unknown_names(code) == set(missing)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,4 +1,4 @@
-"""The quick start's shell blocks run as they stand, in an empty folder."""
+"""The quick start's shell blocks and the Python API's examples run as they stand, in an empty folder."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "quickstart.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.slow
 def test_the_shell_blocks_run_in_order(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    typed = blocks("quickstart.md", "sh")
+    assert len(typed) == 4
     environment = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    for block in blocks:
+    for block in typed:
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
@@ -27,3 +33,13 @@ def test_the_shell_blocks_run_in_order(tmp_path: Path) -> None:
     assert "END" in done.stdout
     assert (tmp_path / "traces.html").is_file()
     assert (tmp_path / "model" / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_python_api_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    names: dict[str, Any] = {}
+    for block in blocks("python_api.md", "python"):
+        exec(compile(block, "python_api.md", "exec"), names)
+    assert names["champion"].classes_ == names["model"].classes_

@@ -1,21 +1,29 @@
-"""Executes the notebooks and writes the executed copies.
+"""Executes the notebooks and writes the executed copies, or stores their outputs.
 
     python tools/notebooks.py                                    # all of them, into build/notebooks
+    python tools/notebooks.py --in-place                         # into the notebooks themselves, to commit
     python tools/notebooks.py router --to figures                # one, into another folder
     python tools/notebooks.py router --set OUTCOMES=outcomes/    # with a parameter of its first cell
     python tools/notebooks.py replay --vllm-python ~/vllm/bin/python
 
 A notebook that needs vLLM runs in this Python if that has vLLM, else in the one that `make vllm-cpu` sets up; without
-either it fails with the reason. The tool never writes to the notebooks. It writes a copy atomically after the last
-cell; after a failure the earlier copy stays. Paths in parameters are relative to the working directory.
+either it fails with the reason. The tool writes a copy atomically after the last cell; after a failure the earlier
+copy stays. Paths in parameters are relative to the working directory.
+
+The notebooks in the repository have the outputs of their default parameters. With --in-place the tool writes them, with
+a digest of the code they belong to; it refuses outputs that name a path of this machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import base64
+import hashlib
 import importlib.util
+import io
 import os
+import re
 import sys
 import tempfile
 import time
@@ -29,6 +37,7 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
+from PIL import Image
 
 from presage.errors import OutputError
 from presage.training.report.files import check_folder, write_file
@@ -39,6 +48,12 @@ PARAMETERS = "parameters"
 
 VLLM_PYTHON = NOTEBOOKS.parent / ".venv-vllm" / "bin" / "python"
 """The Python that `make vllm-cpu` sets up."""
+
+LOCAL_PATH = re.compile(r"/(?:home|root|tmp|work|Users|mnt|var)/|[A-Z]:\\\\")
+"""Of the machine that executed a notebook."""
+
+COLOURS = 64
+"""Of a stored figure: lines and letters look the same, at a third of the size."""
 
 KERNEL = "presage-notebook"
 
@@ -122,6 +137,7 @@ def execute(notebook: NotebookNode, folder: Path, tell: Any = None, python: str 
             km=kernel,
             timeout=None,
             startup_timeout=STARTUP_S,
+            record_timing=False,  # else two executions differ
             coalesce_streams=True,  # else the chunks of a cell's output depend on timing
             resources={"metadata": {"path": str(folder)}},
             on_cell_executed=done,
@@ -136,11 +152,54 @@ def execute(notebook: NotebookNode, folder: Path, tell: Any = None, python: str 
             raise NotebookError(f"the kernel died: {error}; is there enough memory?") from error
 
 
+def digest_of_code(notebook: NotebookNode) -> str:
+    """SHA-256 of the code cells in order; stored beside the outputs, it shows whether they belong to the code."""
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return hashlib.sha256("\0".join(code).encode()).hexdigest()
+
+
+def to_store(executed: NotebookNode) -> NotebookNode:
+    """An executed notebook as it is committed: small pictures, no version of Python, the digest of its code.
+
+    Raises:
+        NotebookError: an output names a path of this machine.
+    """
+    stored = nbformat.from_dict(executed)
+    about = {**stored.metadata.get("presage", {}), "code": digest_of_code(stored)}
+    stored.metadata.presage = about
+    stored.metadata.language_info = {"name": "python"}
+    for number, cell in enumerate(stored.cells, 1):
+        if named := LOCAL_PATH.search("\n".join([cell.source, *texts_of_outputs(cell)])):
+            raise NotebookError(f"cell {number}: it names a path of this machine ({named[0]}…)")
+        for output in cell.get("outputs", ()):
+            if picture := output.get("data", {}).get("image/png"):
+                output.data["image/png"] = smaller(picture)
+    return stored
+
+
+def smaller(picture: str) -> str:
+    """A PNG in base64, with fewer colours."""
+    written = io.BytesIO()
+    with Image.open(io.BytesIO(base64.b64decode(picture))) as image:
+        image.convert("RGB").quantize(COLOURS).save(written, "PNG", optimize=True)
+    return base64.b64encode(written.getvalue()).decode()
+
+
+def texts_of_outputs(cell: NotebookNode) -> list[str]:
+    """What a cell printed and displayed, without pictures."""
+    texts = []
+    for output in cell.get("outputs", ()):
+        shown = {"text": output.get("text", ""), **output.get("data", {})}
+        texts += [str(text) for kind, text in shown.items() if not kind.startswith("image/")]
+    return texts
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="notebooks to run, without the suffix; default: all")
     parser.add_argument("--to", type=Path, default=Path("build/notebooks"), help="folder of the executed copies")
+    parser.add_argument("--in-place", action="store_true", help="store the outputs in the notebooks; without --set")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="a parameter")
     parser.add_argument(
         "--vllm-python",
@@ -149,6 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="Python for notebooks that need vLLM, if this one lacks it",
     )
     chosen = parser.parse_args(arguments)
+    if chosen.in_place and chosen.settings:
+        parser.error("--in-place stores the outputs of the default parameters: leave out --set")
     known = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
     if unknown := [name for name in chosen.names if name not in known]:
         parser.error(f"no notebook {unknown[0]!r}; there are: {', '.join(known)}")
@@ -159,8 +220,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not any(name in of for of in taken.values()):
             there = ", ".join(sorted({one for of in taken.values() for one in of}))
             parser.error(f"--set {name}: no such parameter; there are: {there}")
+    folder = NOTEBOOKS if chosen.in_place else chosen.to
     try:
-        check_folder(chosen.to, "--to")
+        check_folder(folder, "--to")
     except OutputError as error:
         parser.error(str(error))
     failed = 0
@@ -172,7 +234,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             executed = execute(
                 prepared, Path.cwd(), lambda at, of, name=name: _say(f"{name}: cell {at} of {of}"), python
             )
-            path = write_file(chosen.to / f"{name}.ipynb", nbformat.writes(executed).encode())
+            kept = to_store(executed) if chosen.in_place else executed
+            path = write_file(folder / f"{name}.ipynb", f"{nbformat.writes(kept)}\n".encode())
         except (NotebookError, OutputError) as error:
             failed += 1
             print(f"\n{name}: {error}", file=sys.stderr)

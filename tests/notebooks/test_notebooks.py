@@ -1,4 +1,4 @@
-"""The notebooks run, on generated data and on one's own, what they say of it holds, and no outputs are kept."""
+"""The notebooks run, on generated data and on one's own, and are stored with the outputs of their code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytest.importorskip("ipykernel", reason="the extra `notebooks` is not installed"
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-STUDIED = ("feedback_loop", "next_agent_accuracy", "remaining_length", "replay", "router")
+STUDIED = ("feedback_loop", "first_hour", "next_agent_accuracy", "remaining_length", "replay", "router")
 
 
 def load_tool() -> ModuleType:
@@ -67,15 +67,22 @@ def errors(executed: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_are_kept_without_outputs_and_name_no_machine(path: Path) -> None:
+def test_stored_outputs_belong_to_the_code_and_name_no_machine(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     assert notebook.metadata.kernelspec.name == "python3"
+    remedy = f"store its outputs: python tools/notebooks.py --in-place {path.stem}"
+    assert notebook.metadata.get("presage", {}).get("code") == TOOL.digest_of_code(notebook), remedy
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert not {output.output_type for cell in code for output in cell.outputs} & {"error"}
+    assert figures(notebook) > 0
+    assert errors(notebook) == []
     for cell in notebook.cells:
-        if cell.cell_type == "code":
-            assert cell.outputs == []
-            assert cell.execution_count is None
-    assert not re.search(r"/(home|root|tmp|work|Users|mnt)/|[A-Z]:\\\\", path.read_text(encoding="utf-8"))
+        shown = "\n".join([cell.source, *TOOL.texts_of_outputs(cell)])
+        assert not TOOL.LOCAL_PATH.search(shown)
+        assert not re.search(r"https?://(?:127|localhost)| at 0x[0-9a-f]{6}", shown)
+    assert path.stat().st_size < 400_000
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -92,6 +99,22 @@ def test_parameters_stand_in_one_cell_each_said_and_none_read_from_elsewhere(pat
 
 def test_every_study_is_there() -> None:
     assert {*STUDIED} <= {path.stem for path in NOTEBOOKS}
+
+
+@pytest.mark.slow
+def test_first_hour(tmp_path: Path) -> None:
+    asked = {
+        "promoted": "verdict.promoted",
+        "accuracy": "report.to_frame()['completion_accuracy_1'].to_dict()",
+        "champion": "champion.forecast(steps).to_dict() == model.forecast(steps).to_dict()",
+    }
+    executed, found = run("first_hour", tmp_path, {"WORKFLOWS": 100}, asked)
+    assert figures(executed) == 1
+    assert errors(executed) == []
+    assert found["promoted"]
+    assert found["accuracy"]["presage"] > found["accuracy"]["markov-3"]
+    assert found["champion"]
+    assert list(tmp_path.iterdir()) == [], "nothing is left in the working directory"
 
 
 @pytest.mark.slow
@@ -148,7 +171,7 @@ def test_router_and_the_same_seed_says_the_same(tmp_path: Path) -> None:
         "map": "{n: of.ranking.macro_map for n, of in judged.items()}",
         "ece": "judged['presage'].ranking.ece",
         "area": "[ours.area, ours.area_of_singles]",
-        "ends": "accuracy_cis(said['presage'], held, SEED)",
+        "ends": "accuracy_cis(forecasts['presage'], held, SEED)",
     }
     executed, found = run("router", tmp_path, small, asked)
     assert figures(executed) == 3
@@ -388,3 +411,22 @@ def test_the_tool_refuses_what_it_does_not_know(
     assert stopped.value.code == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "build").exists()
+
+
+@pytest.mark.slow
+def test_the_tool_stores_outputs_but_none_that_names_a_path_of_the_machine(
+    shelf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(shelf, "good", "SEED = 0", "print(SEED)")
+    before = {path.name: path.read_bytes() for path in shelf.iterdir()}
+    with pytest.raises(SystemExit):
+        TOOL.main(["--in-place", "--set", "SEED=7"])
+    assert {path.name: path.read_bytes() for path in shelf.iterdir()} == before
+    write(shelf, "bad", "SEED = 0", "print('/home/' + 'me/traces')")
+    before["bad.ipynb"] = (shelf / "bad.ipynb").read_bytes()
+    assert TOOL.main(["--in-place"]) == 1
+    assert "bad: cell 2: it names a path of this machine (/home/…)" in capsys.readouterr().err
+    assert (shelf / "bad.ipynb").read_bytes() == before["bad.ipynb"]
+    stored = nbformat.read(shelf / "good.ipynb", as_version=4)
+    assert [cell.execution_count for cell in stored.cells] == [1, 2]
+    assert stored.metadata.presage.code == TOOL.digest_of_code(stored)

@@ -38,6 +38,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy.special import softmax
 
+from presage.datasets.read import Traces
 from presage.datasets.schema import STATE_COLUMNS, conform
 from presage.datasets.synthetic.processes import PROCESSES, SyntheticProcess
 from presage.errors import ConfigurationError
@@ -110,6 +111,20 @@ def generate(
     return Generated(
         _table(known, walks, states, seen, seed, rng), known.agents, _forecast(known, walks, *seen, horizon)
     )
+
+
+def generate_traces(process: str, workflows: int, *, random_state: int = 0) -> Traces:
+    """Generate traces of a synthetic process: agents with loops, retries and a hidden intent.
+
+    Args:
+        process: "retry", "research" or "triage".
+        workflows: their number.
+        random_state: seed; another one draws other workflows.
+
+    Raises:
+        ConfigurationError: an unknown process, or a number out of range.
+    """
+    return Traces(generate(process, workflows, random_state).table, {})
 
 
 @dataclass(frozen=True)
