@@ -71,6 +71,8 @@ def test_stored_outputs_belong_to_the_code_and_name_no_machine(path: Path) -> No
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     assert notebook.metadata.kernelspec.name == "python3"
+    if "needs" in notebook.metadata.get("presage", {}) and not figures(notebook):
+        pytest.skip("no outputs yet: it needs vLLM")
     remedy = f"store its outputs: python tools/notebooks.py --in-place {path.stem}"
     assert notebook.metadata.get("presage", {}).get("code") == TOOL.digest_of_code(notebook), remedy
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
