@@ -147,13 +147,14 @@ def unknown_names(code: str) -> set[str]:
 
     Lower-case names that are not called are the reader's own.
     """
-    tree, missing = ast.parse(code), []
+    tree, missing, imported = ast.parse(code), [], set[str]()
     own = {name.id for name in ast.walk(tree) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "presage":
             missing += [of.name for of in node.names if not resolves(f"{node.module}.{of.name}")]
         if isinstance(node, ast.Import | ast.ImportFrom):
-            own |= {(of.asname or of.name).split(".")[0] for of in node.names}
+            imported |= {(of.asname or of.name).split(".")[0] for of in node.names}
+    own |= imported
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "presage":
             missing += [] if hasattr(package, node.attr) else [f"presage.{node.attr}"]
@@ -164,7 +165,11 @@ def unknown_names(code: str) -> set[str]:
         called = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
         if isinstance(node.func, ast.Name) and called not in {*own, *dir(builtins), *parameters()}:
             missing.append(called)
-        if called not in own and (takes := parameters().get(called)) is not None:
+        root = node.func
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        elsewhere = isinstance(root, ast.Name) and root.id in imported - {"presage"}  # such as mlflow.models.evaluate
+        if called not in own and not elsewhere and (takes := parameters().get(called)) is not None:
             missing += [f"{called}({of.arg})" for of in node.keywords if of.arg and of.arg not in takes]
     return set(missing)
 
