@@ -105,8 +105,13 @@ def test_from_traces_to_a_champion_and_back(
     assert "all held out" in version.description
     assert [one.dataset.name for one in run.inputs.dataset_inputs] == ["training traces", "test traces"]
     (logged,) = client.search_logged_models([run.info.experiment_id])
-    of_model = {one.key: one.value for one in logged.metrics}
+    of_model = {one.key: one.value for one in sorted(logged.metrics, key=lambda one: one.step)}
     assert of_model == run.data.metrics
+    assert logged.params == run.data.params
+    losses = client.get_metric_history(made.run_id, "epoch/validation_loss")
+    assert [one.step for one in losses] == list(range(1, len(losses) + 1))
+    assert [one.value for one in losses] == pytest.approx(report.metrics["curves"]["validation_loss"])
+    assert len(losses) > 1
     (child,) = client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{made.run_id}'")
     assert child.info.run_name == "markov-1"
     assert child.data.metrics["completion_accuracy_1"] == frame.loc["markov-1", "completion_accuracy_1"]

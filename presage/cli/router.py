@@ -103,6 +103,8 @@ def router(
             "--start-from keeps the router's encoder and prompt limits: omit --encoder, --head-tokens and --tail-tokens"
         )
 
+    curves: dict[str, list[float | None]] = {}
+
     def learner(report: Progress) -> FitScorer | None:
         if configuration.head != "transformer":
             return None
@@ -128,12 +130,13 @@ def router(
             done = finetune(scorer, train, held_out, how, checkpoints=checkpoints, resume=resume, progress=report)
             if not done.main_process:  # under `accelerate launch` one process saves and registers
                 raise typer.Exit
+            curves.update({f"validation_{key}": [epoch[key] for epoch in done.history] for key in ("loss", "macro_ap")})
             return done.scorer
 
         return learn
 
     def fit(learnt: Outcomes, test_set: Outcomes | None, report: Progress) -> RouterTraining:
-        return train_router(
+        training = train_router(
             learnt,
             test_set,
             configuration,
@@ -143,6 +146,8 @@ def router(
             fit_scorer=learner(report),
             progress=report,
         )
+        training.metrics["curves"] = curves
+        return training
 
     carry_out(
         TrainingJob(ROUTER, data, test or [], skip_bad, out_folder, None, force, name, register, tracking_uri),

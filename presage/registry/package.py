@@ -54,8 +54,15 @@ MLFLOW_RUN_NOTE: Final = "mlflow.note.content"
 _DIGEST: Final = 36
 """Characters of a data set's digest; MLflow's limit."""
 
+EPOCH: Final = "epoch/"
+"""Prefix of the figures with one value an epoch; MLflow's pages show them together."""
+
 _BATCH: Final = 100
 """Parameters in one call; MLflow's limit."""
+_LONGEST: Final = 500
+"""Characters of a parameter."""
+_METRICS: Final = 1000
+"""Metrics in one call; MLflow's limit."""
 _LIBRARIES: Final = ("mlflow", "numpy", "pandas", "safetensors", "torch", "scikit-learn", "pyarrow", "lightgbm")
 _NEEDED: Final = ("mlflow", "numpy", "pandas", "scipy", "numba", "pyarrow", "safetensors")
 """Libraries that forecasts need, beside those of a transformer if the predictor has one."""
@@ -123,10 +130,13 @@ def register(
             experiment_id, tags={**facts, **tags, MLFLOW_RUN_NOTE: description}, run_name=run_name
         ).info.run_id
         with _on_failure(lambda: registry.client.set_terminated(run_id, status="FAILED")):
-            _log_run(registry, run_id, {**params, **_versions()}, metrics, report, Path(scratch))
+            texts = {key: str(value)[:_LONGEST] for key, value in {**params, **_versions()}.items()}
+            _log_run(registry, run_id, texts, metrics, report, Path(scratch))
             example = form_of(content.kind).example(input_example)
-            logged = _log_model(registry, experiment_id, run_id, name, artefact, content, example, Path(scratch))
-            _log_figures(registry, run_id, logged.model_id, figures, datasets or {})
+            logged = _log_model(
+                registry, experiment_id, run_id, name, artefact, content, example, texts, description, Path(scratch)
+            )
+            _log_figures(registry, run_id, logged.model_id, figures, metrics.get("curves", {}), datasets or {})
             _log_baselines(registry, experiment_id, run_id, metrics)
             _make_model(registry, name, content.kind)
             made = registry.client.create_model_version(
@@ -195,14 +205,14 @@ def _on_failure(mark: Callable[[], object]) -> Iterator[None]:
 def _log_run(
     registry: Registry,
     run_id: str,
-    params: Mapping[str, Any],
+    params: Mapping[str, str],
     metrics: Mapping[str, Any],
     report: Sequence[Path],
     scratch: Path,
 ) -> None:
     from mlflow.entities import Param
 
-    texts = [Param(key, str(value)[:500]) for key, value in params.items()]
+    texts = [Param(key, value) for key, value in params.items()]
     for start in range(0, len(texts), _BATCH):
         registry.client.log_batch(run_id, params=texts[start : start + _BATCH])
     path = scratch / "metrics.json"
@@ -213,9 +223,14 @@ def _log_run(
 
 
 def _log_figures(
-    registry: Registry, run_id: str, model_id: str, figures: Mapping[str, float], datasets: Mapping[str, str]
+    registry: Registry,
+    run_id: str,
+    model_id: str,
+    figures: Mapping[str, float],
+    curves: Mapping[str, Sequence[float | None]],
+    datasets: Mapping[str, str],
 ) -> None:
-    """Log the data sets as inputs of the run, and the figures to run and model."""
+    """Log the data sets as inputs of the run, and to run and model the figures, and the curves by epoch."""
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 
     inputs = []
@@ -226,8 +241,16 @@ def _log_figures(
     if inputs:
         registry.client.log_inputs(run_id, inputs)
     now_ms = int(time.time() * 1000)
-    logged = [Metric(key, value, now_ms, 0, model_id=model_id, run_id=run_id) for key, value in figures.items()]
-    registry.client.log_batch(run_id, metrics=logged)
+    points = [(key, value, 0) for key, value in figures.items()]
+    points += [
+        (f"{EPOCH}{name}", value, epoch)
+        for name, values in curves.items()
+        for epoch, value in enumerate(values, start=1)
+        if value is not None
+    ]
+    logged = [Metric(key, value, now_ms, step, model_id=model_id, run_id=run_id) for key, value, step in points]
+    for start in range(0, len(logged), _METRICS):
+        registry.client.log_batch(run_id, metrics=logged[start : start + _METRICS])
 
 
 def _log_baselines(registry: Registry, experiment_id: str, run_id: str, metrics: Mapping[str, Any]) -> None:
@@ -251,6 +274,8 @@ def _log_model(
     artefact: Path,
     content: Artefact,
     example: "pd.DataFrame",
+    params: Mapping[str, str],
+    description: str,
     scratch: Path,
 ) -> "LoggedModel":
     import mlflow.pyfunc
@@ -263,7 +288,13 @@ def _log_model(
     for file in (CONFIG_FILE, TENSORS_FILE, *content.files):  # other files of the folder are the run's
         shutil.copyfile(artefact / file, staged / file)
     # MLflow allows dots in names of registered models, not of logged models.
-    logged = registry.client.create_logged_model(experiment_id, name=name.replace(".", "-"), source_run_id=run_id)
+    logged = registry.client.create_logged_model(
+        experiment_id,
+        name=name.replace(".", "-"),
+        source_run_id=run_id,
+        params=dict(params),
+        tags={MLFLOW_RUN_NOTE: description},
+    )
     with _on_failure(lambda: registry.client.finalize_logged_model(logged.model_id, "FAILED")):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # MLflow's advice on type hints

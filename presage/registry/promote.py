@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from presage.errors import RegistryError
 from presage.registry.connect import Registry, attach, pages, registry_errors
 from presage.registry.gates import Verdict, lost_by_target
-from presage.registry.package import EXPERIMENT
+from presage.registry.package import EPOCH, EXPERIMENT
 
 CHAMPION: Final = "champion"
 
@@ -203,7 +203,10 @@ def _figures_by_run(registry: Registry) -> dict[str, dict[str, float]]:
     if experiment is None:
         return {}
     found = pages(registry.client.search_runs, experiment_ids=[experiment.experiment_id], filter_string=_OF_VERSIONS)
-    return {run.info.run_id: dict(run.data.metrics) for run in found}
+    return {
+        run.info.run_id: {key: value for key, value in run.data.metrics.items() if not key.startswith(EPOCH)}
+        for run in found
+    }
 
 
 def _describe(version: Any, aliases: list[str], figures: Mapping[str, dict[str, float]]) -> dict[str, Any]:

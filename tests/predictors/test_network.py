@@ -252,7 +252,7 @@ def test_the_epoch_that_is_kept_is_the_best_one_and_waiting_ends() -> None:
         drawn,
         sample(["cba", "bcc"] * 5, seed=9),
         config=replace(CONFIG, epochs=40, patience=3, learning_rate=0.02),
-        progress=lambda _, loss: losses.append(loss),
+        progress=lambda _, __, loss: losses.append(loss),
     )
     assert epoch == int(np.argmin(losses)) + 1 or losses[epoch - 1] <= min(losses) + 1e-5
     assert len(losses) == min(40, epoch + 3)

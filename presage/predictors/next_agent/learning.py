@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -39,10 +39,13 @@ _TOKENS_SHARE: Final = 0.15
 
 @dataclass(frozen=True)
 class Stopping:
-    """Result of early stopping: epochs of the network, trees of each ensemble."""
+    """Result of early stopping: epochs of the network, trees of each ensemble; and the losses of each epoch of the
+    network, nats a label, by name.
+    """
 
     epochs: int
     rounds: Mapping[str, int]
+    curves: Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,12 @@ def learn(
     train = of.train
     epochs, rounds = (stopping.epochs, stopping.rounds) if stopping is not None else (None, None)
     most = epochs if epochs is not None else config.network.epochs
+    losses: list[tuple[float, float]] = []
+
+    def after_epoch(done: int, training: float, validation: float) -> None:
+        losses.append((training, validation))
+        progress(done / most)
+
     with threadpool_limits(limits=1), ThreadPoolExecutor(max_workers=1) as pool:
         growing = pool.submit(grow, of, config, seed, rounds=rounds) if trees is None else None
         network, epoch = fit_network(
@@ -198,7 +207,7 @@ def learn(
             config.network,
             seed,
             epochs=epochs,
-            progress=lambda done, _: progress(done / most),
+            progress=after_epoch,
         )
         grown = growing.result() if growing is not None else trees
     assert grown is not None
@@ -210,7 +219,8 @@ def learn(
         _evidence(train),
         np.full((PATTERNS, len(MOMENTS), len(COMPONENTS), train.horizon), _EVEN_SHARE),
     )
-    return parts, Stopping(epoch, {name: len(ensemble) for name, ensemble in grown.items()})
+    curves = dict(zip(("training_loss", "validation_loss"), zip(*losses, strict=True), strict=True))
+    return parts, Stopping(epoch, {name: len(ensemble) for name, ensemble in grown.items()}, curves)
 
 
 def _examples(prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]]) -> Examples:

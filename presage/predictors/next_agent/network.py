@@ -224,7 +224,7 @@ def fit_network(
     seed: int,
     *,
     epochs: int | None = None,
-    progress: Callable[[int, float], None] | None = None,
+    progress: Callable[[int, float, float], None] | None = None,
 ) -> tuple[NetworkWeights, int]:
     """Train the network.
 
@@ -235,7 +235,8 @@ def fit_network(
         config: sizes and schedule.
         seed: of initialisation, order and dropout.
         epochs: number of epochs; None: early stopping on `validation`.
-        progress: called after each epoch with its number and the validation loss in nats (NaN with `epochs`).
+        progress: called after each epoch with its number, the training loss (with dropout) and the validation loss, in
+            nats a label (NaN with `epochs`).
 
     Returns:
         The weights as arrays, and the epoch they are from (counted from 1).
@@ -270,6 +271,7 @@ def fit_network(
     updates = 0
     for epoch in range(1, (epochs or total) + 1):
         network.train()
+        total_loss = rows = 0.0
         for workflows in batches(lengths, config.batch_steps, rng):
             batch = WorkflowBatch(data, train.offsets, workflows, rng.random((len(workflows), 2)) < drops)
             loss = masked_cross_entropy(network(batch), batch.outcomes)
@@ -279,10 +281,12 @@ def fit_network(
             optimizer.step()
             schedule.step()
             updates += 1
+            total_loss += loss.item() * len(batch.outcomes)
+            rows += len(batch.outcomes)
             _follow(followers, weights, min(config.averaging, updates / (updates + 10)))
         score = np.nan if epochs is not None else _score(average, held_out, validation.offsets, check, bare)
         if progress is not None:
-            progress(epoch, score)
+            progress(epoch, total_loss / rows / 2.0, score)
         if epochs is not None:
             kept, best_epoch = average.state_dict(), epoch
             continue

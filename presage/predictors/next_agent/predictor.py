@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
@@ -57,8 +58,12 @@ Workflow = NDArray[np.float32]
 
 
 class NextAgentPredictor:
-    """Forecasts the next K agents; create one with `fit` or `load`."""
+    """Forecasts the next K agents; create one with `fit` or `load`.
 
+    `curves` are the losses of each epoch of `fit`, by name, before the final fit on all tasks; a loaded one has none.
+    """
+
+    curves: Mapping[str, Sequence[float]] = MappingProxyType({})
     vocabulary: Vocabulary
     horizon: int
     source: StateSource
@@ -99,6 +104,7 @@ class NextAgentPredictor:
         parts, stopping = learn(
             of, self.config, self.seed, trees=trees, progress=lambda share: report("learning", share)
         )
+        self.curves = stopping.curves
         shares = self._weigh(parts, validation)
         if self.config.refit:
             everything = whole if whole is not None else join(train, validation)

@@ -32,6 +32,7 @@ from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.training.baselines import BASELINES, find
 from presage.training.configuration import Limits
+from presage.training.metrics import json_values
 from presage.training.next_agent.evaluate import Evaluation, Predict, evaluate
 from presage.training.next_agent.semantic_state import StateChoice, TrainingTraces, choose_states
 from presage.training.sets import (
@@ -193,6 +194,7 @@ def assess(
             **named_digests(digests),
         },
         "state_choice": fitted.choice.to_dict(),
+        "curves": json_values({name: list(values) for name, values in predictor.curves.items()}),
         "traces": describe(parts.train),
         "config": {**asdict(predictor.config), "horizon": predictor.horizon},
         "versions": versions(),
