@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,8 @@ def test_from_traces_to_a_champion_and_back(
     of_model = {one.key: one.value for one in sorted(logged.metrics, key=lambda one: one.step)}
     assert of_model == run.data.metrics
     assert logged.params == run.data.params
+    assert json.loads(logged.tags["mlflow.modelVersions"]) == [{"name": "agents", "version": 1}]
+    assert {one.dataset_name for one in logged.metrics if "accuracy" in one.key} == {"test traces"}
     losses = client.get_metric_history(made.run_id, "epoch/validation_loss")
     assert [one.step for one in losses] == list(range(1, len(losses) + 1))
     assert [one.value for one in losses] == pytest.approx(report.metrics["curves"]["validation_loss"])

@@ -109,10 +109,12 @@ def register_training(
     from presage.registry.package import register
     from presage.training.report.files import report_files
     from presage.training.report.next_agent import flat
+    from presage.training.training import named_digests
 
     document, data_facts = resolve_name(KINDS[kind.name].report)(training.metrics), training.metrics["data"]
-    lines = [f"**{card.value}** {card.label}; {card.beside}" for card in document.cards]
-    lines += [f"{key}: {value}" for key, value in data_facts.items()]
+    figures = [f"- **{card.value}** {card.label}; {card.beside}" for card in document.cards]
+    inputs = named_digests(training.digests)  # MLflow shows the data sets beside the description
+    facts = [f"- {key}: {value}" for key, value in data_facts.items() if key not in inputs]
     described = {f"data.{key}": value for key, value in training.training_data.items()}
     made = register(
         registry,
@@ -123,7 +125,7 @@ def register_training(
         tags={**kind.tags(training.metrics), **lost_tags(training.metrics)},
         input_example=kind.data.example(data),
         report=report_files(folder),
-        description="\n".join([document.lead, "", *(f"- {line}" for line in lines)]),
+        description="\n".join([*figures, "", document.lead, "", *facts]),
         datasets=training.digests,
     )
     training.metrics["version"] = made.version

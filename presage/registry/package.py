@@ -147,6 +147,8 @@ def register(
                 tags={**facts, **tags},
                 description=description or None,
             )
+            held = json.dumps([{"name": name, "version": int(made.version)}])
+            registry.client.set_logged_model_tags(logged.model_id, {"mlflow.modelVersions": held})
         registry.client.set_terminated(run_id)
     return RegisteredVersion(name, int(made.version), run_id, f"models:/{name}/{made.version}")
 
@@ -188,7 +190,8 @@ def _experiment(registry: Registry) -> str:
     found = registry.client.get_experiment_by_name(EXPERIMENT)
     if found is not None:
         return str(found.experiment_id)
-    return str(registry.client.create_experiment(EXPERIMENT, artifact_location=registry.artifacts))
+    tags = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's pages for models, not those for LLM traces
+    return str(registry.client.create_experiment(EXPERIMENT, artifact_location=registry.artifacts, tags=tags))
 
 
 @contextmanager
@@ -233,22 +236,25 @@ def _log_figures(
     """Log the data sets as inputs of the run, and to run and model the figures, and the curves by epoch."""
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 
-    inputs = []
+    inputs, judged_on = [], {}
     for name, digest in datasets.items():
         whole = digest.removeprefix("sha256:")
         data = Dataset(name, whole[:_DIGEST], "presage", json.dumps({}), profile=json.dumps({"sha256": whole}))
-        inputs.append(DatasetInput(data, [InputTag("mlflow.data.context", name.partition(" ")[0])]))
+        context = name.partition(" ")[0]
+        inputs.append(DatasetInput(data, [InputTag("mlflow.data.context", context)]))
+        if context == "test":
+            judged_on = {"dataset_name": data.name, "dataset_digest": data.digest}
     if inputs:
         registry.client.log_inputs(run_id, inputs)
     now_ms = int(time.time() * 1000)
-    points = [(key, value, 0) for key, value in figures.items()]
-    points += [
-        (f"{EPOCH}{name}", value, epoch)
+    both = {"model_id": model_id, "run_id": run_id}
+    logged = [Metric(key, value, now_ms, 0, **both, **judged_on) for key, value in figures.items()]
+    logged += [
+        Metric(f"{EPOCH}{name}", value, now_ms, epoch, **both)
         for name, values in curves.items()
         for epoch, value in enumerate(values, start=1)
         if value is not None
     ]
-    logged = [Metric(key, value, now_ms, step, model_id=model_id, run_id=run_id) for key, value, step in points]
     for start in range(0, len(logged), _METRICS):
         registry.client.log_batch(run_id, metrics=logged[start : start + _METRICS])
 

@@ -151,6 +151,7 @@ def _write_verdict(registry: Registry, verdict: Verdict, about: Mapping[str, str
 _STYLE: Final = (
     "body{font:14px/1.4 system-ui,sans-serif;margin:1em}h1{font-size:1.3em}table{border-collapse:collapse}"
     "td{padding:.3em .8em .3em 0;vertical-align:top;border-bottom:1px solid #ddd}tr:first-child{font-weight:bold}"
+    "td:nth-child(2){min-width:9em}li{overflow-wrap:anywhere}"
 )
 
 
