@@ -25,11 +25,12 @@ import numpy as np
 from quantile_forest import RandomForestQuantileRegressor
 
 from presage.datasets.synthetic.lengths import generate_lengths
-from presage.features.lengths import LengthEncoder, LengthRows, length_rows
+from presage.features.lengths import LengthEncoder, length_rows
+from presage.features.rows import LabelledRows
 from presage.predictors.common.artefact import artefact_size_bytes
-from presage.predictors.length.forest import FOLD_TREES, INPUT_SHARE, LEAF_ROWS
-from presage.predictors.length.log_estimator import ERROR_FOLDS
 from presage.predictors.length.predictor import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.quantiles.estimator import ERROR_FOLDS
+from presage.predictors.quantiles.forest import FOLD_TREES, INPUT_SHARE, LEAF_ROWS
 from presage.training.length.texts import LengthTexts
 from presage.training.training import median_us
 
@@ -38,7 +39,7 @@ STEPS_A_WORKFLOW = 4.0
 
 
 def latency(
-    model: RemainingLengthPredictor, batch: LengthRows, requests: list[list[dict[str, object]]]
+    model: RemainingLengthPredictor, batch: LabelledRows, requests: list[list[dict[str, object]]]
 ) -> dict[str, float]:
     at = [(int(t), int(a), int(m)) for t, a, m in zip(batch.workflow_type, batch.agent, batch.model, strict=True)]
     one = model.estimator.predict_one
@@ -80,7 +81,7 @@ def main() -> None:
             "bytes": size,
         }
     few = every.take(np.arange(2_000))
-    inputs, labels = np.nan_to_num(few.numbers), np.log1p(few.remaining)
+    inputs, labels = np.nan_to_num(few.numbers), np.log1p(few.label)
     reference = RandomForestQuantileRegressor(
         FOLD_TREES * ERROR_FOLDS,
         min_samples_leaf=LEAF_ROWS,

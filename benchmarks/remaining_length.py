@@ -34,7 +34,8 @@ from presage.datasets.read import read_traces
 from presage.datasets.synthetic.lengths import generate_lengths
 from presage.datasets.tasks import task_of
 from presage.features.input_profiles import PROFILES
-from presage.features.lengths import LengthEncoder, LengthRows, length_rows
+from presage.features.lengths import LengthEncoder, length_rows
+from presage.features.rows import LabelledRows
 from presage.predictors.common.bootstrap import share_ci
 from presage.predictors.length.baselines import LENGTH_BASELINES
 from presage.predictors.length.predictor import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
@@ -62,8 +63,8 @@ def _ties(values: np.ndarray) -> float:
     return float((counts * (counts - 1) / 2).sum())
 
 
-def figures(rows: LengthRows, said: np.ndarray) -> dict[str, float]:
-    truth, arrival = rows.remaining, rows.step == 0
+def figures(rows: LabelledRows, said: np.ndarray) -> dict[str, float]:
+    truth, arrival = rows.label, rows.step == 0
     above = truth[:, None].astype(float) - said
     levels = np.array(QUANTILES)
     covered = above <= 0
@@ -78,20 +79,20 @@ def figures(rows: LengthRows, said: np.ndarray) -> dict[str, float]:
     return found
 
 
-def coverage_cis(judged: Sequence[tuple[LengthRows, np.ndarray]], seed: int) -> dict[str, tuple[float, float]]:
+def coverage_cis(judged: Sequence[tuple[LabelledRows, np.ndarray]], seed: int) -> dict[str, tuple[float, float]]:
     """95 % intervals of the coverage, by bootstrap over all workflows."""
     positions = np.concatenate([np.bincount(rows.workflow) for rows, _ in judged])
     seen = positions > 0
     found = {}
     for i, level in enumerate(QUANTILES):
-        hits = np.concatenate([np.bincount(rows.workflow, rows.remaining <= said[:, i]) for rows, said in judged])
+        hits = np.concatenate([np.bincount(rows.workflow, rows.label <= said[:, i]) for rows, said in judged])
         found[f"ci95_{level}"] = share_ci(hits[seen], positions[seen], np.random.default_rng(seed))
     return found
 
 
 def judge(
     train: pa.Table, test: pa.Table, estimators: Sequence[str], seed: int
-) -> tuple[LengthRows, dict[str, np.ndarray]]:
+) -> tuple[LabelledRows, dict[str, np.ndarray]]:
     encoder = LengthEncoder.fit(train)
     rows = length_rows(train, encoder)
     held = tasks_apart(rows.task, rows.workflow_type, CALIBRATION_FRACTION, seed)
@@ -155,7 +156,7 @@ def main() -> None:
         table = read_traces([chosen.folder / "autocoderover.jsonl.gz"]).table
         code = pc.dictionary_encode(task_of(table).combine_chunks()).indices.to_numpy()
         fold = (np.random.default_rng(chosen.seed).permutation(code.max() + 1) % FOLDS)[code]
-        judged: list[tuple[LengthRows, dict[str, np.ndarray]]] = []
+        judged: list[tuple[LabelledRows, dict[str, np.ndarray]]] = []
         for number in range(chosen.folds):
             inside = pa.array(fold == number)
             judged.append(judge(table.filter(pc.invert(inside)), table.filter(inside), estimators, chosen.seed))

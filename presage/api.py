@@ -41,9 +41,10 @@ from presage.datasets.read import Traces, read_traces
 from presage.datasets.split import Split
 from presage.datasets.split import split as split_table
 from presage.errors import ConfigurationError
-from presage.features.lengths import Target, length_rows
+from presage.features.lengths import length_rows
 from presage.features.moment import COMPLETION, MOMENTS, Moment
 from presage.features.prefixes import prefixes_of
+from presage.features.rows import Target
 from presage.features.states import SKETCH, States
 from presage.predictor_kinds import KINDS
 from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor

@@ -15,13 +15,12 @@ workflow that was cut (`complete` false).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import njit
 from numpy.typing import NDArray
 
 from presage.datasets.schema import workflow_codes
@@ -38,75 +37,27 @@ from presage.features.history import (
     produce,
     progress,
 )
-from presage.features.input_profiles import PROFILES, TEXT, TOKENS, Sources
+from presage.features.input_profiles import TEXT, TOKENS, Sources
+from presage.features.rows import (
+    PREVIOUS_COLUMN,
+    PRODUCED_COLUMN,
+    PROMPT,
+    PROMPT_COLUMN,
+    SYSTEM_COLUMN,
+    USER_COLUMN,
+    LabelledRows,
+    Target,
+)
 from presage.features.sketch import Sketch
 from presage.features.vocabulary import Vocabulary, codes, encode, token_counts
 
-Target = Literal["remaining", "step"]
-"""What is predicted: the output tokens of this and all later steps, or of this step alone."""
-
-PROMPT: Final = ("system_tokens", "user_tokens", "prompt_tokens")
 _NO_COUNT: Final = 2**63
 CHARS_PER_TOKEN: Final = 4.0
 MODELS_KEPT: Final = 256
 _NOTHING: Final = np.empty(0, np.float32)
-_SYSTEM, _USER, _PROMPT = range(len(PROMPT))
-_PRODUCED, _PREVIOUS = (len(PROMPT) + PROGRESS.index(name) for name in ("produced_tokens", "previous_output_tokens"))
 
-LEARNT_PROFILES: Final[tuple[Sources, ...]] = tuple(PROFILES[name] for name in ("ids", "ids+tokens", "+text"))
-"""The input profiles that differ for a predictor of lengths, which reads no hidden states; the smallest first. A row
-with a text has the last."""
 AGENTS_TRACKED: Final = 16
 """Number of agents, the most frequent, of which a row has the calls and the steps since."""
-
-
-@dataclass(frozen=True, eq=False)
-class LengthRows:
-    """n LLM steps of W workflows, with their labels.
-
-    Attributes:
-        workflow_type: int32 [n], T for an unknown type.
-        agent: int32 [n], V for an unknown agent.
-        model: int32 [n], M for a model that training never saw, M + 1 where none is named.
-        numbers: float32 [n, F], the columns of `LengthEncoder.names`, NaN where unknown.
-        remaining: float32 [n], output tokens of the target, NaN where unknown.
-        lower_bound: bool [n], the workflow was cut: `remaining` is at least that.
-        step: int32 [n], steps of the workflow before this one.
-        workflow: int32 [n], 0..W-1.
-        task: int32 [n], equal for workflows of one task: they stay on one side of any split.
-    """
-
-    vocabulary: Vocabulary
-    target: Target
-    workflow_type: NDArray[np.int32]
-    agent: NDArray[np.int32]
-    model: NDArray[np.int32]
-    numbers: NDArray[np.float32]
-    remaining: NDArray[np.float32]
-    lower_bound: NDArray[np.bool_]
-    step: NDArray[np.int32]
-    workflow: NDArray[np.int32]
-    task: NDArray[np.int32]
-
-    def __len__(self) -> int:
-        return len(self.agent)
-
-    @property
-    def workflows(self) -> int:
-        """How many workflows have a row."""
-        return len(np.unique(self.workflow))
-
-    @property
-    def labelled(self) -> NDArray[np.bool_]:
-        """bool [n], rows whose label is the number itself, neither unknown nor a bound."""
-        return np.isfinite(self.remaining) & ~self.lower_bound
-
-    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> LengthRows:
-        """The given rows alone, by number or by a mask; workflows and tasks keep their numbers."""
-        return replace(self, **{name: getattr(self, name)[rows] for name in _PER_ROW})
-
-
-_PER_ROW: Final = tuple(field.name for field in fields(LengthRows) if field.name not in ("vocabulary", "target"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,20 +100,20 @@ class LengthEncoder:
         name = str(name)
         return self.models.index(name) if name in self.models else len(self.models)
 
-    def observed(self, rows: LengthRows, sources: Sources) -> LengthRows:
+    def observed(self, rows: LabelledRows, sources: Sources) -> LabelledRows:
         """The rows of the same trace without all other sources; the labels stay."""
         numbers, model = rows.numbers.copy(), rows.model
         if TEXT not in sources:
             # Where a prompt was not counted, its characters replace the count.
             texts = _of_characters(numbers)
-            numbers[numbers[:, _PROMPT] == texts, _PROMPT] = np.nan
+            numbers[numbers[:, PROMPT_COLUMN] == texts, PROMPT_COLUMN] = np.nan
             sketches = 2 * (self.sketch.size if self.sketch is not None else 0)
-            numbers[:, [_SYSTEM, _USER, *range(numbers.shape[1] - sketches, numbers.shape[1])]] = np.nan
+            numbers[:, [SYSTEM_COLUMN, USER_COLUMN, *range(numbers.shape[1] - sketches, numbers.shape[1])]] = np.nan
             model = np.full_like(model, self.model(None))
         if TOKENS not in sources:
-            numbers[:, _PROMPT] = _of_characters(numbers)
-            numbers[:, _PRODUCED] = 0.0
-            numbers[:, _PREVIOUS] = np.nan
+            numbers[:, PROMPT_COLUMN] = _of_characters(numbers)
+            numbers[:, PRODUCED_COLUMN] = 0.0
+            numbers[:, PREVIOUS_COLUMN] = np.nan
         return replace(rows, numbers=numbers, model=model)
 
     def to_config(self) -> dict[str, Any]:
@@ -251,7 +202,7 @@ class LengthWorkflow:
         return np.full(sketch.size, np.nan, np.float32) if text is None else sketch.transform_one(text)
 
 
-def length_rows(table: pa.Table, encoder: LengthEncoder, target: Target = "remaining") -> LengthRows:
+def length_rows(table: pa.Table, encoder: LengthEncoder, target: Target = "remaining") -> LabelledRows:
     """Rows of a trace in canonical order (as `read_traces` returns it); raises TraceError without an LLM step."""
     llm = np.asarray(pc.equal(table["kind"], "llm").to_numpy(), bool)
     if not llm.any():
@@ -276,14 +227,14 @@ def length_rows(table: pa.Table, encoder: LengthEncoder, target: Target = "remai
         prompts, answers = prompts_and_answers(table)
         numbers += [of[llm] for of in np.split(encoder.sketch.transform(prompts + answers), 2)]
     cut, named = ~np.asarray(table["complete"].to_numpy(), bool), table["model"].is_valid().to_numpy()
-    return LengthRows(
+    return LabelledRows(
         vocabulary=vocabulary,
         target=target,
         workflow_type=vocabulary.encode_types(table["workflow_type"])[llm],
         agent=agent[llm],
         model=np.where(named, encode(table["model"], encoder.models), len(encoder.models) + 1).astype(np.int32)[llm],
         numbers=np.concatenate(numbers, axis=1, dtype=np.float32),
-        remaining=(outputs if target == "step" else _sums_to_the_end(known, offsets))[llm],
+        label=(outputs if target == "step" else _sums_to_the_end(known, offsets))[llm],
         lower_bound=cut[llm] & (target == "remaining"),
         step=(np.arange(len(table)) - offsets[workflow]).astype(np.int32)[llm],
         workflow=workflow.astype(np.int32)[llm],
@@ -300,28 +251,9 @@ def prompts_and_answers(table: pa.Table) -> tuple[list[str | None], list[str | N
     return prompts, answers
 
 
-@njit(cache=True)
-def profiles_of(numbers: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Index in LEARNT_PROFILES of each row's inputs, int64 [n], from numbers float32 [n, F]."""
-    out = np.empty(len(numbers), np.int64)
-    for row in range(len(numbers)):
-        of = numbers[row]
-        if not (np.isnan(of[_SYSTEM]) and np.isnan(of[_USER])):
-            out[row] = 2
-        else:
-            out[row] = not (np.isnan(of[_PROMPT]) and np.isnan(of[_PREVIOUS])) or of[_PRODUCED] > 0
-    return out
-
-
-def join_rows(first: LengthRows, second: LengthRows) -> LengthRows:
-    """Both, one after the other; they come from one trace, so workflow and task numbers agree."""
-    both = [np.concatenate([getattr(first, name), getattr(second, name)]) for name in _PER_ROW]
-    return LengthRows(first.vocabulary, first.target, *both)
-
-
 def _of_characters(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
     """The characters that replace the token count of the whole prompt, float32 [n], NaN without texts."""
-    system, user = numbers[:, _SYSTEM], numbers[:, _USER]
+    system, user = numbers[:, SYSTEM_COLUMN], numbers[:, USER_COLUMN]
     return np.where(np.isnan(system), user, np.where(np.isnan(user), system, system + user))
 
 
@@ -329,7 +261,9 @@ def _prompt_tokens(system_chars: Any, user_chars: Any, tokens: Any) -> NDArray[n
     """The columns of PROMPT, float32 [..., 3], from characters and the count of the whole prompt, NaN where unknown."""
     found = np.stack([system_chars, user_chars, tokens * CHARS_PER_TOKEN], axis=-1).astype(np.float32) / CHARS_PER_TOKEN
     counted = found.reshape(-1, len(PROMPT))
-    counted[:, _PROMPT] = np.where(np.isnan(counted[:, _PROMPT]), _of_characters(counted), counted[:, _PROMPT])
+    counted[:, PROMPT_COLUMN] = np.where(
+        np.isnan(counted[:, PROMPT_COLUMN]), _of_characters(counted), counted[:, PROMPT_COLUMN]
+    )
     return np.asarray(found, np.float32)
 
 

@@ -25,8 +25,8 @@ def test_the_oracle_covers_as_it_says_and_lengths_are_heavy_tailed() -> None:
         drawn = generate_lengths(1500, seed)
         rows = length_rows(drawn.table, LengthEncoder.fit(drawn.table))
         arrival = rows.step == 0  # one row a workflow: rows are independent and the standard error is known
-        below.append((rows.remaining[:, None] <= drawn.oracle(levels))[arrival])
-        remaining.append(rows.remaining)
+        below.append((rows.label[:, None] <= drawn.oracle(levels))[arrival])
+        remaining.append(rows.label)
     error = np.abs(np.concatenate(below).mean(axis=0) - levels)
     assert (error < 3.5 * np.sqrt(np.multiply(levels, np.subtract(1, levels)) / 9000) + 0.0025).all()
     every = np.concatenate(remaining)

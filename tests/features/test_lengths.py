@@ -8,7 +8,8 @@ from presage.datasets.schema import conform
 from presage.datasets.synthetic.lengths import generate_lengths
 from presage.errors import InputError, TraceError
 from presage.features.input_profiles import PROFILES, masked
-from presage.features.lengths import LEARNT_PROFILES, LengthEncoder, LengthWorkflow, join_rows, length_rows, profiles_of
+from presage.features.lengths import LengthEncoder, LengthWorkflow, length_rows
+from presage.features.rows import LEARNT_PROFILES, join_rows, profiles_of
 from presage.training.length.texts import LengthTexts
 
 
@@ -52,16 +53,16 @@ def column(rows, encoder: LengthEncoder, name: str) -> list[float]:
 def test_what_remains_is_this_step_and_all_later_ones() -> None:
     table = table_of(step("a", 0, "x", 5), step("a", 1, "y", 7), step("b", 0, "x", 11))
     encoder = LengthEncoder.fit(table)
-    assert length_rows(table, encoder).remaining.tolist() == [12, 7, 11]
-    assert length_rows(table, encoder, "step").remaining.tolist() == [5, 7, 11]
+    assert length_rows(table, encoder).label.tolist() == [12, 7, 11]
+    assert length_rows(table, encoder, "step").label.tolist() == [5, 7, 11]
 
 
 def test_a_missing_count_hides_what_remains_before_it_in_its_own_workflow_only() -> None:
     table = table_of(step("a", 0, "x", 5), step("a", 1, "y", None), step("a", 2, "y", 3), step("b", 0, "x", 11))
     rows = length_rows(table, LengthEncoder.fit(table))
-    assert np.isnan(rows.remaining).tolist() == [True, True, False, False]
+    assert np.isnan(rows.label).tolist() == [True, True, False, False]
     assert rows.labelled.tolist() == [False, False, True, True]
-    assert rows.remaining[2:].tolist() == [3, 11]
+    assert rows.label[2:].tolist() == [3, 11]
 
 
 def test_a_cut_workflow_gives_bounds_for_what_remains_and_labels_for_single_steps() -> None:
@@ -69,7 +70,7 @@ def test_a_cut_workflow_gives_bounds_for_what_remains_and_labels_for_single_step
     encoder = LengthEncoder.fit(table)
     rows = length_rows(table, encoder)
     assert rows.lower_bound.tolist() == [True, True, False]
-    assert rows.remaining.tolist() == [12, 7, 1]
+    assert rows.label.tolist() == [12, 7, 1]
     assert rows.labelled.tolist() == [False, False, True]
     assert length_rows(table, encoder, "step").labelled.all()
 
@@ -79,7 +80,7 @@ def test_a_tool_call_is_a_step_but_no_row() -> None:
     encoder = LengthEncoder.fit(table)
     rows = length_rows(table, encoder)
     assert rows.step.tolist() == [0, 2]
-    assert rows.remaining.tolist() == [8, 3]
+    assert rows.label.tolist() == [8, 3]
     assert column(rows, encoder, "step") == [0, 2]
 
 
@@ -152,7 +153,7 @@ def test_counts_that_no_float_holds_are_rounded_as_those_of_a_request() -> None:
     encoder = LengthEncoder.fit(table)
     rows = length_rows(table, encoder)
     np.testing.assert_array_equal(rows.numbers[1], numbers_of(encoder, table.to_pylist())[3])
-    assert rows.remaining.tolist() == pytest.approx([2**31 + 2**24, 2**31 - 1])
+    assert rows.label.tolist() == pytest.approx([2**31 + 2**24, 2**31 - 1])
 
 
 @pytest.mark.parametrize("text", ["", "word " * 250_000])
@@ -203,7 +204,7 @@ def test_rows_observed_are_those_of_the_trace_with_the_other_columns_null(profil
     seen, wanted = encoder.observed(rows, PROFILES[profile]), length_rows(masked(table, PROFILES[profile]), encoder)
     np.testing.assert_array_equal(seen.numbers, wanted.numbers)
     np.testing.assert_array_equal(seen.model, wanted.model)
-    np.testing.assert_array_equal(seen.remaining, rows.remaining)
+    np.testing.assert_array_equal(seen.label, rows.label)
     np.testing.assert_array_equal(
         profiles_of(seen.numbers) <= LEARNT_PROFILES.index(PROFILES[profile] - {"states"}), True
     )

@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 from length_samples import QUANTILES, fresh_rows, law_rows, pinball, with_labels
 
 from presage.errors import TraceError
-from presage.features.lengths import LengthRows
+from presage.features.rows import LabelledRows
 from presage.predictors.length.baselines import LENGTH_BASELINES
-from presage.predictors.length.conformal import Conformal, least_rows
-from presage.predictors.length.log_estimator import LogEstimator
 from presage.predictors.length.predictor import ESTIMATORS
+from presage.predictors.quantiles.conformal import Conformal, least_rows
+from presage.predictors.quantiles.estimator import LogEstimator
 
 OURS = tuple(ESTIMATORS.values())
 ALL = {**ESTIMATORS, **{f"baseline {name}": fit for name, fit in LENGTH_BASELINES.items()}}
 
 
-def predictions(name: str, train: LengthRows, calibration: LengthRows) -> np.ndarray:
+def predictions(name: str, train: LabelledRows, calibration: LabelledRows) -> np.ndarray:
     """Quantiles of the calibration rows by an estimator or a baseline."""
     if name in ESTIMATORS:
         return ESTIMATORS[name](0).fit(train, calibration, QUANTILES).predict(calibration)
@@ -39,8 +39,8 @@ def test_quantiles_rise_and_beat_the_median_per_step(fitted: LogEstimator) -> No
     assert (np.diff(said, axis=1) >= 0).all()
     assert (said >= 0).all()
     usual = LENGTH_BASELINES["median-per-step"](train, QUANTILES)(rows)
-    assert pinball(rows.remaining, said[:, 0], 0.5) < 0.9 * pinball(rows.remaining, usual[:, 0], 0.5)
-    assert 0.84 < (rows.remaining <= said[:, 1]).mean() < 0.96
+    assert pinball(rows.label, said[:, 0], 0.5) < 0.9 * pinball(rows.label, usual[:, 0], 0.5)
+    assert 0.84 < (rows.label <= said[:, 1]).mean() < 0.96
 
 
 def test_one_row_gets_what_it_gets_among_many(fitted: LogEstimator) -> None:
@@ -71,9 +71,9 @@ def test_bounds_and_unknown_labels_teach_nothing(name: str) -> None:
     _, train, calibration = law_rows(120, 5)
     spoilt = np.arange(len(train)) % 3 == 0
     clean = train.take(~spoilt)
-    remaining = np.where(spoilt, np.float32(9e6), train.remaining)
+    remaining = np.where(spoilt, np.float32(9e6), train.label)
     remaining[np.flatnonzero(spoilt)[::2]] = np.nan
-    dirty = LengthRows(**{**vars(train), "remaining": remaining, "lower_bound": spoilt})
+    dirty = LabelledRows(**{**vars(train), "label": remaining, "lower_bound": spoilt})
     np.testing.assert_array_equal(*(predictions(name, rows, calibration) for rows in (dirty, clean)))
 
 
@@ -108,7 +108,7 @@ def test_medians_are_those_of_the_narrowest_group_with_enough_rows() -> None:
     said = LENGTH_BASELINES["median-per-step"](train, QUANTILES)(train)
     group = (train.workflow_type == 0) & (train.agent == train.agent[0]) & (train.step == train.step[0])
     assert group.sum() >= 5
-    np.testing.assert_allclose(said[0], np.quantile(train.remaining[group], QUANTILES), rtol=1e-6)
+    np.testing.assert_allclose(said[0], np.quantile(train.label[group], QUANTILES), rtol=1e-6)
 
 
 # --- conformal ---

@@ -6,13 +6,13 @@ from length_samples import QUANTILES, fresh_rows, law_rows, with_labels
 from sklearn.linear_model import Ridge
 
 from presage.datasets.tasks import parts, task_folds
-from presage.features.lengths import LengthRows
-from presage.predictors.length.boosted import BoostedLengths
-from presage.predictors.length.forest import ForestLengths
-from presage.predictors.length.linear import InputEncoding, LogLine
-from presage.predictors.length.log_estimator import LogEstimator
+from presage.features.rows import LabelledRows
+from presage.predictors.quantiles.boosted import BoostedQuantiles
+from presage.predictors.quantiles.estimator import LogEstimator
+from presage.predictors.quantiles.forest import ForestQuantiles
+from presage.predictors.quantiles.linear import InputEncoding, LogLine
 
-OURS = (ForestLengths, BoostedLengths)
+OURS = (ForestQuantiles, BoostedQuantiles)
 
 
 def test_the_others_of_a_single_fold_are_its_own_rows() -> None:
@@ -29,7 +29,7 @@ def test_rows_of_a_task_share_a_fold() -> None:
 
 def test_the_line_says_what_the_ridge_says() -> None:
     encoder, train, _ = law_rows(120, 5)
-    labels = np.log1p(train.remaining.astype(np.float64))
+    labels = np.log1p(train.label.astype(np.float64))
     inputs = InputEncoding.fit(train, labels, len(encoder.models)).inputs(train)
     line = LogLine.fit(inputs, labels)
     smooth = np.where(inputs == -2.0, np.nan, inputs.astype(np.float64))
@@ -47,20 +47,20 @@ def test_the_line_says_what_the_ridge_says() -> None:
 def test_rows_that_could_be_learnt_by_heart_still_calibrate(estimator: type[LogEstimator]) -> None:
     """A number names each task and its labels are all alike: only other tasks show how wrong a forecast is."""
 
-    def drawn(rows: LengthRows, seed: int) -> LengthRows:
+    def drawn(rows: LabelledRows, seed: int) -> LabelledRows:
         rng = np.random.default_rng(seed)
         tasks, index = np.unique(rows.task, return_inverse=True)
         numbers = np.zeros_like(rows.numbers)
         numbers[:, -1] = rng.normal(size=len(tasks))[index]
         level = 5.0 + rng.normal(size=len(tasks))[index]
-        alike = LengthRows(**{**vars(rows), "numbers": numbers})
+        alike = LabelledRows(**{**vars(rows), "numbers": numbers})
         return with_labels(alike, np.exp(level + 0.05 * rng.normal(size=len(rows))).astype(np.float32))
 
     train, fresh = drawn(law_rows()[1], 1), drawn(fresh_rows(), 2)
     none = train.take(np.zeros(0, np.int64))
     said = estimator(0).fit(train, none, QUANTILES).predict(fresh)
     # 400 tasks calibrate, 300 are judged: ± 3 √(.09 / 400 + .09 / 300)
-    assert (fresh.remaining <= said[:, 1]).mean() == pytest.approx(0.9, abs=0.07)
+    assert (fresh.label <= said[:, 1]).mean() == pytest.approx(0.9, abs=0.07)
 
 
 @pytest.mark.parametrize("estimator", OURS)
@@ -69,6 +69,6 @@ def test_training_rows_alone_make_quantiles_cover(estimator: type[LogEstimator])
     rows = fresh_rows()
     fitted = estimator(0).fit(train, calibration.take(np.zeros(0, np.int64)), QUANTILES)
     assert fitted.conformal.rows.sum() == len(train)
-    covered = (rows.remaining[:, None] <= fitted.predict(rows)).mean(axis=0)
+    covered = (rows.label[:, None] <= fitted.predict(rows)).mean(axis=0)
     assert 0.84 < covered[1] < 0.96
     assert covered[2] > 0.97

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 from quantile_forest import RandomForestQuantileRegressor
 from sklearn.ensemble import RandomForestRegressor
 
-from presage.predictors.length.boosted import Ensemble
-from presage.predictors.length.forest import FOLD_TREES, INPUT_SHARE, LEAF_ROWS, FlatForest, Grown, grow
-from presage.predictors.length.trees import not_above
+from presage.predictors.quantiles.boosted import Ensemble
+from presage.predictors.quantiles.forest import FOLD_TREES, INPUT_SHARE, LEAF_ROWS, FlatForest, Grown, grow
+from presage.predictors.quantiles.trees import not_above
 
 LEVELS = [0.01, 0.25, 0.5, 0.9, 0.99]
 

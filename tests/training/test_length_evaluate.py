@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from presage.datasets.schema import conform
 from presage.datasets.synthetic.lengths import generate_lengths
 from presage.errors import TraceError
-from presage.features.lengths import LengthEncoder, LengthRows, Target, length_rows
+from presage.features.lengths import LengthEncoder, length_rows
+from presage.features.rows import LabelledRows, Target
 from presage.training.length.evaluate import LengthEvaluation, Predict, evaluate
 from presage.training.length.queue import FIRST_COME, compare
 
@@ -29,14 +30,14 @@ STEPS = (
 )
 
 
-def rows_of(target: Target = "remaining", steps: tuple[tuple[object, ...], ...] = STEPS) -> LengthRows:
+def rows_of(target: Target = "remaining", steps: tuple[tuple[object, ...], ...] = STEPS) -> LabelledRows:
     names = ("workflow_type", "workflow_id", "step", "output_tokens", "complete")
     lines = [{**dict(zip(names, step, strict=False)), "agent": "x"} for step in steps]
     table = conform(pa.Table.from_pylist(lines), "test")
     return length_rows(table, LengthEncoder.fit(table), target)
 
 
-def said(_: LengthRows) -> NDArray[np.float32]:
+def said(_: LabelledRows) -> NDArray[np.float32]:
     return np.array([step[-1] for step in STEPS], np.float32)
 
 
@@ -127,7 +128,7 @@ def test_groups_by_forecast_hold_what_came() -> None:
         (1, 30, 30),
     ]
     many = length_rows(generate_lengths(50, 0).table, LengthEncoder.fit(generate_lengths(50, 0).table))
-    groups = evaluate(lambda r: np.stack([r.remaining] * 2, 1), many, QUANTILES, 0, resamples=10).bins
+    groups = evaluate(lambda r: np.stack([r.label] * 2, 1), many, QUANTILES, 0, resamples=10).bins
     assert len(groups) == 10
     assert sum(int(row["steps"]) for row in groups) == len(many)
     assert all(row["truth_p10"] <= row["truth_p50"] == row["forecast"] <= row["truth_p90"] for row in groups)
@@ -145,7 +146,7 @@ def test_differences_are_paired() -> None:
     rows = length_rows(table, LengthEncoder.fit(table))
 
     def above(tokens: float) -> Predict:
-        return lambda of: np.repeat(of.remaining[:, None] + np.float32(tokens), 2, axis=1)
+        return lambda of: np.repeat(of.label[:, None] + np.float32(tokens), 2, axis=1)
 
     found = evaluate(above(5), rows, QUANTILES, 0, baselines={"further": above(10)}, resamples=50)
     share = found.differences["further"].pinball[0]

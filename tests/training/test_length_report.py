@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from presage.datasets.synthetic.lengths import generate_lengths
-from presage.features.lengths import LengthEncoder, LengthRows, length_rows
+from presage.features.lengths import LengthEncoder, length_rows
+from presage.features.rows import LabelledRows
 from presage.training.length.evaluate import Predict, evaluate
 from presage.training.report.files import document, markdown, page, write_report
 from presage.training.report.plot import bar_plot
@@ -31,9 +32,9 @@ def metrics_of(quantiles: tuple[float, ...], workflows: int = 60, baselines: boo
     levels = np.array(quantiles)
 
     def like(factor: float) -> Predict:
-        def said(of: LengthRows) -> np.ndarray:
+        def said(of: LabelledRows) -> np.ndarray:
             noise = np.exp(factor * np.sin(np.arange(len(of))))
-            return (of.remaining * noise)[:, None] * (levels + 0.5)[None].astype(np.float32)
+            return (of.label * noise)[:, None] * (levels + 0.5)[None].astype(np.float32)
 
         return said
 
@@ -152,7 +153,7 @@ def test_lengths_of_nothing_draw_no_logarithm(tmp_path: Path) -> None:
     rows = length_rows(table, LengthEncoder.fit(table))
     found = evaluate(
         lambda of: np.zeros((len(of), 1), np.float32),
-        replace(rows, remaining=np.zeros(len(rows), np.float32), lower_bound=np.zeros(len(rows), bool)),
+        replace(rows, label=np.zeros(len(rows), np.float32), lower_bound=np.zeros(len(rows), bool)),
         (0.5,),
         0,
     ).to_dict()

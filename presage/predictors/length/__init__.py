@@ -1,1 +1,1 @@
-"""Output-length estimators, their baselines, and conformal calibration of their quantiles."""
+"""The predictor of output lengths, and its baselines."""

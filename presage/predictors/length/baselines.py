@@ -12,44 +12,44 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.features.lengths import LengthRows
-from presage.predictors.length.linear import InputEncoding, LogLine
-from presage.predictors.length.log_estimator import labels_of, rising
+from presage.features.rows import LabelledRows
+from presage.predictors.quantiles.estimator import labels_of, rising
+from presage.predictors.quantiles.linear import InputEncoding, LogLine
 
 _LEAST_ROWS: Final = 5
 _PROMPT_TOKENS: Final = 2
 """Column of `numbers`: tokens of the full prompt."""
 
-Predict = Callable[[LengthRows], NDArray[np.float32]]
+Predict = Callable[[LabelledRows], NDArray[np.float32]]
 
 
-def constant(train: LengthRows, quantiles: Sequence[float]) -> Predict:
+def constant(train: LabelledRows, quantiles: Sequence[float]) -> Predict:
     """The same quantiles for every step. Ranking by them is first come, first served."""
-    usual = np.quantile(labels_of(train)[0].remaining, quantiles).astype(np.float32)
+    usual = np.quantile(labels_of(train)[0].label, quantiles).astype(np.float32)
     return lambda rows: np.tile(usual, (len(rows), 1))
 
 
-def input_length(train: LengthRows, quantiles: Sequence[float]) -> Predict:
+def input_length(train: LabelledRows, quantiles: Sequence[float]) -> Predict:
     """Output in proportion to the prompt: ranks by input length."""
 
-    def tokens(rows: LengthRows) -> NDArray[np.float32]:
+    def tokens(rows: LabelledRows) -> NDArray[np.float32]:
         known = rows.numbers[:, _PROMPT_TOKENS]
         return np.asarray(1.0 + np.where(np.isnan(known), usual, known), np.float32)
 
     labelled, _ = labels_of(train)
     usual = float(np.nan_to_num(np.nanmean(np.append(labelled.numbers[:, _PROMPT_TOKENS], 1.0)), nan=1.0))
-    each = np.quantile(labelled.remaining / tokens(labelled), quantiles).astype(np.float32)
+    each = np.quantile(labelled.label / tokens(labelled), quantiles).astype(np.float32)
     return lambda rows: rising(tokens(rows)[:, None] * each)
 
 
-def median_per_step(train: LengthRows, quantiles: Sequence[float]) -> Predict:
+def median_per_step(train: LabelledRows, quantiles: Sequence[float]) -> Predict:
     """Quantiles by workflow type, agent and step; by coarser groups where a group has fewer than 5 training rows."""
     labelled, _ = labels_of(train)
     known: list[dict[tuple[int, ...], NDArray[np.float32]]] = []
     for keys in _groups(labelled):
         found, index, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
         order = np.argsort(index.reshape(-1), kind="stable")
-        parts = np.split(labelled.remaining[order], np.cumsum(counts)[:-1])
+        parts = np.split(labelled.label[order], np.cumsum(counts)[:-1])
         known.append(
             {
                 tuple(key): np.quantile(part, quantiles).astype(np.float32)
@@ -58,7 +58,7 @@ def median_per_step(train: LengthRows, quantiles: Sequence[float]) -> Predict:
             }
         )
 
-    def predict(rows: LengthRows) -> NDArray[np.float32]:
+    def predict(rows: LabelledRows) -> NDArray[np.float32]:
         groups = [list(map(tuple, keys.tolist())) for keys in _groups(rows)]
         return np.stack(
             [
@@ -70,7 +70,7 @@ def median_per_step(train: LengthRows, quantiles: Sequence[float]) -> Predict:
     return predict
 
 
-def ridge(train: LengthRows, quantiles: Sequence[float]) -> Predict:
+def ridge(train: LabelledRows, quantiles: Sequence[float]) -> Predict:
     """Ridge regression of log tokens, with quantiles from its training errors."""
     labelled, labels = labels_of(train)
     encoding = InputEncoding.fit(labelled, labels, int(max(train.model.max(), 0)) + 1)
@@ -79,12 +79,12 @@ def ridge(train: LengthRows, quantiles: Sequence[float]) -> Predict:
     return lambda rows: rising(np.expm1(line(encoding.inputs(rows))[:, None] + errors))
 
 
-LENGTH_BASELINES: Final[Mapping[str, Callable[[LengthRows, Sequence[float]], Predict]]] = MappingProxyType(
+LENGTH_BASELINES: Final[Mapping[str, Callable[[LabelledRows, Sequence[float]], Predict]]] = MappingProxyType(
     {"constant": constant, "input-length": input_length, "median-per-step": median_per_step, "ridge": ridge}
 )
 
 
-def _groups(rows: LengthRows) -> list[NDArray[np.int32]]:
+def _groups(rows: LabelledRows) -> list[NDArray[np.int32]]:
     """The groups of each row, the narrowest first: int32 [n, 3], [n, 2], [n, 1], [n, 0]."""
     keys = np.stack([rows.workflow_type, rows.agent, rows.step], axis=1)
     return [keys[:, :width] for width in (3, 2, 1, 0)]

@@ -19,32 +19,26 @@ from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError, TraceError
 from presage.features.input_profiles import TEXT, TOKENS, Sources
-from presage.features.lengths import (
-    LEARNT_PROFILES,
-    LengthEncoder,
-    LengthRows,
-    LengthWorkflow,
-    Target,
-    count_of,
-)
+from presage.features.lengths import LengthEncoder, LengthWorkflow, count_of
+from presage.features.rows import LEARNT_PROFILES, LabelledRows, Target
 from presage.predictors.common import Progress
 from presage.predictors.common.artefact import nested, read_artefact, rebuilding, under, write_artefact
 from presage.predictors.common.forecast import Source
 from presage.predictors.common.steps import check_steps
-from presage.predictors.length.boosted import BoostedLengths
-from presage.predictors.length.forest import ForestLengths
-from presage.predictors.length.log_estimator import (
+from presage.predictors.quantiles.boosted import BoostedQuantiles
+from presage.predictors.quantiles.estimator import (
     FLOOR,
     MIN_EVIDENCE,
     EncodedRows,
     LogEstimator,
-    RidgeLengths,
+    RidgeQuantiles,
     labels_of,
 )
+from presage.predictors.quantiles.forest import ForestQuantiles
 
 KIND: Final = "remaining-length"
 ESTIMATORS: Final[Mapping[str, type[LogEstimator]]] = MappingProxyType(
-    {of.name: of for of in (ForestLengths, BoostedLengths, RidgeLengths)}
+    {of.name: of for of in (ForestQuantiles, BoostedQuantiles, RidgeQuantiles)}
 )
 AUTO: Final = "auto"
 
@@ -157,8 +151,8 @@ class RemainingLengthPredictor:
 
     def fit(
         self,
-        train: LengthRows,
-        calibration: LengthRows,
+        train: LabelledRows,
+        calibration: LabelledRows,
         *,
         encoder: LengthEncoder,
         trained_on: NDArray[np.uint64] | None = None,
@@ -177,7 +171,7 @@ class RemainingLengthPredictor:
         """
         self.config.check()
         for rows in (train, calibration):
-            if (rows.remaining < 0).any():
+            if (rows.label < 0).any():
                 raise TraceError("output_tokens below 0 among the labels; expected a number of tokens, 0 or more")
         self.target, self.encoder = train.target, encoder
         self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
@@ -197,19 +191,19 @@ class RemainingLengthPredictor:
             self.estimator.learn_again(calibration)
         return self
 
-    def _losses(self, estimator: LogEstimator, train: LengthRows, calibration: LengthRows) -> list[float]:
+    def _losses(self, estimator: LogEstimator, train: LabelledRows, calibration: LabelledRows) -> list[float]:
         """Mean pinball loss at each quantile; on training rows if no calibration row has a label."""
         held = calibration.take(calibration.labelled)
         rows = held if len(held) else labels_of(train)[0]
         predicted = np.stack(
             [estimator.predict(self.encoder.observed(rows, sources)) for sources in LEARNT_PROFILES[1:]]
         )
-        above = rows.remaining[:, None].astype(np.float64) - predicted
+        above = rows.label[:, None].astype(np.float64) - predicted
         levels = np.array(self.quantiles)
         loss: list[float] = np.maximum(levels * above, (levels - 1.0) * above).mean(axis=(0, 1)).tolist()
         return loss
 
-    def predict(self, rows: LengthRows) -> NDArray[np.float32]:
+    def predict(self, rows: LabelledRows) -> NDArray[np.float32]:
         """Output tokens float32 [n, Q], not decreasing along Q."""
         return self.estimator.predict(rows)
 

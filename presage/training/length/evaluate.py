@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import TraceError
-from presage.features.lengths import LengthRows
+from presage.features.rows import LabelledRows
 from presage.training.baselines import Behind, behind, by_profile, worst
 from presage.training.length.metrics import SCOPES, LengthFigures, by_quantile, intervals, measure, median_column
 from presage.training.length.queue import QueueFigures, compare, queued
@@ -25,7 +25,7 @@ from presage.training.metrics import RESAMPLES, Estimate, json_values
 BINS: Final = 10
 """Number of equal-sized groups, by forecast, in which forecast and actual length are compared."""
 
-Predict = Callable[[LengthRows], NDArray[np.float32]]
+Predict = Callable[[LabelledRows], NDArray[np.float32]]
 """Rows to quantiles [n, Q], tokens."""
 
 
@@ -94,12 +94,12 @@ class LengthEvaluation:
 
 def evaluate(
     predict: Predict,
-    rows: LengthRows,
+    rows: LabelledRows,
     quantiles: tuple[float, ...],
     seed: int,
     *,
     baselines: Mapping[str, Predict] | None = None,
-    profiles: Mapping[str, LengthRows] | None = None,
+    profiles: Mapping[str, LabelledRows] | None = None,
     resamples: int = RESAMPLES,
 ) -> LengthEvaluation:
     """Evaluate a predictor and baselines on rows that they were not trained on; raises TraceError without a known
@@ -126,10 +126,10 @@ def evaluate(
         within: NDArray[np.bool_] = known,
         workflow: NDArray[np.integer] = rows.workflow[known],
     ) -> LengthFigures:
-        truth, rng = rows.remaining[within], np.random.default_rng(seed)
+        truth, rng = rows.label[within], np.random.default_rng(seed)
         return measure(forecast[within], truth, workflow, first[within], quantiles, rng, resamples)
 
-    def profile(shown: LengthRows, rivals: Mapping[str, Predict]) -> dict[str, Any]:
+    def profile(shown: LabelledRows, rivals: Mapping[str, Predict]) -> dict[str, Any]:
         ours = judge(predict(shown))
         theirs = {name: judge(of(shown)) for name, of in rivals.items()}
         gaps = {name: difference(ours, of, seed, resamples) for name, of in theirs.items()}
@@ -157,7 +157,7 @@ def evaluate(
         behind=lost,
         profiles=by_profile(profiles or {}, baselines, profile, {id(rows): _headline(figures, lost)}),
         queue=_queue(rows, median, seed),
-        bins=_bins(median[known], rows.remaining[known]),
+        bins=_bins(median[known], rows.label[known]),
         target=rows.target,
         cut=cut,
         unknown=int((~known).sum()) - cut,
@@ -202,7 +202,7 @@ def _lost(
     return tuple(found)
 
 
-def _queue(rows: LengthRows, median: NDArray[np.float32], seed: int) -> QueueFigures | None:
+def _queue(rows: LabelledRows, median: NDArray[np.float32], seed: int) -> QueueFigures | None:
     """The queue over workflows in which every step has a known length."""
     waiting = queued(rows)
     if waiting is None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.features.lengths import LengthRows
+from presage.features.rows import LabelledRows
 from presage.predictors.common.bootstrap import ratio_ci
 from presage.training.metrics import Estimate
 
@@ -146,14 +146,14 @@ class Queued:
     offsets: NDArray[np.int64]
 
 
-def queued(rows: LengthRows) -> Queued | None:
+def queued(rows: LabelledRows) -> Queued | None:
     """The workflows of rows whose every step is known; None where there is none."""
     whole = np.ones(int(rows.workflow.max()) + 1, bool)
     whole[rows.workflow[~rows.labelled]] = False
     taken = whole[rows.workflow]
     if not taken.any():
         return None
-    workflow, label = rows.workflow[taken], rows.remaining[taken].astype(np.float64)
+    workflow, label = rows.workflow[taken], rows.label[taken].astype(np.float64)
     work = label
     if rows.target == "remaining":
         last = np.diff(workflow, append=-1) != 0

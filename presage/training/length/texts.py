@@ -19,10 +19,11 @@ from scipy.stats import rankdata
 
 from presage.datasets.tasks import task_folds
 from presage.errors import ConfigurationError, InputError
-from presage.features.lengths import LengthEncoder, LengthRows, prompts_and_answers
+from presage.features.lengths import LengthEncoder, prompts_and_answers
+from presage.features.rows import LabelledRows
 from presage.features.sketch import Corpus, Sketch
 from presage.features.states import Candidate
-from presage.predictors.length.linear import trials
+from presage.predictors.quantiles.linear import trials
 from presage.training.selection import Choice, simplest
 
 Texts = Literal["auto", "text", "none"]
@@ -47,12 +48,12 @@ class LengthTexts:
     [2 n], is equal for steps of one task; `rows` are the steps without sketches.
     """
 
-    rows: LengthRows
+    rows: LabelledRows
     corpus: Corpus
     fold: NDArray[np.int64]
 
     @classmethod
-    def of(cls, table: pa.Table, rows: LengthRows, seed: int) -> LengthTexts | None:
+    def of(cls, table: pa.Table, rows: LabelledRows, seed: int) -> LengthTexts | None:
         """Of a trace and its rows; None if no step has a text.
 
         A term is relevant if the remaining tokens differ from the usual where it occurs, among steps of the same agent
@@ -81,7 +82,7 @@ class LengthTexts:
         seed: int,
         size: int = SKETCH_SIZE,
         learning: NDArray[np.bool_] | None = None,
-    ) -> tuple[LengthEncoder, LengthRows]:
+    ) -> tuple[LengthEncoder, LabelledRows]:
         """Fit a sketch.
 
         Args:
@@ -107,13 +108,13 @@ class LengthTexts:
         return replace(encoder, sketch=sketch), replace(self.rows, numbers=numbers)
 
 
-def _ranks(rows: LengthRows, group: NDArray[np.int32]) -> NDArray[np.float32]:
+def _ranks(rows: LabelledRows, group: NDArray[np.int32]) -> NDArray[np.float32]:
     """Rank of a row's remaining tokens in its group, 0..1, and whether it is in the largest tenth; float32 [n, 2]."""
     ranks = np.full((len(rows), 2), np.nan, np.float32)
     for one in np.unique(group):
         inside = np.flatnonzero((group == one) & rows.labelled)
         if len(inside):
-            rank = (rankdata(rows.remaining[inside]) - 0.5) / len(inside)
+            rank = (rankdata(rows.label[inside]) - 0.5) / len(inside)
             ranks[inside] = np.stack([rank, rank > _LARGEST], axis=1)
     return ranks
 
@@ -125,13 +126,13 @@ class TextChoice(Choice):
     keys: ClassVar = ("validation_log_error", "error")
 
     encoder: LengthEncoder
-    rows: LengthRows
+    rows: LabelledRows
 
 
 def choose_texts(
     table: pa.Table,
     encoder: LengthEncoder,
-    rows: LengthRows,
+    rows: LabelledRows,
     apart: NDArray[np.bool_],
     texts: Texts,
     seed: int,
@@ -151,7 +152,7 @@ def choose_texts(
             "--states text, but no LLM step of the training traces has an input_text, and none follows an output_text: "
             "record texts, or use --states none"
         )
-    tried: dict[Candidate, LengthRows] = {}
+    tried: dict[Candidate, LabelledRows] = {}
     refused: dict[str, str] = {}
     for name in _CANDIDATES["none" if read is None else texts]:
         if name == "none" or read is None:
@@ -168,7 +169,7 @@ def choose_texts(
     losses: dict[str, tuple[float, float]] = {}
     learning, judged = ~apart & rows.labelled, apart & rows.labelled
     if len(tried) > 1 and judged.any() and learning.any():
-        labels = np.log1p(rows.remaining.astype(np.float64))
+        labels = np.log1p(rows.label.astype(np.float64))
         asked = [(labels, quantile) for quantile in _QUANTILES]
         # Every task has weight 1; weighted by steps, a few long workflows would dominate.
         _, index, steps = np.unique(rows.task[judged], return_inverse=True, return_counts=True)
@@ -184,7 +185,7 @@ def choose_texts(
     return TextChoice(chosen, losses, refused, *read.fit(encoder, relevant=chosen == _RELEVANT, seed=seed))
 
 
-def _inputs(rows: LengthRows) -> NDArray[np.float32]:
+def _inputs(rows: LabelledRows) -> NDArray[np.float32]:
     """Inputs of the trial trees, float32 [n, D], with NaN."""
     named = np.stack([rows.workflow_type, rows.agent, rows.model], axis=1)
     return np.concatenate([named, rows.numbers], axis=1, dtype=np.float32)

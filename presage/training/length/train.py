@@ -28,7 +28,8 @@ from presage.datasets.split import Split
 from presage.datasets.tasks import task_keys
 from presage.features.history import PROGRESS
 from presage.features.input_profiles import PROFILES
-from presage.features.lengths import PROMPT, LengthEncoder, LengthRows, Target, length_rows
+from presage.features.lengths import LengthEncoder, length_rows
+from presage.features.rows import PROMPT, LabelledRows, Target
 from presage.predictors.length.baselines import LENGTH_BASELINES, constant
 from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
 from presage.training.baselines import check_names
@@ -100,9 +101,9 @@ class FittedLengths:
     """
 
     predictor: RemainingLengthPredictor
-    learning: LengthRows
-    inner: LengthRows
-    calibration: LengthRows
+    learning: LabelledRows
+    inner: LabelledRows
+    calibration: LabelledRows
     choice: TextChoice
     seconds: float
 
@@ -228,14 +229,14 @@ def evaluate_lengths(
     return Judged(evaluation, quantiles_latency_us(predictor, rows), workflow_names(table))
 
 
-def _profiles(predictor: RemainingLengthPredictor, rows: LengthRows) -> dict[str, LengthRows]:
-    def alike(one: LengthRows, other: LengthRows) -> bool:
+def _profiles(predictor: RemainingLengthPredictor, rows: LabelledRows) -> dict[str, LabelledRows]:
+    def alike(one: LabelledRows, other: LabelledRows) -> bool:
         return np.array_equal(one.numbers, other.numbers, equal_nan=True) and np.array_equal(one.model, other.model)
 
     return under_profiles(rows, lambda sources: predictor.encoder.observed(rows, sources), alike)
 
 
-def quantiles_latency_us(predictor: RemainingLengthPredictor, rows: LengthRows) -> float:
+def quantiles_latency_us(predictor: RemainingLengthPredictor, rows: LabelledRows) -> float:
     """Median time of all quantiles from one feature row, microseconds, over a thousand rows on one thread."""
     columns = (rows.workflow_type, rows.agent, rows.model)
     of = [(*map(int, row), numbers) for *row, numbers in zip(*columns, rows.numbers, strict=True)][:_TIMED]
@@ -286,7 +287,7 @@ def ablate(
     return {group: difference(figures(group), whole, seed) for group in groups}
 
 
-def without(rows: LengthRows, encoder: LengthEncoder, group: str) -> LengthRows:
+def without(rows: LabelledRows, encoder: LengthEncoder, group: str) -> LabelledRows:
     """The same rows with a group of `GROUPS` unknown."""
     numbers = rows.numbers.copy()
     numbers[:, _columns(encoder, group)] = np.nan
@@ -299,7 +300,7 @@ def without(rows: LengthRows, encoder: LengthEncoder, group: str) -> LengthRows:
     )
 
 
-def _varies(rows: LengthRows, encoder: LengthEncoder, group: str) -> bool:
+def _varies(rows: LabelledRows, encoder: LengthEncoder, group: str) -> bool:
     if group in (AGENTS, MODEL):
         values = rows.agent if group == AGENTS else rows.model
         return bool((values != values[0]).any())

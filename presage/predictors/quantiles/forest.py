@@ -22,8 +22,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from presage.predictors.common.threads import side_by_side
-from presage.predictors.length.log_estimator import Bands, Fold, LogEstimator, Whole
-from presage.predictors.length.trees import FlatTrees, Tree, find_leaves, flatten
+from presage.predictors.quantiles.estimator import Bands, Fold, LogEstimator, Whole
+from presage.predictors.quantiles.trees import FlatTrees, Tree, find_leaves, flatten
 
 FOLD_TREES: Final = 16
 LEAF_ROWS: Final = 8
@@ -108,7 +108,7 @@ class FlatForest:
         return forest
 
 
-class ForestLengths(LogEstimator):
+class ForestQuantiles(LogEstimator):
     """Chimera's quantile random forest, trained on log tokens or on the residuals of a ridge."""
 
     name = "forest"

@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from presage.datasets.tasks import parts, task_folds
 from presage.errors import TraceError
 from presage.features.input_profiles import Sources
-from presage.features.lengths import LEARNT_PROFILES, LengthRows, join_rows, profiles_of
+from presage.features.rows import LEARNT_PROFILES, LabelledRows, join_rows, profiles_of
 from presage.predictors.common.artefact import nested, under
-from presage.predictors.length.conformal import Conformal
-from presage.predictors.length.linear import CATEGORIES, InputEncoding, LogLine, line_helps, with_line
+from presage.predictors.quantiles.conformal import Conformal
+from presage.predictors.quantiles.linear import CATEGORIES, InputEncoding, LogLine, line_helps, with_line
 
 
-def labels_of(rows: LengthRows) -> tuple[LengthRows, NDArray[np.float64]]:
+def labels_of(rows: LabelledRows) -> tuple[LabelledRows, NDArray[np.float64]]:
     """The labelled rows, not those with lower bounds, and log(1 + tokens), float64 [m]; raises TraceError for none."""
     labelled = rows.take(rows.labelled)
     if not len(labelled):
@@ -37,7 +37,7 @@ def labels_of(rows: LengthRows) -> tuple[LengthRows, NDArray[np.float64]]:
             f"none of {len(rows)} LLM steps has a known number of tokens to learn from ({int(rows.lower_bound.sum())} "
             "are of workflows that were cut): expected output_tokens on every LLM step of complete workflows"
         )
-    return labelled, np.log1p(labelled.remaining.astype(np.float64))
+    return labelled, np.log1p(labelled.label.astype(np.float64))
 
 
 def rising(tokens: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -55,7 +55,7 @@ _SHARES: Final = (0.05, 0.35, 0.6)
 """Share of training rows under each of LEARNT_PROFILES: an engine supplies the second, a gateway the third."""
 _MOST: Final = 25.0  # greatest predicted log of tokens, so that exp cannot overflow
 
-Observe = Callable[[LengthRows, Sources], LengthRows]
+Observe = Callable[[LabelledRows, Sources], LabelledRows]
 """Restricts rows to the inputs of the given sources."""
 
 Bands = tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -96,7 +96,7 @@ class EncodedRows:
     The seed is that of the profiles, the folds and the ridge trial.
     """
 
-    def __init__(self, train: LengthRows, observed: Observe, seed: int) -> None:
+    def __init__(self, train: LabelledRows, observed: Observe, seed: int) -> None:
         self.rows, self.labels = labels_of(train)
         self.seed = seed
         self._profiles = [observed(self.rows, sources) for sources in LEARNT_PROFILES]
@@ -160,7 +160,7 @@ class LogEstimator(ABC):
     _start: np.float32
     _learnt: dict[str, Any]
     """By the names of `parts`."""
-    _train: LengthRows
+    _train: LabelledRows
     _observed: Observe
 
     def __init__(self, seed: int = 0, floor: int = FLOOR, min_evidence: int = MIN_EVIDENCE) -> None:
@@ -170,8 +170,8 @@ class LogEstimator(ABC):
 
     def fit(
         self,
-        train: LengthRows,
-        calibration: LengthRows,
+        train: LabelledRows,
+        calibration: LabelledRows,
         quantiles: Sequence[float],
         observed: Observe = lambda rows, _: rows,
         *,
@@ -203,7 +203,7 @@ class LogEstimator(ABC):
         for fold, bands in zip(folds, self._learn(folds, of.whole(self._start)), strict=True):
             unseen[:, fold.inside] = _scores(fold.left, *bands)
         held = calibration.take(calibration.labelled)
-        tokens = np.log1p(held.remaining.astype(np.float64))
+        tokens = np.log1p(held.label.astype(np.float64))
         fresh = [
             _scores(tokens, *self._bands(self._encoding.inputs(observed(held, sources)))) for sources in LEARNT_PROFILES
         ]
@@ -222,12 +222,12 @@ class LogEstimator(ABC):
         """F, the number of numeric inputs of a row it was fitted on."""
         return len(self._line.weights) - CATEGORIES
 
-    def learn_again(self, calibration: LengthRows) -> None:
+    def learn_again(self, calibration: LabelledRows) -> None:
         """Refit on training and calibration rows together; all of them calibrate, out of fold."""
         nothing = calibration.take(np.zeros(0, np.int64))
         self.fit(join_rows(self._train, calibration), nothing, self.quantiles, self._observed, again=True)
 
-    def predict(self, rows: LengthRows) -> NDArray[np.float32]:
+    def predict(self, rows: LabelledRows) -> NDArray[np.float32]:
         """Output tokens float32 [n, Q]."""
         profiles = profiles_of(rows.numbers)
         return self._answer(self._encoding.inputs(rows), profiles, rows.workflow_type, rows.agent)
@@ -314,7 +314,7 @@ class LogEstimator(ABC):
 
 
 def _sampled_inputs(
-    encoding: InputEncoding, profiles: Sequence[LengthRows], drawn: NDArray[np.int64], rows: NDArray[np.int64]
+    encoding: InputEncoding, profiles: Sequence[LabelledRows], drawn: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> NDArray[np.float32]:
     """Inputs of rows, each under its drawn profile, float32 [m, D]."""
     inputs: list[NDArray[np.float32]] = []
@@ -333,7 +333,7 @@ def _scores(labels: NDArray[np.float64], location: NDArray[Any], scale: NDArray[
     return np.asarray((labels[..., None] - location) / scale[..., None], np.float64)
 
 
-class RidgeLengths(LogEstimator):
+class RidgeQuantiles(LogEstimator):
     """The calibrated ridge alone, with a scale of 1. On few traces trees only add noise to it."""
 
     name = "ridge"

@@ -2,7 +2,7 @@
 
 A category (workflow type with agent; model) is encoded as the mean log(1 + tokens) of its training rows, shrunk towards
 its parent group by `PRIOR_ROWS` rows. The means include the row's own label: out-of-fold means would differ between
-folds, inversely to the labels of the fold, and trees would infer the fold from them (`log_estimator.py`).
+folds, inversely to the labels of the fold, and trees would infer the fold from them (`estimator.py`).
 
 Lengths are often multiplicative (by model, by prompt size), so a linear model of their logarithm fits, also where trees
 cannot separate prompts. Its prediction is an input of the trees; a quick trial on held-out tasks decides whether they
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from presage.datasets.tasks import task_folds
 from presage.features.history import PROGRESS
-from presage.features.lengths import PROMPT, LengthRows
+from presage.features.rows import PROMPT, LabelledRows
 from presage.predictors.common.artefact import Tensors
 from presage.predictors.common.threads import lightgbm_settings, lightgbm_threads
 
@@ -46,7 +46,7 @@ class InputEncoding(Tensors):
     models: NDArray[np.float32]
 
     @classmethod
-    def fit(cls, rows: LengthRows, labels: NDArray[np.float64], models: int) -> InputEncoding:
+    def fit(cls, rows: LabelledRows, labels: NDArray[np.float64], models: int) -> InputEncoding:
         """Fit the means of labelled rows; `labels` float64 [n], `models` is M."""
         shape = len(rows.vocabulary.workflow_types) + 1, len(rows.vocabulary.agents) + 1
         common = labels.mean()
@@ -56,7 +56,7 @@ class InputEncoding(Tensors):
         above = _means(rows.model, labels - agents[cell], np.zeros(models + 2))
         return cls(*(a.astype(np.float32) for a in (agents.reshape(shape), types, above)))
 
-    def inputs(self, rows: LengthRows) -> NDArray[np.float32]:
+    def inputs(self, rows: LabelledRows) -> NDArray[np.float32]:
         """Encoded categories and numbers, float32 [n, CATEGORIES + F], finite."""
         known = np.minimum(rows.model, len(self.models) - 1)
         means = self.agents[rows.workflow_type, rows.agent], self.types[rows.workflow_type], self.models[known]
@@ -139,7 +139,7 @@ class LogLine(Tensors):
             raise ValueError("shapes of line weights, means and bounds are not [D], [D] and [3]")
 
 
-def line_helps(inputs: NDArray[np.float32], labels: NDArray[np.float64], rows: LengthRows, seed: int) -> bool:
+def line_helps(inputs: NDArray[np.float32], labels: NDArray[np.float64], rows: LabelledRows, seed: int) -> bool:
     """Whether a few boosted trees improve by training on the ridge's residuals, on a quarter of the tasks."""
     held = task_folds(rows.task, seed, _TRIAL_FOLDS) == 0
     if held.all() or not held.any():

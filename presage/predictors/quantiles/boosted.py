@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.predictors.common.threads import lightgbm_settings, lightgbm_threads, side_by_side
-from presage.predictors.length.log_estimator import Bands, Fold, LogEstimator, Whole
-from presage.predictors.length.trees import FlatTrees, Tree, flatten, sum_of_leaves
+from presage.predictors.quantiles.estimator import Bands, Fold, LogEstimator, Whole
+from presage.predictors.quantiles.trees import FlatTrees, Tree, flatten, sum_of_leaves
 
 ROUNDS: Final = 250
 DOUBT_ROUNDS: Final = 60
@@ -112,7 +112,7 @@ class Ensemble:
         return ensemble
 
 
-class BoostedLengths(LogEstimator):
+class BoostedQuantiles(LogEstimator):
     """LightGBM ensembles for location and scale."""
 
     name = "boosted"
