@@ -29,8 +29,9 @@ from presage.datasets.synthetic.workflows import generate
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.moment import COMPLETION, PREFILL
 from presage.predictors.common.steps import log_tokens
-from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.predictor import NextAgentPredictor
+from presage.predictors.quantiles.choice import QuantileConfig
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.training.next_agent.train import train
@@ -46,7 +47,7 @@ def lengths_of(table: pa.Table) -> RemainingLengthPredictor:
     encoder = LengthEncoder.fit(table)
     rows = length_rows(table, encoder)
     held = rows.task % 5 == 0
-    config = RemainingLengthConfig(estimator="forest")
+    config = QuantileConfig(estimator="forest")
     return RemainingLengthPredictor(config, 0).fit(rows.take(~held), rows.take(held), encoder=encoder)
 
 

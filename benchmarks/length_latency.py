@@ -28,7 +28,8 @@ from presage.datasets.synthetic.lengths import generate_lengths
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.rows import LabelledRows
 from presage.predictors.common.artefact import artefact_size_bytes
-from presage.predictors.length.predictor import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.length.predictor import RemainingLengthPredictor
+from presage.predictors.quantiles.choice import ESTIMATORS, QuantileConfig
 from presage.predictors.quantiles.estimator import ERROR_FOLDS
 from presage.predictors.quantiles.forest import FOLD_TREES, INPUT_SHARE, LEAF_ROWS
 from presage.training.length.texts import LengthTexts
@@ -67,9 +68,7 @@ def main() -> None:
     rows: dict[str, dict[str, float]] = {}
     for name in ESTIMATORS:
         begun = time.perf_counter()
-        fitted = RemainingLengthPredictor(RemainingLengthConfig(estimator=name), 0).fit(
-            train, calibration, encoder=encoder
-        )
+        fitted = RemainingLengthPredictor(QuantileConfig(estimator=name), 0).fit(train, calibration, encoder=encoder)
         seconds = time.perf_counter() - begun
         with tempfile.TemporaryDirectory() as folder:
             fitted.save(folder + "/model")

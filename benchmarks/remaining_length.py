@@ -38,7 +38,8 @@ from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.rows import LabelledRows
 from presage.predictors.common.bootstrap import share_ci
 from presage.predictors.length.baselines import LENGTH_BASELINES
-from presage.predictors.length.predictor import ESTIMATORS, RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.length.predictor import RemainingLengthPredictor
+from presage.predictors.quantiles.choice import ESTIMATORS, QuantileConfig
 from presage.training.length.texts import choose_texts
 from presage.training.length.train import CALIBRATION_FRACTION
 from presage.training.sets import tasks_apart
@@ -103,7 +104,7 @@ def judge(
     said = {name: fit(rows, QUANTILES)(fresh) for name, fit in LENGTH_BASELINES.items()}
     for name in estimators:
         begun = time.perf_counter()
-        config = RemainingLengthConfig(estimator=name, quantiles=QUANTILES)  # type: ignore[arg-type]
+        config = QuantileConfig(estimator=name, quantiles=QUANTILES)  # type: ignore[arg-type]
         fitted = RemainingLengthPredictor(config, seed).fit(learning, calibration, encoder=encoder)
         seconds = time.perf_counter() - begun
         print(f"  {name} ({fitted.estimator.name}): {len(rows)} rows in {seconds:.1f} s", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Presage: learns from the traces of multi-agent LLM applications what a running workflow will do next.
 
-`NextAgent`, `RemainingLength` and `Router` are estimators with scikit-learn's conventions (`presage.api`). Importing
-this package loads neither torch, MLflow nor vLLM; a name is imported when it is first used.
+`NextAgent`, `RemainingLength`, `ReturnTime` and `Router` are estimators with scikit-learn's conventions
+(`presage.api`). Importing this package loads neither torch, MLflow nor vLLM; a name is imported when it is first used.
 """
 
 from pkgutil import resolve_name
@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 from presage.version import __version__
 
 if TYPE_CHECKING:
-    from presage.api import NextAgent, RemainingLength, Report, Router, load, promote, split
+    from presage.api import NextAgent, RemainingLength, Report, ReturnTime, Router, load, promote, split
     from presage.datasets.outcomes.files import read_outcomes
     from presage.datasets.read import Traces, read_traces
     from presage.datasets.synthetic.workflows import generate_traces
 
 
 _FROM = {
-    **dict.fromkeys(("NextAgent", "RemainingLength", "Report", "Router", "load", "promote", "split"), "presage.api"),
+    **dict.fromkeys(
+        ("NextAgent", "RemainingLength", "ReturnTime", "Report", "Router", "load", "promote", "split"), "presage.api"
+    ),
     **dict.fromkeys(("Traces", "read_traces"), "presage.datasets.read"),
     "generate_traces": "presage.datasets.synthetic.workflows",
     "read_outcomes": "presage.datasets.outcomes.files",
@@ -26,6 +28,7 @@ __all__ = [
     "NextAgent",
     "RemainingLength",
     "Report",
+    "ReturnTime",
     "Router",
     "Traces",
     "__version__",

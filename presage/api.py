@@ -44,12 +44,15 @@ from presage.errors import ConfigurationError
 from presage.features.lengths import length_rows
 from presage.features.moment import COMPLETION, MOMENTS, Moment
 from presage.features.prefixes import prefixes_of
-from presage.features.rows import Target
+from presage.features.return_times import return_rows
+from presage.features.rows import LabelledRows, Target
 from presage.features.states import SKETCH, States
 from presage.predictor_kinds import KINDS
-from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.predictors.next_agent.predictor import NextAgentPredictor
+from presage.predictors.quantiles.choice import QuantileConfig
+from presage.predictors.return_time.predictor import ReturnTimeConfig, ReturnTimePredictor
 from presage.predictors.router.predictor import RouterConfig, RouterPredictor
 from presage.registry.connect import open_existing, open_registry
 from presage.registry.package import headline_of_all
@@ -384,7 +387,7 @@ class RemainingLength(Estimator):
         *,
         target: Target = "remaining",
         texts: Literal["auto", "text", "none"] = "auto",
-        config: RemainingLengthConfig | None = None,
+        config: QuantileConfig | None = None,
         random_state: int = 0,
     ) -> None:
         self.target, self.texts, self.config, self.random_state = target, texts, config, random_state
@@ -422,6 +425,65 @@ class RemainingLength(Estimator):
 
         chosen = choose_names(baselines, LENGTH_BASELINES)
         return assess_lengths(self._fitted, Split(self._table, data, _SEPARATE), baselines=chosen)
+
+    def _trained_on(self) -> pa.Table:
+        return self._table
+
+
+class ReturnTime(Estimator):
+    """Forecasts when the next request of a workflow arrives after a step, and whether there is one.
+
+    Args:
+        config: estimator, quantiles and calibration.
+        random_state: seed of the calibration split and of every fit.
+
+    Attributes:
+        quantiles_: the levels.
+    """
+
+    kind = "return-time"
+
+    def __init__(self, *, config: ReturnTimeConfig | None = None, random_state: int = 0) -> None:
+        self.config, self.random_state = config, random_state
+
+    @classmethod
+    def of(cls, predictor: ReturnTimePredictor) -> Self:
+        """A fitted estimator around a loaded predictor."""
+        return cls(config=predictor.config, random_state=predictor.seed)._hold(predictor)
+
+    def fit(self, traces: TraceLike, y: None = None) -> Self:
+        """Learn from traces; raises TraceError for too few workflows, or without start and end times."""
+        from presage.training.return_time.train import fit_return_times
+
+        self._table = _table(traces)
+        self._fitted = fit_return_times(self._table, self.config, seed=self.random_state)
+        return self._hold(self._fitted.predictor)
+
+    def predict(self, traces: TraceLike) -> pd.DataFrame:
+        """Seconds from the end of every LLM step, given that the workflow returns: a column a quantile."""
+        rows, index = self._rows(traces)
+        return pd.DataFrame(self.predictor_.predict(rows) / 1e3, index=index, columns=self.quantiles_)
+
+    def predict_end(self, traces: TraceLike) -> pd.Series:
+        """The probability at every LLM step that the workflow has ended with it."""
+        rows, index = self._rows(traces)
+        return pd.Series(self.predictor_.predict_end(rows), index=index)
+
+    def _rows(self, traces: TraceLike) -> tuple[LabelledRows, pd.MultiIndex]:
+        check_is_fitted(self, "predictor_")
+        table = _table(traces)
+        return return_rows(table, self.predictor_.encoder), _steps(table.filter(pc.equal(table["kind"], "llm")))
+
+    def _hold(self, predictor: ReturnTimePredictor) -> Self:
+        self.predictor_, self.quantiles_ = predictor, predictor.quantiles
+        return self
+
+    def _assess(self, data: pa.Table, baselines: str) -> Training[Any, Any]:
+        from presage.predictors.return_time.baselines import RETURN_BASELINES
+        from presage.training.return_time.train import assess_return_times
+
+        chosen = choose_names(baselines, RETURN_BASELINES)
+        return assess_return_times(self._fitted, Split(self._table, data, _SEPARATE), baselines=chosen)
 
     def _trained_on(self) -> pa.Table:
         return self._table
@@ -481,7 +543,7 @@ class Router(Estimator):
         return outcomes
 
 
-_ESTIMATORS: dict[str, type[Estimator]] = {of.kind: of for of in (NextAgent, RemainingLength, Router)}
+_ESTIMATORS: dict[str, type[Estimator]] = {of.kind: of for of in (NextAgent, RemainingLength, ReturnTime, Router)}
 _SEPARATE = "separate test traces"
 
 

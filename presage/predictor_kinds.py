@@ -35,6 +35,12 @@ KINDS: Final = {
         "presage.cli.remaining_length:REMAINING_LENGTH",
         prediction="double",
     ),
+    "return-time": KindParts(
+        "presage.predictors.return_time.predictor:ReturnTimePredictor",
+        "presage.training.report.return_times:document",
+        "presage.cli.return_time:RETURN_TIME",
+        prediction="double",
+    ),
     "router": KindParts(
         "presage.predictors.router.predictor:RouterPredictor",
         "presage.training.report.router:document",

@@ -20,8 +20,8 @@ from presage.datasets.synthetic.lengths import generate_lengths
 from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.datasets.synthetic.workflows import generate
 from presage.errors import ConfigurationError, TraceError
-from presage.predictors.length.predictor import RemainingLengthConfig
 from presage.predictors.next_agent.parts import NextAgentConfig
+from presage.predictors.quantiles.choice import QuantileConfig
 from presage.training.configuration import read_configuration
 from presage.training.next_agent.train import LIMITS
 
@@ -139,7 +139,7 @@ def test_from_traces_to_a_champion_and_back(
 @pytest.mark.slow
 def test_remaining_length(tmp_path: Path) -> None:
     train, test = presage.split(presage.Traces(generate_lengths(120, 0).table, {}))
-    model = presage.RemainingLength(config=RemainingLengthConfig(estimator="boosted")).fit(train)
+    model = presage.RemainingLength(config=QuantileConfig(estimator="boosted")).fit(train)
     found = model.predict(test)
     assert (tuple(found.columns), len(found)) == (model.quantiles_, sum(test.to_pandas()["kind"] == "llm"))
     assert (found.diff(axis=1).iloc[:, 1:] >= 0).all(axis=None)

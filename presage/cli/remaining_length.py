@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from presage.registry.evidence import LengthCounts, LengthEvidence
     from presage.registry.gates import Gate
-    from presage.training.length.metrics import LengthFigures
     from presage.training.length.train import LengthTraining
+    from presage.training.quantiles import QuantileFigures
 
 
 def remaining_length(
@@ -59,14 +59,14 @@ def remaining_length(
     from dataclasses import replace
 
     from presage.predictors.length.baselines import LENGTH_BASELINES
-    from presage.predictors.length.predictor import RemainingLengthConfig
+    from presage.predictors.quantiles.choice import QuantileConfig
     from presage.training.baselines import choose_names
     from presage.training.configuration import read_configuration
     from presage.training.length.train import LIMITS, train_lengths
 
     own: dict[str, Any] = {"estimator": estimator} if estimator is not None else {}
-    own |= {"quantiles": _quantiles_of(quantiles)} if quantiles is not None else {}
-    configuration = replace(read_configuration(RemainingLengthConfig, config, settings or (), LIMITS), **own)
+    own |= {"quantiles": quantiles_of(quantiles)} if quantiles is not None else {}
+    configuration = replace(read_configuration(QuantileConfig, config, settings or (), LIMITS), **own)
     configuration.check()
     wanted = choose_names(baselines, LENGTH_BASELINES)
 
@@ -129,7 +129,7 @@ def _headline(figures: Mapping[str, float]) -> dict[str, str]:
     }
 
 
-def _quantiles_of(text: str) -> tuple[float, ...]:
+def quantiles_of(text: str) -> tuple[float, ...]:
     """Numbers separated by commas; the configuration checks that they are quantiles."""
     try:
         return tuple(map(float, text.split(",")))
@@ -155,12 +155,13 @@ def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> Lengt
         tuple(predictor.quantiles),
         judged.workflows,
         evaluation.type_of,
-        _counts(evaluation.figures),
-        floor=_counts(evaluation.baselines[FLOOR]),
+        length_counts(evaluation.figures),
+        floor=length_counts(evaluation.baselines[FLOOR]),
     )
 
 
-def _counts(of: LengthFigures) -> LengthCounts:
+def length_counts(of: QuantileFigures) -> LengthCounts:
+    """What the gates judge."""
     from presage.registry.evidence import LengthCounts
 
     return LengthCounts(of.wrong, of.pairs, of.loss, of.covered, of.positions)

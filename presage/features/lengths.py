@@ -80,8 +80,8 @@ class LengthEncoder:
         """Fits vocabularies on a training trace; `sketch` is one of its texts (`training/length/texts.py`)."""
         types = tuple(sorted(pc.unique(table["workflow_type"]).to_pylist()))
         agents = tuple(sorted(pc.unique(table["agent"]).to_pylist()))
-        tracked = sorted(map(agents.index, _most_frequent(table["agent"], AGENTS_TRACKED)))
-        models = tuple(sorted(_most_frequent(table["model"], MODELS_KEPT)))
+        tracked = sorted(map(agents.index, most_frequent(table["agent"], AGENTS_TRACKED)))
+        models = tuple(sorted(most_frequent(table["model"], MODELS_KEPT)))
         return cls(Vocabulary(types, agents), models, tuple(tracked), sketch)
 
     @property
@@ -279,7 +279,8 @@ def _sums_to_the_end(tokens: NDArray[np.float32], offsets: NDArray[np.int64]) ->
     return np.where(missing, np.nan, sums[ends] - sums + np.where(unknown, 0.0, total)).astype(np.float32)
 
 
-def _most_frequent(column: pa.ChunkedArray, most: int) -> list[str]:
+def most_frequent(column: pa.ChunkedArray, most: int) -> list[str]:
+    """The most frequent names of a column, the most frequent first."""
     counts = pc.value_counts(pc.drop_null(column)).to_pylist()
     return [c["values"] for c in sorted(counts, key=lambda c: (-c["counts"], c["values"]))[:most]]
 

@@ -22,6 +22,9 @@ request of the workflow."""
 
 PROMPT: Final = ("system_tokens", "user_tokens", "prompt_tokens")
 SYSTEM_COLUMN, USER_COLUMN, PROMPT_COLUMN = range(len(PROMPT))
+TEXT_COLUMNS: Final = (SYSTEM_COLUMN, USER_COLUMN)
+"""The columns of which one is known if a row has a text."""
+
 PRODUCED_COLUMN, PREVIOUS_COLUMN = (
     len(PROMPT) + PROGRESS.index(name) for name in ("produced_tokens", "previous_output_tokens")
 )
@@ -87,13 +90,16 @@ def join_rows(first: LabelledRows, second: LabelledRows) -> LabelledRows:
 
 
 @njit(cache=True)
-def profiles_of(numbers: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Index in LEARNT_PROFILES of each row's inputs, int64 [n], from numbers float32 [n, F]."""
+def profiles_of(numbers: NDArray[np.float32], text_columns: tuple[int, ...] = TEXT_COLUMNS) -> NDArray[np.int64]:
+    """Index in LEARNT_PROFILES of each row's inputs, int64 [n], from numbers float32 [n, F].
+
+    A row has a text if one of `text_columns` is known.
+    """
     out = np.empty(len(numbers), np.int64)
     for row in range(len(numbers)):
         of = numbers[row]
-        if not (np.isnan(of[SYSTEM_COLUMN]) and np.isnan(of[USER_COLUMN])):
-            out[row] = 2
-        else:
-            out[row] = not (np.isnan(of[PROMPT_COLUMN]) and np.isnan(of[PREVIOUS_COLUMN])) or of[PRODUCED_COLUMN] > 0
+        out[row] = not (np.isnan(of[PROMPT_COLUMN]) and np.isnan(of[PREVIOUS_COLUMN])) or of[PRODUCED_COLUMN] > 0
+        for column in text_columns:
+            if not np.isnan(of[column]):
+                out[row] = 2
     return out

@@ -5,8 +5,8 @@ The caller measures candidate and champion on the same held-out data.
 - Next agent: accuracy, calibration and likelihood at up to 2 moments × K horizons. Each accuracy gate refuses an
   equally good candidate in at most 2.5 % of cases. There is no correction for multiple tests: they are strongly
   correlated, and a false refusal costs one more look.
-- Lengths: order (tau distance) and pinball loss, by paired intervals over workflows; coverage of the upper quantiles,
-  overall and in the worst workflow type. Quantiles that are too wide pay in pinball loss.
+- Lengths and return times: order (tau distance) and pinball loss, by paired intervals over workflows; coverage of the
+  upper quantiles, overall and in the worst workflow type. Quantiles that are too wide pay in pinball loss.
 - Router: macro mean average precision, Brier score and accuracy of the picks, by paired intervals over prompts.
 - Replay: hit rate and mean completion, paired by run. Each run is a random half of the workflows, so the standard
   deviation of the differences between runs, undivided, is the standard error of a difference on all of them, and the
@@ -210,6 +210,7 @@ class LengthBudget(GateBudget):
         shortfall: how far the coverage of an upper quantile may lie below its level ...
         shortfall_share: ... and at most this share of its misses: .99 may cover .985, not .97.
         type_shortfall: factor on the shortfall within one workflow type.
+        unit: of the pinball loss.
     """
 
     latency: float = 200.0
@@ -218,6 +219,7 @@ class LengthBudget(GateBudget):
     shortfall: float = 0.02
     shortfall_share: float = 0.5
     type_shortfall: float = 3.0
+    unit: str = "tokens"
 
 
 @dataclass(frozen=True)
@@ -277,17 +279,23 @@ def judge_lengths(
         gates.append(schema_gate(broken))
         shared = [q for q in quantiles if q in champion.quantiles]
         places = [(q, quantiles.index(q), champion.quantiles.index(q)) for q in shared]
-        gates += _order_and_loss("", candidate.counts, champion.counts, "the champion", places, seed)
+        gates += _order_and_loss("", candidate.counts, champion.counts, "the champion", places, budget.unit, seed)
     else:
         gates.append(schema_gate(None))
     own = [(q, place, place) for place, q in enumerate(quantiles)]
-    gates += _order_and_loss("floor-", candidate.counts, candidate.floor, "the best constant", own, seed)
+    gates += _order_and_loss("floor-", candidate.counts, candidate.floor, "the best constant", own, budget.unit, seed)
     gates += _coverage(candidate, budget, seed)
     return gates + artefact_gates(candidate.artefact, budget, "µs for all quantiles of one step")
 
 
 def _order_and_loss(
-    prefix: str, mine: LengthCounts, its: LengthCounts, rival: str, places: list[tuple[float, int, int]], seed: int
+    prefix: str,
+    mine: LengthCounts,
+    its: LengthCounts,
+    rival: str,
+    places: list[tuple[float, int, int]],
+    unit: str,
+    seed: int,
 ) -> Iterator[Gate]:
     if not np.array_equal(mine.positions, its.positions):
         raise ValueError(f"candidate and {rival} were judged on different steps; judge both on the same traces")
@@ -305,8 +313,9 @@ def _order_and_loss(
         loss, other = mine.loss[:, here], its.loss[:, there]
         ends = ratio_ci(loss - other, mine.positions, np.random.default_rng(seed))
         pinball = Compared(loss.sum() / steps, other.sum() / steps, ends)
-        against = f"{rival}'s {pinball.its:.2f} tokens a step, lower is better"
-        yield no_worse(f"{prefix}pinball-{q:g}", pinball, against, higher_is_better=False, digits=2)
+        digits = 2 if unit == "tokens" else 4
+        against = f"{rival}'s {pinball.its:.{digits}f} {unit} a step, lower is better"
+        yield no_worse(f"{prefix}pinball-{q:g}", pinball, against, higher_is_better=False, digits=digits)
 
 
 def _coverage(candidate: LengthEvidence, budget: LengthBudget, seed: int) -> Iterator[Gate]:

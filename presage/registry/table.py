@@ -29,6 +29,9 @@ OPTIONAL: Final = {
     "model": "string",
     "input_tokens": "double",
     "output_tokens": "double",
+    "finish_reason": "string",
+    "started_at": "double",  # epoch seconds
+    "ended_at": "double",
     "system_prompt": "string",
     "input_text": "string",
     "output_text": "string",

@@ -1,4 +1,4 @@
-"""A fourth kind of predictor: one entry of `KINDS` makes it known to artefacts, commands, registry and report."""
+"""A further kind of predictor: one entry of `KINDS` makes it known to artefacts, commands, registry and report."""
 
 from __future__ import annotations
 
@@ -114,5 +114,5 @@ def test_the_registry_serves_and_promotes_it(counter: Path, tmp_path: Path) -> N
 
 
 def test_a_kind_that_is_not_declared_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArtefactError, match="one of the kinds next-agent, remaining-length, router"):
+    with pytest.raises(ArtefactError, match="one of the kinds next-agent, remaining-length, return-time, router"):
         write_artefact(tmp_path / "model", kind="count", config={}, tensors={}, training_data={})

@@ -9,7 +9,7 @@ from cli_samples import run
 from tiny_model import Tiny
 
 from presage.datasets.synthetic.lengths import generate_lengths
-from presage.predictors.length.predictor import RemainingLengthConfig
+from presage.predictors.quantiles.choice import QuantileConfig
 from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.training.length.train import train_lengths
@@ -21,7 +21,7 @@ def registered(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[st
     folder = tmp_path_factory.mktemp("registry")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     registry = open_registry(uri)
-    config = RemainingLengthConfig(estimator="boosted", quantiles=(0.5, 0.9))
+    config = QuantileConfig(estimator="boosted", quantiles=(0.5, 0.9))
     lengths = train_lengths(generate_lengths(60, 0).table, None, config, baselines=(), name="lengths")
     lengths.save(folder / "lengths")
     example = [{"workflow_type": "x", "workflow_id": "w", "step": 0, "agent": "a"}]

@@ -11,7 +11,8 @@ from tiny_model import Tiny
 from presage.datasets.ingest import append
 from presage.datasets.synthetic.workflows import generate
 from presage.features.lengths import LengthEncoder, length_rows
-from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.length.predictor import RemainingLengthPredictor
+from presage.predictors.quantiles.choice import QuantileConfig
 from presage.training.length.texts import LengthTexts
 
 
@@ -78,7 +79,7 @@ def test_longer_outputs_make_lengths_due_and_nothing_is_said_of_agents(held_out:
     texts = LengthTexts.of(table, length_rows(table, encoder), 0)
     assert texts is not None
     encoder, rows = texts.fit(encoder, relevant=False, seed=0, size=4)
-    config, held = RemainingLengthConfig(estimator="forest", refit=False), rows.task % 5 == 0
+    config, held = QuantileConfig(estimator="forest", refit=False), rows.task % 5 == 0
     RemainingLengthPredictor(config, 0).fit(rows.take(~held), rows.take(held), encoder=encoder).save(tmp_path / "model")
     since = generate("retry", 150, 22, state_size=16).table
     at, longer = since.schema.get_field_index("output_tokens"), pc.multiply(since["output_tokens"], 3)

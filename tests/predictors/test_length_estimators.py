@@ -9,7 +9,7 @@ from length_samples import QUANTILES, fresh_rows, law_rows, pinball, with_labels
 from presage.errors import TraceError
 from presage.features.rows import LabelledRows
 from presage.predictors.length.baselines import LENGTH_BASELINES
-from presage.predictors.length.predictor import ESTIMATORS
+from presage.predictors.quantiles.choice import ESTIMATORS
 from presage.predictors.quantiles.conformal import Conformal, least_rows
 from presage.predictors.quantiles.estimator import LogEstimator
 

@@ -13,14 +13,15 @@ from presage.datasets.synthetic.lengths import generate_lengths
 from presage.errors import ArtefactError, ConfigurationError, InputError, TraceError
 from presage.features.lengths import length_rows
 from presage.predictors.common.artefact import read_artefact, write_artefact
-from presage.predictors.length.predictor import KIND, RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.length.predictor import KIND, RemainingLengthPredictor
+from presage.predictors.quantiles.choice import QuantileConfig
 
 STEP = {"workflow_type": "research", "workflow_id": "w", "agent": "planner", "model": "model-7b", "input_tokens": 1300}
 
 
 def fit(estimator: str = "forest", **more: object) -> RemainingLengthPredictor:
     encoder, train, calibration = law_rows()
-    config = RemainingLengthConfig(estimator=estimator, **more)  # type: ignore[arg-type]
+    config = QuantileConfig(estimator=estimator, **more)  # type: ignore[arg-type]
     tasks = np.arange(7, dtype=np.uint64)
     return RemainingLengthPredictor(config, 0).fit(train, calibration, encoder=encoder, trained_on=tasks)
 
@@ -132,7 +133,7 @@ def test_the_length_of_a_step_alone_can_be_the_target() -> None:
     encoder = law_rows()[0]
     rows = length_rows(table, encoder, "step")
     held = rows.task % 4 == 0
-    config = RemainingLengthConfig(estimator="forest")
+    config = QuantileConfig(estimator="forest")
     fitted = RemainingLengthPredictor(config).fit(rows.take(~held), rows.take(held), encoder=encoder)
     assert fitted.target == "step"
     assert fitted.forecast([STEP]).quantiles[0.5] < 600  # a planner's plan, not the whole workflow

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from presage.datasets.store import read_store
 from presage.features.lengths import LengthEncoder, length_rows
-from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.length.predictor import RemainingLengthPredictor
+from presage.predictors.quantiles.choice import QuantileConfig
 from presage.training.length.texts import LengthTexts
 
 
@@ -28,5 +29,5 @@ def lengths_of(store: Path) -> RemainingLengthPredictor:
     assert texts is not None
     encoder, rows = texts.fit(encoder, relevant=False, seed=0, size=4)
     held = rows.task % 5 == 0
-    config = RemainingLengthConfig(estimator="forest", refit=False)
+    config = QuantileConfig(estimator="forest", refit=False)
     return RemainingLengthPredictor(config, 0).fit(rows.take(~held), rows.take(held), encoder=encoder)

@@ -6,7 +6,7 @@ import pytest
 from presage.datasets.synthetic.lengths import generate_lengths
 from presage.features.history import PROGRESS
 from presage.features.lengths import LengthEncoder, length_rows
-from presage.predictors.length.predictor import RemainingLengthConfig
+from presage.predictors.quantiles.choice import QuantileConfig
 from presage.training.length.train import AGENTS, GROUPS, MODEL, ablate, without
 
 WORDS = "words of the prompt"
@@ -49,9 +49,9 @@ def test_every_column_is_in_one_group() -> None:
 @pytest.mark.slow
 def test_the_words_are_missed_on_the_law_and_absent_groups_are_left_out() -> None:
     tables = [generate_lengths(200, seed).table for seed in (0, 1)]
-    found = ablate(*tables, RemainingLengthConfig(estimator="forest"))
+    found = ablate(*tables, QuantileConfig(estimator="forest"))
     assert "words of the last answer" not in found  # the process writes none
     assert found[WORDS].tau_distance["all"].ci95[0] > 0
     assert found[WORDS].pinball[0].value > 0
-    again = ablate(*tables, RemainingLengthConfig(estimator="forest"))
+    again = ablate(*tables, QuantileConfig(estimator="forest"))
     assert again[WORDS] == found[WORDS]

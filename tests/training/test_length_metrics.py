@@ -13,12 +13,12 @@ from numpy.typing import ArrayLike
 from scipy.stats import kendalltau, somersd
 
 from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_ci
-from presage.training.length.metrics import LengthFigures, discordance, measure, median_column
+from presage.training.quantiles import QuantileFigures, discordance, measure, median_column
 
 QUANTILES = (0.5, 0.9)
 
 
-def judged(forecast: list[list[float]], truth: list[float], workflow: list[int], step: list[int]) -> LengthFigures:
+def judged(forecast: list[list[float]], truth: list[float], workflow: list[int], step: list[int]) -> QuantileFigures:
     arrays = (np.array(forecast), np.array(truth), np.array(workflow), np.array(step) == 0)
     return measure(*arrays, QUANTILES, np.random.default_rng(0))
 

@@ -9,80 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import ConfigurationError, TraceError
+from presage.errors import TraceError
 from presage.features.input_profiles import TEXT, TOKENS, Sources
 from presage.features.lengths import LengthEncoder, LengthWorkflow, count_of
-from presage.features.rows import LEARNT_PROFILES, LabelledRows, Target
+from presage.features.rows import LabelledRows, Target
 from presage.predictors.common import Progress
 from presage.predictors.common.artefact import nested, read_artefact, rebuilding, under, write_artefact
 from presage.predictors.common.forecast import Source
 from presage.predictors.common.steps import check_steps
-from presage.predictors.quantiles.boosted import BoostedQuantiles
-from presage.predictors.quantiles.estimator import (
-    FLOOR,
-    MIN_EVIDENCE,
-    EncodedRows,
-    LogEstimator,
-    RidgeQuantiles,
-    labels_of,
-)
-from presage.predictors.quantiles.forest import ForestQuantiles
+from presage.predictors.quantiles.choice import ESTIMATORS, QuantileConfig, fit_estimator
+from presage.predictors.quantiles.estimator import LogEstimator
 
 KIND: Final = "remaining-length"
-ESTIMATORS: Final[Mapping[str, type[LogEstimator]]] = MappingProxyType(
-    {of.name: of for of in (ForestQuantiles, BoostedQuantiles, RidgeQuantiles)}
-)
-AUTO: Final = "auto"
-
-
-@dataclass(frozen=True)
-class RemainingLengthConfig:
-    """Settings of a length predictor.
-
-    Attributes:
-        estimator: "auto" is the one with the smallest loss over all quantiles on the calibration part, under the input
-            profiles of an engine and of a gateway.
-        quantiles: ascending, between 0 and 1; the first at or above .5 ranks requests.
-        floor: calibration rows that a workflow type needs for its own quantiles.
-        min_evidence: with fewer training rows of an agent in a workflow type the forecast is marked `back-off`.
-        refit: once an estimator is chosen, fit and calibrate again on training and calibration rows together.
-    """
-
-    estimator: Literal["forest", "boosted", "ridge", "auto"] = AUTO
-    quantiles: tuple[float, ...] = (0.5, 0.9, 0.99)
-    floor: int = FLOOR
-    min_evidence: int = MIN_EVIDENCE
-    refit: bool = True
-
-    def check(self) -> None:
-        """Raise ConfigurationError unless every field is in its range."""
-        if self.estimator not in (*ESTIMATORS, AUTO):
-            raise ConfigurationError(
-                f"estimator is {self.estimator!r}; expected one of {', '.join((*ESTIMATORS, AUTO))}"
-            )
-        levels = (0.0, *self.quantiles, 1.0)
-        if not self.quantiles or not all(low < high for low, high in pairwise(levels)):
-            raise ConfigurationError(
-                f"quantiles are {list(self.quantiles)}; expected rising numbers between 0 and 1, such as 0.5,0.9,0.99"
-            )
-        for name, value in (("floor", self.floor), ("min_evidence", self.min_evidence)):
-            if value < 1:
-                raise ConfigurationError(f"{name} is {value}; expected at least 1 row")
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> RemainingLengthConfig:
-        """Inverse of `asdict`, checked."""
-        config = cls(**{**data, "quantiles": tuple(data["quantiles"])})
-        config.check()
-        return config
 
 
 @dataclass(frozen=True)
@@ -130,8 +74,8 @@ class RemainingLengthPredictor:
     losses: dict[str, list[float]]
     """Mean pinball loss in tokens on the calibration part: one a quantile, by estimator; empty after `load`."""
 
-    def __init__(self, config: RemainingLengthConfig | None = None, seed: int = 0) -> None:
-        self.config = config or RemainingLengthConfig()
+    def __init__(self, config: QuantileConfig | None = None, seed: int = 0) -> None:
+        self.config = config or QuantileConfig()
         self.seed = seed
 
     @property
@@ -169,39 +113,15 @@ class RemainingLengthPredictor:
             ConfigurationError: a field of the configuration is out of its range.
             TraceError: no training row has a label, or a length is negative.
         """
-        self.config.check()
         for rows in (train, calibration):
             if (rows.label < 0).any():
                 raise TraceError("output_tokens below 0 among the labels; expected a number of tokens, 0 or more")
         self.target, self.encoder = train.target, encoder
         self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
-        names = tuple(ESTIMATORS) if self.config.estimator == AUTO else (self.config.estimator,)
-        encoded = EncodedRows(train, encoder.observed, self.seed)
-        fitted: dict[str, LogEstimator] = {}
-        for index, name in enumerate(names):
-            if progress is not None:
-                progress(f"learning ({name})", index / len(names))
-            estimator = ESTIMATORS[name](self.seed, self.config.floor, self.config.min_evidence)
-            fitted[name] = estimator.fit(train, calibration, self.quantiles, encoder.observed, encoded=encoded)
-        self.losses = {name: self._losses(estimator, train, calibration) for name, estimator in fitted.items()}
-        self.estimator = min(fitted.items(), key=lambda e: sum(self.losses[e[0]]))[1]
-        if self.config.refit:
-            if progress is not None:
-                progress("learning again on all", 0.0)
-            self.estimator.learn_again(calibration)
-        return self
-
-    def _losses(self, estimator: LogEstimator, train: LabelledRows, calibration: LabelledRows) -> list[float]:
-        """Mean pinball loss at each quantile; on training rows if no calibration row has a label."""
-        held = calibration.take(calibration.labelled)
-        rows = held if len(held) else labels_of(train)[0]
-        predicted = np.stack(
-            [estimator.predict(self.encoder.observed(rows, sources)) for sources in LEARNT_PROFILES[1:]]
+        self.estimator, self.losses = fit_estimator(
+            self.config, self.seed, train, calibration, encoder.observed, progress=progress
         )
-        above = rows.label[:, None].astype(np.float64) - predicted
-        levels = np.array(self.quantiles)
-        loss: list[float] = np.maximum(levels * above, (levels - 1.0) * above).mean(axis=(0, 1)).tolist()
-        return loss
+        return self
 
     def predict(self, rows: LabelledRows) -> NDArray[np.float32]:
         """Output tokens float32 [n, Q], not decreasing along Q."""
@@ -267,7 +187,7 @@ class RemainingLengthPredictor:
         artefact = read_artefact(Path(folder), kind=KIND)
         with rebuilding(folder, KIND):
             config = artefact.config
-            predictor = cls(RemainingLengthConfig.from_dict(config["predictor"]), config["seed"])
+            predictor = cls(QuantileConfig.from_dict(config["predictor"]), config["seed"])
             predictor.target, predictor.losses = config["target"], {}
             predictor.encoder = LengthEncoder.from_artefact(config["encoder"], under(artefact.tensors, "encoder/"))
             if config.get("next_agent") is not None:

@@ -1,1 +1,1 @@
-"""Calibrated quantiles of a positive number: forest, boosted trees and ridge on its logarithm, conformal calibration."""
+"""Calibrated quantiles of a positive number: forest, boosted trees and ridge on its logarithm."""

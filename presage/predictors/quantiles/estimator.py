@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from presage.datasets.tasks import parts, task_folds
 from presage.errors import TraceError
 from presage.features.input_profiles import Sources
-from presage.features.rows import LEARNT_PROFILES, LabelledRows, join_rows, profiles_of
+from presage.features.rows import LEARNT_PROFILES, TEXT_COLUMNS, LabelledRows, join_rows, profiles_of
 from presage.predictors.common.artefact import nested, under
 from presage.predictors.quantiles.conformal import Conformal
 from presage.predictors.quantiles.linear import CATEGORIES, InputEncoding, LogLine, line_helps, with_line
@@ -145,7 +145,10 @@ class EncodedRows:
 
 
 class LogEstimator(ABC):
-    """Base class of estimators of log tokens; create one with `fit` or `from_tensors`."""
+    """Base class of estimators of a label's logarithm; create one with `fit` or `from_tensors`.
+
+    `text_columns` are those of which one is known if a row has a text.
+    """
 
     name: str
     parts: ClassVar[Mapping[str, Any]] = {}
@@ -163,8 +166,15 @@ class LogEstimator(ABC):
     _train: LabelledRows
     _observed: Observe
 
-    def __init__(self, seed: int = 0, floor: int = FLOOR, min_evidence: int = MIN_EVIDENCE) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        floor: int = FLOOR,
+        min_evidence: int = MIN_EVIDENCE,
+        text_columns: tuple[int, ...] = TEXT_COLUMNS,
+    ) -> None:
         self.seed = seed
+        self.text_columns = text_columns
         self.floor = floor
         self.min_evidence = min_evidence
 
@@ -222,6 +232,16 @@ class LogEstimator(ABC):
         """F, the number of numeric inputs of a row it was fitted on."""
         return len(self._line.weights) - CATEGORIES
 
+    def inputs(self, rows: LabelledRows) -> NDArray[np.float32]:
+        """Encoded categories and numbers, float32 [n, CATEGORIES + F]."""
+        return self._encoding.inputs(rows)
+
+    def inputs_one(
+        self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """The same for a single row, float32 [CATEGORIES + F]."""
+        return self._encoding.one(workflow_type, agent, model, numbers)
+
     def learn_again(self, calibration: LabelledRows) -> None:
         """Refit on training and calibration rows together; all of them calibrate, out of fold."""
         nothing = calibration.take(np.zeros(0, np.int64))
@@ -229,15 +249,15 @@ class LogEstimator(ABC):
 
     def predict(self, rows: LabelledRows) -> NDArray[np.float32]:
         """Output tokens float32 [n, Q]."""
-        profiles = profiles_of(rows.numbers)
-        return self._answer(self._encoding.inputs(rows), profiles, rows.workflow_type, rows.agent)
+        profiles = profiles_of(rows.numbers, self.text_columns)
+        return self._answer(self.inputs(rows), profiles, rows.workflow_type, rows.agent)
 
     def predict_one(
         self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]
     ) -> NDArray[np.float32]:
         """The same for a single row, float32 [Q]; numbers float32 [F]."""
-        inputs = self._encoding.one(workflow_type, agent, model, numbers)
-        of = profiles_of(numbers[None]), np.array([workflow_type]), np.array([agent])
+        inputs = self.inputs_one(workflow_type, agent, model, numbers)
+        of = profiles_of(numbers[None], self.text_columns), np.array([workflow_type]), np.array([agent])
         predicted: NDArray[np.float32] = self._answer(inputs[None], *of)[0]
         return predicted
 
@@ -282,10 +302,14 @@ class LogEstimator(ABC):
 
     @classmethod
     def from_tensors(
-        cls, tensors: Mapping[str, NDArray[Any]], quantiles: Sequence[float], min_evidence: int = MIN_EVIDENCE
+        cls,
+        tensors: Mapping[str, NDArray[Any]],
+        quantiles: Sequence[float],
+        min_evidence: int = MIN_EVIDENCE,
+        text_columns: tuple[int, ...] = TEXT_COLUMNS,
     ) -> Self:
         """Inverse of `to_tensors`; raises KeyError or ValueError if the tensors are not those of such an estimator."""
-        estimator = cls(min_evidence=min_evidence)
+        estimator = cls(min_evidence=min_evidence, text_columns=text_columns)
         estimator.quantiles = tuple(quantiles)
         estimator._encoding = InputEncoding.from_tensors(under(tensors, "means/"))
         estimator._line = LogLine.from_tensors(under(tensors, "line/"))

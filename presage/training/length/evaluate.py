@@ -8,41 +8,31 @@ for every model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import TraceError
 from presage.features.rows import LabelledRows
-from presage.training.baselines import Behind, behind, by_profile, worst
-from presage.training.length.metrics import SCOPES, LengthFigures, by_quantile, intervals, measure, median_column
+from presage.training.baselines import Behind, by_profile, worst
 from presage.training.length.queue import QueueFigures, compare, queued
-from presage.training.metrics import RESAMPLES, Estimate, json_values
-
-BINS: Final = 10
-"""Number of equal-sized groups, by forecast, in which forecast and actual length are compared."""
+from presage.training.metrics import RESAMPLES, json_values
+from presage.training.quantiles import (
+    QuantileDifference,
+    QuantileFigures,
+    bins,
+    difference,
+    headline,
+    lost,
+    measure,
+    median_column,
+)
 
 Predict = Callable[[LabelledRows], NDArray[np.float32]]
 """Rows to quantiles [n, Q], tokens."""
-
-
-@dataclass(frozen=True)
-class LengthDifference:
-    """Figures of the first predictor minus those of the second on the same steps; below 0 the first is better.
-
-    Attributes:
-        tau_distance: by scope; pinball: tokens a step, Q of them.
-    """
-
-    tau_distance: Mapping[str, Estimate]
-    pinball: tuple[Estimate, ...]
-
-    def to_dict(self, quantiles: Sequence[float]) -> dict[str, Any]:
-        """JSON values; quantiles are keys such as "0.9"."""
-        return json_values({"tau_distance": self.tau_distance, "pinball": by_quantile(quantiles, self.pinball)})
 
 
 @dataclass(frozen=True)
@@ -58,11 +48,11 @@ class LengthEvaluation:
         cut, unknown: steps left out because their workflow was truncated, and because a count is missing.
     """
 
-    figures: LengthFigures
-    by_workflow_type: Mapping[str, LengthFigures]
+    figures: QuantileFigures
+    by_workflow_type: Mapping[str, QuantileFigures]
     type_of: tuple[str, ...]
-    baselines: Mapping[str, LengthFigures]
-    differences: Mapping[str, LengthDifference]
+    baselines: Mapping[str, QuantileFigures]
+    differences: Mapping[str, QuantileDifference]
     behind: tuple[Behind, ...]
     profiles: Mapping[str, Mapping[str, Any]]
     queue: QueueFigures | None
@@ -125,7 +115,7 @@ def evaluate(
         forecast: NDArray[np.float32],
         within: NDArray[np.bool_] = known,
         workflow: NDArray[np.integer] = rows.workflow[known],
-    ) -> LengthFigures:
+    ) -> QuantileFigures:
         truth, rng = rows.label[within], np.random.default_rng(seed)
         return measure(forecast[within], truth, workflow, first[within], quantiles, rng, resamples)
 
@@ -133,7 +123,7 @@ def evaluate(
         ours = judge(predict(shown))
         theirs = {name: judge(of(shown)) for name, of in rivals.items()}
         gaps = {name: difference(ours, of, seed, resamples) for name, of in theirs.items()}
-        return _headline(ours, _lost(gaps, theirs, quantiles))
+        return headline(ours, lost(gaps, theirs, quantiles))
 
     forecast = predict(rows)
     figures = judge(forecast)
@@ -147,59 +137,21 @@ def evaluate(
     type_of[rows.workflow[known]] = rows.workflow_type[known]
     median = forecast[:, median_column(quantiles)]
     against = {name: difference(figures, of, seed, resamples) for name, of in others.items()}
-    lost = _lost(against, others, quantiles)
+    losses = lost(against, others, quantiles)
     return LengthEvaluation(
         figures=figures,
         by_workflow_type=by_type,
         type_of=tuple(names[index] for index in type_of),
         baselines=others,
         differences=against,
-        behind=lost,
-        profiles=by_profile(profiles or {}, baselines, profile, {id(rows): _headline(figures, lost)}),
+        behind=losses,
+        profiles=by_profile(profiles or {}, baselines, profile, {id(rows): headline(figures, losses)}),
         queue=_queue(rows, median, seed),
-        bins=_bins(median[known], rows.label[known]),
+        bins=bins(median[known], rows.label[known]),
         target=rows.target,
         cut=cut,
         unknown=int((~known).sum()) - cut,
     )
-
-
-def difference(ours: LengthFigures, theirs: LengthFigures, seed: int, resamples: int = RESAMPLES) -> LengthDifference:
-    """First minus second, with paired intervals."""
-    wrong = {scope: ours.wrong[scope] - theirs.wrong[scope] for scope in SCOPES}
-    ranks, ends = intervals(wrong, ours.pairs, ours.loss - theirs.loss, ours.positions, seed, resamples)
-    return LengthDifference(
-        tau_distance={
-            scope: Estimate(ours.tau_distance[scope].value - theirs.tau_distance[scope].value, rank)
-            for scope, rank in ranks.items()
-        },
-        pinball=tuple(
-            Estimate(mine.value - its.value, end)
-            for mine, its, end in zip(ours.pinball, theirs.pinball, ends, strict=True)
-        ),
-    )
-
-
-def _headline(figures: LengthFigures, lost: tuple[Behind, ...]) -> dict[str, Any]:
-    """Figures under one input profile (`features/input_profiles.py`), as JSON values."""
-    kept = [f"{figure}{of}" for figure in ("tau_distance", "pinball", "coverage") for of in ("", "_ci95")]
-    found = figures.to_dict()
-    return {key: found[key] for key in kept} | {"behind": worst(lost)}
-
-
-def _lost(
-    against: Mapping[str, LengthDifference], baselines: Mapping[str, LengthFigures], quantiles: Sequence[float]
-) -> tuple[Behind, ...]:
-    found = []
-    for name, gap in against.items():
-        own = baselines[name]
-        named = [f"in pinball loss at {q:g}, tokens a step," for q in quantiles]
-        named += [f"in tau distance of {'all' if scope == 'all' else 'first'} steps" for scope in SCOPES]
-        gaps = *gap.pinball, *(gap.tau_distance[scope] for scope in SCOPES)
-        figures = *own.pinball, *(own.tau_distance[scope] for scope in SCOPES)
-        for at, by, figure in zip(named, gaps, figures, strict=True):
-            found += behind(name, at, by.value, by.ci95, figure.value)
-    return tuple(found)
 
 
 def _queue(rows: LabelledRows, median: NDArray[np.float32], seed: int) -> QueueFigures | None:
@@ -209,20 +161,3 @@ def _queue(rows: LabelledRows, median: NDArray[np.float32], seed: int) -> QueueF
         return None
     policy = "shortest total, predicted" if rows.target == "remaining" else "shortest step, predicted"
     return compare(waiting.work, {policy: median[waiting.taken].astype(np.float64)}, waiting.offsets, seed)
-
-
-def _bins(median: NDArray[np.float32], truth: NDArray[np.float32]) -> tuple[dict[str, float], ...]:
-    groups = np.array_split(np.argsort(median, kind="stable"), min(BINS, len(median)))
-    found = []
-    for rows in groups:
-        low, middle, high = np.quantile(truth[rows], [0.1, 0.5, 0.9]).tolist()
-        found.append(
-            {
-                "steps": len(rows),
-                "forecast": float(np.median(median[rows])),
-                "truth_p10": low,
-                "truth_p50": middle,
-                "truth_p90": high,
-            }
-        )
-    return tuple(found)

@@ -31,22 +31,28 @@ from presage.features.input_profiles import PROFILES
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.rows import PROMPT, LabelledRows, Target
 from presage.predictors.length.baselines import LENGTH_BASELINES, constant
-from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.length.predictor import RemainingLengthPredictor
+from presage.predictors.quantiles.choice import QuantileConfig
 from presage.training.baselines import check_names
 from presage.training.configuration import Limits
-from presage.training.length.evaluate import LengthDifference, LengthEvaluation, difference, evaluate
-from presage.training.length.metrics import LengthFigures
+from presage.training.length.evaluate import LengthEvaluation, evaluate
 from presage.training.length.texts import TextChoice, Texts, choose_texts
+from presage.training.quantiles import (
+    QuantileDifference,
+    QuantileFigures,
+    difference,
+    row_latency_us,
+    rows_under_profiles,
+)
 from presage.training.sets import (
     SHARED_TASKS,
     check_known_agents,
     set_apart,
     shared_tasks,
     tasks_apart,
-    under_profiles,
     workflow_names,
 )
-from presage.training.training import Judged, Progress, Training, fit_baselines, median_us, named_digests, versions
+from presage.training.training import Judged, Progress, Training, fit_baselines, named_digests, versions
 
 CALIBRATION_FRACTION: Final = 0.25
 """Of the training tasks. Upper quantiles are made to cover on these: .99 wants hundreds of steps of each type."""
@@ -56,15 +62,13 @@ LIMITS: Final[Limits] = dict.fromkeys(("floor", "min_evidence"), (1, math.inf))
 FLOOR: Final = "constant"
 """The baseline of an evaluation: the best constant, fitted on the evaluated steps themselves."""
 
-_TIMED: Final = 1000
-
 LengthTraining = Training[RemainingLengthPredictor, LengthEvaluation]
 
 
 def train_lengths(
     table: pa.Table,
     test: pa.Table | None = None,
-    config: RemainingLengthConfig | None = None,
+    config: QuantileConfig | None = None,
     *,
     target: Target = "remaining",
     seed: int = 0,
@@ -110,7 +114,7 @@ class FittedLengths:
 
 def fit_lengths(
     table: pa.Table,
-    config: RemainingLengthConfig | None = None,
+    config: QuantileConfig | None = None,
     *,
     target: Target = "remaining",
     seed: int = 0,
@@ -151,7 +155,7 @@ def assess_lengths(
     predicts = fit_baselines(baselines, lambda baseline: LENGTH_BASELINES[baseline](learning, quantiles), report)
 
     report("judging on the test set", None)
-    profiles = _profiles(predictor, held)
+    profiles = rows_under_profiles(held, predictor.encoder.observed)
     evaluation = evaluate(predictor.predict, held, quantiles, seed, baselines=predicts, profiles=profiles)
     digests = {
         "training traces": f"sha256:{digest(parts.train)}",
@@ -185,7 +189,7 @@ def assess_lengths(
         "config": {**asdict(predictor.config), "target": predictor.target, "chosen": predictor.estimator.name},
         "versions": versions(),
         "fit_seconds": round(fitted.seconds, 2),
-        "latency_us": quantiles_latency_us(predictor, held),
+        "latency_us": row_latency_us(held, predictor.estimator.predict_one),
         "size_bytes": None,
     }
     return LengthTraining(predictor, metrics, training_data, evaluation, digests)
@@ -224,23 +228,9 @@ def evaluate_lengths(
         quantiles,
         seed,
         baselines={FLOOR: constant(rows, quantiles)},
-        profiles=_profiles(predictor, rows) if profile is None else None,
+        profiles=rows_under_profiles(rows, predictor.encoder.observed) if profile is None else None,
     )
-    return Judged(evaluation, quantiles_latency_us(predictor, rows), workflow_names(table))
-
-
-def _profiles(predictor: RemainingLengthPredictor, rows: LabelledRows) -> dict[str, LabelledRows]:
-    def alike(one: LabelledRows, other: LabelledRows) -> bool:
-        return np.array_equal(one.numbers, other.numbers, equal_nan=True) and np.array_equal(one.model, other.model)
-
-    return under_profiles(rows, lambda sources: predictor.encoder.observed(rows, sources), alike)
-
-
-def quantiles_latency_us(predictor: RemainingLengthPredictor, rows: LabelledRows) -> float:
-    """Median time of all quantiles from one feature row, microseconds, over a thousand rows on one thread."""
-    columns = (rows.workflow_type, rows.agent, rows.model)
-    of = [(*map(int, row), numbers) for *row, numbers in zip(*columns, rows.numbers, strict=True)][:_TIMED]
-    return median_us(lambda i: predictor.estimator.predict_one(*of[i % len(of)]), _TIMED)
+    return Judged(evaluation, row_latency_us(rows, predictor.estimator.predict_one), workflow_names(table))
 
 
 AGENTS: Final = "agents, this one and before"
@@ -263,21 +253,21 @@ replaced by names unknown to training. The workflow type is in no group, because
 def ablate(
     table: pa.Table,
     test: pa.Table,
-    config: RemainingLengthConfig | None = None,
+    config: QuantileConfig | None = None,
     *,
     seed: int = 0,
-) -> dict[str, LengthDifference]:
+) -> dict[str, QuantileDifference]:
     """Train with all features and once without each group that the traces have, and evaluate on `test` (other tasks).
 
     With the estimator "auto", the estimators may differ. Returns by group the figures without it minus those with all
     features; above 0 the group helps. Raises TraceError for too few traces to split, or no known output tokens.
     """
-    config = config or RemainingLengthConfig()
+    config = config or QuantileConfig()
     choice, apart = _features(table, "remaining", "auto", seed, lambda _, __: None)
     encoder, learning = choice.encoder, choice.rows
     held = length_rows(test, encoder)
 
-    def figures(group: str | None) -> LengthFigures:
+    def figures(group: str | None) -> QuantileFigures:
         rows, judged = (without(of, encoder, group) if group else of for of in (learning, held))
         predictor = RemainingLengthPredictor(config, seed).fit(rows.take(~apart), rows.take(apart), encoder=encoder)
         return evaluate(predictor.predict, judged, config.quantiles, seed).figures

@@ -119,6 +119,10 @@ def side_by_side(metrics: Mapping[str, Any]) -> Figure:
         panels["tau distance (pairs of steps in the wrong order)"] = {
             name: (of["tau_distance"]["all"], of["tau_distance_ci95"]["all"]) for name, of in judged.items()
         }
+    elif metrics["kind"] == "return-time":
+        panels["pinball loss of the median, log seconds"] = {
+            name: (of["pinball"]["0.5"], of["pinball_ci95"]["0.5"]) for name, of in judged.items()
+        }
     else:
         panels["macro mAP"] = {name: (of["macro_map"], of["macro_map_ci95"]) for name, of in judged.items()}
     figure, axes = plt.subplots(

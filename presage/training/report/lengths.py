@@ -1,11 +1,11 @@
-"""The report of a predictor of remaining output tokens, from its `metrics.json`.
+"""The report of a predictor of output tokens, from its `metrics.json`, and parts of that of return times.
 
 Keys that a cheaper run leaves out ("data", "traces", "config", "estimators") leave out their section.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from presage.training.report.blocks import (
     Block,
@@ -32,15 +32,35 @@ def document(metrics: Metrics) -> Document:
     what = "Remaining output tokens" if metrics["target"] == "remaining" else "Output tokens of a step"
     sections = [
         data(metrics),
-        _order(metrics),
+        order(metrics),
         _queue(metrics),
-        _bounds(metrics),
-        _profiles(metrics),
-        _by_type(metrics),
-        _estimators(metrics),
+        bounds(metrics),
+        profiles(metrics),
+        by_type(metrics),
+        estimators(metrics),
         made(metrics),
     ]
     return Document(f"{what}: {_name(metrics)}{version_of(metrics)}", _lead(metrics), sections, _cards(metrics))
+
+
+def _unit(metrics: Metrics) -> tuple[str, int]:
+    """The unit of the pinball loss, and the digits to print."""
+    return ("log seconds", 3) if metrics["kind"] == "return-time" else ("tokens", 1)
+
+
+_MOST_SHOWN: Final = 4
+_SHOWN: Final = ("0.1", "0.5", "0.9", "0.99")
+
+
+def _shown(metrics: Metrics) -> list[str]:
+    """The quantiles of the tables: all, or where these are too many for a page, _SHOWN."""
+    known = list(metrics["pinball"])
+    return known if len(known) <= _MOST_SHOWN else [q for q in known if q in _SHOWN] or known
+
+
+def _losses(metrics: Metrics, pinball: Metrics) -> list[str]:
+    """The cells of a table with a column for each quantile."""
+    return [number(pinball[q], _unit(metrics)[1]) for q in _shown(metrics)]
 
 
 def _name(metrics: Metrics) -> str:
@@ -91,10 +111,15 @@ def _cards(metrics: Metrics) -> list[Card]:
     return cards
 
 
-def _order(metrics: Metrics) -> Section:
-    quantiles = list(metrics["pinball"])
+def order(metrics: Metrics) -> Section:
+    """Order and loss, beside the baselines."""
+    quantiles = _shown(metrics)
     rows = [
-        [name, *_intervals(of, "tau_distance", ("all", "arrival")), *(number(of["pinball"][q], 1) for q in quantiles)]
+        [
+            name,
+            *_intervals(of, "tau_distance", ("all", "arrival")),
+            *_losses(metrics, of["pinball"]),
+        ]
         for name, of in _judged(metrics).items()
     ]
     rivals = [
@@ -105,7 +130,7 @@ def _order(metrics: Metrics) -> Section:
     blocks: list[Block] = [
         Text(
             "Tau distance: the share of pairs of steps that the median puts in the wrong order; pinball: the loss of a "
-            "quantile in tokens, a step too low by one costing q and one too high 1 − q. Lower is better."
+            f"quantile in {_unit(metrics)[0]}, a step too low by one costing q and one too high 1 − q. Lower is better."
         ),
         Table(head, rows, marked=_marked(metrics)),
     ]
@@ -121,22 +146,21 @@ def _intervals(of: Any, figure: str, keys: Any) -> list[str]:
 
 
 def _against_outcomes(metrics: Metrics) -> Picture | None:
-    bins = [row for row in metrics["bins"] if row["forecast"] >= 1 and row["truth_p10"] >= 1]
+    label, least = ("seconds", 0.01) if metrics["kind"] == "return-time" else ("tokens", 1.0)
+    bins = [row for row in metrics["bins"] if row["forecast"] >= least and row["truth_p10"] >= least]
     if len(bins) < 2:
         return None
     values = [row[key] for row in bins for key in ("forecast", "truth_p10", "truth_p90")]
     low, high = min(values), max(values)
-    ticks = [10.0**power for power in range(9) if low <= 10**power <= high]
-    x, y = (
-        Axis(label, low, high * 1.001, ticks, logarithmic=True) for label in ("forecast, tokens", "outcome, tokens")
-    )
+    ticks = [10.0**power for power in range(-2, 9) if low <= 10**power <= high]
+    x, y = (Axis(f"{of}, {label}", low, high * 1.001, ticks, logarithmic=True) for of in ("forecast", "outcome"))
     points = [
         PlotPoint(
             row["forecast"],
             row["truth_p50"],
             row["truth_p10"],
             row["truth_p90"],
-            f"forecast {count(row['forecast'])}, outcome {count(row['truth_p50'])} ({count(row['steps'])} steps)",
+            f"forecast {row['forecast']:,.3g}, outcome {row['truth_p50']:,.3g} ({count(row['steps'])} steps)",
         )
         for row in bins
     ]
@@ -164,21 +188,22 @@ def _queue(metrics: Metrics) -> Section | None:
     return Section("What the order is worth", [Text(text), bars, table], in_terminal=True)
 
 
-def _bounds(metrics: Metrics) -> Section:
-    quantiles = list(metrics["coverage"])
+def bounds(metrics: Metrics) -> Section:
+    """Coverage of the quantiles."""
+    quantiles = _shown(metrics)
     rows = [[name, *_intervals(of, "coverage", quantiles)] for name, of in _judged(metrics).items()]
-    rows.append(["ours, tokens above the median", *(number(metrics["width"][q], 1) for q in quantiles)])
+    rows.append([f"ours, {_unit(metrics)[0]} above the median", *_losses(metrics, metrics["width"])])
     points = []
-    for q in quantiles:
+    for q in metrics["coverage"]:
         low, high = metrics["coverage_ci95"][q]
         share = metrics["coverage"][q]
         points.append(PlotPoint(float(q), share, low, high, f"{q}: {number(share)}"))
-    axis = share_axis("quantile", [*map(float, quantiles), *(point.y for point in points), 1.0])
+    axis = share_axis("quantile", [*map(float, metrics["coverage"]), *(point.y for point in points), 1.0])
     drawn = line_plot([points], axis, share_axis("coverage", [axis.low, axis.high]), diagonal=True)
     return Section(
         "Do the bounds hold?",
         [
-            Text("The share of steps whose length was within each quantile. On the dashed line they hold exactly."),
+            Text("The share of steps whose outcome was within each quantile. On the dashed line they hold exactly."),
             Picture("coverage", "Each quantile, and how often it held.", [Panel("Coverage", drawn)]),
             Table(["", *(f"within {q} [95 %]" for q in quantiles)], rows, marked=_marked(metrics)),
         ],
@@ -186,16 +211,16 @@ def _bounds(metrics: Metrics) -> Section:
     )
 
 
-def _profiles(metrics: Metrics) -> Section | None:
+def profiles(metrics: Metrics) -> Section | None:
     """Order, loss and coverage under each input profile; nothing for older metrics."""
     if not metrics.get("profiles"):
         return None
-    quantiles = list(metrics["pinball"])
+    quantiles = _shown(metrics)
     rows = [
         [
             name,
             *_intervals(of, "tau_distance", ("all",)),
-            *(number(of["pinball"][q], 1) for q in quantiles),
+            *_losses(metrics, of["pinball"]),
             *_intervals(of, "coverage", quantiles),
         ]
         for name, of in metrics["profiles"].items()
@@ -205,15 +230,16 @@ def _profiles(metrics: Metrics) -> Section | None:
     return Section("What serving can see", [Text(SERVING), table], in_terminal=True)
 
 
-def _by_type(metrics: Metrics) -> Section:
-    quantiles = list(metrics["coverage"])
+def by_type(metrics: Metrics) -> Section:
+    """Loss and coverage of each workflow type."""
+    quantiles = _shown(metrics)
     rows = [
         [
             name,
             count(of["workflows"]),
             count(of["steps"]),
             number(of["tau_distance"]["all"]),
-            *(number(of["pinball"][q], 1) for q in quantiles),
+            *_losses(metrics, of["pinball"]),
             *(number(of["coverage"][q]) for q in quantiles),
         ]
         for name, of in metrics["by_workflow_type"].items()
@@ -223,13 +249,13 @@ def _by_type(metrics: Metrics) -> Section:
     return Section("By workflow type", [Table(head, rows)], in_terminal=True)
 
 
-def _estimators(metrics: Metrics) -> Section | None:
+def estimators(metrics: Metrics) -> Section | None:
     """What each estimator lost on the calibration part, where there was a choice."""
     losses = metrics.get("estimators", {})
     if len(losses) < 2:
         return None
-    quantiles = list(metrics["pinball"])
-    rows = [[name, *(number(of[q], 1) for q in quantiles)] for name, of in losses.items()]
-    text = "Pinball loss on the calibration part, in tokens; the one with the smallest loss of the median was kept."
+    quantiles = _shown(metrics)
+    rows = [[name, *_losses(metrics, of)] for name, of in losses.items()]
+    text = f"Pinball loss on the calibration part, in {_unit(metrics)[0]}; the one with the smallest sum was kept."
     table = Table(["", *(f"pinball {q}" for q in quantiles)], rows, marked=frozenset({metrics["config"]["chosen"]}))
     return Section("Which estimator", [Text(text), table])

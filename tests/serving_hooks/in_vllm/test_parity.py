@@ -29,11 +29,12 @@ from presage.features.input_profiles import PROFILES, masked
 from presage.features.lengths import LengthEncoder, LengthWorkflow, length_rows
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.features.prefixes import prefixes_of
-from presage.predictors.length.predictor import RemainingLengthConfig, RemainingLengthPredictor
+from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.boosting import BoostingConfig
 from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.parts import NextAgentConfig, project_all, unrolled
 from presage.predictors.next_agent.predictor import NextAgentPredictor
+from presage.predictors.quantiles.choice import QuantileConfig
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.vllm.forecasts import Forecasts
@@ -89,7 +90,7 @@ def predictors() -> tuple[NextAgentPredictor, RemainingLengthPredictor]:
     assert texts is not None
     encoder, rows = texts.fit(encoder, relevant=False, seed=0, size=4)
     held = rows.task % 5 == 0
-    forest = RemainingLengthConfig(estimator="forest", refit=False)
+    forest = QuantileConfig(estimator="forest", refit=False)
     return agents, RemainingLengthPredictor(forest, 0).fit(rows.take(~held), rows.take(held), encoder=encoder)
 
 

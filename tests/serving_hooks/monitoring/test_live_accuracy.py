@@ -13,8 +13,8 @@ from presage.features.vocabulary import Vocabulary
 from presage.predictors.common.bootstrap import ratio_ci
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.retrain_check import TraceForecasts, followed_of
-from presage.training.length.metrics import measure as measure_lengths
 from presage.training.metrics import measure
+from presage.training.quantiles import measure as measure_lengths
 
 
 def test_figures_are_those_of_evaluation() -> None:

@@ -1,4 +1,4 @@
-"""Ranking, loss and coverage of length quantiles.
+"""Ranking, loss and coverage of forecast quantiles: of lengths in tokens, of return times in log seconds.
 
 All figures but the ranking are ratios of sums over workflows, with intervals by bootstrap over workflows. The caller
 leaves out and counts steps with an unknown length (no count recorded, or a truncated workflow).
@@ -12,7 +12,7 @@ out, so a perfect forecast has 0. Pairs are counted by step, because intervals a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -20,8 +20,13 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from presage.features.input_profiles import Sources
+from presage.features.rows import LabelledRows
 from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_cis, share_ci
+from presage.training.baselines import Behind, behind, worst
 from presage.training.metrics import RESAMPLES, Estimate, Interval, by_workflow, json_values
+from presage.training.sets import under_profiles
+from presage.training.training import median_us
 
 
 def discordance(truth: NDArray[np.floating], forecast: NDArray[np.floating]) -> tuple[NDArray[np.float64], ...]:
@@ -75,12 +80,15 @@ def _below(tree: NDArray[np.int64], rank: int) -> int:
     return count
 
 
+BINS: Final = 10
+"""Number of equal-sized groups, by forecast, in which forecast and outcome are compared."""
+
 SCOPES: Final = ("all", "arrival")
 """Which steps a ranking is of: all, or only the first of each workflow."""
 
 
 @dataclass(frozen=True)
-class LengthFigures:
+class QuantileFigures:
     """Figures on n steps of W workflows, at Q quantiles.
 
     Attributes:
@@ -141,7 +149,7 @@ def measure(
     quantiles: Sequence[float],
     rng: np.random.Generator,
     resamples: int = RESAMPLES,
-) -> LengthFigures:
+) -> QuantileFigures:
     """Compare quantiles of n steps with the actual lengths.
 
     Args:
@@ -180,7 +188,7 @@ def measure(
     seed = int(rng.integers(2**63))  # all figures share the resamples of workflows
     ranks, ends = intervals(wrong, pairs, loss, positions, seed, resamples)
     shares = [share_ci(of, positions, np.random.default_rng(seed), resamples) for of in covered.T]
-    return LengthFigures(
+    return QuantileFigures(
         quantiles=tuple(quantiles),
         tau_distance={
             scope: Estimate(float(wrong[scope].sum() / total) if (total := pairs[scope].sum()) else math.nan, rank)
@@ -207,7 +215,7 @@ def intervals(
 ) -> tuple[dict[str, Interval], list[Interval]]:
     """Intervals of the tau distance, by scope, and of the Q pinball losses, or of differences of them.
 
-    Arguments as the fields of `LengthFigures`; differences have those of `wrong` and `loss`.
+    Arguments as the fields of `QuantileFigures`; differences have those of `wrong` and `loss`.
     """
     all_wrong, all_pairs = (np.stack([of[scope] for scope in SCOPES], axis=1) for of in (wrong, pairs))
     ranks = pair_ratio_cis(all_wrong, all_pairs, np.random.default_rng(seed), resamples)
@@ -219,3 +227,102 @@ def intervals(
 def median_column(quantiles: Sequence[float]) -> int:
     """Which of the quantiles ranks: the first at or above the median, else the last."""
     return min(int(np.searchsorted(quantiles, 0.5)), len(quantiles) - 1)
+
+
+@dataclass(frozen=True)
+class QuantileDifference:
+    """Figures of the first predictor minus those of the second on the same steps; below 0 the first is better.
+
+    Attributes:
+        tau_distance: by scope; pinball: tokens a step, Q of them.
+    """
+
+    tau_distance: Mapping[str, Estimate]
+    pinball: tuple[Estimate, ...]
+
+    def to_dict(self, quantiles: Sequence[float]) -> dict[str, Any]:
+        """JSON values; quantiles are keys such as "0.9"."""
+        return json_values({"tau_distance": self.tau_distance, "pinball": by_quantile(quantiles, self.pinball)})
+
+
+def difference(
+    ours: QuantileFigures, theirs: QuantileFigures, seed: int, resamples: int = RESAMPLES
+) -> QuantileDifference:
+    """First minus second, with paired intervals."""
+    wrong = {scope: ours.wrong[scope] - theirs.wrong[scope] for scope in SCOPES}
+    ranks, ends = intervals(wrong, ours.pairs, ours.loss - theirs.loss, ours.positions, seed, resamples)
+    return QuantileDifference(
+        tau_distance={
+            scope: Estimate(ours.tau_distance[scope].value - theirs.tau_distance[scope].value, rank)
+            for scope, rank in ranks.items()
+        },
+        pinball=tuple(
+            Estimate(mine.value - its.value, end)
+            for mine, its, end in zip(ours.pinball, theirs.pinball, ends, strict=True)
+        ),
+    )
+
+
+def headline(figures: QuantileFigures, lost: tuple[Behind, ...]) -> dict[str, Any]:
+    """Figures under one input profile (`features/input_profiles.py`), as JSON values."""
+    kept = [f"{figure}{of}" for figure in ("tau_distance", "pinball", "coverage") for of in ("", "_ci95")]
+    found = figures.to_dict()
+    return {key: found[key] for key in kept} | {"behind": worst(lost)}
+
+
+def lost(
+    against: Mapping[str, QuantileDifference],
+    baselines: Mapping[str, QuantileFigures],
+    quantiles: Sequence[float],
+    unit: str = "tokens",
+) -> tuple[Behind, ...]:
+    """The comparisons that a baseline won; `unit` is that of the pinball loss."""
+    found = []
+    for name, gap in against.items():
+        own = baselines[name]
+        named = [f"in pinball loss at {q:g}, {unit} a step," for q in quantiles]
+        named += [f"in tau distance of {'all' if scope == 'all' else 'first'} steps" for scope in SCOPES]
+        gaps = *gap.pinball, *(gap.tau_distance[scope] for scope in SCOPES)
+        figures = *own.pinball, *(own.tau_distance[scope] for scope in SCOPES)
+        for at, by, figure in zip(named, gaps, figures, strict=True):
+            found += behind(name, at, by.value, by.ci95, figure.value)
+    return tuple(found)
+
+
+def bins(median: NDArray[np.float32], truth: NDArray[np.float32]) -> tuple[dict[str, float], ...]:
+    """Steps in equal-sized groups by the forecast median [n], with forecast and outcome of each."""
+    groups = np.array_split(np.argsort(median, kind="stable"), min(BINS, len(median)))
+    found = []
+    for rows in groups:
+        low, middle, high = np.quantile(truth[rows], [0.1, 0.5, 0.9]).tolist()
+        found.append(
+            {
+                "steps": len(rows),
+                "forecast": float(np.median(median[rows])),
+                "truth_p10": low,
+                "truth_p50": middle,
+                "truth_p90": high,
+            }
+        )
+    return tuple(found)
+
+
+def rows_under_profiles(
+    rows: LabelledRows, observed: Callable[[LabelledRows, Sources], LabelledRows]
+) -> dict[str, LabelledRows]:
+    """The rows as seen under each input profile; profiles with equal inputs share one object."""
+
+    def alike(one: LabelledRows, other: LabelledRows) -> bool:
+        return np.array_equal(one.numbers, other.numbers, equal_nan=True) and np.array_equal(one.model, other.model)
+
+    return under_profiles(rows, lambda sources: observed(rows, sources), alike)
+
+
+_TIMED: Final = 1000
+
+
+def row_latency_us(rows: LabelledRows, forecast: Callable[[int, int, int, NDArray[np.float32]], object]) -> float:
+    """Median time of `forecast` of one row, microseconds, over a thousand rows on one thread."""
+    columns = (rows.workflow_type, rows.agent, rows.model)
+    of = [(*map(int, row), numbers) for *row, numbers in zip(*columns, rows.numbers, strict=True)][:_TIMED]
+    return median_us(lambda i: forecast(*of[i % len(of)]), _TIMED)

@@ -1,0 +1,1 @@
+"""The predictor of return times, and its baselines."""

@@ -1,0 +1,306 @@
+"""The return-time predictor: when the next request of a workflow arrives after a step, and whether there is one.
+
+Ours; no paper has it. Quantiles of the time, given that the workflow returns, come from the estimators of
+`predictors/quantiles`, calibrated by workflow type. Boosted trees give the probability that the workflow has ended.
+`ReturnForecast.waited` conditions a forecast on the time that has already passed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.errors import InputError, TraceError
+from presage.features.input_profiles import TEXT, TOKENS, Sources
+from presage.features.return_times import LEAST_MS, ReturnEncoder, ReturnWorkflow
+from presage.features.rows import LEARNT_PROFILES, LabelledRows, join_rows
+from presage.predictors.common import Progress
+from presage.predictors.common.artefact import nested, read_artefact, rebuilding, under, write_artefact
+from presage.predictors.common.forecast import Source
+from presage.predictors.common.steps import check_steps
+from presage.predictors.quantiles.boosted import Ensemble
+from presage.predictors.quantiles.choice import ESTIMATORS, QuantileConfig, fit_estimator
+from presage.predictors.quantiles.estimator import LogEstimator
+from presage.predictors.quantiles.linear import CATEGORIES
+
+KIND: Final = "return-time"
+_END_ROUNDS: Final = 80
+_END_SETTINGS: Final = {"num_leaves": 6, "min_child_samples": 50}
+_LEAST_S: Final = LEAST_MS / 1e3
+_MOST_LOG_S: Final = 50.0
+_TAIL: Final = (0.2, 5.0)
+"""Least and greatest exponent of the Pareto tail beyond the last quantile."""
+
+
+@dataclass(frozen=True)
+class ReturnTimeConfig(QuantileConfig):
+    """Settings of a return-time predictor; the quantiles describe the whole distribution."""
+
+    quantiles: tuple[float, ...] = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class ReturnForecast:
+    """Forecast of the time until the next request of a workflow.
+
+    Attributes:
+        end: probability that there is none: the workflow has ended.
+        quantiles: seconds from the completion of the step, by quantile, given that the workflow returns.
+        source: `champion`, or `back-off` if this agent is rare in this workflow type.
+        evidence: training steps of this agent in this workflow type.
+        calibrated: whether the workflow type has enough calibration rows; if not, the upper quantiles are those of all
+            workflow types or wider.
+        calibration: calibration rows of this workflow type.
+    """
+
+    end: float
+    quantiles: dict[float, float]
+    source: Source
+    evidence: int
+    calibrated: bool
+    calibration: int
+
+    def returned(self, seconds: float) -> float:
+        """Probability that the workflow, if it returns, has returned after this time.
+
+        Linear in the logarithm of time between the quantiles; beyond the last one a Pareto tail through the last two.
+        """
+        return -math.expm1(self._log_survival(seconds))
+
+    def waited(self, seconds: float) -> ReturnForecast:
+        """The forecast after `seconds` without a request: quantiles of the time that is left, and END's probability.
+
+        Raises InputError unless it is a number of seconds, 0 or more.
+        """
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise InputError(f"waited {seconds!r} s; expected a number of seconds, 0 or more")
+        gone = self._log_survival(seconds)
+        still = math.exp(gone) * (1.0 - self.end)
+        left = {q: max(self._time_at(gone + math.log1p(-q)) - seconds, 0.0) for q in self.quantiles}
+        return replace(self, end=self.end / (self.end + still) if self.end else 0.0, quantiles=left)
+
+    def _log_survival(self, seconds: float) -> float:
+        """Logarithm of the probability that a workflow that returns is still away."""
+        levels, logs = self._curve
+        if seconds <= _LEAST_S:
+            return 0.0
+        at = math.log(seconds)
+        if at <= logs[-1]:
+            return math.log1p(-float(np.interp(at, logs, levels)))
+        return math.log1p(-levels[-1]) - self._tail * (at - logs[-1])
+
+    def _time_at(self, log_survival: float) -> float:
+        """Inverse of `_log_survival`."""
+        levels, logs = self._curve
+        beyond = math.log1p(-levels[-1]) - log_survival
+        if beyond <= 0:
+            return math.exp(float(np.interp(-math.expm1(log_survival), levels, logs)))
+        return math.exp(min(logs[-1] + beyond / self._tail, _MOST_LOG_S))
+
+    @property
+    def _curve(self) -> tuple[list[float], list[float]]:
+        """Rising levels and logarithms of seconds, from level 0."""
+        logs = [math.log(_LEAST_S)]
+        for seconds in self.quantiles.values():
+            logs.append(max(math.log(max(seconds, _LEAST_S)), logs[-1]))
+        return [0.0, *self.quantiles], logs
+
+    @property
+    def _tail(self) -> float:
+        levels, logs = self._curve
+        fall, over = math.log((1.0 - levels[-2]) / (1.0 - levels[-1])), logs[-1] - logs[-2]
+        return min(max(fall / over, _TAIL[0]), _TAIL[1]) if over > 0 else _TAIL[1]
+
+    @property
+    def prediction(self) -> float:
+        """The median, or the quantile just above it, seconds, given that the workflow returns."""
+        return self.quantiles[min((q for q in self.quantiles if q >= 0.5), default=max(self.quantiles))]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `presage forecast --json` prints it."""
+        return {
+            "source": self.source,
+            "evidence": self.evidence,
+            "calibrated": self.calibrated,
+            "calibration": self.calibration,
+            "end": self.end,
+            "quantiles": {str(quantile): seconds for quantile, seconds in self.quantiles.items()},
+        }
+
+
+class ReturnTimePredictor:
+    """Forecasts return times; create one with `fit` or `load`."""
+
+    reads: Sources = frozenset((TOKENS, TEXT))
+    """The input sources that its forecasts use where available: text for the model and the tools that it calls."""
+    encoder: ReturnEncoder
+    estimator: LogEstimator
+    """The fitted one; with `auto`, the selected one."""
+    trained_on: NDArray[np.uint64]
+    losses: dict[str, list[float]]
+    """Mean pinball loss of log seconds on the calibration part: one a quantile, by estimator; empty after `load`."""
+    _ends: Ensemble
+
+    def __init__(self, config: ReturnTimeConfig | None = None, seed: int = 0) -> None:
+        self.config = config or ReturnTimeConfig()
+        self.seed = seed
+
+    @property
+    def quantiles(self) -> tuple[float, ...]:
+        """The Q quantiles it predicts."""
+        return self.config.quantiles
+
+    def fit(
+        self,
+        train: LabelledRows,
+        calibration: LabelledRows,
+        *,
+        encoder: ReturnEncoder,
+        trained_on: NDArray[np.uint64] | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Fit on `train`; `calibration` (other tasks) calibrates the quantiles and selects the estimator if `auto`.
+
+        Args:
+            train, calibration: rows of `return_rows(…, encoder)`.
+            encoder: stored with the model for serving.
+            trained_on: keys of the tasks of both parts.
+
+        Raises:
+            ConfigurationError: a field of the configuration is out of its range.
+            TraceError: no training step has a known return time.
+        """
+        if not train.labelled.any():
+            raise TraceError(
+                f"none of {len(train)} LLM steps has a known return time: expected started_at and ended_at on every "
+                "LLM step, and workflows of two steps or more"
+            )
+        self.encoder = encoder
+        self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
+        self.estimator, self.losses = fit_estimator(
+            self.config,
+            self.seed,
+            train,
+            calibration,
+            encoder.observed,
+            text_columns=encoder.text_columns,
+            logarithmic=True,
+            progress=progress,
+        )
+        self._ends = self._fit_ends(join_rows(train, calibration))
+        return self
+
+    def _fit_ends(self, rows: LabelledRows) -> Ensemble:
+        """Boosted trees for the log odds of END; each row is shown under one input profile, drawn at random."""
+        rows = rows.take(~np.isnan(rows.label))
+        drawn = np.random.default_rng(self.seed).integers(len(LEARNT_PROFILES), size=len(rows))
+        inputs = np.stack([self.estimator.inputs(self.encoder.observed(rows, of)) for of in LEARNT_PROFILES])
+        ended = np.isinf(rows.label)
+        # Half a step that ended and half a step that did not keep the odds finite where every step did the same.
+        share = (ended * len(rows) + 0.5) / (len(rows) + 1.0)
+        shown = inputs[drawn, np.arange(len(rows))]
+        return Ensemble.fit(shown, share, "cross_entropy", _END_ROUNDS, self.seed, **_END_SETTINGS)
+
+    def predict(self, rows: LabelledRows) -> NDArray[np.float32]:
+        """Milliseconds float32 [n, Q] given that the workflow returns, not decreasing along Q."""
+        return self.estimator.predict(rows)
+
+    def predict_end(self, rows: LabelledRows) -> NDArray[np.float64]:
+        """Probability that the workflow has ended, float64 [n]."""
+        return 1.0 / (1.0 + np.exp(-self._ends(self.estimator.inputs(rows))))
+
+    def forecast(self, steps: Sequence[Mapping[str, Any]]) -> ReturnForecast:
+        """Forecast after the last LLM step among the given steps of one workflow; tool calls after it are its calls.
+
+        The steps are in order, keyed by column names of traces; `workflow_type` and `agent` are required. Raises
+        InputError for no LLM step, steps of different workflows, an invalid agent, count, text or time.
+        """
+        check_steps(steps)
+        llm = [place for place, step in enumerate(steps) if step.get("kind", "llm") == "llm"]
+        if not llm:
+            raise InputError('no LLM step (kind "llm"); a return time is that of an LLM step')
+        workflow = self.open(steps[0]["workflow_type"])
+        for step in steps[: llm[-1]]:
+            workflow.begun(step)
+            if step.get("kind", "llm") == "llm":
+                workflow.completed(step)
+        workflow.begun(steps[llm[-1]])
+        called = tuple(step["agent"] for step in steps[llm[-1] + 1 :])
+        return self.completed(workflow, steps[llm[-1]], called if called or len(llm) < llm[-1] + 1 else None)
+
+    def open(self, workflow_type: str) -> ReturnWorkflow:
+        """State of a new workflow, for `ReturnWorkflow.begun` and `completed`."""
+        return ReturnWorkflow(self.encoder, workflow_type)
+
+    def completed(
+        self, workflow: ReturnWorkflow, step: Mapping[str, Any], tools: tuple[str, ...] | None = None
+    ) -> ReturnForecast:
+        """Complete a step (see `ReturnWorkflow.completed`): the result of `forecast` at the cost of one step."""
+        return self.forecast_row(*workflow.completed(step, tools))
+
+    def forecast_row(self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]) -> ReturnForecast:
+        """Forecast from a row's workflow type, agent, model and numbers float32 [F]."""
+        estimator = self.estimator
+        seconds = estimator.predict_one(workflow_type, agent, model, numbers).astype(np.float64) / 1e3
+        odds = self._ends(estimator.inputs_one(workflow_type, agent, model, numbers)[None])[0]
+        evidence = int(estimator.evidence[workflow_type, agent])
+        known = evidence >= self.config.min_evidence
+        return ReturnForecast(
+            end=1.0 / (1.0 + math.exp(-odds)),
+            quantiles=dict(zip(self.quantiles, seconds.tolist(), strict=True)),
+            source="champion" if known else "back-off",
+            evidence=evidence,
+            calibrated=known and bool(estimator.conformal.calibrated[workflow_type]),
+            calibration=int(estimator.conformal.rows[workflow_type]),
+        )
+
+    def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
+        """Write the artefact: config.json and model.safetensors, nothing executable."""
+        write_artefact(
+            Path(folder),
+            kind=KIND,
+            config={
+                "predictor": asdict(self.config),
+                "encoder": self.encoder.to_config(),
+                "estimator": self.estimator.name,
+                "seed": self.seed,
+            },
+            tensors=nested(
+                {
+                    "estimator": self.estimator.to_tensors(),
+                    "ends": self._ends.to_tensors(),
+                    "training": {"tasks": self.trained_on},
+                }
+            ),
+            training_data=training_data or {},
+        )
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Load an artefact folder; raises ArtefactError unless it is a valid artefact of this kind."""
+        artefact = read_artefact(Path(folder), kind=KIND)
+        with rebuilding(folder, KIND):
+            config = artefact.config
+            predictor = cls(ReturnTimeConfig.from_dict(config["predictor"]), config["seed"])
+            predictor.losses = {}
+            predictor.encoder = ReturnEncoder.from_config(config["encoder"])
+            predictor.estimator = estimator = ESTIMATORS[config["estimator"]].from_tensors(
+                under(artefact.tensors, "estimator/"),
+                predictor.quantiles,
+                predictor.config.min_evidence,
+                predictor.encoder.text_columns,
+            )
+            vocabulary = predictor.encoder.course.vocabulary
+            if estimator.evidence.shape != (len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1):
+                raise ValueError("the evidence does not match the workflow types and agents of the vocabulary")
+            if estimator.numbers != len(predictor.encoder.names):
+                raise ValueError("the estimator was fitted on other inputs than the encoder produces")
+            predictor._ends = Ensemble.from_tensors(under(artefact.tensors, "ends/"), estimator.numbers + CATEGORIES)
+            predictor.trained_on = artefact.tensors["training/tasks"].astype(np.uint64)
+        return predictor

@@ -1,0 +1,145 @@
+"""Rows of return times: labels by hand, clocks that lie, inputs that serving lacks, live rows."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from return_samples import sessions
+
+from presage.datasets.schema import conform
+from presage.errors import InputError
+from presage.features.input_profiles import PROFILES
+from presage.features.return_times import LEAST_MS, ReturnEncoder, ReturnWorkflow, return_rows
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(seconds: float | None) -> datetime | None:
+    return None if seconds is None else BEGIN + timedelta(seconds=seconds)
+
+
+def step(number: int, start: float | None, end: float | None, workflow: str = "w", **more: Any) -> dict[str, Any]:
+    of = {"workflow_type": "app", "workflow_id": workflow, "step": number, "agent": "main"}
+    return {**of, "started_at": at(start), "ended_at": at(end), **more}
+
+
+def table_of(*steps: dict[str, Any]) -> pa.Table:
+    names = dict.fromkeys(name for s in steps for name in s)
+    return conform(pa.Table.from_pylist([{name: s.get(name) for name in names} for s in steps]), "test")
+
+
+def labels(*steps: dict[str, Any]) -> list[float]:
+    table = table_of(*steps)
+    return [float(ms) for ms in return_rows(table, ReturnEncoder.fit(table)).label]
+
+
+def column(table: pa.Table, name: str, encoder: ReturnEncoder | None = None) -> list[float]:
+    encoder = encoder or ReturnEncoder.fit(table)
+    return [float(x) for x in return_rows(table, encoder).numbers[:, encoder.names.index(name)]]
+
+
+def test_a_label_runs_from_the_end_of_a_step_to_the_next_request_and_is_infinite_at_the_end() -> None:
+    assert labels(step(0, 0.0, 2.5), step(1, 4.0, 5.0), step(2, 65.25, 66.0)) == [1500.0, 60250.0, np.inf]
+
+
+def test_a_workflow_that_was_cut_has_not_ended() -> None:
+    found = labels(step(0, 0.0, 2.0, complete=False), step(1, 4.0, 5.0, complete=False))
+    assert found[0] == 2000.0
+    assert np.isnan(found[1])
+
+
+def test_a_missing_time_hides_only_the_labels_that_need_it() -> None:
+    found = labels(step(0, 0.0, None), step(1, 4.0, 5.0), step(2, None, 8.0), step(3, 9.0, None))
+    assert np.isnan(found[:2]).all()
+    assert found[2:] == [1000.0, np.inf]
+
+
+def test_the_time_of_tool_calls_is_part_of_the_return_time() -> None:
+    called = step(1, 2.0, 7.0, kind="tool", agent="grep")
+    assert labels(step(0, 0.0, 1.0), called, step(2, 9.0, 10.0)) == [8000.0, np.inf]
+
+
+def test_of_steps_that_run_side_by_side_the_next_arrival_counts() -> None:
+    """Step 0 calls two agents at once; when the first is done, the second still runs, and the join comes last."""
+    found = labels(step(0, 0.0, 1.5), step(1, 2.0, 4.0), step(2, 2.1, 9.0), step(3, 9.5, 10.0))
+    assert found == pytest.approx([500.0, 5500.0, 500.0, np.inf])
+    table = table_of(step(0, 0.0, 1.5), step(1, 2.0, 4.0), step(2, 2.1, 9.0), step(3, 9.5, 10.0))
+    assert column(table, "in_flight") == [0, 1, 0, 0]
+    assert np.exp(column(table, "return_1")[-1]) - 1 == pytest.approx(500.0, rel=1e-5)
+
+
+def test_starts_that_were_rounded_down_to_seconds_still_follow_the_step_before() -> None:
+    """The third step begins at 7.9, is stamped 7, and the second ended at 7.4."""
+    assert labels(step(0, 0.0, 2.5), step(1, 5.0, 7.4), step(2, 7.0, 9.0)) == [2500.0, LEAST_MS, np.inf]
+
+
+def test_a_session_that_is_resumed_after_days_has_a_label_of_days() -> None:
+    assert labels(step(0, 0.0, 1.0), step(1, 3 * 86_400.0, None))[0] == pytest.approx((3 * 86_400 - 1) * 1e3)
+
+
+def test_the_tools_that_an_answer_calls_are_its_columns_and_never_their_times() -> None:
+    def called(*tools: str, seconds: float = 1.0) -> pa.Table:
+        calls = [
+            step(1 + i, 2.0 + seconds * i, 2.0 + seconds * (i + 1), kind="tool", agent=t) for i, t in enumerate(tools)
+        ]
+        return table_of(step(0, 0.0, 1.0), *calls, step(len(calls) + 1, 900.0, 901.0))
+
+    encoder = ReturnEncoder.fit(called("grep", "pytest"))
+    assert encoder.tools == ("grep", "pytest")
+    table = called("pytest", "pytest", "unheard of")
+    rows = return_rows(table, encoder)
+    assert rows.numbers[0, -3:].tolist() == [3, 0, 1]
+    slow = return_rows(called("pytest", "pytest", "unheard of", seconds=200.0), encoder)
+    np.testing.assert_array_equal(slow.numbers[0], rows.numbers[0])
+    assert np.isnan(return_rows(table_of(step(0, 0.0, 1.0)), encoder).numbers[0, -3:]).all()
+
+
+def test_without_texts_the_tools_and_without_token_counts_the_tokens_are_unknown() -> None:
+    table = sessions(6, 0)
+    encoder = ReturnEncoder.fit(table)
+    rows = return_rows(table, encoder)
+    ids = encoder.observed(rows, PROFILES["ids"]).numbers
+    engine = encoder.observed(rows, PROFILES["engine"]).numbers
+    tools, tokens = -1 - len(encoder.tools), encoder.names.index("output_tokens")
+    assert np.isnan(ids[:, tools:]).all()
+    assert np.isnan(engine[:, tools:]).all()
+    assert np.isnan(ids[:, tokens]).all()
+    np.testing.assert_array_equal(engine[:, tokens], rows.numbers[:, tokens])
+    returned = encoder.names.index("return_1")
+    np.testing.assert_array_equal(ids[:, returned], rows.numbers[:, returned])
+
+
+def live_rows(table: pa.Table, encoder: ReturnEncoder) -> np.ndarray:
+    found = []
+    for (workflow_type, _), steps in groupby(table.to_pylist(), lambda s: (s["workflow_type"], s["workflow_id"])):
+        workflow, mine = ReturnWorkflow(encoder, workflow_type), list(steps)
+        for place, one in enumerate(mine):
+            workflow.begun(one)
+            if one["kind"] == "llm":
+                later = mine[place + 1 :]
+                calls = later[: next((i for i, s in enumerate(later) if s["kind"] == "llm"), len(later))]
+                found.append(workflow.completed(one, tuple(s["agent"] for s in calls))[3])
+    return np.stack(found)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 1000))
+def test_a_running_workflow_makes_the_rows_that_training_saw_bit_by_bit(seed: int) -> None:
+    table = sessions(8, seed)
+    encoder = ReturnEncoder.fit(sessions(8, 0))
+    np.testing.assert_array_equal(live_rows(table, encoder), return_rows(table, encoder).numbers)
+
+
+@pytest.mark.parametrize("wrong", ["yesterday", float("nan"), float("inf"), [1]])
+def test_a_time_that_is_none_is_refused(wrong: object) -> None:
+    table = sessions(4, 0)
+    workflow = ReturnWorkflow(ReturnEncoder.fit(table), "coding")
+    with pytest.raises(InputError, match=r"started_at is .*expected a time"):
+        workflow.begun({"agent": "main", "started_at": wrong})
