@@ -49,7 +49,7 @@ class _Line(msgspec.Struct):
 
 def holds_requests(path: Path) -> bool:
     """Whether a file is a trace of plain requests, judged by its first line."""
-    if path.is_dir():
+    if path.is_dir() or path.name.endswith(".parquet"):
         return False
     if path.name.endswith(_CSV_SUFFIXES):
         names = set(CsvRows(path).names)

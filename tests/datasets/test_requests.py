@@ -50,6 +50,8 @@ def test_files_are_told_apart_by_their_first_line(tmp_path: Path) -> None:
     assert not holds_requests(lines(tmp_path / "steps.csv", "workflow_type,workflow_id,step,agent"))
     assert holds_requests(lines(tmp_path / "requests.csv", "TIMESTAMP,ContextTokens,model"))
     assert not holds_requests(tmp_path)
+    (tmp_path / "steps.parquet").write_bytes(b"PAR1\x00\xff")  # not text
+    assert not holds_requests(tmp_path / "steps.parquet")
     assert holds_requests(lines(tmp_path / "requests.jsonl", {"timestamp": 0, "input_length": 3}))
 
 
