@@ -62,9 +62,9 @@ def saved(policy: Runs, against: Runs) -> dict[str, Any] | None:
     times = [[max(of[seed]["completion_mean_s"], 1e-9) for of in (policy, against)] for seed in seeds]
     found = interval([math.log(mine / other) for mine, other in times])
     ends = found["ci95"]
-    return {
-        "mean": -math.expm1(found["mean"]),
-        "ci95": None if ends is None else [-math.expm1(ends[1]), -math.expm1(ends[0])],
+    return {  # 0.0 - x, since -x of an equal time would be a negative zero
+        "mean": 0.0 - math.expm1(found["mean"]),
+        "ci95": None if ends is None else [0.0 - math.expm1(ends[1]), 0.0 - math.expm1(ends[0])],
     }
 
 
