@@ -12,6 +12,7 @@ from presage.cli import options
 from presage.cli.output import Output, Progress, report_lines
 from presage.errors import ArtefactError
 from presage.predictor_kinds import KINDS
+from presage.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +56,7 @@ class Data:
     """The data a kind is trained and evaluated on.
 
     Attributes:
-        unit: "workflows" or "prompts".
+        unit: "workflow" or "prompt".
         read: reads and validates files; optionally skips bad rows and reports them.
         held_out: (data, *predictors) -> the part that none of them was trained on, and the number of units left out.
         digest: SHA-256 of the content, independent of the files.
@@ -74,7 +75,7 @@ class Data:
         """Read the files and leave out what a predictor was trained on; also returns the number of units left out."""
         data, left_out = self.held_out(self.read(paths, skip_bad, out, report), *predictors)
         if left_out:
-            out.note(f"{left_out} {self.unit} left out: a model was trained on them")
+            out.note(f"{counted(left_out, self.unit)} left out: a model was trained on them")
         return data, left_out
 
 
@@ -162,7 +163,7 @@ def _example(table: pa.Table) -> list[dict[str, Any]]:
 
 
 TRACES = Data(
-    "workflows",
+    "workflow",
     options.read,
     lazily("presage.training.sets:held_out"),
     lazily("presage.datasets.schema:digest"),

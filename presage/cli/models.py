@@ -15,6 +15,7 @@ from presage.cli.output import REFUSED, Output, Progress, table
 from presage.cli.retrain_check import keep_figures, promotion_figures
 from presage.errors import ArtefactError, RegistryError
 from presage.registry.connect import NoRegistryError, attached, default_uri, open_existing
+from presage.wording import counted
 
 if TYPE_CHECKING:
     from presage.registry.connect import Registry
@@ -233,8 +234,7 @@ def _standing(entry: dict[str, Any]) -> str:
     if entry["rolled_back"]:
         return "rolled back"
     if entry["verdict"] == "refused":
-        gates = len(entry["refused_by"])
-        return f"refused, {gates} gate{'s' * (gates > 1)}"
+        return f"refused, {counted(len(entry['refused_by']), 'gate')}"
     lost = max(entry["lost"].values(), default=0)
     return entry["verdict"] or ("not judged" if not lost else f"not judged, LOST {lost} to baselines")
 

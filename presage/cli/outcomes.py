@@ -12,6 +12,7 @@ from presage.cli import options
 from presage.cli.output import Boundary, Output, Progress, table
 from presage.errors import ConfigurationError
 from presage.training.report.blocks import number
+from presage.wording import counted
 
 if TYPE_CHECKING:
     from presage.datasets.outcomes.files import OutcomesRead
@@ -39,8 +40,8 @@ def read(paths: list[Path], skip_bad: bool, out: Output, report: Progress) -> Ou
         out.note(f"skipped {count} × {reason}")
     if found.duplicates:
         out.note(
-            f"{found.duplicates} rows repeat a prompt and a model, {found.contradictions} pairs contradict themselves: "
-            "averaged"
+            f"averaged {counted(found.duplicates, 'row')} that repeat a prompt and a model, of them contradictory: "
+            f"{found.contradictions}"
         )
     return found
 
@@ -73,7 +74,8 @@ def generate(
         report("drawing prompts", None)
         rows = write_outcomes(generate_outcomes(prompts, seed, missing=missing).outcomes, to)
     out.result(
-        {"file": str(to), "seed": seed, "prompts": prompts, "rows": rows}, f"{to}: {prompts} prompts, {rows} rows"
+        {"file": str(to), "seed": seed, "prompts": prompts, "rows": rows},
+        f"{to}: {counted(prompts, 'prompt')}, {counted(rows, 'row')}",
     )
 
 
@@ -118,8 +120,8 @@ def _render(data: dict[str, Any]) -> list[Any]:
     ]
     tasks = ", ".join(f"{task} {count}" for task, count in list(data["tasks"].items())[:8])
     shown: list[Any] = [
-        f"{data['prompts']} prompts, {data['rows']} rows with a label, {data['duplicates']} repeated, "
-        f"{data['contradictions']} pairs contradict themselves",
+        f"{counted(data['prompts'], 'prompt')}, {counted(data['rows'], 'row')} with a label, "
+        f"{data['duplicates']} repeated, {data['contradictions']} contradictory",
         table("", ["model", "labels", "solved", "output tokens, mean", "cost, mean"], rows),
     ]
     return shown + ([f"\ntasks: {tasks}{', …' if len(data['tasks']) > 8 else ''}"] if tasks else [])

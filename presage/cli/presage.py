@@ -8,12 +8,14 @@ import typer
 
 from presage.cli import (
     calibrate_cost,
+    compare,
     explain,
     forecast,
     mode,
     models,
     outcomes,
     replay,
+    report,
     retrain_check,
     serve,
     status,
@@ -53,6 +55,7 @@ def presage(
 app.add_typer(traces.app, name="traces")
 app.add_typer(outcomes.app, name="outcomes")
 app.add_typer(study.app, name="study")
+app.add_typer(report.app, name="report")
 app.command(
     epilog="Example:  presage evaluate models:/next-agent@champion held-out/ --json",
 )(forecast.evaluate)
@@ -68,6 +71,9 @@ app.command(epilog="Example:  presage replay traces/ --policy stock,oracle --con
 )
 app.command(epilog="Example:  presage calibrate-cost steps.jsonl --to engine.toml")(calibrate_cost.calibrate_cost)
 app.command(epilog="Example:  presage models --json")(models.models)
+app.command(
+    epilog="Examples:\n\npresage compare 1 2\n\npresage compare models:/next-agent@champion model/ --json",
+)(compare.compare)
 app.command(epilog="Example:  presage promote next-agent --version 3 --traces held-out/ --dry-run")(models.promote)
 app.command(epilog="Example:  presage rollback next-agent")(models.rollback)
 app.command(

@@ -258,7 +258,7 @@ ROUTER = Kind(
     legend="mean average precision over models, calibration error, accuracy of the picks and of the best single model",
     advice="more labelled prompts of your own traffic, --encoder with a sentence encoder, or --head transformer",
     data=Data(
-        "prompts",
+        "prompt",
         lambda *args: outcomes.read(*args).outcomes,
         lazily("presage.training.router.evaluate:held_out"),
         lazily("presage.datasets.outcomes:outcomes_digest"),

@@ -15,6 +15,7 @@ from presage.cli.output import Output, table
 from presage.datasets.adapters import READERS
 from presage.errors import ConfigurationError
 from presage.training.report.blocks import number
+from presage.wording import counted
 
 if TYPE_CHECKING:
     from presage.datasets.ingest import Feed
@@ -88,10 +89,10 @@ def ingest(
         )
     data = {"store": str(to), **asdict(done)}
     notes = {"there already": done.already_present, "given more than once": done.repeated}
-    known = "".join(f"; {count} workflows were {what}" for what, count in notes.items() if count)
-    lines = [f"{to}: {done.workflows} workflows, {done.steps} steps added{known}"]
+    known = "".join(f"; {counted(count, 'workflow')} {what}" for what, count in notes.items() if count)
+    lines = [f"{to}: {counted(done.workflows, 'workflow')}, {counted(done.steps, 'step')} added{known}"]
     if done.resumed:
-        lines.append(f"{done.resumed} sources had been read before the last attempt was stopped")
+        lines.append(f"{counted(done.resumed, 'source')} read before the last attempt was stopped")
     lines += [f"skipped {count} × {reason}" for reason, count in done.skipped.items()]
     out.result(data, *lines)
 
@@ -165,11 +166,14 @@ def generate(
             table = draw(process, workflows, seed, state_size=state_size, censored=censored).table
         added = append(table, to)
     data = {"store": str(to), "law": process, "seed": seed, "workflows": added.workflows, "steps": added.steps}
-    out.result(data, f"{to}: {added.workflows} workflows, {added.steps} steps of process {process!r} added")
+    out.result(
+        data,
+        f"{to}: {counted(added.workflows, 'workflow')}, {counted(added.steps, 'step')} of process {process!r} added",
+    )
 
 
 def _description(data: dict[str, Any]) -> list[Any]:
-    parts: list[Any] = [f"{data['workflows']} workflows, {data['steps']} steps"]
+    parts: list[Any] = [f"{counted(data['workflows'], 'workflow')}, {counted(data['steps'], 'step')}"]
     for name, of in data["workflow_types"].items():
         length, spans = of["length"], (of["started_at"] or ["unknown", "unknown"])
         facts = [

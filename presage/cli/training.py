@@ -79,7 +79,7 @@ def carry_out(
             write_report(job.report, training.metrics)
     metrics = training.metrics
     if shared := metrics["data"].get(SHARED_TASKS):  # prompts of the training set are left out of the test set
-        output.note(f"{shared} test workflows run a task that is in the training traces: the figures may be too good")
+        output.note(f"test workflows whose task is in the training traces: {shared}; the figures may be too good")
     places = {
         "folder": str(job.out) if job.out is not None else None,
         "registered": made.uri if made is not None else None,

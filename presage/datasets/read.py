@@ -18,6 +18,7 @@ from presage.datasets.schema import concat, trace_schema
 from presage.datasets.schema.source import Origin, Source, Workflow, named
 from presage.datasets.schema.validate import drop_invalid, refuse_all_skipped, validate, without
 from presage.errors import TraceError
+from presage.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -51,7 +52,7 @@ class Traces:
     def __repr__(self) -> str:
         types = pc.unique(self.table["workflow_type"]).to_pylist()
         shown = ", ".join(types[:5]) + (", …" if len(types) > 5 else "")
-        return f"Traces({self.workflows:,} workflows, {len(self):,} steps; workflow types: {shown})"
+        return f"Traces({counted(self.workflows, 'workflow')}, {counted(len(self), 'step')}; workflow types: {shown})"
 
 
 def read_traces(

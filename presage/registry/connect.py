@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from presage.errors import OutputError, PresageError, RegistryError
+from presage.wording import nearest
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -61,16 +62,20 @@ class Registry:
             f"{name!r} has no version {version} in {self.uri}; there are: {there}. See `presage models`."
         )
 
+    def names(self) -> list[str]:
+        """The names of all registered models; raises RegistryError if the registry does not answer."""
+        with registry_errors(self.uri, "listing models"):
+            return [str(model.name) for model in pages(self.client.search_registered_models)]
+
     def versions(self, name: str) -> list["ModelVersion"]:
         """All versions of a model, oldest first; raises RegistryError if there is no such model."""
         with registry_errors(self.uri, f"listing the versions of {name!r}"):
             escaped = name.replace("'", "''")
             found = pages(self.client.search_model_versions, filter_string=f"name = '{escaped}'")
-            if not found and name not in (
-                names := [model.name for model in pages(self.client.search_registered_models)]
-            ):
+            if not found and name not in (names := self.names()):
+                meant = f"Did you mean {near!r}? " if (near := nearest(name, names)) else ""
                 raise RegistryError(
-                    f"no model {name!r} in {self.uri}; there are: {', '.join(names) or 'none'}. "
+                    f"no model {name!r} in {self.uri}; there are: {', '.join(names) or 'none'}. {meant}"
                     "Check the name and MLFLOW_TRACKING_URI, or register one with `train-predictor`."
                 )
         return sorted(found, key=lambda version: int(version.version))

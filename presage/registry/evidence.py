@@ -38,6 +38,7 @@ from presage.registry.gates import (
     sampling_ece,
     schema_gate,
 )
+from presage.wording import counted
 
 LEAST_RUNS: Final = 3
 
@@ -154,7 +155,7 @@ def _accuracy(
             correct, rivals = mine.correct[:, horizon], its.correct[:, horizon]
             ci95 = ratio_ci(correct - rivals, positions, rng)
             compared = Compared(correct.sum() / total, rivals.sum() / total, ci95)
-            against = f"{rival}'s {compared.its:.4f} on {total} positions"
+            against = f"{rival}'s {compared.its:.4f} on {counted(total, 'position')}"
             yield no_worse(name, compared, against, higher_is_better=True)
 
 
@@ -401,7 +402,7 @@ def judge_router(
     candidate: RouterEvidence, champion: tuple[Interface, RouterComparison] | None, budget: RouterBudget
 ) -> list[Gate]:
     """Judge a candidate against the base rates and, if there is a champion, compared with it."""
-    gates = [evidence_gate(candidate.prompts, budget.evidence, "prompts")]
+    gates = [evidence_gate(candidate.prompts, budget.evidence, "prompt")]
     if champion is not None:
         interface, comparison = champion
         gates.append(schema_gate(interface.broken_by(candidate.artefact.interface)))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from presage.features.input_profiles import TARGETS
+from presage.wording import counted
 
 AT_LEAST: Final = 30
 """With fewer test workflows (or prompts) a lost comparison is no reason to refuse: the intervals are too narrow, and of
@@ -116,9 +117,9 @@ def no_worse(name: str, of: Compared, against: str, *, higher_is_better: bool, d
     return at_least(name, high, 0.0, reason) if higher_is_better else at_most(name, low, 0.0, reason)
 
 
-def evidence_gate(found: int, wanted: int, what: str = "workflows") -> Gate:
+def evidence_gate(found: int, wanted: int, what: str = "workflow") -> Gate:
     """Whether the figures rest on enough workflows (or prompts)."""
-    return at_least("evidence", found, wanted, f"{found} {what} behind the figures, at least {wanted} wanted")
+    return at_least("evidence", found, wanted, f"{counted(found, what)} behind the figures, at least {wanted} wanted")
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ one without unpacking it, and a remote store takes one file faster than a hundre
 _FORECASTING: Final = ("datasets", "features", "predictors", "registry")
 """The packages that forecasts need, beside the modules of the root; import-linter keeps them independent of others."""
 
-_TABLES: Final = ("tau_distance", "pinball", "coverage", "end")
+TABLES: Final = ("tau_distance", "pinball", "coverage", "end")
 """Tables of `metrics.json` whose numbers are headline figures: `tau_distance.all`, `coverage.0.99`, …"""
 
 OURS: Final = "presage"
@@ -172,7 +172,7 @@ def headline(metrics: Mapping[str, Any]) -> dict[str, float]:
         for figure, values in figures.items():
             if isinstance(values, list) and values and all(map(_is_number, values)):
                 flat |= {f"{moment}_{figure}_{step}": float(value) for step, value in enumerate(values, start=1)}
-    for table in _TABLES:
+    for table in TABLES:
         flat |= {
             f"{table}_{key}": float(value) for key, value in (metrics.get(table) or {}).items() if _is_number(value)
         }

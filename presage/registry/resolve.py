@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlparse
 from presage.errors import ArtefactError, RegistryError
 from presage.predictors.common.artefact import read_artefact
 from presage.registry.connect import Registry, registry_errors
+from presage.wording import nearest
 
 _REFERENCE: Final = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 
@@ -46,13 +47,61 @@ def resolve(reference: str, registry: Callable[[], Registry], *, cache: Path | N
         ArtefactError: not a valid artefact.
     """
     if not reference.startswith("models:"):
+        if not Path(reference).exists():
+            raise ArtefactError(
+                f"{reference}: found nothing; expected an artefact folder. {_registered(reference, registry)}"
+            )
         read_artefact(Path(reference))
         return ResolvedModel(Path(reference), None, None, reference)
+    opened, name, version = registered_version(reference, registry)
+    return ResolvedModel(_fetch(opened, name, version, cache), name, version, reference)
+
+
+def registered_version(reference: str, registry: Callable[[], Registry]) -> tuple[Registry, str, int]:
+    """The registry, name and version of `models:/NAME@ALIAS` or `models:/NAME/VERSION`.
+
+    Raises RegistryError for a malformed reference and an unknown alias.
+    """
     name, alias, version = parse(reference)
     opened = registry()
-    if version is None:
-        version = _behind_alias(opened, name, alias or "")
-    return ResolvedModel(_fetch(opened, name, version, cache), name, version, reference)
+    return opened, name, _behind_alias(opened, name, alias or "") if version is None else version
+
+
+def kept_file(reference: str, file: str, registry: Callable[[], Registry]) -> Path:
+    """A file that a training wrote, such as `metrics.json`: in its output folder, or among the artifacts of the run.
+
+    The file of a remote registry is copied into a new temporary folder, which stays. Raises RegistryError for no such
+    model, version or alias, and ArtefactError if the file was not kept.
+    """
+    if not reference.startswith("models:"):
+        path = Path(reference) / file
+        if not path.is_file():
+            raise ArtefactError(
+                f"{path}: no such file; expected a folder of --out or --report, or models:/NAME/VERSION."
+            )
+        return path
+    opened, name, version = registered_version(reference, registry)
+    run_id = opened.version(name, version).run_id
+    with registry_errors(opened.uri, f"reading {file} of {name!r} version {version}"):
+        if not run_id or file not in {found.path for found in opened.client.list_artifacts(run_id)}:
+            raise ArtefactError(f"{name!r} version {version}: its run keeps no {file}; train and register it again.")
+        local = local_path(opened.client.get_run(run_id).info.artifact_uri)
+        if local is not None:
+            return local / file
+        return Path(opened.client.download_artifacts(run_id, file, tempfile.mkdtemp(prefix="presage-")))
+
+
+def _registered(reference: str, registry: Callable[[], Registry]) -> str:
+    """The registered model that a name without `models:/` may have meant, as the advice of an error message."""
+    if "/" in reference:
+        return "Check the path."
+    try:
+        name = nearest(reference, registry().names())
+    except RegistryError:
+        name = None
+    if name is None:
+        return f"Check the path; the name of a registered model is models:/{reference}@champion."
+    return f"Did you mean models:/{name}@champion?"
 
 
 def parse(reference: str) -> tuple[str, str | None, int | None]:

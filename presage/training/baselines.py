@@ -22,6 +22,7 @@ from presage.features.moment import PREFILL, Moment
 from presage.features.prefixes import Prefixes
 from presage.predictors.common.threads import lightgbm_threads
 from presage.training.metrics import Interval, json_values
+from presage.wording import counted
 
 
 class NextAgentEstimator(Protocol):
@@ -166,7 +167,7 @@ def last_words(found: Sequence[Mapping[str, Any]], advice: str) -> list[str]:
     """Closing lines of a training's output, from the comparisons lost, as JSON values; empty without losses."""
     if not found:
         return []
-    lines = [f"LOST: {len(found)} comparisons with a baseline, beyond the 95 % interval"]
+    lines = [f"LOST: {counted(len(found), 'comparison')} with a baseline, beyond the 95 % interval"]
     for one in sorted(found, key=lambda one: -one["by"])[:_MOST_LINES]:
         low, high = one["ci95"]
         lines.append(f"  {one['baseline']} is better {one['at']} by {one['by']:.4g} (95 % {low:.4g} to {high:.4g})")

@@ -31,6 +31,10 @@ def with_states(row: int, state: list[float]) -> list[dict[str, Any]]:
 
 TRACES: dict[str, tuple[Any, str]] = {
     "a missing column": ([{k: v for k, v in row.items() if k != "agent"} for row in GOOD], "agent"),
+    "a misspelt column": (
+        [{k if k != "agent" else "agent_nme": v for k, v in row.items()} for row in GOOD],
+        "found: agent_nme, .* did you mean 'agent' by 'agent_nme'",
+    ),
     "a missing value": (changed(4, workflow_id=...), r"line 5, column \"workflow_id\""),
     "a wrong type": (changed(4, step="four"), r'line 5, column "step": type str; expected a whole number'),
     "half a step": (changed(4, step=1.5), 'line 5, column "step"'),

@@ -37,7 +37,7 @@ def test_what_was_added_repeated_and_there_is_told(tmp_path: Path) -> None:
         "resumed": 0,
     }
     again = run("traces", "ingest", path, "--to", tmp_path / "store")
-    assert again.out.strip() == f"{tmp_path / 'store'}: 0 workflows, 0 steps added; 6 workflows were there already"
+    assert again.out.strip() == f"{tmp_path / 'store'}: 0 workflows, 0 steps added; 6 workflows there already"
     assert "reading traces …" in again.err
 
 

@@ -240,5 +240,5 @@ def test_outcomes_are_described_and_generated(tmp_path: Path) -> None:
     rows += [{**rows[0], "correct": 1 - rows[0]["correct"]}]
     told = run("outcomes", "describe", write(path, rows), "--json").json
     assert (told["prompts"], told["rows"], told["duplicates"], told["contradictions"]) == (40, len(rows), 1, 1)
-    assert "contradict themselves" in run("outcomes", "describe", path).out
+    assert "1 contradictory" in run("outcomes", "describe", path).out
     assert "wanted a .jsonl file" in run("outcomes", "generate", "--to", tmp_path / "o.csv").complaint

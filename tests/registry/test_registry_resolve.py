@@ -51,6 +51,17 @@ def test_what_is_missing_is_answered_with_what_there_is(registry: Registry, regi
         resolve("models:/lonely@champion", lambda: registry)
     with pytest.raises(RegistryError, match=r"no model 'nobody' in .*; there are: .*lonely"):
         resolve("models:/nobody@champion", lambda: registry)
+    with pytest.raises(RegistryError, match=r"no model 'lonley' in .*\. Did you mean 'lonely'\?"):
+        resolve("models:/lonley/1", lambda: registry)
+
+
+def test_a_bare_name_is_answered_with_the_reference_of_the_model(registry: Registry, registered: Register) -> None:
+    registered("lonely")
+    for name in ("lonely", "Lonely", "lonley"):
+        with pytest.raises(ArtefactError, match=r"found nothing; .* Did you mean models:/lonely@champion\?"):
+            resolve(name, lambda: registry)
+    with pytest.raises(ArtefactError, match=r"a registered model is models:/quite-other@champion"):
+        resolve("quite-other", lambda: registry)
 
 
 @pytest.mark.parametrize(

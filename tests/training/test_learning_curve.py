@@ -99,6 +99,12 @@ def test_the_curve_is_judged_on_the_same_workflows_at_every_point() -> None:
                     assert low <= a <= high
                     assert least <= a <= most
             assert of[moment]["spread"][1] == [[a, a] for a in of[moment]["accuracy"][1]]
+    last, curve = found["last_doubling"], found["models"]["presage"]
+    assert (last["from"], last["to"]) == (20.0, 60.0)
+    for moment, of in last["moments"].items():
+        gained = np.subtract(curve[moment]["accuracy"][1], curve[moment]["accuracy"][0])
+        assert of["difference"] == pytest.approx(gained.tolist())
+        assert all(low <= gain <= high for gain, (low, high) in zip(of["difference"], of["ci95"], strict=True))
     # Markov-1 by hand: what mostly follows each agent in training, asked of every step of the test workflows.
     whole = FAST.train(train, test, ("markov-1",))
     by_hand = whole.evaluation.baselines["markov-1"]["prefill"].accuracy
@@ -124,6 +130,7 @@ def test_sets_with_too_little_in_them_are_left_out_and_named() -> None:
     train = train.set_column(train.schema.get_field_index("agent"), train.schema.field("agent"), agents)
     found = learning_curve(train, drawn(10, 9), FAST, sizes=[2, 40], draws=1, baselines=())
     assert [point["workflows"] for point in found["points"]] == [40.0]
+    assert found["last_doubling"] is None
     assert found["left_out"][0]["workflows"] == 2
     assert "the traces name 1 agent" in found["left_out"][0]["reason"]
     with pytest.raises(TraceError, match="no training set of the curve"):
@@ -132,5 +139,5 @@ def test_sets_with_too_little_in_them_are_left_out_and_named() -> None:
 
 @pytest.mark.parametrize(("sizes", "draws"), [([1], 1), ([5, 10_000], 1), ([10], 0)])
 def test_sizes_that_cannot_be_had_are_refused(sizes: list[int], draws: int) -> None:
-    with pytest.raises(ConfigurationError, match="60 workflows to train on" if draws else "at least 1 draw"):
+    with pytest.raises(ConfigurationError, match="there are 60 workflows" if draws else "at least 1 draw"):
         learning_curve(drawn(), drawn(10, 9), FAST, sizes=sizes, draws=draws, baselines=())

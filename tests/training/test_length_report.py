@@ -60,8 +60,8 @@ def test_every_number_that_matters_is_there(metrics: Json) -> None:
     text = markdown(document(metrics))
     assert "Remaining output tokens: lengths, version 4" in text
     assert f"Judged on {metrics['workflows']} workflows, {metrics['steps']} steps" in text
-    assert f"{metrics['left_out_steps']['cut']} steps were not judged (cut)" in text
-    assert "not judged (count missing)" not in text
+    assert f"Not judged: {metrics['left_out_steps']['cut']} steps (cut)" in text
+    assert "(count missing)" not in text
     for of in (metrics, *metrics["baselines"].values()):
         for scope in ("all", "arrival"):
             assert interval(of["tau_distance"][scope], of["tau_distance_ci95"][scope]) in text
@@ -142,7 +142,7 @@ def test_one_type_with_one_step_makes_a_report(tmp_path: Path) -> None:
     found = evaluate(lambda of: np.full((len(of), 2), 9.0, np.float32), rows, (0.5, 0.9), 0, resamples=10).to_dict()
     write_report(tmp_path, found)
     text = (tmp_path / "report.md").read_text()
-    assert "Judged on 1 workflows, 1 steps" in text
+    assert "Judged on 1 workflow, 1 step," in text
     assert "**–** tau distance over all steps" in text, "one step cannot be put in order"
     assert "predicted.svg" not in text, "one group of steps makes no line"
     assert "What it learnt from" not in text

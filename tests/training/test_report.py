@@ -67,6 +67,11 @@ def full(tiny: Tiny) -> Json:
         "points": [{"tasks": 25, "workflows": 25.0, "draws": 3}, {"tasks": 64, "workflows": 64.0, "draws": 1}],
         "models": {"presage": curve(moments), "markov-1": curve(rival)},
         "left_out": [],
+        "last_doubling": {
+            "from": 25.0,
+            "to": 64.0,
+            "moments": {moment: {"difference": [0.031, 0.02, 0.01], "ci95": [[0.012, 0.05]] * 3} for moment in moments},
+        },
     }
     without = {
         "moments": {moment: {**moments[moment], "accuracy": rival[moment]["accuracy"]} for moment in moments},
@@ -277,10 +282,30 @@ def test_a_report_opens_with_the_comparisons_it_lost(metrics: Json) -> None:
         "of": 0.8,
     }
     text = markdown(document({**metrics, "behind": [lost]}))
-    lead, first = text.index("LOST: in 1 comparisons a baseline (markov-3)"), text.index("Where a baseline is better")
+    lead, first = text.index("LOST: in 1 comparison a baseline (markov-3)"), text.index("Where a baseline is better")
     assert lead < first < text.index("Accuracy by steps ahead")
     assert "| markov-3 | 1 step ahead before the output | 0.0712 | 0.05 to 0.09 |" in text
     assert "LOST: in" not in markdown(document({**metrics, "behind": []}))
+
+
+@pytest.mark.parametrize(
+    ("ends", "answer"),
+    [
+        ([0.012, 0.05], "Yes, more traces would help"),
+        ([-0.012, 0.05], "Not clear"),
+        ([-0.012, 0.004], "No, more traces would hardly help"),
+    ],
+)
+def test_the_learning_curve_answers_its_question_first(full: Json, ends: list[float], answer: str) -> None:
+    moments = {"prefill": {"difference": [0.001], "ci95": [[-0.002, 0.004]]}}
+    moments["completion"] = {"difference": [0.003], "ci95": [ends]}
+    curve = {**full["learning_curve"], "last_doubling": {"from": 25.0, "to": 64.0, "moments": moments}}
+    study = document({**full, "kind": "study", "study": "learning-curve", "learning_curve": curve})
+    assert study.lead.startswith(answer)
+    assert "From 25 to 64 training workflows, one step ahead: +0.001 [−0.002, +0.004] at prefill" in study.lead
+    curve["last_doubling"] = None
+    alone = document({**full, "kind": "study", "study": "learning-curve", "learning_curve": curve})
+    assert alone.lead.startswith("Not known")
 
 
 def test_the_report_has_the_profiles_side_by_side(full: Json) -> None:

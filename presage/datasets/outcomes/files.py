@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from presage.datasets.adapters.files.text import JSON_SUFFIXES, CsvRows, Documents, Place, files_of
 from presage.datasets.outcomes import Outcomes, normalise
-from presage.datasets.schema import require_columns
+from presage.datasets.schema import misspelt, require_columns
 from presage.datasets.store.parts import first_line, open_parquet, row_batches
 from presage.errors import OutputError, TraceError
 
@@ -218,6 +218,7 @@ def _checked(row: Any) -> OutcomeRow | None:
     for column in REQUIRED:
         if column not in row:
             message = "missing; expected prompt, model and correct in every row: add it"
+            message += misspelt(row, (column,), _COLUMNS)
             raise _BadRowError(column, message, f"no {column}")
     prompt, model = _text(row, "prompt"), _text(row, "model")
     key = normalise(prompt)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from presage.datasets.schema.columns import cast_column, cast_state, dictionary_encoded, state_size
 from presage.datasets.schema.source import Origin, origin_of
 from presage.errors import TraceError
+from presage.wording import letters, nearest
 
 SCHEMA_VERSION: Final = 1
 VERSION_KEY: Final = b"presage.schema_version"
@@ -142,10 +143,17 @@ def require_columns(names: Sequence[str], source: str, required: Sequence[str], 
         found = ", ".join(name if _NAME.fullmatch(name) else "…" for name in names[:20]) or "none"
         raise TraceError(
             f"{source}: no column {' and no column '.join(map(repr, missing))}; found: {found}; expected "
-            f"{', '.join(required)}: rename or add them"
+            f"{', '.join(required)}: rename or add them{misspelt(names, missing, known)}"
         )
     if twice := sorted({column for column in names if names.count(column) > 1} & set(known)):
         raise TraceError(f"{source}: column {twice[0]!r} appears twice, expected one: drop or rename the other")
+
+
+def misspelt(names: Iterable[str], missing: Collection[str], known: Collection[str]) -> str:
+    """What unknown names may have meant: "; did you mean 'agent' by 'agent_nme'?", or nothing."""
+    meant = {name: nearest(name, missing) for name in names if name not in known and _NAME.fullmatch(name)}
+    asked = ", ".join(f"{column!r} by {name!r}" for name, column in meant.items() if column)
+    return f"; did you mean {asked}?" if asked else ""
 
 
 def refuse_misspelt(names: Collection[str], source: str, columns: Collection[str] = KNOWN_COLUMNS) -> None:
@@ -154,14 +162,10 @@ def refuse_misspelt(names: Collection[str], source: str, columns: Collection[str
     if not unknown:
         return
     present = {ALIASES.get(name, name) for name in names}
-    absent = {_letters(column): column for column in sorted(columns) if ALIASES.get(column, column) not in present}
+    absent = {letters(column): column for column in sorted(columns) if ALIASES.get(column, column) not in present}
     for name in unknown:
-        if (meant := absent.get(_letters(name))) is not None:
+        if (meant := absent.get(letters(name))) is not None:
             raise TraceError(f"{source}: column {name!r} is called {meant!r} in a trace: rename it, or drop it")
-
-
-def _letters(name: str) -> str:
-    return "".join(filter(str.isalnum, name)).casefold()
 
 
 def _column(table: pa.Table, column: str, data_type: pa.DataType, origin: Origin) -> pa.ChunkedArray:

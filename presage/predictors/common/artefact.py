@@ -32,6 +32,7 @@ from safetensors.numpy import save as save_tensors
 from presage.errors import ArtefactError, OutputError
 from presage.predictor_kinds import KINDS
 from presage.version import __version__
+from presage.wording import counted
 
 FORMAT: Final = "presage-artefact"
 FORMAT_VERSION: Final = 3
@@ -292,8 +293,8 @@ def foreign_entries(folder: Path) -> list[Path]:
         is_ours = False
     if not is_ours:
         raise OutputError(
-            f"{folder}: holds {len(entries)} entries and is no Presage artefact; nothing was overwritten. "
-            "Choose a new or an empty folder."
+            f"{folder}: holds {counted(len(entries), 'entry', 'entries')} and is no Presage artefact; nothing was "
+            "overwritten. Choose a new or an empty folder."
         )
     return [entry for entry in entries if entry.name not in own]
 

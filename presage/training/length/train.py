@@ -53,6 +53,7 @@ from presage.training.sets import (
     workflow_names,
 )
 from presage.training.training import Judged, Progress, Training, fit_baselines, named_digests, versions
+from presage.wording import counted
 
 CALIBRATION_FRACTION: Final = 0.25
 """Of the training tasks. Upper quantiles are made to cover on these: .99 wants hundreds of steps of each type."""
@@ -171,8 +172,8 @@ def assess_lengths(
         **evaluation.to_dict(),
         "model": name,
         "data": {
-            "training": f"{inner.workflows} workflows, {len(inner)} LLM steps",
-            "calibration": f"{calibration.workflows} workflows, {len(calibration)} LLM steps",
+            "training": f"{counted(inner.workflows, 'workflow')}, {counted(len(inner), 'LLM step')}",
+            "calibration": f"{counted(calibration.workflows, 'workflow')}, {counted(len(calibration), 'LLM step')}",
             "split": parts.rule,
             SHARED_TASKS: shared_tasks(parts),
             "training steps of workflows that were cut": int(learning.lower_bound.sum()),

@@ -25,15 +25,16 @@ from presage.datasets.schema import digest
 from presage.datasets.split import Split
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError, InputError, TraceError
-from presage.features.moment import COMPLETION, MOMENTS, PREFILL
+from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.states import SKETCH, States, candidates
 from presage.predictors.common.bootstrap import ratio_cis
 from presage.predictors.next_agent.parts import COMPONENTS, NextAgentConfig
 from presage.training.metrics import Figures, differences, json_values
-from presage.training.next_agent.evaluate import Evaluation
+from presage.training.next_agent.evaluate import ByMoment, Evaluation
 from presage.training.next_agent.train import NextAgentTraining, train
 from presage.training.sets import set_apart
 from presage.training.training import Progress
+from presage.wording import counted
 
 OURS: Final = "presage"
 
@@ -152,7 +153,9 @@ def learning_curve(
     Returns:
         JSON values: `points` [{"tasks", "workflows", "draws"}], the workflows as a mean over the draws; `models` {name:
         {moment: {"accuracy", "ci95", "spread"}}}, each a list over the points of K values; `left_out` [{"tasks",
-        "workflows", "reason"}], sets too small to train on.
+        "workflows", "reason"}], sets too small to train on; `last_doubling` {"from", "to", "moments": {moment:
+        {"difference", "ci95"}}}, what the model gained from about half of the largest set to all of it, paired; None
+        for a single point.
 
     Raises:
         ConfigurationError: a size below 2 or above the number of training workflows, or fewer than 1 draw.
@@ -163,8 +166,9 @@ def learning_curve(
     sizes = default_sizes(workflows, largest, whole is not None) if sizes is None else sorted(set(sizes))
     if draws < 1 or (sizes and not LEAST_TASKS <= sizes[0] <= sizes[-1] <= workflows):
         raise ConfigurationError(
-            f"got sizes {', '.join(map(str, sizes))} and {draws} draws; there are {workflows} workflows to train on: "
-            f"wanted at least 1 draw, and sizes from {LEAST_TASKS} to {workflows}"
+            f"got sizes {', '.join(map(str, sizes))} and {counted(draws, 'draw')}; there are "
+            f"{counted(workflows, 'workflow')} to train on: wanted at least 1 draw, and sizes from {LEAST_TASKS} to "
+            f"{workflows}"
         )
     counts = sorted({sets[0].enough(size) for size in sizes} - ({tasks} if whole is not None else set()))
     held = sets[0].held[counts].tolist()
@@ -205,7 +209,24 @@ def learning_curve(
             for name, of in models.items()
         },
         "left_out": left_out,
+        "last_doubling": _last_doubling(points, ours, recipe.seed),
     }
+
+
+def _last_doubling(
+    points: Sequence[Mapping[str, Any]], runs: Sequence[Sequence[ByMoment]], seed: int
+) -> dict[str, Any] | None:
+    if len(points) < 2:
+        return None
+    sizes = [point["workflows"] for point in points]
+    before = max((i for i, size in enumerate(sizes) if size <= sizes[-1] / math.sqrt(2)), default=len(sizes) - 2)
+
+    def mean_of_draws(point: int, moment: Moment) -> Figures:
+        draws = [draw[moment] for draw in runs[point]]
+        return replace(draws[0], correct=np.mean([of.correct for of in draws], axis=0))
+
+    pairs = {str(moment): (mean_of_draws(-1, moment), mean_of_draws(before, moment)) for moment in MOMENTS}
+    return {"from": sizes[before], "to": sizes[-1], "moments": json_values(differences(pairs, seed))}
 
 
 def default_sizes(workflows: int, largest: int = LARGEST, whole_is_known: bool = False) -> list[int]:
@@ -310,7 +331,7 @@ def _head(study: str, parts: Split, recipe: Recipe) -> dict[str, Any]:
         "workflows": int((held["step"].to_numpy() == 0).sum()),
         "steps": held.num_rows,
         "data": {
-            "training": f"{traces['workflows']} workflows, {traces['steps']} steps",
+            "training": f"{counted(traces['workflows'], 'workflow')}, {counted(traces['steps'], 'step')}",
             "split": parts.rule,
             "states": recipe.states,
             "seed": recipe.seed,

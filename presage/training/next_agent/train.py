@@ -44,6 +44,7 @@ from presage.training.sets import (
     workflow_names,
 )
 from presage.training.training import Judged, Progress, Training, fit_baselines, named_digests, versions
+from presage.wording import counted
 
 _STEPS = 1000
 _WARM_UP = 50
@@ -184,8 +185,8 @@ def assess(
         **evaluation.to_dict(),
         "model": name,
         "data": {
-            "training": f"{inner.workflows} workflows, {inner.steps} steps",
-            "validation": f"{validation.workflows} workflows, {validation.steps} steps",
+            "training": f"{counted(inner.workflows, 'workflow')}, {counted(inner.steps, 'step')}",
+            "validation": f"{counted(validation.workflows, 'workflow')}, {counted(validation.steps, 'step')}",
             "split": parts.rule,
             SHARED_TASKS: shared_tasks(parts),
             "states": _of_states(predictor.source),

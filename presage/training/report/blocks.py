@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from presage.wording import counted
+
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
@@ -149,6 +151,11 @@ def signed_interval(value: float | None, ends: Sequence[float | None], digits: i
 def count(value: float) -> str:
     """A number of things, with separators of thousands."""
     return f"{value:,.0f}"
+
+
+def judged_on(metrics: Metrics) -> str:
+    """The workflows and steps behind the figures, in words."""
+    return f"{counted(metrics['workflows'], 'workflow')}, {counted(metrics['steps'], 'step')}"
 
 
 def ahead(horizon: int) -> list[str]:

@@ -21,6 +21,7 @@ from presage.training.report.blocks import (
     number,
 )
 from presage.training.report.plot import COLOURS, Axis, PlotPoint, line_plot, share_axis
+from presage.wording import counted
 
 DRAWN_FROM: Final = 20
 """Fewest forecasts behind a point of the reliability plot."""
@@ -37,12 +38,12 @@ def learning_curve(metrics: Metrics) -> Section:
     blocks: list[Block] = [
         Text(
             "Accuracy on the same test workflows after training on more and more workflows, whole tasks, each set "
-            "within the next. Bars are 95 % intervals over the test workflows. If ours still climbs at the right, more "
-            "traces will help; where it is flat, they will not."
+            "within the next. Bars are 95 % intervals over the test workflows, drawn side by side. If ours "
+            "still climbs at the right, more traces will help; where it is flat, they will not."
         )
     ]
     if len(points) > 1:
-        x = Axis("training workflows", sizes[0], sizes[-1], _ticks(sizes), logarithmic=True)
+        x = Axis("training workflows", sizes[0] / 1.15, sizes[-1] * 1.15, _ticks(sizes), logarithmic=True)
         panels = []
         for moment, of_ours in first.items():
             for k, label in enumerate(ahead(len(of_ours["accuracy"][0]))):
@@ -58,7 +59,9 @@ def learning_curve(metrics: Metrics) -> Section:
         legend = [f"{name} (ours)" if index == 0 else name for index, name in enumerate(models)]
         blocks.append(Picture("learning-curve", caption, panels, legend))
     for of in curve["left_out"]:
-        blocks.append(Text(f"Left out, too little to learn from: {of['workflows']} workflows ({of['reason']})."))
+        blocks.append(
+            Text(f"Left out, too little to learn from: {counted(of['workflows'], 'workflow')} ({of['reason']}).")
+        )
     spread = Text(
         "Training sets drawn several times show the effect of the choice of workflows: lowest to highest accuracy of "
         "the draws, in round brackets."
@@ -143,7 +146,7 @@ def _line(points: Iterable[tuple[float, float | None, Sequence[float], str]]) ->
 def _share_panel(title: str, lines: Sequence[Sequence[PlotPoint]], x: Axis) -> list[Panel]:
     """One panel of accuracies, or none if there is no point."""
     values = [v for line in lines for p in line for v in (p.y, p.low, p.high) if v is not None]
-    return [Panel(title, line_plot(lines, x, share_axis("accuracy", values)))] if values else []
+    return [Panel(title, line_plot(lines, x, share_axis("accuracy", values), side_by_side=True))] if values else []
 
 
 def _ticks(sizes: Sequence[float]) -> list[float]:

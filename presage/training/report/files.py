@@ -21,6 +21,7 @@ from presage.predictors.common.artefact import CONFIG_FILE
 from presage.training.report import replay, study
 from presage.training.report.blocks import Block, Document, Facts, Folded, Metrics, Picture, Section, Table, Text
 from presage.training.report.plot import COLOURS, standalone, stylesheet
+from presage.wording import counted
 
 METRICS_FILE: Final = "metrics.json"
 PAGE_FILE: Final = "report.html"
@@ -102,7 +103,8 @@ def document(metrics: Metrics) -> Document:
     )
     table = Table(["baseline", "where", "better by", "95 %"], rows, frozenset({0, 1}))
     names = ", ".join(dict.fromkeys(one["baseline"] for one in lost))
-    lead = f"LOST: in {len(lost)} comparisons a baseline ({names}) is better beyond the 95 % interval. {made.lead}"
+    times = counted(len(lost), "comparison")
+    lead = f"LOST: in {times} a baseline ({names}) is better beyond the 95 % interval. {made.lead}"
     section = Section("Where a baseline is better", [Text(text), table])
     return dataclasses.replace(made, lead=lead, parts=[section, *made.parts])
 

@@ -20,11 +20,13 @@ from presage.training.report.blocks import (
     count,
     gain,
     interval,
+    judged_on,
     number,
     version_of,
 )
 from presage.training.report.next_agent import SERVING, data, made
 from presage.training.report.plot import Axis, PlotPoint, bar_plot, line_plot, share_axis
+from presage.wording import counted
 
 
 def document(metrics: Metrics) -> Document:
@@ -83,10 +85,10 @@ def _best(metrics: Metrics) -> str | None:
 
 
 def _lead(metrics: Metrics) -> str:
-    text = f"Judged on {count(metrics['workflows'])} workflows, {count(metrics['steps'])} steps, all held out."
+    text = f"Judged on {judged_on(metrics)}, all held out."
     for why, steps in metrics["left_out_steps"].items():
         if steps:
-            text += f" {count(steps)} steps were not judged ({why})."
+            text += f" Not judged: {counted(steps, 'step')} ({why})."
     best = _best(metrics)
     if best is not None:
         text += (
@@ -160,7 +162,7 @@ def _against_outcomes(metrics: Metrics) -> Picture | None:
             row["truth_p50"],
             row["truth_p10"],
             row["truth_p90"],
-            f"forecast {row['forecast']:,.3g}, outcome {row['truth_p50']:,.3g} ({count(row['steps'])} steps)",
+            f"forecast {row['forecast']:,.3g}, outcome {row['truth_p50']:,.3g} ({counted(row['steps'], 'step')})",
         )
         for row in bins
     ]
@@ -179,7 +181,7 @@ def _queue(metrics: Metrics) -> Section | None:
     tokens = queue["completion_tokens"]
     rows = [[name, count(mean), f"{queue['saved'][name]:.1%}"] for name, mean in tokens.items()]
     text = (
-        f"Mean completion of {count(queue['workflows'])} workflows that arrive at random and keep one server busy "
+        f"Mean completion of {counted(queue['workflows'], 'workflow')}, arriving at random, that keep one server busy "
         f"{queue['load']:.0%} of the time, in tokens of service. It compares orders; it does not predict seconds."
     )
     bars = Picture("queue", "Mean completion by policy.", [Panel("Mean completion", bar_plot(tokens))], wide=True)

@@ -24,12 +24,14 @@ from presage.training.report.blocks import (
     ahead,
     count,
     gain,
+    judged_on,
     number,
     signed,
     signed_interval,
     version_of,
 )
 from presage.training.report.traces import call_graphs, types_table
+from presage.wording import counted
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def against_best(metrics: Metrics) -> list[Against]:
 def lead(metrics: Metrics) -> str:
     """The report in two sentences."""
     cells = against_best(metrics)
-    judged = f"Judged on {count(metrics['workflows'])} workflows, {count(metrics['steps'])} steps, all held out."
+    judged = f"Judged on {judged_on(metrics)}, all held out."
     bare = [moment for moment, figures in metrics["moments"].items() if not figures["states"]]
     if bare:
         judged += f" Without states at {' and '.join(bare)}: ids and token counts only."
@@ -95,7 +97,8 @@ def lead(metrics: Metrics) -> str:
         return f"{judged} It was compared with no baseline."
     not_ahead = [cell for cell in cells if not cell.leads]
     shown = sum(cell.verdict == "leads" for cell in cells)
-    text = f"{judged} Of {len(cells)} comparisons with the best baseline it is ahead in {len(cells) - len(not_ahead)}"
+    text = f"{judged} Of {counted(len(cells), 'comparison')} with the best baseline it is ahead in "
+    text += str(len(cells) - len(not_ahead))
     text += f"; in {shown} the 95 % interval of the paired difference lies above 0."
     if not_ahead:
         text += " It does not lead " + "; ".join(
@@ -263,7 +266,9 @@ def errors(metrics: Metrics) -> Section:
         )
     ]
     for moment, found in metrics["confusions"].items():
-        blocks.append(Text(f"At {moment}: {count(found['errors'])} errors in {count(found['positions'])} positions."))
+        blocks.append(
+            Text(f"At {moment}: {counted(found['errors'], 'error')} in {counted(found['positions'], 'position')}.")
+        )
         if not found["pairs"]:
             continue
         rows = [

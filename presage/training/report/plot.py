@@ -22,6 +22,8 @@ COLOURS: Final = 6
 _WIDTH, _HEIGHT = 320, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 10, 40
 _GAP, _TITLE, _LEGEND = 16, 22, 20
+_ASIDE = 5
+"""Pixels between the intervals of neighbouring lines."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,13 @@ def share_axis(label: str, values: Sequence[float]) -> Axis:
     return Axis(label, first * step, last * step, [n * step for n in range(first, last + 1)])
 
 
-def line_plot(lines: Sequence[Sequence[PlotPoint]], x: Axis, y: Axis, *, diagonal: bool = False) -> Element:
-    """One panel; line i has colour i. With a diagonal where y equals x."""
+def line_plot(
+    lines: Sequence[Sequence[PlotPoint]], x: Axis, y: Axis, *, diagonal: bool = False, side_by_side: bool = False
+) -> Element:
+    """One panel; line i has colour i. With a diagonal where y equals x.
+
+    With `side_by_side` each line is moved a little to the side, so that intervals at the same x do not overlap.
+    """
     svg = Element("svg", {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "class": "plot", "role": "img"})
     wide, high = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
@@ -83,13 +90,22 @@ def line_plot(lines: Sequence[Sequence[PlotPoint]], x: Axis, y: Axis, *, diagona
     if diagonal:
         _line(svg, at(x.low, y.low), at(x.high, y.high), "diagonal")
     for index in reversed(range(len(lines))):  # ours is drawn last, on top
-        _draw(svg, lines[index], at, f"s{index % COLOURS}")
+        aside = _ASIDE * (index - (len(lines) - 1) / 2) if side_by_side else 0.0
+        _draw(svg, lines[index], at, f"s{index % COLOURS}", aside)
     return svg
 
 
 def _draw(
-    svg: Element, points: Sequence[PlotPoint], at: Callable[[float, float], tuple[float, float]], colour: str
+    svg: Element,
+    points: Sequence[PlotPoint],
+    to_page: Callable[[float, float], tuple[float, float]],
+    colour: str,
+    aside: float,
 ) -> None:
+    def at(x: float, y: float) -> tuple[float, float]:
+        column, row = to_page(x, y)
+        return column + aside, row
+
     for point in points:
         if point.low is not None and point.high is not None:
             _line(svg, at(point.x, point.low), at(point.x, point.high), f"whisker {colour}")

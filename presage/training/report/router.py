@@ -29,6 +29,7 @@ from presage.training.report.blocks import (
 from presage.training.report.curves import bin_plot
 from presage.training.report.next_agent import data, made
 from presage.training.report.plot import COLOURS, Axis, PlotPoint, line_plot, share_axis
+from presage.wording import counted
 
 _DRAWN_FROM = 10
 """Fewest labels of a drawn bin."""
@@ -65,7 +66,7 @@ def _best(metrics: Metrics) -> str | None:
 
 
 def _lead(metrics: Metrics) -> str:
-    text = f"Judged on {count(metrics['prompts'])} prompts, {count(metrics['labels'])} labels, all held out."
+    text = f"Judged on {counted(metrics['prompts'], 'prompt')}, {counted(metrics['labels'], 'label')}, all held out."
     if (best := _best(metrics)) is not None:
         text += (
             f" Against {best}, the baseline that orders best, macro mAP differs by "
@@ -126,7 +127,7 @@ def _picks(metrics: Metrics) -> Section | None:
     picked, best = metrics["picked_accuracy"], metrics["best_single"]
     more = None if picked is None or best is None else picked - best
     text = (
-        f"On the {count(metrics['prompts_with_every_label'])} prompts with a label of every model. Ours minus the best "
+        f"On {counted(metrics['prompts_with_every_label'], 'prompt')} with a label of every model. Ours minus the best "
         f"single model: {signed_interval(more, metrics['gain_over_best_single_ci95'])}. With many models the oracle is "
         "inflated by chance."
     )

@@ -17,8 +17,9 @@ from presage.training.report.blocks import (
     ahead,
     count,
     gain,
-    interval,
+    judged_on,
     number,
+    signed_interval,
 )
 from presage.training.report.traces import call_graphs
 
@@ -28,6 +29,9 @@ TITLES: Final = {
     "horizon": "How far ahead is a forecast worth acting on?",
 }
 
+_NEGLIGIBLE: Final = 0.01
+"""A rise of the accuracy by less is not worth collecting twice the traces."""
+
 _SOURCES: Final = {"captured": "hidden states", "text": "texts", "none": "neither"}
 
 
@@ -36,9 +40,7 @@ def document(metrics: Metrics) -> Document:
     study = metrics["study"]
     makers = {"learning-curve": curves.learning_curve, "states": _states, "horizon": _horizon}
     answer = dataclasses.replace(makers[study](metrics), in_terminal=True)
-    lead = (
-        f"Every model was judged on the same {count(metrics['workflows'])} workflows, {count(metrics['steps'])} steps."
-    )
+    lead = f"Every model was judged on the same {judged_on(metrics)}."
     if study == "learning-curve":
         lead = f"{_last_doubling(metrics['learning_curve'])} {lead}"
     sections = [answer, next_agent.data(metrics), call_graphs(metrics["traces"])]
@@ -46,15 +48,20 @@ def document(metrics: Metrics) -> Document:
 
 
 def _last_doubling(curve: Metrics) -> str:
-    """The effect of the last addition of training workflows one step ahead, at the right end of the curve."""
-    name, ours = next(iter(curve["models"].items()))
-    points = curve["points"]
-    text = [
-        f"{moment} " + ", then ".join(interval(of["accuracy"][i][0], of["ci95"][i][0]) for i in range(len(points))[-2:])
-        for moment, of in ours.items()
-    ]
-    sizes = " and ".join(f"{point['workflows']:g}" for point in points[-2:])
-    return f"{name} one step ahead, learning from {sizes} workflows: {'; '.join(text)}."
+    """Whether more traces would help: the gain one step ahead at the right end of the curve."""
+    last = curve["last_doubling"]
+    if last is None:
+        return "Not known: there is one training set only, and a curve needs two sizes."
+    found = {moment: (of["difference"][0], of["ci95"][0]) for moment, of in last["moments"].items()}
+    known = [ends for difference, ends in found.values() if difference is not None]
+    if any(low > 0 for low, _ in known):
+        answer = "Yes, more traces would help: the accuracy still rises"
+    elif all(high < _NEGLIGIBLE for _, high in known):
+        answer = "No, more traces would hardly help: the accuracy no longer rises"
+    else:
+        answer = "Not clear: a rise of the accuracy is within the 95 % interval"
+    gains = "; ".join(f"{signed_interval(*of)} at {moment}" for moment, of in found.items())
+    return f"{answer}. From {last['from']:g} to {last['to']:g} training workflows, one step ahead: {gains}."
 
 
 def _states(metrics: Metrics) -> Section:

@@ -27,6 +27,7 @@ from presage.training.report.blocks import (
     number,
 )
 from presage.training.report.plot import clean, text_at
+from presage.wording import counted
 
 END: Final = "END"
 AGENTS: Final = 12
@@ -69,8 +70,8 @@ def draw_call_graph(name: str, graph: Graph, steps: Mapping[str, int]) -> Panel:
     left_out = f"the {len(agents)} most frequent of {len(steps)} agents, " if len(agents) < len(steps) else ""
     calls = sum(counts[pair] for pair in shown)
     title = (
-        f"{name}: {left_out}{len(shown)} of {len(counts)} transitions, "
-        f"{count(calls)} of {count(sum(counts.values()))} calls"
+        f"{name}: {left_out}{len(shown)} of {counted(len(counts), 'transition')}, "
+        f"{count(calls)} of {counted(sum(counts.values()), 'call')}"
     )
     return Panel(title, svg)
 
@@ -152,7 +153,7 @@ def _node(
     kind = "node end-of-workflow" if agent == END else "node"
     size = {"width": f"{wide:.0f}", "height": f"{_HEIGHT:.0f}", "rx": "7"}
     made = SubElement(svg, "rect", {"x": f"{x:.0f}", "y": f"{y - _HEIGHT / 2:.0f}", **size, "class": kind})
-    SubElement(made, "title").text = clean(agent if agent == END else f"{agent}: {steps[agent]:,} steps")
+    SubElement(made, "title").text = clean(agent if agent == END else f"{agent}: {counted(steps[agent], 'step')}")
     if starts:
         tip = f"{x + 6:.0f},{y - 5:.0f} {x + 6:.0f},{y + 5:.0f} {x + 14:.0f},{y:.0f}"
         SubElement(svg, "polygon", {"points": tip, "class": "starts"})
@@ -207,7 +208,8 @@ def call_graphs(traces: Description) -> Section:
     caption = (
         "Which agent calls which: the number is how often, of all steps of an agent, the other came next; blue leads "
         "down, orange back up. Thick lines are taken often; ▸ marks where workflows begin. The step at which a trace "
-        "was cut counts nowhere." + (f" {left_out} workflow types with fewer steps are not drawn." if left_out else "")
+        "was cut counts nowhere."
+        + (f" Not drawn: {counted(left_out, 'workflow type')} with fewer steps." if left_out else "")
     )
     blocks: list[Block] = [Picture("call-graph", caption, panels, wide=True)]
     blocks += [Folded(f"What follows each agent: {name}", [_followers(of)]) for name, of in types[:GRAPHS]]
@@ -238,10 +240,15 @@ def document(description: Description) -> Document:
         "Counts, lengths, tokens and who calls whom, of every workflow type. Nothing here is a text of the traces.",
         [Section("Workflow types", [types_table(description)]), call_graphs(description), *each],
         [
-            Card(count(description["workflows"]), "workflows", f"of {count(len(types))} workflow types"),
-            Card(count(description["steps"]), "steps", "one agent invocation each"),
+            _card(description["workflows"], "workflow", f"of {counted(len(types), 'workflow type')}"),
+            _card(description["steps"], "step", "one agent invocation each"),
         ],
     )
+
+
+def _card(number: int, noun: str, beside: str) -> Card:
+    value, _, label = counted(number, noun).partition(" ")
+    return Card(value, label, beside)
 
 
 def _facts(of: Description) -> dict[str, str]:

@@ -24,6 +24,7 @@ from presage.training.router.baselines import BASELINES, BaseRate, Routes
 from presage.training.router.evaluate import RouterEvaluation, evaluate
 from presage.training.sets import TEST_FRACTION
 from presage.training.training import Judged, Progress, Training, fit_baselines, median_us, named_digests, versions
+from presage.wording import counted
 
 if TYPE_CHECKING:
     from presage.predictors.router.transformer import TransformerScorer
@@ -208,7 +209,7 @@ def _parts(outcomes: Outcomes, test: Outcomes | None, seed: int) -> tuple[Outcom
 
 
 def _size(outcomes: Outcomes) -> str:
-    return f"{len(outcomes)} prompts, {int(outcomes.labels.sum())} labels"
+    return f"{counted(len(outcomes), 'prompt')}, {counted(outcomes.labels.sum(), 'label')}"
 
 
 def _of_models(outcomes: Outcomes) -> dict[str, dict[str, float | int | None]]:

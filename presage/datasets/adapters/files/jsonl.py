@@ -20,7 +20,14 @@ import pyarrow as pa
 
 from presage.datasets.adapters.files.batches import Batch, array_of, sources, wrong_type
 from presage.datasets.adapters.files.text import DamagedGzipError, not_utf8, numbered_lines, whole_characters
-from presage.datasets.schema import COLUMN_TYPES, KNOWN_COLUMNS, REQUIRED, refuse_misspelt
+from presage.datasets.schema import (
+    COLUMN_TYPES,
+    KNOWN_COLUMNS,
+    REQUIRED,
+    misspelt,
+    refuse_misspelt,
+    require_columns,
+)
 from presage.datasets.schema.columns import KINDS
 from presage.datasets.schema.source import Origin, RowError, Source
 
@@ -91,6 +98,8 @@ class _JsonRows:
             self._parsed = [_parsed(line) for line in self._lines]
             keys = set[str]().union(*(row for row in self._parsed if isinstance(row, dict)))
             refuse_misspelt(keys, self._name, REQUIRED)
+            if misspelt(keys, set(REQUIRED) - keys, KNOWN_COLUMNS):
+                require_columns(sorted(keys), self._name, REQUIRED, KNOWN_COLUMNS)
         rows = []
         for place, row in enumerate(self._parsed[start:stop]):
             if isinstance(row, _Unreadable):

@@ -1,0 +1,121 @@
+"""`presage compare`: two versions or output folders side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from presage.cli import options
+from presage.cli.output import Output, table
+from presage.errors import ConfigurationError
+from presage.registry.connect import open_existing
+from presage.wording import counted
+
+if TYPE_CHECKING:
+    from presage.registry.connect import Registry
+
+_WHAT = "A version number, models:/NAME@ALIAS, models:/NAME/VERSION, or an output folder of train-predictor."
+_LARGE = 1000
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="FIRST", help=_WHAT)],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="The same; differences are second minus first.")],
+    name: Annotated[
+        str | None,
+        typer.Option(help="The model of the version numbers. Default: the only model that has these versions."),
+    ] = None,
+    tracking_uri: options.TrackingUri = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show the figures of two trainings side by side, with the differences. Nothing is evaluated anew."""
+    from presage.registry.compare import compare as side_by_side
+    from presage.registry.compare import kept_training
+
+    out = Output(as_json)
+    with out.working() as report:
+        report("reading what was kept", None)
+        numbers = [int(one) for one in (first, second) if one.isdecimal()]
+        if numbers and name is None:
+            name = _model_with(numbers, open_existing(tracking_uri))
+        references = (f"models:/{name}/{one}" if one.isdecimal() else one for one in (first, second))
+        kept = [kept_training(one, lambda: open_existing(tracking_uri)) for one in references]
+        data = side_by_side(*kept)
+    out.result(data, *(_render(data) if not as_json else ()))
+
+
+def _model_with(versions: list[int], registry: Registry) -> str:
+    there = {name: {int(found.version) for found in registry.versions(name)} for name in registry.names()}
+    names = [name for name, known in there.items() if known.issuperset(versions)]
+    if len(names) == 1:
+        return names[0]
+    wanted = " and ".join(map(str, sorted(set(versions))))
+    found = f"{', '.join(names)} have" if names else f"none of {', '.join(there) or 'the registered models'} has"
+    raise ConfigurationError(f"{found} version {wanted} in {registry.uri}; choose a model with --name")
+
+
+def _render(data: dict[str, Any]) -> list[Any]:
+    models = data["models"]
+    called = [_called(one) for one in models]
+    rows = [
+        [
+            name.replace("_", " "),
+            *(_figure(value, ends) for value, ends in zip(of["values"], of["ci95"], strict=True)),
+            _difference(of["difference"], of["difference_ci95"]),
+        ]
+        for name, of in data["figures"].items()
+    ]
+    title = f"{data['kind']}: figures on the test set of each training [95 %]"
+    shown: list[Any] = [
+        table(title, ["", *called, "second minus first [95 %, unpaired]"], rows),
+        f"\n{_data_note(data)}",
+    ]
+    if data["paired"] is not None:
+        paired = data["paired"]
+        head = (
+            f"\nPaired, on the same held-out data: version {paired['version']} against version {paired['against']}, "
+            f"judged under the profile {paired['profile']}"
+        )
+        shown.append(table(head, ["gate", "why"], list(map(list, paired["gates"].items())), left=(0, 1)))
+    return shown
+
+
+def _called(model: dict[str, Any]) -> str:
+    if model["name"] is None:
+        return str(model["reference"])
+    standing = ", ".join(model["aliases"]) or model["verdict"] or "not judged"
+    return f"{model['name']} {model['version']} ({standing})"
+
+
+def _figure(value: float, ends: list[float] | None) -> str:
+    shown = [_number(one) for one in (value, *(ends or ()))]
+    return shown[0] if ends is None else f"{shown[0]} [{shown[1]}, {shown[2]}]"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= _LARGE else f"{value:.4g}"
+
+
+def _difference(value: float, ends: list[float] | None) -> str:
+    digits = 0 if abs(value) >= _LARGE else 3
+    shown = [f"{one:+,.{digits}f}".replace("-", "−") for one in (value, *(ends or ()))]
+    return shown[0] if ends is None else f"{shown[0]} [{shown[1]}, {shown[2]}]"
+
+
+def _data_note(data: dict[str, Any]) -> str:
+    """Whether the figures can be compared at all."""
+    trained = {True: "the same data", False: "different data", None: "data that are not known to be the same"}
+    end = f" They were trained on {trained[data['same_training_data']]}."
+    if data["same_test_data"]:
+        return (
+            "Both were judged on the same test data, so a paired interval would be narrower than the unpaired one: "
+            f"`presage promote --dry-run` makes one.{end}"
+        )
+    unit = "prompt" if data["kind"] == "router" else "workflow"
+    sizes = " and ".join(counted(one["judged_on"], unit) for one in data["models"])
+    found = "NOT judged on the same test data" if data["same_test_data"] is False else "not known to share test data"
+    return (
+        f"The two were {found} ({sizes}): the differences come from data and predictor together. "
+        f"`presage promote --dry-run` judges a version and the champion on the same.{end}"
+    )
