@@ -30,13 +30,16 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else "Presage needs Python 3.11 to 3.13, found %d.%d: call make PYTHON=/path/to/python3.11" % v)'
 	$(PYTHON) -m venv $(VENV)
+	@echo "[1/3] pip: an old one resolves slowly"
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --editable '.[train,dev,docs,notebooks]'
+	@echo "[2/3] torch: learns the predictors; the largest download"
+	$(BIN)/python -m pip install torch==2.13.0
+	@echo "[3/3] Presage and the libraries it learns, registers, tests and documents with"
+	$(BIN)/python -m pip install --editable '.[train,dev,docs,notebooks]'
 	touch $(STAMP)
 
 demo: setup
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/demo.py
+	$(BIN)/presage demo $(if $(wildcard $(VLLM_VENV)/bin/presage),--replay-with $(VLLM_VENV)/bin/presage)
 
 # The tests in vLLM run second, in an environment of their own; if it cannot be installed, make says so.
 test: setup

@@ -33,8 +33,7 @@ _LENGTHS, _PROMPTS = 1200, 2000
 
 _STAGES: Final = 8
 _REPLAY: Final = (
-    "replay burst --policy stock,full --forecasts model --concurrency 16 --cache-tokens 100000 --seeds 1 "
-    "--report replay"
+    "replay burst --policy stock,full --forecasts model --concurrency 16 --cache-tokens 100000 --report replay"
 )
 _MARK: Final = ".made-by-demo"
 
@@ -164,21 +163,22 @@ class _Demo:
             "next": max(forecast["horizons"][0]["agents"].items(), key=lambda item: item[1])[0],
         }
 
-    def replay(self, command: Path | None) -> dict[str, float] | None:
-        """Mean completion time, seconds, by policy; None without vLLM."""
+    def replay(self, command: Path | None) -> dict[str, Any] | None:
+        """The verdict, and the mean completion time in seconds by policy; None without vLLM."""
         if command is None:
             self.show(f"\nvLLM is not installed (pip install 'presage[serve]'), so the demo skips: presage {_REPLAY}")
             return None
         self.shell(f"presage {_REPLAY}", program=command.absolute())
-        policies = self.metrics_of("replay")["policies"]
-        return {name: figures["completion_mean_s"]["mean"] for name, figures in policies.items()}
+        metrics = self.metrics_of("replay")
+        completion_s = {name: figures["completion_mean_s"]["mean"] for name, figures in metrics["policies"].items()}
+        return {"verdict": metrics["verdict"]["text"], "completion_mean_s": completion_s}
 
     def summarize(
         self,
         trained: dict[str, Any],
         lengths: dict[str, Any],
         router: dict[str, Any],
-        replayed: dict[str, float] | None,
+        replayed: dict[str, Any] | None,
     ) -> None:
         """Print what was gained, on held-out workflows and prompts, and where everything is."""
         ours = trained["moments"]["completion"]["accuracy"]
@@ -192,9 +192,7 @@ class _Demo:
             f"one busy server, shortest first completes workflows {saved:.0%} sooner than first come",
             "router": f"{router['picked_accuracy']:.0%} of prompts solved by the model it picks "
             f"(the best single model: {router['best_single']:.0%})",
-            "replay": "skipped: vLLM is not installed"
-            if replayed is None
-            else f"workflows complete in {replayed['full']:.1f} s on average (vLLM alone: {replayed['stock']:.1f} s)",
+            "replay": "skipped: vLLM is not installed" if replayed is None else replayed["verdict"],
             "reports": "model/report.html, lengths/report.html, router/report.html"
             + (", replay/report.html" if replayed else ""),
             "registry": "mlflow.db; mlflow ui --backend-store-uri sqlite:///mlflow.db shows it",

@@ -9,6 +9,7 @@ import typer
 from presage.cli import (
     calibrate_cost,
     compare,
+    demo,
     explain,
     forecast,
     mode,
@@ -31,6 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     epilog="First steps:\n\n"
+    "presage demo\n\n"
     "presage traces ingest runs/*.jsonl --to traces/\n\n"
     "train-predictor next-agent traces/\n\n"
     "presage forecast models:/next-agent/1 steps.jsonl",
@@ -70,6 +72,10 @@ app.command(epilog="Example:  presage replay traces/ --policy stock,oracle --con
     replay.replay
 )
 app.command(epilog="Example:  presage calibrate-cost steps.jsonl --to engine.toml")(calibrate_cost.calibrate_cost)
+app.command(
+    epilog="Needs the extra train. The last stage needs vLLM:\n\n"
+    "presage demo --replay-with /path/to/environment/bin/presage",
+)(demo.demo)
 app.command(epilog="Example:  presage models --json")(models.models)
 app.command(
     epilog="Examples:\n\npresage compare 1 2\n\npresage compare models:/next-agent@champion model/ --json",

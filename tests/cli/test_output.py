@@ -2,10 +2,12 @@
 
 import importlib
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import typer
+from cli_samples import run
 from typer.testing import CliRunner
 
 from presage import __version__
@@ -73,12 +75,12 @@ def test_names_that_look_like_markup_are_printed_as_they_are(capsys: pytest.Capt
 
 
 def test_a_command_that_lacks_a_training_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "threadpoolctl", None)  # importing it raises ModuleNotFoundError
+    monkeypatch.setitem(sys.modules, "lightgbm", None)  # importing it raises ModuleNotFoundError
     made = typer.Typer(cls=Boundary, pretty_exceptions_enable=False)
 
     @made.command()
     def one() -> None:
-        importlib.import_module("threadpoolctl")
+        importlib.import_module("lightgbm")
 
     @made.command()
     def two() -> None:
@@ -86,9 +88,22 @@ def test_a_command_that_lacks_a_training_library_names_the_extra(monkeypatch: py
 
     needs, broken = (CliRunner().invoke(made, [name]) for name in ("one", "two"))
     assert (needs.exit_code, broken.exit_code) == (2, 1)
-    assert "threadpoolctl is not installed; this command needs it: pip install 'presage[train]'" in needs.stderr
+    assert "lightgbm is not installed; this command needs it: pip install 'presage[train]'" in needs.stderr
 
 
 def test_the_version_is_printed() -> None:
     shown = CliRunner().invoke(app, ["--version"])
     assert (shown.exit_code, shown.stdout.split()) == (0, ["presage", __version__])
+
+
+def test_the_demo_replaces_nothing_that_it_did_not_make(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert "was not made by the demo" in run("demo", "--to", tmp_path).complaint
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_the_demo_names_the_extra_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("presage.cli.demo.find_spec", lambda _: None)
+    ran = run("demo", "--to", tmp_path / "demo")
+    assert "torch is not installed; this command needs it: pip install 'presage[train]'" in ran.complaint
+    assert not (tmp_path / "demo").exists()

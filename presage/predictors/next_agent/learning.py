@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, transition_matrix
 from presage.features.projection import Projection, fit_projection
 from presage.predictors.next_agent.boosting import TreeEnsemble, fit_trees, tree_limits
-from presage.predictors.next_agent.network import Examples, fit_network
 from presage.predictors.next_agent.ngram import BackoffNgram
 from presage.predictors.next_agent.parts import (
     COMPONENTS,
@@ -29,6 +28,9 @@ from presage.predictors.next_agent.parts import (
     unrolled,
     widths_of,
 )
+
+if TYPE_CHECKING:
+    from presage.predictors.next_agent.network import Examples
 
 NGRAM_ORDER: Final = 3
 _EVEN_SHARE: Final = np.float32(1 / 3)
@@ -187,6 +189,8 @@ def learn(
     `trees` are ensembles of `grow`, if known; `stopping` is that of an earlier fit, None for early stopping on held-out
     examples; `progress` receives the share of epochs done.
     """
+    from presage.predictors.next_agent.network import fit_network  # torch: versions are judged without it
+
     train = of.train
     epochs, rounds = (stopping.epochs, stopping.rounds) if stopping is not None else (None, None)
     most = epochs if epochs is not None else config.network.epochs
@@ -224,6 +228,8 @@ def learn(
 
 
 def _examples(prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]]) -> Examples:
+    from presage.predictors.next_agent.network import Examples
+
     return Examples(prefixes.offsets, unrolled(prefixes, projected), prefixes.outcomes)
 
 
