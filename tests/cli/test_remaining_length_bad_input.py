@@ -179,7 +179,7 @@ def test_below_the_floor_an_answer_is_wide_and_says_that_it_is_not_calibrated(tm
     trained(tmp_path, lines, "--set", "floor=100")
     calibrated = asked(tmp_path)
     assert calibrated["calibrated"]
-    told = trained(tmp_path, lines, "--set", "floor=1000")
+    told = trained(tmp_path, lines, "--set", "floor=1000", "--force")
     answer = asked(tmp_path)
     assert (answer["calibrated"], answer["source"]) == (False, "champion")
     assert answer["calibration"] == calibrated["calibration"] < 1000
