@@ -181,10 +181,19 @@ class Report:
         write_report(Path(folder), self.metrics)
 
     def __repr__(self) -> str:
-        return f"{self._lead()}\n\n{self.to_frame().T.round(3).to_string()}"
+        return f"{self._lead()}\n\n{self._kind.legend}:\n{self._headlines().to_string()}"
 
     def _repr_html_(self) -> str:
-        return f"<p>{self._lead()}</p>{self.to_frame().T.round(3).to_html()}"
+        return f"<p>{self._lead()}</p><p>{self._kind.legend}:</p>{self._headlines().to_html()}"
+
+    @property
+    def _kind(self) -> Kind:
+        return kind_of(self.metrics["kind"])
+
+    def _headlines(self) -> pd.DataFrame:
+        """The most important figures of Presage and each baseline, as `presage models` shows them."""
+        rows = {name: self._kind.headline(figures) for name, figures in headline_of_all(self.metrics).items()}
+        return pd.DataFrame.from_dict(rows, orient="index")
 
     def _lead(self) -> str:
         return str(resolve_name(KINDS[self.metrics["kind"]].report)(self.metrics).lead)

@@ -75,6 +75,7 @@ def test_probabilities_are_those_of_the_forecast_of_one_workflow(
     one = frame[frame["workflow_id"] == frame["workflow_id"][0]]
     steps = one[["workflow_type", "workflow_id", "step", "agent", "input_tokens", "output_tokens"]].to_dict("records")
     forecast = model.forecast(steps)
+    np.testing.assert_allclose(forecast.to_frame().sum(axis=1), 1, atol=1e-5)
     last = found.loc[(one["workflow_type"].iloc[-1], one["workflow_id"].iloc[-1], one["step"].iloc[-1])]
     np.testing.assert_allclose(last.drop("END"), list(forecast.agents[1].values()), atol=1e-6)
     assert last["END"] == pytest.approx(forecast.end[1], abs=1e-6)
@@ -95,7 +96,8 @@ def test_from_traces_to_a_champion_and_back(
     frame = report.to_frame()
     assert list(frame.index) == ["presage", "markov-1"]
     assert frame.loc["markov-1", "completion_accuracy_1"] == report.metrics["baselines"]["markov-1"]["accuracy"][0]
-    assert "completion_accuracy_1" in repr(report)
+    assert "completion" in repr(report)
+    assert "fit_seconds" not in repr(report)
     assert "<table" in HTMLFormatter()(report)
     assert len(report.plot().axes) == 2
     made = model.register("agents", report)
@@ -122,6 +124,8 @@ def test_from_traces_to_a_champion_and_back(
     later = generate("triage", 60, 1).table.to_pandas()
     verdict = presage.promote("agents", 1, later, profile="full")
     assert (verdict.promoted, {gate.passed for gate in verdict.gates}) == (True, {True})
+    assert verdict.to_frame()["passed"].all()
+    assert "every gate passed" in HTMLFormatter()(verdict)
     again = presage.load("models:/agents@champion")
     assert isinstance(again, presage.NextAgent)
     pd.testing.assert_frame_equal(again.predict_proba(later), model.predict_proba(later))

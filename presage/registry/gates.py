@@ -11,10 +11,13 @@ carry the result, and `floor_gates` refuses a version that lost to a baseline be
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from presage.features.input_profiles import TARGETS
 from presage.wording import counted
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
 
 AT_LEAST: Final = 30
 """With fewer test workflows (or prompts) a lost comparison is no reason to refuse: the intervals are too narrow, and of
@@ -78,6 +81,16 @@ class Verdict:
             "promoted": self.promoted,
             "gates": [gate.to_dict() for gate in self.gates],
         }
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row a gate, in the order of evaluation: passed, value, limit and reason."""
+        import pandas as pd
+
+        return pd.DataFrame([gate.to_dict() for gate in self.gates]).set_index("name")
+
+    def _repr_html_(self) -> str:
+        head = f"{self.name} version {self.version}: {'every gate passed' if self.promoted else 'refused'}"
+        return f"<p>{head}</p>{self.to_frame().to_html(float_format='{:.4g}'.format)}"
 
 
 @dataclass(frozen=True)

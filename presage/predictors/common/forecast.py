@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from presage.features.moment import Moment
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
 
 Source = Literal["champion", "back-off", "none"]
 
@@ -35,6 +38,17 @@ class Forecast:
         """The likeliest next agent, or "END"."""
         likeliest = max(self.agents[0], key=lambda agent: self.agents[0][agent])
         return likeliest if self.agents[0][likeliest] >= self.end[0] else "END"
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a step ahead, a column an agent and END: probabilities, if the workflow has not ended before."""
+        import pandas as pd
+
+        rows = pd.RangeIndex(1, len(self.end) + 1, name="steps ahead")
+        return pd.DataFrame(list(self.agents), index=rows).assign(END=list(self.end))
+
+    def _repr_html_(self) -> str:
+        html: str = self.to_frame().round(3).to_html()
+        return html
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, as `presage forecast --json` prints them."""
