@@ -35,7 +35,7 @@ from presage.cli.models import judge_version
 from presage.cli.output import Output
 from presage.cli.training import register_training
 from presage.datasets.outcomes import Outcomes
-from presage.datasets.outcomes.files import read_outcomes
+from presage.datasets.outcomes.files import OutcomesRead, read_outcomes
 from presage.datasets.outcomes.split import choose_models, split_outcomes
 from presage.datasets.read import Traces, read_traces
 from presage.datasets.split import Split
@@ -66,16 +66,20 @@ if TYPE_CHECKING:
     from presage.registry.package import RegisteredVersion
 
 TraceLike: TypeAlias = str | Path | pd.DataFrame | Traces
-OutcomeLike: TypeAlias = str | Path | Outcomes
+OutcomeLike: TypeAlias = str | Path | Outcomes | OutcomesRead
 END = "END"
 """The class for the end of a workflow."""
 
 
 @overload
-def split(data: Outcomes, test_size: float = 0.2, *, random_state: int = 0) -> tuple[Outcomes, Outcomes]: ...
+def split(
+    data: Outcomes | OutcomesRead, test_size: float = 0.2, *, random_state: int = 0
+) -> tuple[Outcomes, Outcomes]: ...
 @overload
 def split(data: TraceLike, test_size: float = 0.2, *, random_state: int = 0) -> tuple[Traces, Traces]: ...
-def split(data: TraceLike | Outcomes, test_size: float = 0.2, *, random_state: int = 0) -> tuple[Any, Any]:
+def split(
+    data: TraceLike | Outcomes | OutcomesRead, test_size: float = 0.2, *, random_state: int = 0
+) -> tuple[Any, Any]:
     """Split traces or outcomes into a training and a test set, so that no task or prompt is in both.
 
     The test set of traces is the latest tasks if times are recorded, else a random choice.
@@ -84,8 +88,8 @@ def split(data: TraceLike | Outcomes, test_size: float = 0.2, *, random_state: i
         ConfigurationError: `test_size` is not between 0 and 1.
         TraceError: there are fewer than two tasks.
     """
-    if isinstance(data, Outcomes):
-        return split_outcomes(data, test_size, random_state)
+    if isinstance(data, Outcomes | OutcomesRead):
+        return split_outcomes(_outcomes(data), test_size, random_state)
     parts = split_table(_table(data), test_size, random_state)
     return Traces(parts.train, {}), Traces(parts.test, {})
 
@@ -565,7 +569,9 @@ def _table(traces: TraceLike) -> pa.Table:
 
 
 def _outcomes(outcomes: OutcomeLike) -> Outcomes:
-    return outcomes if isinstance(outcomes, Outcomes) else read_outcomes([Path(outcomes)]).outcomes
+    if isinstance(outcomes, Outcomes):
+        return outcomes
+    return (outcomes if isinstance(outcomes, OutcomesRead) else read_outcomes(outcomes)).outcomes
 
 
 def _steps(table: pa.Table) -> pd.MultiIndex:

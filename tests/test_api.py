@@ -157,6 +157,9 @@ def test_remaining_length(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_router(tmp_path: Path) -> None:
     train, test = presage.split(generate_outcomes(500, 0).outcomes)
+    lines = [{"prompt": f"add {i}", "model": m, "correct": i % 2} for i in range(20) for m in ("small", "large")]
+    (tmp_path / "o.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [len(part) for part in presage.split(presage.read_outcomes(tmp_path / "o.jsonl"))] == [17, 3]
     model = presage.Router().fit(train)
     found = model.predict_proba(test.prompts[:5])
     assert (list(found.columns), len(found)) == (list(model.classes_), 5)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from presage.cli.kinds import Kind
 from presage.cli.output import Output, Progress
 from presage.predictor_kinds import KINDS
-from presage.registry.connect import open_registry
+from presage.registry.connect import open_registry, registry_exists
 
 if TYPE_CHECKING:
     from presage.registry.connect import Registry
@@ -61,10 +61,15 @@ def carry_out(
         registry = None
         if job.register:
             check_name(job.name)
-            report("opening the registry", None)
-            registry = open_registry(job.tracking_uri)
+            if registry_exists(
+                job.tracking_uri
+            ):  # else after reading: bad traces leave no empty database
+                report("opening the registry", None)
+                registry = open_registry(job.tracking_uri)
         data = job.kind.data.read(job.data, job.skip_bad, output, report)
         test = job.kind.data.read(job.test, job.skip_bad, output, report) if job.test else None
+        if job.register and registry is None:
+            registry = open_registry(job.tracking_uri)
         training = fit(data, test, report)
         report("writing the artefact", None)
         training.save(folder)

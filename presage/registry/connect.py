@@ -113,6 +113,12 @@ def open_registry(uri: str | None) -> Registry:
     return Registry(client, uri, artifacts)
 
 
+def registry_exists(uri: str | None) -> bool:
+    """Whether opening the registry creates nothing: it is a server, or its database or folder is there."""
+    place = _on_this_machine(uri or default_uri())
+    return place is None or place.exists()
+
+
 def open_existing(uri: str | None) -> Registry:
     """`open_registry` for readers: creates nothing, and raises NoRegistryError if there is nothing to read."""
     uri = uri or default_uri()

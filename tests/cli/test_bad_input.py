@@ -60,7 +60,7 @@ def test_a_bad_trace_is_named_and_nothing_is_written(tmp_path: Path, kind: str) 
     path = write(tmp_path / "bad.jsonl", lines)
     for ran in (
         run("traces", "ingest", path, "--to", tmp_path / "store"),
-        train(path, "--out", tmp_path / "out", "--no-register", *FAST),
+        train(path, "--out", tmp_path / "out", "--tracking-uri", f"sqlite:///{tmp_path / 'mlflow.db'}", *FAST),
     ):
         assert "bad.jsonl" in ran.complaint
         assert re.search(message, ran.complaint)

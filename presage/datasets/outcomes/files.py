@@ -43,18 +43,19 @@ class OutcomesRead:
 
 
 def read_outcomes(
-    paths: Sequence[str | Path], skip_bad: bool = False, progress: Callable[[int], None] = lambda _: None
+    paths: str | Path | Sequence[str | Path], skip_bad: bool = False, progress: Callable[[int], None] = lambda _: None
 ) -> OutcomesRead:
     """Read outcomes.
 
     Args:
-        paths: `.jsonl`, `.jsonl.gz`, `.json`, `.csv`, `.csv.gz` and `.parquet` files, or folders of them.
+        paths: `.jsonl`, `.jsonl.gz`, `.json`, `.csv`, `.csv.gz` and `.parquet` files, or folders of them; one or more.
         skip_bad: count bad rows instead of raising.
         progress: called with the number of rows of each file.
 
     Raises TraceError if a file is missing or damaged, a row is malformed (names file, row and column), or no row has a
     label.
     """
+    paths = [paths] if isinstance(paths, str | Path) else paths
     if not paths:
         raise TraceError("no outcomes given: name at least one .jsonl, .jsonl.gz, .csv or .parquet file")
     gathered, skipped = _Gathered(), Counter[str]()

@@ -35,6 +35,7 @@ from presage.training.sets import (
     workflow_names,
 )
 from presage.training.training import Judged, Progress, Training, fit_baselines, named_digests, versions
+from presage.wording import counted
 
 FLOOR = "constant"
 """The baseline of an evaluation: the best constant, fitted on the evaluated steps themselves."""
@@ -115,7 +116,7 @@ def assess_return_times(
     """
     check_names(baselines, RETURN_BASELINES)
     report, predictor = progress or (lambda _, __: None), fitted.predictor
-    learning, calibration = fitted.learning, fitted.calibration
+    learning = fitted.learning
     encoder, quantiles, seed = predictor.encoder, predictor.quantiles, predictor.seed
     check_known_agents(parts.test, encoder.course.vocabulary)
     held = return_rows(parts.test, encoder)
@@ -145,8 +146,8 @@ def assess_return_times(
         **evaluation.to_dict(),
         "model": name,
         "data": {
-            "training": f"{learning.workflows} workflows, {len(learning)} LLM steps",
-            "of these for calibration": f"{calibration.workflows} workflows, {len(calibration)} LLM steps",
+            "training": _size(learning),
+            "of these for calibration": _size(fitted.calibration),
             "split": parts.rule,
             SHARED_TASKS: shared_tasks(parts),
             "training steps with a known return time": int(learning.labelled.sum()),
@@ -166,6 +167,10 @@ def assess_return_times(
         "size_bytes": None,
     }
     return ReturnTraining(predictor, metrics, training_data, evaluation, digests)
+
+
+def _size(rows: LabelledRows) -> str:
+    return f"{counted(rows.workflows, 'workflow')}, {counted(len(rows), 'LLM step')}"
 
 
 def evaluate_return_times(
