@@ -61,9 +61,7 @@ def carry_out(
         registry = None
         if job.register:
             check_name(job.name)
-            if registry_exists(
-                job.tracking_uri
-            ):  # else after reading: bad traces leave no empty database
+            if registry_exists(job.tracking_uri):  # else after reading: bad traces leave no empty database
                 report("opening the registry", None)
                 registry = open_registry(job.tracking_uri)
         data = job.kind.data.read(job.data, job.skip_bad, output, report)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from presage.features.input_profiles import Sources
 from presage.features.rows import LabelledRows
 from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_cis, share_ci
-from presage.training.baselines import Behind, behind, worst
+from presage.training.baselines import Behind, behind, by_profile, worst
 from presage.training.metrics import RESAMPLES, Estimate, Interval, by_workflow, json_values
 from presage.training.sets import under_profiles
 from presage.training.training import median_us
@@ -263,18 +263,18 @@ def difference(
     )
 
 
-def headline(figures: QuantileFigures, lost: tuple[Behind, ...]) -> dict[str, Any]:
+def _headline(figures: QuantileFigures, lost: tuple[Behind, ...]) -> dict[str, Any]:
     """Figures under one input profile (`features/input_profiles.py`), as JSON values."""
     kept = [f"{figure}{of}" for figure in ("tau_distance", "pinball", "coverage") for of in ("", "_ci95")]
     found = figures.to_dict()
     return {key: found[key] for key in kept} | {"behind": worst(lost)}
 
 
-def lost(
+def _lost(
     against: Mapping[str, QuantileDifference],
     baselines: Mapping[str, QuantileFigures],
     quantiles: Sequence[float],
-    unit: str = "tokens",
+    unit: str,
 ) -> tuple[Behind, ...]:
     """The comparisons that a baseline won; `unit` is that of the pinball loss."""
     found = []
@@ -287,6 +287,105 @@ def lost(
         for at, by, figure in zip(named, gaps, figures, strict=True):
             found += behind(name, at, by.value, by.ci95, figure.value)
     return tuple(found)
+
+
+Predict = Callable[[LabelledRows], NDArray[np.float32]]
+"""Rows to quantiles [n, Q], in the unit of the labels."""
+
+
+@dataclass(frozen=True)
+class QuantileEvaluation:
+    """Figures of one predictor of quantiles on W workflows.
+
+    Attributes:
+        figures: on all evaluated steps; the registry's gates compare their counts by workflow.
+        by_workflow_type: the same within each type, `"unknown"` for those not in the vocabulary.
+        type_of: workflow type of each of the W workflows.
+    """
+
+    figures: QuantileFigures
+    by_workflow_type: Mapping[str, QuantileFigures]
+    type_of: tuple[str, ...]
+    baselines: Mapping[str, QuantileFigures]
+    differences: Mapping[str, QuantileDifference]
+    behind: tuple[Behind, ...]
+    profiles: Mapping[str, Mapping[str, Any]]
+
+    def tables(self) -> dict[str, Any]:
+        """What the object that `train-predictor` prints has beside the figures."""
+        return {
+            "by_workflow_type": self.by_workflow_type,
+            "baselines": self.baselines,
+            "differences": {name: of.to_dict(self.figures.quantiles) for name, of in self.differences.items()},
+            "behind": worst(self.behind),
+            "profiles": self.profiles,
+        }
+
+
+def evaluate_quantiles(
+    predict: Predict,
+    rows: LabelledRows,
+    quantiles: tuple[float, ...],
+    seed: int,
+    *,
+    scaled: Callable[[NDArray[np.float32]], NDArray[np.floating]],
+    unit: str,
+    baselines: Mapping[str, Predict] | None,
+    profiles: Mapping[str, LabelledRows] | None,
+    resamples: int,
+) -> tuple[QuantileEvaluation, NDArray[np.float32]]:
+    """Evaluate a predictor and baselines on rows that they were not trained on, of which one or more have a label.
+
+    Args:
+        rows: n steps, those of a workflow one after the other.
+        quantiles: Q, ascending: what `predict` and the baselines forecast.
+        seed: of the bootstrap, whose resamples all predictors share.
+        scaled: labels and forecasts in the unit of loss and coverage.
+        unit: of the loss.
+        profiles: `rows` as seen under each input profile; profiles with equal inputs share one object.
+
+    Returns:
+        The evaluation, and the forecasts [n, Q].
+    """
+    known, first = rows.labelled, np.diff(rows.workflow, prepend=-1) != 0
+    baselines = baselines or {}
+
+    def judge(
+        forecast: NDArray[np.float32],
+        within: NDArray[np.bool_] = known,
+        workflow: NDArray[np.integer] = rows.workflow[known],
+    ) -> QuantileFigures:
+        truth, rng = scaled(rows.label[within]), np.random.default_rng(seed)
+        return measure(scaled(forecast[within]), truth, workflow, first[within], quantiles, rng, resamples)
+
+    def profile(shown: LabelledRows, rivals: Mapping[str, Predict]) -> dict[str, Any]:
+        ours = judge(predict(shown))
+        theirs = {name: judge(of(shown)) for name, of in rivals.items()}
+        gaps = {name: difference(ours, of, seed, resamples) for name, of in theirs.items()}
+        return _headline(ours, _lost(gaps, theirs, quantiles, unit))
+
+    forecast = predict(rows)
+    figures = judge(forecast)
+    names = (*rows.vocabulary.workflow_types, "unknown")
+    by_type = {}
+    for index in np.unique(rows.workflow_type[known]):
+        within = known & (rows.workflow_type == index)
+        by_type[names[index]] = judge(forecast, within, np.unique(rows.workflow[within], return_inverse=True)[1])
+    others = {name: judge(baseline(rows)) for name, baseline in baselines.items()}
+    type_of = np.full(len(figures.positions), len(names) - 1)
+    type_of[rows.workflow[known]] = rows.workflow_type[known]
+    against = {name: difference(figures, of, seed, resamples) for name, of in others.items()}
+    losses = _lost(against, others, quantiles, unit)
+    evaluation = QuantileEvaluation(
+        figures=figures,
+        by_workflow_type=by_type,
+        type_of=tuple(names[index] for index in type_of),
+        baselines=others,
+        differences=against,
+        behind=losses,
+        profiles=by_profile(profiles or {}, baselines, profile, {id(rows): _headline(figures, losses)}),
+    )
+    return evaluation, forecast
 
 
 def bins(median: NDArray[np.float32], truth: NDArray[np.float32]) -> tuple[dict[str, float], ...]:

@@ -16,21 +16,10 @@ from numpy.typing import NDArray
 
 from presage.errors import TraceError
 from presage.features.rows import LabelledRows
-from presage.predictors.return_time.baselines import Predict
-from presage.training.baselines import Behind, by_profile, worst
 from presage.training.metrics import RESAMPLES, json_values
-from presage.training.quantiles import (
-    QuantileDifference,
-    QuantileFigures,
-    bins,
-    difference,
-    headline,
-    lost,
-    measure,
-    median_column,
-)
+from presage.training.quantiles import Predict, QuantileEvaluation, bins, evaluate_quantiles, median_column
 
-UNIT = "log seconds"
+_UNIT = "log seconds"
 
 
 @dataclass(frozen=True)
@@ -46,24 +35,15 @@ class EndFigures:
 
 
 @dataclass(frozen=True)
-class ReturnEvaluation:
-    """Figures of one return-time predictor on W workflows.
+class ReturnEvaluation(QuantileEvaluation):
+    """Figures of one return-time predictor on W workflows; the quantiles are judged where the workflow returned.
 
     Attributes:
-        figures: on the steps whose workflow returned; the registry's gates compare their counts by workflow.
-        by_workflow_type: the same within each type, `"unknown"` for those not in the vocabulary.
-        type_of: workflow type of each of the W workflows.
+        end: None if no workflow ended.
         bins: steps grouped by the forecast median, with forecast and actual times, seconds.
         left_out: number of steps without a known return time, by reason.
     """
 
-    figures: QuantileFigures
-    by_workflow_type: Mapping[str, QuantileFigures]
-    type_of: tuple[str, ...]
-    baselines: Mapping[str, QuantileFigures]
-    differences: Mapping[str, QuantileDifference]
-    behind: tuple[Behind, ...]
-    profiles: Mapping[str, Mapping[str, Any]]
     end: EndFigures | None
     bins: tuple[Mapping[str, float], ...]
     left_out: Mapping[str, int]
@@ -78,11 +58,7 @@ class ReturnEvaluation:
                 **self.figures.to_dict(),
                 "end": self.end,
                 "left_out_steps": self.left_out,
-                "by_workflow_type": self.by_workflow_type,
-                "baselines": self.baselines,
-                "differences": {name: of.to_dict(self.figures.quantiles) for name, of in self.differences.items()},
-                "behind": worst(self.behind),
-                "profiles": self.profiles,
+                **self.tables(),
                 "bins": self.bins,
             }
         )
@@ -99,14 +75,10 @@ def evaluate(
     profiles: Mapping[str, LabelledRows] | None = None,
     resamples: int = RESAMPLES,
 ) -> ReturnEvaluation:
-    """Evaluate a predictor and baselines on rows that they were not trained on.
+    """Evaluate a predictor and baselines; arguments as of `evaluate_quantiles`.
 
     Args:
         predict, predict_end: rows to milliseconds [n, Q], and to probabilities of END [n].
-        rows: n steps, those of a workflow one after the other.
-        quantiles: Q, ascending: what `predict` and the baselines forecast.
-        seed: of the bootstrap, whose resamples all predictors share.
-        profiles: `rows` as seen under each input profile; profiles with equal inputs share one object.
 
     Raises TraceError if no step has a known return time.
     """
@@ -118,44 +90,20 @@ def evaluate(
             f"of {len(rows)} steps none has a known return time: nothing can be judged; give traces with started_at "
             "and ended_at, and workflows of two steps or more"
         )
-    first = np.diff(rows.workflow, prepend=-1) != 0
-    baselines = baselines or {}
-
-    def judge(
-        forecast: NDArray[np.float32],
-        within: NDArray[np.bool_] = known,
-        workflow: NDArray[np.integer] = rows.workflow[known],
-    ) -> QuantileFigures:
-        times, rng = _log_seconds(rows.label[within]), np.random.default_rng(seed)
-        return measure(_log_seconds(forecast[within]), times, workflow, first[within], quantiles, rng, resamples)
-
-    def profile(shown: LabelledRows, rivals: Mapping[str, Predict]) -> dict[str, Any]:
-        ours = judge(predict(shown))
-        theirs = {name: judge(of(shown)) for name, of in rivals.items()}
-        gaps = {name: difference(ours, of, seed, resamples) for name, of in theirs.items()}
-        return headline(ours, lost(gaps, theirs, quantiles, UNIT))
-
-    forecast = predict(rows)
-    figures = judge(forecast)
-    names = (*rows.vocabulary.workflow_types, "unknown")
-    by_type = {}
-    for index in np.unique(rows.workflow_type[known]):
-        within = known & (rows.workflow_type == index)
-        by_type[names[index]] = judge(forecast, within, np.unique(rows.workflow[within], return_inverse=True)[1])
-    others = {name: judge(baseline(rows)) for name, baseline in baselines.items()}
-    type_of = np.full(len(figures.positions), len(names) - 1)
-    type_of[rows.workflow[known]] = rows.workflow_type[known]
-    against = {name: difference(figures, of, seed, resamples) for name, of in others.items()}
-    losses = lost(against, others, quantiles, UNIT)
+    found, forecast = evaluate_quantiles(
+        predict,
+        rows,
+        quantiles,
+        seed,
+        scaled=_log_seconds,
+        unit=_UNIT,
+        baselines=baselines,
+        profiles=profiles,
+        resamples=resamples,
+    )
     median = forecast[known, median_column(quantiles)]
     return ReturnEvaluation(
-        figures=figures,
-        by_workflow_type=by_type,
-        type_of=tuple(names[index] for index in type_of),
-        baselines=others,
-        differences=against,
-        behind=losses,
-        profiles=by_profile(profiles or {}, baselines, profile, {id(rows): headline(figures, losses)}),
+        **vars(found),
         end=_end(predict_end(rows), rows),
         bins=bins(median / np.float32(1e3), rows.label[known] / np.float32(1e3)),
         left_out=left_out,
