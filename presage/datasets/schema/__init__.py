@@ -52,7 +52,12 @@ _COLUMNS: Final[dict[str, pa.DataType]] = {
 _AFTER_TEXT: Final = "output_text"  # the state columns stand between the texts and the outcome
 _NEVER_NULL: Final = (*REQUIRED, "kind", "complete")
 # What plain JSONL calls a column, and what the trace calls it.
-ALIASES: Final = {"task_id": "task", "start_time": "started_at", "end_time": "ended_at"}
+ALIASES: Final = {
+    "task_id": "task",
+    "start_time": "started_at",
+    "end_time": "ended_at",
+    "stop_reason": "finish_reason",
+}
 COLUMN_TYPES: Final[Mapping[str, pa.DataType]] = {
     **_COLUMNS,
     **{alias: _COLUMNS[column] for alias, column in ALIASES.items()},
