@@ -111,6 +111,7 @@ def test_from_traces_to_a_champion_and_back(
     of_model = {one.key: one.value for one in sorted(logged.metrics, key=lambda one: one.step)}
     assert of_model == run.data.metrics
     assert logged.params == run.data.params
+    assert [one.model_id for one in run.outputs.model_outputs] == [logged.model_id]
     assert json.loads(logged.tags["mlflow.modelVersions"]) == [{"name": "agents", "version": 1}]
     assert {one.dataset_name for one in logged.metrics if "accuracy" in one.key} == {"test traces"}
     losses = client.get_metric_history(made.run_id, "epoch/validation_loss")

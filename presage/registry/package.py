@@ -235,8 +235,8 @@ def _log_figures(
     curves: Mapping[str, Sequence[float | None]],
     datasets: Mapping[str, str],
 ) -> None:
-    """Log the data sets as inputs of the run, and to run and model the figures, and the curves by epoch."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
+    """Log the data sets and the model as inputs and output of the run; to both the figures, and the curves by epoch."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, Metric
 
     inputs, judged_on = [], {}
     for name, digest in datasets.items():
@@ -248,6 +248,7 @@ def _log_figures(
             judged_on = {"dataset_name": data.name, "dataset_digest": data.digest}
     if inputs:
         registry.client.log_inputs(run_id, inputs)
+    registry.client.log_outputs(run_id, [LoggedModelOutput(model_id, step=0)])
     now_ms = int(time.time() * 1000)
     both = {"model_id": model_id, "run_id": run_id}
     logged = [Metric(key, value, now_ms, 0, **both, **judged_on) for key, value in figures.items()]
