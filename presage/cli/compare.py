@@ -51,8 +51,12 @@ def _model_with(versions: list[int], registry: Registry) -> str:
     if len(names) == 1:
         return names[0]
     wanted = " and ".join(map(str, sorted(set(versions))))
-    found = f"{', '.join(names)} have" if names else f"none of {', '.join(there) or 'the registered models'} has"
-    raise ConfigurationError(f"{found} version {wanted} in {registry.uri}; choose a model with --name")
+    if names:
+        raise ConfigurationError(f"{', '.join(names)} have version {wanted} in {registry.uri}; choose one with --name")
+    there_are = ", ".join(there) or "none"
+    raise ConfigurationError(
+        f"no model in {registry.uri} has version {wanted}; models: {there_are}. See `presage models`"
+    )
 
 
 def _render(data: dict[str, Any]) -> list[Any]:

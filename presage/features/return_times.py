@@ -15,7 +15,7 @@ before it ends, is taken to start where that one ends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -78,7 +78,7 @@ _OF_REASONS: Final = _RING + _LATEST
 
 @dataclass(frozen=True, eq=False)
 class ReturnEncoder:
-    """Encodes completed steps of a trace (`return_rows`) or of a running workflow (`ReturnWorkflow`).
+    """Encodes completed steps of a trace (`return_rows`) or of a running workflow (`last_row`).
 
     Attributes:
         course: of the workflow so far.
@@ -164,54 +164,42 @@ def return_rows(table: pa.Table, encoder: ReturnEncoder) -> LabelledRows:
     )
 
 
-class ReturnWorkflow:
-    """State of a running workflow, of constant size: call `begun` and `completed` once a step each.
+def last_row(encoder: ReturnEncoder, steps: Sequence[Mapping[str, Any]]) -> tuple[int, int, int, NDArray[np.float32]]:
+    """The row of the LLM step that completed last: its workflow type, agent, model and numbers float32 [F].
 
-    The numbers equal those of `return_rows` bit by bit.
+    `steps` are those of one workflow so far, keyed by column names of traces. The row equals that of `return_rows` bit
+    by bit, also where steps overlap. Raises InputError for no LLM step, or an invalid count, text or time.
     """
-
-    __slots__ = ("_begun", "_course", "_encoder", "_state")
-
-    def __init__(self, encoder: ReturnEncoder, workflow_type: str) -> None:
-        self._encoder, self._course = encoder, LengthWorkflow(encoder.course, workflow_type)
-        self._state = np.empty(_OF_REASONS + 3 * (len(encoder.reasons) + 2), np.float64)
-        self._begun: tuple[int, int, int, NDArray[np.float32]] | None = None
-        _begin(self._state)
-
-    def begun(self, step: Mapping[str, Any]) -> None:
-        """Begin a step; raises InputError for an invalid count, text or time."""
-        self._begun = self._course.begun(step)
+    course, rows, places = LengthWorkflow(encoder.course, steps[0]["workflow_type"]), [], []
+    for place, step in enumerate(steps):
+        row = course.begun(step)
+        course.completed(step)
         if step.get("kind", "llm") == "llm":
-            _arrive(self._state, _time_of(step, "started_at"))
-        else:
-            self._course.completed(step)
-
-    def completed(
-        self, step: Mapping[str, Any], tools: tuple[str, ...] | None = None
-    ) -> tuple[int, int, int, NDArray[np.float32]]:
-        """Complete the step that began last: its workflow type, agent, model and numbers float32 [F].
-
-        `tools` are the tools that the answer calls, None if that is unknown. Raises InputError as `begun`.
-        """
-        assert self._begun is not None, "complete a step after it has begun"
-        workflow_type, agent, model, course = self._begun
-        self._course.completed(step)
-        encoder, shown = self._encoder, np.empty(len(RETURNS) + len(self._encoder.reasons), np.float32)
-        _complete(
-            self._state,
-            _time_of(step, "started_at"),
-            _time_of(step, "ended_at"),
-            encoder.reason(step.get("finish_reason")),
-            float(course[PROMPT_COLUMN]),
-            float(np.float32(count_of(step, "output_tokens"))),
-            len(encoder.reasons),
-            shown,
-        )
-        called = np.full(1 + len(encoder.tools), np.nan, np.float32)
-        if tools is not None:
-            called[0] = len(tools)
-            called[1:] = [name in tools for name in encoder.tools]
-        return workflow_type, agent, model, np.concatenate([course, shown, called], dtype=np.float32)
+            rows.append(row)
+            places.append(place)
+    if not rows:
+        raise InputError('no LLM step (kind "llm"); a return time is that of an LLM step')
+    llm = [steps[place] for place in places]
+    started, ended = (np.array([_time_of(step, name) for step in llm]) for name in ("started_at", "ended_at"))
+    numbers, _ = _returns(
+        np.array([0, len(llm)]),
+        started,
+        ended,
+        np.array([encoder.reason(step.get("finish_reason")) for step in llm]),
+        np.array([row[3][PROMPT_COLUMN] for row in rows], np.float64),
+        np.array([count_of(step, "output_tokens") for step in llm]).astype(np.float32).astype(np.float64),
+        np.zeros(len(llm), np.bool_),
+        len(encoder.reasons),
+    )
+    events = np.argsort(_event_times(started, ended), kind="stable")
+    last = int(events[events % 2 == 1][-1]) // 2
+    called = np.full(1 + len(encoder.tools), np.nan, np.float32)
+    if len(llm) < len(steps):
+        tools = [step["agent"] for step in steps[places[last] + 1 : [*places, len(steps)][last + 1]]]
+        called[0] = len(tools)
+        called[1:] = [name in tools for name in encoder.tools]
+    workflow_type, agent, model, course_numbers = rows[last]
+    return workflow_type, agent, model, np.concatenate([course_numbers, numbers[last], called], dtype=np.float32)
 
 
 def _tools_called(table: pa.Table, llm: NDArray[np.bool_], tools: tuple[str, ...]) -> NDArray[np.float32]:
@@ -334,6 +322,21 @@ def _complete(
 
 
 @njit(cache=True)
+def _event_times(started: NDArray[np.float64], ended: NDArray[np.float64]) -> NDArray[np.float64]:
+    """When each step of a workflow arrives and completes, float64 [2 m]; an unknown time is that of the last event."""
+    at = np.empty(2 * len(started), np.float64)
+    latest = -np.inf
+    for i in range(len(started)):
+        begin, end = started[i], ended[i]
+        if i and begin % _SECOND == 0.0 and begin < at[2 * i - 1] < begin + _SECOND:
+            begin = at[2 * i - 1]
+        at[2 * i] = latest if np.isnan(begin) else begin
+        at[2 * i + 1] = at[2 * i] if np.isnan(end) else max(end, at[2 * i])
+        latest = max(latest, at[2 * i + 1])
+    return at
+
+
+@njit(cache=True)
 def _returns(
     offsets: NDArray[np.int64],
     started: NDArray[np.float64],
@@ -355,16 +358,7 @@ def _returns(
     for w in range(len(offsets) - 1):
         first, size = offsets[w], offsets[w + 1] - offsets[w]
         _begin(state)
-        # Events: arrival and completion of each step, in the order of time; where it is unknown, of the trace.
-        at = np.empty(2 * size, np.float64)
-        latest = -np.inf
-        for i in range(size):
-            begin, end = started[first + i], ended[first + i]
-            if i and begin % _SECOND == 0.0 and begin < at[2 * i - 1] < begin + _SECOND:
-                begin = at[2 * i - 1]
-            at[2 * i] = latest if np.isnan(begin) else begin
-            at[2 * i + 1] = at[2 * i] if np.isnan(end) else max(end, at[2 * i])
-            latest = max(latest, at[2 * i + 1])
+        at = _event_times(started[first : first + size], ended[first : first + size])
         order = np.argsort(at, kind="mergesort")
         for event in order:
             row = first + event // 2

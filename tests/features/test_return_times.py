@@ -16,7 +16,7 @@ from return_samples import sessions
 from presage.datasets.schema import conform
 from presage.errors import InputError
 from presage.features.input_profiles import PROFILES
-from presage.features.return_times import LEAST_MS, ReturnEncoder, ReturnWorkflow, return_rows
+from presage.features.return_times import LEAST_MS, ReturnEncoder, last_row, return_rows
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -116,30 +116,45 @@ def test_without_texts_the_tools_and_without_token_counts_the_tokens_are_unknown
     np.testing.assert_array_equal(ids[:, returned], rows.numbers[:, returned])
 
 
-def live_rows(table: pa.Table, encoder: ReturnEncoder) -> np.ndarray:
-    found = []
-    for (workflow_type, _), steps in groupby(table.to_pylist(), lambda s: (s["workflow_type"], s["workflow_id"])):
-        workflow, mine = ReturnWorkflow(encoder, workflow_type), list(steps)
-        for place, one in enumerate(mine):
-            workflow.begun(one)
-            if one["kind"] == "llm":
-                later = mine[place + 1 :]
-                calls = later[: next((i for i, s in enumerate(later) if s["kind"] == "llm"), len(later))]
-                found.append(workflow.completed(one, tuple(s["agent"] for s in calls))[3])
-    return np.stack(found)
-
-
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=10)
 @given(st.integers(0, 1000))
 def test_a_running_workflow_makes_the_rows_that_training_saw_bit_by_bit(seed: int) -> None:
-    table = sessions(8, seed)
+    table = sessions(4, seed)
     encoder = ReturnEncoder.fit(sessions(8, 0))
-    np.testing.assert_array_equal(live_rows(table, encoder), return_rows(table, encoder).numbers)
+    found = []
+    for _, group in groupby(table.to_pylist(), lambda s: (s["workflow_type"], s["workflow_id"])):
+        mine = list(group)
+        for place, one in enumerate(mine):
+            if one["kind"] == "llm":
+                called = place + 1 < len(mine) and mine[place + 1]["kind"] == "tool"
+                found.append(last_row(encoder, mine[: place + 1 + called])[3])
+    expected = return_rows(table, encoder).numbers
+    known = ~np.isnan(np.stack(found)[:, -1])  # before its first tool call a workflow is not known to record them
+    np.testing.assert_array_equal(np.stack(found)[known], expected[known])
+    before_tools = slice(None, -1 - len(encoder.tools))
+    np.testing.assert_array_equal(np.stack(found)[:, before_tools], expected[:, before_tools])
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_of_steps_that_run_side_by_side_the_one_that_completed_last_is_forecast(last: int) -> None:
+    """Two agents are called at once; the first or the second of them is the slower one."""
+    ends = {1: (9.0, 4.0), 2: (4.0, 9.0)}[last]
+    table = table_of(
+        step(0, 0.0, 1.5, output_tokens=10),
+        step(1, 2.0, ends[0], agent="reader", output_tokens=20),
+        step(2, 2.1, ends[1], agent="writer", output_tokens=30),
+    )
+    encoder = ReturnEncoder.fit(table)
+    rows = return_rows(table, encoder)
+    *codes, numbers = last_row(encoder, table.to_pylist())
+    assert codes == [rows.workflow_type[last], rows.agent[last], rows.model[last]]
+    np.testing.assert_array_equal(numbers, rows.numbers[last])
+    running = [{**one, "ended_at": None} if one["step"] == last else one for one in table.to_pylist()]
+    assert last_row(encoder, running)[1] == rows.agent[3 - last]
 
 
 @pytest.mark.parametrize("wrong", ["yesterday", float("nan"), float("inf"), [1]])
 def test_a_time_that_is_none_is_refused(wrong: object) -> None:
-    table = sessions(4, 0)
-    workflow = ReturnWorkflow(ReturnEncoder.fit(table), "coding")
+    encoder = ReturnEncoder.fit(sessions(4, 0))
     with pytest.raises(InputError, match=r"started_at is .*expected a time"):
-        workflow.begun({"agent": "main", "started_at": wrong})
+        last_row(encoder, [{"workflow_type": "coding", "agent": "main", "started_at": wrong}])

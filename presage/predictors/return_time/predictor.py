@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from presage.errors import InputError, TraceError
 from presage.features.input_profiles import TEXT, TOKENS, Sources
-from presage.features.return_times import LEAST_MS, ReturnEncoder, ReturnWorkflow
+from presage.features.return_times import LEAST_MS, ReturnEncoder, last_row
 from presage.features.rows import LEARNT_PROFILES, LabelledRows, join_rows
 from presage.predictors.common import Progress
 from presage.predictors.common.artefact import nested, read_artefact, rebuilding, under, write_artefact
@@ -216,33 +216,14 @@ class ReturnTimePredictor:
         return 1.0 / (1.0 + np.exp(-self._ends(self.estimator.inputs(rows))))
 
     def forecast(self, steps: Sequence[Mapping[str, Any]]) -> ReturnForecast:
-        """Forecast after the last LLM step among the given steps of one workflow; tool calls after it are its calls.
+        """Forecast after the LLM step that completed last among the given steps of one workflow.
 
-        The steps are in order, keyed by column names of traces; `workflow_type` and `agent` are required. Raises
-        InputError for no LLM step, steps of different workflows, an invalid agent, count, text or time.
+        The steps are in order, keyed by column names of traces; `workflow_type` and `agent` are required. Tool calls
+        after an LLM step are those of its answer. Raises InputError for no LLM step, steps of different workflows, an
+        invalid agent, count, text or time.
         """
         check_steps(steps)
-        llm = [place for place, step in enumerate(steps) if step.get("kind", "llm") == "llm"]
-        if not llm:
-            raise InputError('no LLM step (kind "llm"); a return time is that of an LLM step')
-        workflow = self.open(steps[0]["workflow_type"])
-        for step in steps[: llm[-1]]:
-            workflow.begun(step)
-            if step.get("kind", "llm") == "llm":
-                workflow.completed(step)
-        workflow.begun(steps[llm[-1]])
-        called = tuple(step["agent"] for step in steps[llm[-1] + 1 :])
-        return self.completed(workflow, steps[llm[-1]], called if called or len(llm) < llm[-1] + 1 else None)
-
-    def open(self, workflow_type: str) -> ReturnWorkflow:
-        """State of a new workflow, for `ReturnWorkflow.begun` and `completed`."""
-        return ReturnWorkflow(self.encoder, workflow_type)
-
-    def completed(
-        self, workflow: ReturnWorkflow, step: Mapping[str, Any], tools: tuple[str, ...] | None = None
-    ) -> ReturnForecast:
-        """Complete a step (see `ReturnWorkflow.completed`): the result of `forecast` at the cost of one step."""
-        return self.forecast_row(*workflow.completed(step, tools))
+        return self.forecast_row(*last_row(self.encoder, steps))
 
     def forecast_row(self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]) -> ReturnForecast:
         """Forecast from a row's workflow type, agent, model and numbers float32 [F]."""
