@@ -83,7 +83,7 @@ def test_the_verdict_on_one_against_the_other_gives_the_paired_intervals(uri: st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((1, 7), "none of tiny has version 1 and 7"),
+        ((1, 7), "has version 1 and 7; models: tiny"),
         (("models:/tiny/7", 1), "has no version 7"),
         ((1, "nowhere"), "nowhere/metrics.json: no such file"),
     ],
