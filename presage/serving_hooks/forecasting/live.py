@@ -74,6 +74,37 @@ NO_LENGTHS: Final = no_lengths(NO_MODEL)
 
 
 @dataclass(frozen=True, slots=True)
+class LiveReturn:
+    """When the next request of a workflow arrives, counted from the completion of its latest step.
+
+    Attributes:
+        source: as `Forecast.source`; with "none" there are no quantiles.
+        evidence: training steps of this agent in this workflow type; for counts, returns counted.
+        end: probability that the workflow has ended.
+        quantiles, seconds: Q rising numbers below 1, and the seconds at each, not falling, given that it returns.
+        version: None for counts.
+        reason: why the model made no forecast.
+    """
+
+    source: Source
+    evidence: int
+    end: float
+    quantiles: tuple[float, ...]
+    seconds: tuple[float, ...]
+    version: int | None
+    reason: str | None = None
+
+
+@lru_cache(maxsize=256)
+def no_return(reason: str, version: int | None = None) -> LiveReturn:
+    """An unknown return time."""
+    return LiveReturn("none", 0, 0.0, (), (), version, reason)
+
+
+NO_RETURN: Final = no_return(NO_MODEL)
+
+
+@dataclass(frozen=True, slots=True)
 class LiveForecast:
     """A forecast as policies read it.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.moment import Moment
-from presage.serving_hooks.forecasting.live import LiveForecast, Projection
+from presage.serving_hooks.forecasting.live import LiveForecast, LiveReturn, Projection
 from presage.serving_hooks.status import ModelStatus
 from presage.serving_hooks.workflows.identity import Step
 
@@ -62,6 +62,25 @@ class RemainingTokens(Protocol):
         """Output tokens of an arriving step and all later ones; None if unknown."""
 
 
+class ReturnTimes(Protocol):
+    """Forecasts when workflows come back. Times are seconds of the engine's clock."""
+
+    def arrived(self, step: Step, input_tokens: int, now: float) -> None:
+        """A request of a workflow has arrived: the workflow is back."""
+
+    def completed(self, step: Step, output_tokens: int, finish_reason: str | None, now: float) -> LiveReturn:
+        """A step has produced its last token; `finish_reason` as the engine knows it."""
+
+    def answered(self, step: Step, finish_reason: str | None, tools: Sequence[str] | None) -> LiveReturn | None:
+        """The answer of a completed step was parsed: the API's finish reason, and the tools it calls, None if unknown.
+
+        Returns the renewed forecast; None if the workflow has gone on, or is unknown.
+        """
+
+    def ended(self, workflow: str) -> None:
+        """The workflow with this key has ended."""
+
+
 class Upkeep(Protocol):
     """Keeps models up to date while an engine runs. Its methods are called by the engine's thread."""
 
@@ -89,6 +108,7 @@ class Forecasts:
 
     next_agents: NextAgents | None = None
     remaining: RemainingTokens | None = None
+    returns: ReturnTimes | None = None
     medians: Mapping[str, float] = field(default_factory=dict)
     models: Mapping[str, ModelStatus | str] = field(default_factory=dict)
     upkeep: Upkeep | None = None
