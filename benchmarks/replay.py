@@ -18,7 +18,6 @@ import argparse
 import json
 import random
 import time
-from typing import get_args
 
 from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.policies import named
@@ -26,7 +25,6 @@ from presage.serving_hooks.replay.runs import Done, Setting, check_vllm, run_one
 from presage.serving_hooks.replay.workload import (
     Arrivals,
     PromptConvention,
-    Prompts,
     RecordedRequest,
     ReplayJob,
     assemble,
@@ -72,7 +70,7 @@ def main() -> None:
     parser.add_argument("--cache-tokens", type=int, default=64_000)
     parser.add_argument("--concurrency", default="72,32")
     parser.add_argument("--policies", default="stock,lifecycle,oracle")
-    parser.add_argument("--prompts", default=",".join(get_args(Prompts)))
+    parser.add_argument("--prompts", default=",".join(CONVENTIONS))
     parser.add_argument("--step-by-step", action="store_true")
     args = parser.parse_args()
     check_vllm()

@@ -65,8 +65,12 @@ def replay(
         bool, typer.Option("--as-recorded", help="Workflows arrive at their recorded times.")
     ] = False,
     prompts: Annotated[
-        str, typer.Option(help="history-first: all agents share one history. own-conversation: each agent has its own.")
-    ] = "history-first",
+        str,
+        typer.Option(
+            help="recorded: as prefix_blocks of the trace say, else history-first. history-first: all agents share one "
+            "history. own-conversation: each agent has its own."
+        ),
+    ] = "recorded",
     opening_tokens: Annotated[
         int,
         typer.Option(
@@ -144,6 +148,12 @@ def replay(
             table = options.read(traces, skip_bad, out, report)
             table, agents, left, rule = _held_out(table, policies, forecasts, lengths, tracking_uri, out, report)
             held = workload(table, convention, pause_s)
+            if held.estimated_ends:
+                out.note(f"{held.estimated_ends} requests without ended_at: their ends are estimated by their outputs")
+            if held.recorded:
+                out.note(f"prompts of {held.recorded} of {len(held.jobs)} workflows are as prefix_blocks recorded them")
+            elif prompts == "recorded":
+                convention = replace(convention, prompts="history-first")
             setting = Setting(held.jobs, convention, arrivals, machine, agents, left)
         setting = replace(setting, with_pauses=with_pauses)
         forecasting = not plain and any("asked" in one.foretellers for one in policies)
@@ -159,6 +169,8 @@ def replay(
             "workload": {
                 "workflows": len(held.jobs),
                 "left_out": held.left_out,
+                "recorded_prompts": held.recorded,
+                "estimated_ends": held.estimated_ends,
                 "cut": sum(not job.complete for job in held.jobs),
                 **load_of(setting),
                 "cv": arrivals.cv if arrivals.rate is not None else None,

@@ -81,7 +81,7 @@ class ReplayGate:
         cache_tokens: int | None = None,
         concurrency: int | None = None,
         rate: float | None = None,
-        prompts: str = "history-first",
+        prompts: str = "recorded",
         opening_tokens: int = 0,
         closing_tokens: int = 0,
         pause_s: float | None = None,

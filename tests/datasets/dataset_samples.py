@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from presage.datasets.schema import conform, trace_schema
+from presage.datasets.schema import PREFIX_BLOCK_TOKENS, conform, trace_schema
 from presage.datasets.schema.validate import validate
 
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -68,6 +68,7 @@ def traces(draw: st.DrawFn, min_workflows: int = 1) -> pa.Table:
                 "input_tokens": draw(COUNT),
                 "output_tokens": draw(COUNT),
                 "cached_input_tokens": draw(COUNT),
+                "prefix_blocks": draw(st.none() | st.lists(st.just([0, 0]), max_size=1)),
                 "finish_reason": draw(TEXT),
                 "started_at": clock if timed else None,
                 "ended_at": clock + dt.timedelta(seconds=1) if timed else None,
@@ -80,6 +81,8 @@ def traces(draw: st.DrawFn, min_workflows: int = 1) -> pa.Table:
                 if size is not None:
                     number = st.floats(-1000, 1000, width=16)
                     new[name] = draw(st.none() | st.lists(number, min_size=size, max_size=size))
+            if new["input_tokens"] is not None and new["input_tokens"] < PREFIX_BLOCK_TOKENS:
+                new["prefix_blocks"] = None
             rows.append(new)
     columns = trace_schema(*sizes)
     return validate(pa.Table.from_pylist(rows, schema=columns), "drawn")

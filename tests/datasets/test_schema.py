@@ -57,6 +57,8 @@ def test_conform_reads_iso_times_and_takes_naive_timestamps_for_utc() -> None:
         ({"start_time": float("inf")}, "start_time", "epoch seconds"),
         ({"started_at": "yesterday"}, "started_at", "ISO 8601"),
         ({"parent_steps": ["0"]}, "parent_steps", "whole numbers"),
+        ({"prefix_blocks": [0, 3]}, "prefix_blocks", "list of lists of whole numbers"),
+        ({"prefix_blocks": [[0.5, 3]]}, "prefix_blocks", "list of lists of whole numbers"),
         ({"prefill_state": [1.0, float("nan")]}, "prefill_state", "NaN"),
         ({"prefill_state": [1.0, 1e6]}, "prefill_state", "65504"),
         ({"prefill_state": [1.0]}, "prefill_state", "mixed state sizes"),
@@ -135,6 +137,14 @@ def test_concat_fills_absent_states_and_refuses_mixed_sizes() -> None:
         ([row(success=True), row(step=1, success=None)], "success", "belongs to the workflow"),
         ([row(task="p"), row(step=1, task="q")], "task", "belongs to the workflow"),
         ([row(input_tokens=-1)], "input_tokens", "negative"),
+        ([row(prefix_blocks=[[2, 1]])], "prefix_blocks", "the first not above the last"),
+        ([row(prefix_blocks=[[-1, 1]])], "prefix_blocks", "0 or more"),
+        ([row(prefix_blocks=[[0, 1], [2]])], "prefix_blocks", r"runs \[first, last\]"),
+        ([row(prefix_blocks=[[0, 1], None])], "prefix_blocks", r"runs \[first, last\]"),
+        ([row(prefix_blocks=[[0, None]])], "prefix_blocks", r"runs \[first, last\]"),
+        ([row(prefix_blocks=[[0, 1]], input_tokens=127)], "prefix_blocks", "128 tokens in a prompt of 127"),
+        ([row(prefix_blocks=[[0, 4], [2, 3]])], "prefix_blocks", "occurs twice"),
+        ([row(prefix_blocks=[[0, 4]]), row(step=1, prefix_blocks=[[9, 9], [3, 5]])], "prefix_blocks", "another place"),
         ([row(agent=" ")], "agent", "empty name"),
         ([row(agent="END")], "agent", "finishes"),
         ([row(workflow="")], "workflow_id", "empty name"),
@@ -150,6 +160,13 @@ def test_validate_names_the_broken_rule(rows: list[dict[str, Any]], column: str,
     left, skipped = drop_invalid(table, "here")
     assert left["workflow_id"].unique().to_pylist() == ["good"]
     assert sum(skipped.values()) == 1
+
+
+def test_prefix_blocks_may_repeat_branch_and_mean_something_else_in_another_workflow() -> None:
+    runs = [[[0, 4]], [[0, 4], [7, 8]], [[0, 2], [20, 30]], [[0, 2], [20, 25], [9, 9]], [], None]
+    rows = [row(step=step, prefix_blocks=of, input_tokens=2048) for step, of in enumerate(runs)]
+    table = trace(*rows, row("v", prefix_blocks=[[7, 7], [0, 4]]))
+    assert table["prefix_blocks"].to_pylist() == [[[7, 7], [0, 4]], *runs]
 
 
 def test_an_empty_trace_is_refused() -> None:

@@ -26,6 +26,8 @@ VERSION_KEY: Final = b"presage.schema_version"
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 STATE_COLUMNS: Final = ("prefill_state", "completion_state")
 REQUIRED: Final = ("workflow_type", "workflow_id", "step", "agent")
+PREFIX_BLOCK_TOKENS: Final = 64
+"""Tokens of a prompt that each id of `prefix_blocks` stands for."""
 
 _COLUMNS: Final[dict[str, pa.DataType]] = {
     "workflow_type": pa.string(),
@@ -40,6 +42,7 @@ _COLUMNS: Final[dict[str, pa.DataType]] = {
     "input_tokens": pa.int32(),
     "output_tokens": pa.int32(),
     "cached_input_tokens": pa.int32(),
+    "prefix_blocks": pa.list_(pa.list_(pa.int32())),
     "finish_reason": pa.string(),
     "started_at": TIMESTAMP,
     "ended_at": TIMESTAMP,
@@ -276,7 +279,7 @@ def _ranks(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], int]:
     return places[encoded.indices.to_numpy(zero_copy_only=False)], len(places)
 
 
-_ADDED: Final = frozenset({"finish_reason", "state_layer"})  # later than the first release
+_ADDED: Final = frozenset({"finish_reason", "state_layer", "prefix_blocks"})  # later than the first release
 
 
 def digest(table: pa.Table) -> str:
@@ -306,7 +309,7 @@ def _column_digest(column: pa.ChunkedArray) -> bytes:
             _update_text(values, chunk.drop_null())
         elif pa.types.is_list(data_type):
             shapes.update(_bytes(pc.list_value_length(chunk).cast(pa.int64()).fill_null(-1)))
-            values.update(_bytes(chunk.flatten().cast(pa.int64())))
+            values.update(_bytes(pc.list_flatten(chunk, recursive=True).cast(pa.int64())))
         elif pa.types.is_fixed_size_list(data_type):
             shapes.update(_bytes(chunk.is_valid().cast(pa.int8())))
             values.update(_bytes(chunk.flatten()))

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.schema import canonical_order, take_rows, workflow_codes
+from presage.datasets.schema import PREFIX_BLOCK_TOKENS, canonical_order, take_rows, workflow_codes
 from presage.datasets.schema.source import Origin, Workflow, origin_of
 from presage.errors import TraceError
 
@@ -94,6 +94,7 @@ def _problems(
         _negative_tokens(table),
         _backward_times(table, codes, order),
         _wrong_parents(table),
+        _wrong_prefixes(table, codes),
         _inconsistent(table, codes),
     )
     return (problem for problem in rules if len(problem.rows))
@@ -197,6 +198,59 @@ def _wrong_parents(table: pa.Table) -> Iterator[_Problem]:
         "parent_steps",
         "parent that is no earlier step",
         lambda row: f"a parent of the step of {_workflow(table, row)} is no earlier step: name earlier steps",
+    )
+
+
+def _wrong_prefixes(table: pa.Table, codes: NDArray[np.int64]) -> Iterator[_Problem]:
+    """Rules of `prefix_blocks`: runs [first, last] of ids, each at one place in all prompts of a workflow."""
+    column = "prefix_blocks"
+    runs_of = table.column(column).combine_chunks()
+    if runs_of.null_count == len(runs_of):
+        return
+    rows = pc.list_parent_indices(runs_of).to_numpy()
+    runs = pc.list_flatten(runs_of)
+    pairs = pc.equal(pc.fill_null(pc.list_value_length(runs), 0), 2).to_numpy(zero_copy_only=False)
+    bounds = np.full((len(runs), 2), -1, np.int64)
+    bounds[pairs] = pc.fill_null(pc.list_flatten(runs.filter(pa.array(pairs))), -1).to_numpy().reshape(-1, 2)
+    first, last = bounds.T
+    wrong = (first < 0) | (last < first)
+    yield _Problem(
+        np.unique(rows[wrong]),
+        column,
+        f"{column} that are no runs",
+        lambda _: "expected runs [first, last] of ids, 0 or more, the first not above the last: correct them",
+    )
+    blocks = np.where(wrong, 0, last - first + 1)
+    held = np.bincount(rows, blocks, table.num_rows) * PREFIX_BLOCK_TOKENS
+    tokens = pc.fill_null(table.column("input_tokens").cast(pa.float64()), np.inf).to_numpy()
+    yield _Problem(
+        np.flatnonzero(held > tokens),
+        column,
+        f"more {column} than the prompt holds",
+        lambda row: (
+            f"ids of {held[row]:.0f} tokens in a prompt of {tokens[row]:.0f}; one id stands for a full block of "
+            f"{PREFIX_BLOCK_TOKENS} tokens: name full blocks only"
+        ),
+    )
+    # Runs that overlap, directly or through others, must all have their ids at the same places.
+    before = np.cumsum(blocks) - blocks
+    start = np.r_[True, rows[1:] != rows[:-1]][: len(rows)]
+    place = before - np.maximum.accumulate(np.where(start, before, 0))
+    keys = codes[rows] << 32 | first
+    order = np.argsort(keys, kind="stable")
+    order = order[~wrong[order]]
+    ends = np.maximum.accumulate((keys + blocks)[order])
+    apart = np.r_[True, keys[order][1:] >= ends[:-1]][: len(order)]
+    shift = (first - place)[order]
+    moved = shift != shift[np.flatnonzero(apart)][np.cumsum(apart) - 1]
+    yield _Problem(
+        np.unique(rows[order[moved]]),
+        column,
+        f"{column} with an id at two places",
+        lambda row: (
+            f"an id of the step of {_workflow(table, row)} has another place in another prompt, or occurs twice; equal "
+            "ids stand for equal prompts up to there: number blocks anew"
+        ),
     )
 
 

@@ -54,7 +54,8 @@ class PromptIds:
                 tokens = conversation.prompt(index) + [conversation.says(index)] * step.output_tokens
                 blocks: Hashes = []
                 if step.continues is not None:
-                    blocks = of[step.continues][: job.steps[step.continues].fixed_tokens // block_tokens]
+                    fixed = min(step.repeated_tokens, job.steps[step.continues].fixed_tokens)
+                    blocks = of[step.continues][: fixed // block_tokens]
                 last = blocks[-1] if blocks else None
                 for start in range(len(blocks) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
                     last = hashed(last, tokens[start : start + block_tokens])
@@ -107,7 +108,10 @@ class JobConversation:
 
     def _trunk(self, number: int) -> list[int]:
         step = self._job.steps[number]
-        before = self._opened(number) if step.continues is None else self._sequences[step.continues]
+        if step.continues is None:
+            before = self._opened(number)
+        else:
+            before = self._sequences[step.continues][: step.repeated_tokens]
         new_tokens = step.prompt_tokens - step.closing_tokens - len(before)
         return before + [self._first + 2 * number] * new_tokens
 

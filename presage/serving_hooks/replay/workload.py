@@ -1,21 +1,24 @@
 """Makes jobs of a trace: arrivals, sizes of requests, the steps they wait for, and the earlier tokens they repeat.
 
-A trace has sizes, not tokens, so what a prompt repeats is a convention:
+A trace has sizes, not tokens. What a prompt repeats is recorded in `prefix_blocks`, or is a convention:
 
+recorded            equal ids of `prefix_blocks` are equal tokens. Workflows without them are assembled history-first.
 history-first       every prompt begins with the history of the workflow: it continues the longest sequence among its
                     parents'.
 own-conversation    each agent continues its own conversation: the last step of the same agent among its ancestors.
 
-Every prompt has as many tokens as recorded; what the continued sequence does not account for is new. A prompt too short
-to hold that sequence repeats only the opening. Only rows of kind "llm" are requests: steps that waited for a tool wait
-for the tool's parents, and its time is part of the pause. A plain request is a job without a workflow, whose `hash_ids`
-define what its prompt shares.
+Every prompt has as many tokens as recorded; what the continued sequence does not account for is new. By a convention, a
+prompt too short to hold that sequence repeats only the opening. Only rows of kind "llm" are requests: steps that waited
+for a tool wait for the tool's parents, and its time is part of the pause. A plain request is a job without a workflow,
+whose `hash_ids` define what its prompt shares.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -23,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import numpy as np
 import pyarrow as pa
 
+from presage.datasets.schema import PREFIX_BLOCK_TOKENS
 from presage.errors import ConfigurationError, TraceError
 from presage.serving_hooks.replay.engine_file import EngineFile
 
@@ -139,7 +143,7 @@ def phased(jobs: Sequence[ReplayJob], phases: Sequence[tuple[float, float]], see
     return Phased(come, tuple(float(times[end - 1]) if end else 0.0 for end in last))
 
 
-Prompts = Literal["history-first", "own-conversation"]
+Prompts = Literal["recorded", "history-first", "own-conversation"]
 
 _NEEDED: Final = ("input_tokens", "output_tokens")
 
@@ -155,7 +159,7 @@ class PromptConvention:
         closing_tokens: last tokens of each prompt (the agent's instruction), which no later prompt repeats.
     """
 
-    prompts: Prompts = "history-first"
+    prompts: Prompts = "recorded"
     opening_tokens: int = 0
     closing_tokens: int = 0
 
@@ -166,6 +170,10 @@ class PromptConvention:
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}; give 0 or more tokens")
 
+    def takes_recorded(self, asked: Sequence[RecordedRequest]) -> bool:
+        """Whether the prompts of a workflow are assembled from `prefix_blocks`."""
+        return self.prompts == "recorded" and all(one.prefix is not None for one in asked)
+
 
 @dataclass(frozen=True, slots=True)
 class JobStep:
@@ -173,6 +181,7 @@ class JobStep:
 
     Attributes:
         continues: number of the step with whose prompt and output the prompt begins; None for an opening.
+        repeated_tokens: of that prompt and output.
         opening_tokens: 0 if it continues a step.
         new_tokens: in no earlier prompt.
         closing_tokens: at the end, in no later prompt.
@@ -184,6 +193,7 @@ class JobStep:
 
     agent: str
     continues: int | None
+    repeated_tokens: int
     opening_tokens: int
     new_tokens: int
     closing_tokens: int
@@ -229,25 +239,32 @@ class Workload:
 
     Attributes:
         left_out: workflows without requests, or with a request whose sizes were not recorded.
+        recorded: jobs whose prompts are assembled from `prefix_blocks`.
+        estimated_ends: requests without `ended_at`, whose end is estimated.
     """
 
     jobs: tuple[ReplayJob, ...]
     left_out: int
+    recorded: int = 0
+    estimated_ends: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """A request as recorded: sizes, parents and pause."""
+    """A request as recorded: sizes, parents, pause, and the runs of `prefix_blocks`."""
 
     agent: str
     input_tokens: int
     output_tokens: int
     parents: tuple[int, ...]
     pause_s: float
+    prefix: Sequence[Sequence[int]] | None = None
 
 
 def workload(table: pa.Table, convention: PromptConvention, pause_s: float | None = None, seed: int = 0) -> Workload:
     """The jobs of a trace.
+
+    A request without `ended_at` is taken to end after the mean seconds per output token of those with one.
 
     Args:
         table: a trace, in canonical order.
@@ -256,11 +273,13 @@ def workload(table: pa.Table, convention: PromptConvention, pause_s: float | Non
 
     Raises:
         TraceError: no workflow has sizes, or pauses were neither recorded nor given.
+        ConfigurationError: there are closing tokens, and prompts as recorded.
     """
     rows = table.select([name for name in _COLUMNS if name in table.column_names]).to_pylist()
     groups = [list(group) for _, group in groupby(rows, key=itemgetter("workflow_type", "workflow_id"))]
     started = [group[0]["started_at"] for group in groups]
-    jobs, left_out = [], 0
+    estimated_ends = _estimate_ends(rows) if pause_s is None else 0
+    jobs, left_out, recorded = [], 0, 0
     for number, group in enumerate(groups):
         requests = [row for row in group if row["kind"] == "llm"]
         if not requests or any(row[name] is None for row in requests for name in _NEEDED):
@@ -273,7 +292,9 @@ def workload(table: pa.Table, convention: PromptConvention, pause_s: float | Non
                 "are unknown: record times, or give the mean pause with --pause-s"
             )
         drawn = None if pause_s is None else np.random.default_rng([seed, number]).exponential(pause_s, len(group))
-        steps = assemble(_asked(group, drawn), convention)
+        asked = _asked(group, drawn)
+        steps = assemble(asked, convention)
+        recorded += convention.takes_recorded(asked)
         arrives = None if not timed or None in started else (started[number] - min(started)).total_seconds()
         first = group[0]
         jobs.append(
@@ -284,7 +305,26 @@ def workload(table: pa.Table, convention: PromptConvention, pause_s: float | Non
             f"none of {left_out} workflows has input_tokens and output_tokens in all its requests; replay needs the "
             "sizes of prompts and outputs: record them, or ingest traces that have them"
         )
-    return Workload(tuple(jobs), left_out)
+    if recorded and convention.closing_tokens:
+        raise ConfigurationError(
+            f"--closing-tokens is {convention.closing_tokens}, and prefix_blocks of {recorded} workflows already say "
+            "what later prompts repeat: leave it out, or give --prompts history-first or own-conversation"
+        )
+    return Workload(tuple(jobs), left_out, recorded, estimated_ends)
+
+
+def _estimate_ends(rows: Sequence[dict[str, Any]]) -> int:
+    """Fills in `ended_at` of requests that have a start and output tokens; returns of how many."""
+    requests = [row for row in rows if row["kind"] == "llm" and row["started_at"] and row["output_tokens"] is not None]
+    ended = [row for row in requests if row["ended_at"] is not None]
+    tokens = sum(row["output_tokens"] for row in ended)
+    if not tokens:
+        return 0
+    token_s = sum((row["ended_at"] - row["started_at"]).total_seconds() for row in ended) / tokens
+    for row in requests:
+        if row["ended_at"] is None:
+            row["ended_at"] = row["started_at"] + timedelta(seconds=token_s * row["output_tokens"])
+    return len(requests) - len(ended)
 
 
 _COLUMNS: Final = (
@@ -298,6 +338,7 @@ _COLUMNS: Final = (
     "started_at",
     "ended_at",
     "complete",
+    "prefix_blocks",
 )
 
 
@@ -320,33 +361,45 @@ def _asked(group: Sequence[dict[str, Any]], drawn_s: Any) -> list[RecordedReques
         else:
             pause_s = max(0.0, (row["started_at"] - max(ended[i] for i in before)).total_seconds()) if before else 0.0
         found.append(
-            RecordedRequest(row["agent"], max(1, row["input_tokens"]), max(1, row["output_tokens"]), before, pause_s)
+            RecordedRequest(
+                row["agent"],
+                max(1, row["input_tokens"]),
+                max(1, row["output_tokens"]),
+                before,
+                pause_s,
+                row.get("prefix_blocks"),
+            )
         )
         ended.append(row["ended_at"])
     return found
 
 
 def assemble(asked: Sequence[RecordedRequest], convention: PromptConvention) -> tuple[JobStep, ...]:
-    """The steps of one job, with prompts assembled by a convention."""
+    """The steps of one job, with prompts as recorded or assembled by a convention."""
     steps: list[JobStep] = []
     ancestors: list[frozenset[int]] = []
-    for one in asked:
+    prefixes = _Prefixes(asked) if convention.takes_recorded(asked) else None
+    for number, one in enumerate(asked):
         before = frozenset(one.parents).union(*(ancestors[parent] for parent in one.parents))
         ancestors.append(before)
         continues: int | None
-        if convention.prompts == "history-first":  # a join continues the longest branch
-            continues = max(one.parents, key=lambda parent: (steps[parent].sequence_tokens, -parent), default=None)
+        if prefixes is not None:
+            continues, repeated = prefixes.repeated(number, before)
         else:
-            continues = max((number for number in before if asked[number].agent == one.agent), default=None)
-        repeated = steps[continues].sequence_tokens if continues is not None else 0
-        closing = min(convention.closing_tokens, one.input_tokens - 1)
-        if repeated + closing >= one.input_tokens:
+            if convention.prompts == "own-conversation":
+                continues = max((earlier for earlier in before if asked[earlier].agent == one.agent), default=None)
+            else:  # a join continues the longest branch
+                continues = max(one.parents, key=lambda parent: (steps[parent].sequence_tokens, -parent), default=None)
+            repeated = steps[continues].sequence_tokens if continues is not None else 0
+        closing = 0 if prefixes is not None else min(convention.closing_tokens, one.input_tokens - 1)
+        if repeated + closing >= one.input_tokens and prefixes is None:
             continues, repeated = None, 0
         opening = 0 if continues is not None else min(convention.opening_tokens, one.input_tokens - closing - 1)
         steps.append(
             JobStep(
                 agent=one.agent,
                 continues=continues,
+                repeated_tokens=repeated,
                 opening_tokens=opening,
                 new_tokens=one.input_tokens - repeated - opening - closing,
                 closing_tokens=closing,
@@ -357,6 +410,47 @@ def assemble(asked: Sequence[RecordedRequest], convention: PromptConvention) -> 
             )
         )
     return tuple(steps)
+
+
+class _Prefixes:
+    """What the prompts of one workflow repeat, by the runs of ids in its `prefix_blocks`.
+
+    Ids do not cover outputs. A prompt repeats the output of an earlier step, and the end of its prompt that fills no
+    block, if it is the first to continue after exactly all blocks of that prompt, the step is among its ancestors, and
+    it is long enough for both.
+    """
+
+    def __init__(self, asked: Sequence[RecordedRequest]) -> None:
+        self._asked = asked
+        runs = (run for one in asked for run in one.prefix or ())
+        self._bounds = sorted({bound for first, last in runs for bound in (first, last + 1)})
+        self._holder: dict[int, int] = {}  # by the first id of each stretch between two bounds: the last step with it
+        self._unanswered: dict[int, int] = {}  # by last id: the last step with such a prompt, until one continues it
+
+    def repeated(self, number: int, ancestors: frozenset[int]) -> tuple[int | None, int]:
+        """The step that a prompt continues, and how many of its tokens it repeats. To be called in order of steps."""
+        one, bounds, holder = self._asked[number], self._bounds, self._holder
+        continues: int | None = None
+        blocks, end, shares = 0, 0, True
+        for first, last in one.prefix or ():
+            for place in range(bisect_left(bounds, first), bisect_left(bounds, last + 1)):
+                stretch = bounds[place]
+                if shares and stretch in holder:
+                    continues, end = holder[stretch], bounds[place + 1]
+                    blocks += end - stretch
+                else:
+                    shares = False
+                holder[stretch] = number
+        repeated = blocks * PREFIX_BLOCK_TOKENS
+        before = self._unanswered.get(end)
+        if before is not None and before in ancestors:
+            sequence = self._asked[before].input_tokens + self._asked[before].output_tokens
+            if sequence <= one.input_tokens:
+                continues, repeated = before, sequence
+                del self._unanswered[end]
+        if one.prefix:
+            self._unanswered[one.prefix[-1][1] + 1] = number
+        return continues, repeated
 
 
 AGENT: Final = "request"
@@ -383,6 +477,7 @@ def requests_workload(requests: Sequence[PlainRequest], hash_tokens: int) -> Wor
         step = JobStep(
             agent=AGENT,
             continues=None,
+            repeated_tokens=0,
             opening_tokens=again,
             new_tokens=prompt_tokens - again,
             closing_tokens=0,
@@ -421,5 +516,5 @@ def again_tokens(job: ReplayJob, index: int) -> int:
     step, again = job.steps[index], job.steps[index].opening_tokens
     if step.continues is not None:
         before = job.steps[step.continues]
-        again = before.fixed_tokens - (0 if before.closing_tokens else 1)
+        again = min(step.repeated_tokens, before.fixed_tokens - (0 if before.closing_tokens else 1))
     return min(again, step.prompt_tokens - 1)

@@ -42,7 +42,7 @@ def chain(
     history, own = convention.opening_tokens, dict.fromkeys(agents, convention.opening_tokens)
     asked = []
     for step, agent in enumerate(agents):
-        before = history if convention.prompts == "history-first" else own[agent]
+        before = history if convention.prompts != "own-conversation" else own[agent]
         size = before + new + convention.closing_tokens
         asked.append(RecordedRequest(agent, size, output, (step - 1,) if step else (), pause_s if step else 0.0))
         history += new + output

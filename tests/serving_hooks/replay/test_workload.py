@@ -9,7 +9,14 @@ from replay_samples import chain, row, table
 
 from presage.errors import ConfigurationError, TraceError
 from presage.serving_hooks.replay.prompts import PromptIds
-from presage.serving_hooks.replay.workload import PromptConvention, RecordedRequest, ReplayJob, assemble, workload
+from presage.serving_hooks.replay.workload import (
+    JobStep,
+    PromptConvention,
+    RecordedRequest,
+    ReplayJob,
+    assemble,
+    workload,
+)
 
 HISTORY, OWN = PromptConvention(), PromptConvention("own-conversation")
 
@@ -63,6 +70,85 @@ def test_forks_and_joins_wait_for_their_parents_and_a_join_continues_the_longest
     steps = workload(table(*rows), HISTORY).jobs[0].steps
     assert [step.continues for step in steps] == [None, 0, 0, 2]
     assert (steps[3].parents, steps[3].pause_s, steps[3].new_tokens) == ((1, 2), 2.0, 300 - 170)
+
+
+def recorded(*prompts: tuple[list[list[int]] | None, int, int], **more: object) -> tuple[JobStep, ...]:
+    """Steps in a chain, of (prefix_blocks, input tokens, output tokens)."""
+    rows = [
+        row("a", step, "p", 2.0 * step, prefix_blocks=runs, input_tokens=tokens, output_tokens=output)
+        for step, (runs, tokens, output) in enumerate(prompts)
+    ]
+    return workload(table(*rows), PromptConvention(**more)).jobs[0].steps  # type: ignore[arg-type]
+
+
+def test_recorded_prompts_repeat_the_blocks_of_the_longest_prompt_before() -> None:
+    steps = recorded(
+        ([[1, 10]], 650, 5),
+        ([[1, 4], [20, 29]], 900, 5),  # compacted: begins as before, and goes on otherwise
+        ([[1, 10], [40, 41]], 780, 1000),  # resumed; too short for what the first step said
+        ([[1, 4], [20, 25], [60, 61]], 800, 5),
+        ([[70, 71]], 140, 5),
+    )
+    assert [step.continues for step in steps] == [None, 0, 0, 1, None]
+    assert [step.repeated_tokens for step in steps] == [0, 4 * 64, 655, 10 * 64, 0]
+    assert [step.prompt_tokens for step in steps] == [650, 900, 780, 800, 140]
+
+
+def test_an_output_is_repeated_by_the_first_prompt_that_is_long_enough() -> None:
+    steps = recorded(
+        ([[1, 10]], 650, 100),
+        ([[1, 11]], 749, 5),  # too short by one
+        ([[1, 10], [30, 31]], 800, 5),
+        ([[1, 10], [40, 41]], 800, 5),  # other ids, so other tokens
+        ([[1, 10], [30, 32]], 880, 5),
+    )
+    assert [step.continues for step in steps] == [None, 0, 0, 2, 2]
+    assert [step.repeated_tokens for step in steps] == [0, 640, 750, 640, 805]
+
+
+def test_prompts_are_recorded_only_if_all_of_a_workflow_are_and_nobody_wants_a_convention() -> None:
+    prompts = (([[1, 2]], 150, 5), ([[1, 1], [3, 3]], 200, 5))
+    assert recorded(*prompts)[1].repeated_tokens == 64
+    assert recorded(*prompts, prompts="history-first")[1].repeated_tokens == 155
+    assert recorded(prompts[0], (None, 200, 5))[1].repeated_tokens == 155
+    with pytest.raises(ConfigurationError, match="leave it out, or give --prompts history-first"):
+        recorded(*prompts, closing_tokens=3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 200), st.integers(1, 200)), min_size=1))
+def test_prompts_as_recorded_are_alike_as_far_as_their_ids_are(drawn: list[tuple[int, int, int, int]]) -> None:
+    ids: list[list[int]] = []
+    for step, (kept, new, _, _) in enumerate(drawn):
+        ids.append((ids[step // 2] if ids else [])[:kept] + [100 * step + n for n in range(new)])
+    steps = recorded(
+        *(
+            ([[one, one] for one in of], len(of) * 64 + rest, output)
+            for of, (_, _, rest, output) in zip(ids, drawn, strict=True)
+        )
+    )
+    conversation = PromptIds([ReplayJob("t", "a", steps)], PromptConvention()).conversation(0)
+    prompts = []
+    for number in range(len(steps)):
+        prompts.append(conversation.prompt(number))
+        conversation.answered(number)
+        for before in range(number):
+            pairs = zip(ids[number], ids[before], strict=False)
+            shared = next((at for at, (one, other) in enumerate(pairs) if one != other), None)
+            blocks = min(len(ids[number]), len(ids[before])) if shared is None else shared
+            assert prompts[number][: blocks * 64] == prompts[before][: blocks * 64]
+            if shared is not None:
+                assert prompts[number][: (blocks + 1) * 64] != prompts[before][: (blocks + 1) * 64]
+
+
+def test_an_end_that_was_not_recorded_is_estimated_by_the_output() -> None:
+    rows = [
+        row("a", 0, "p", 0.0, took_s=2.0, output_tokens=20),
+        row("a", 1, "p", 5.0, input_tokens=200, output_tokens=30) | {"ended_at": None},
+        row("a", 2, "p", 9.0, input_tokens=300, took_s=4.0, output_tokens=40),
+    ]
+    found = workload(table(*rows), HISTORY)
+    assert found.estimated_ends == 1
+    assert [step.pause_s for step in found.jobs[0].steps] == [0.0, 3.0, 1.0]
 
 
 def test_workflows_come_when_they_were_recorded() -> None:

@@ -92,7 +92,7 @@ _CSV_BATCH_CHARACTERS: Final = 32 * 2**20
 _NO_VALUE: Final = ("", "nan", "null", "none", "na", "n/a", "<na>", "nat", "\\n")
 """Spellings of a missing value by pandas and databases, in lower case; names and texts may legitimately equal them."""
 _GAP: Final = re.compile(r"(?<=\d)\s+(?=\d)")
-_LIST: Final = msgspec.json.Decoder(list[int | float])
+_LIST: Final = msgspec.json.Decoder(list[int | float | list[int | float]])
 
 
 def read_csv(path: Path, skip_bad: bool = False) -> Iterator[Source]:
@@ -149,7 +149,8 @@ def _csv_column(fields: Sequence[str], name: str, origin: Origin) -> pa.ChunkedA
         return pa.chunked_array([pa.array([field or None for field in fields], pa.large_string())])
     text = pc.utf8_trim_whitespace(pa.chunked_array([fields], pa.large_string()))
     text = pc.if_else(pc.is_in(pc.utf8_lower(text), pa.array(_NO_VALUE)), None, text)
-    means = _list if pa.types.is_list(target) else partial(_cast_first, types=KINDS[target].arrow)
+    types = KINDS[target].arrow
+    means = partial(_list, of=types[0]) if pa.types.is_list(target) else partial(_cast_first, types=types)
     try:
         return means(text)
     except pa.ArrowInvalid:
@@ -167,15 +168,15 @@ def _cast_first(text: pa.ChunkedArray, types: Sequence[pa.DataType]) -> pa.Chunk
     return text.cast(types[-1])
 
 
-def _list(text: pa.ChunkedArray) -> pa.ChunkedArray:
+def _list(text: pa.ChunkedArray, of: pa.DataType) -> pa.ChunkedArray:
     try:
         lists = [None if field is None else _numbers(field) for field in text.to_pylist()]
     except msgspec.MsgspecError as error:
         raise pa.ArrowInvalid("no list") from error
-    return pa.chunked_array([lists], pa.list_(pa.float64()))
+    return pa.chunked_array([pa.array(lists, of)])
 
 
-def _numbers(field: str) -> list[int | float]:
+def _numbers(field: str) -> list[int | float | list[int | float]]:
     try:
         return _LIST.decode(field)
     except msgspec.MsgspecError:
