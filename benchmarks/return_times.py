@@ -76,6 +76,7 @@ def main() -> None:
                 {
                     "steps": of["steps"],
                     "ratio": {q: of["pinball"][q] / rival[RIVAL]["pinball"][q] for q in SHOWN},
+                    "engine": of["profiles"]["engine"]["pinball"]["0.5"] / rival[RIVAL]["pinball"]["0.5"],
                     "to_tool": of["pinball"]["0.5"] / rival["agent-and-tool"]["pinball"]["0.5"],
                     "coverage": {q: of["coverage"][q] for q in SHOWN},
                     "tau": of["tau_distance"]["all"],

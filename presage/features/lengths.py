@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -136,6 +137,7 @@ class LengthEncoder:
         sketch = Sketch.from_tensors(tensors) if config["sketch"] else None
         return cls(vocabulary, tuple(config["models"]), tuple(config["tracked"]), sketch)
 
+    @cached_property
     def history_columns(self) -> NDArray[np.int64]:
         """The numbers of a history that a row contains, int64 [H]."""
         tracked = np.array(self.tracked, np.int64)
@@ -155,7 +157,7 @@ class LengthWorkflow:
     def __init__(self, encoder: LengthEncoder, workflow_type: str) -> None:
         agents = len(encoder.vocabulary.agents)
         self._encoder, self._type = encoder, encoder.vocabulary.workflow_type(workflow_type)
-        self._columns = encoder.history_columns()
+        self._columns = encoder.history_columns
         self._history = np.empty(history_size(agents), np.float32)
         self._calls = np.empty(agents + 1, np.int64)
         self._counters = np.empty(COUNTERS, np.float64)
@@ -221,7 +223,7 @@ def length_rows(table: pa.Table, encoder: LengthEncoder, target: Target = "remai
             token_counts(table["input_tokens"]),
         )[llm],
         progress(agent, outputs, offsets, count)[llm],
-        histories(agent, offsets, count)[:, encoder.history_columns()][llm],
+        histories(agent, offsets, count)[:, encoder.history_columns][llm],
     ]
     if encoder.sketch is not None:
         prompts, answers = prompts_and_answers(table)

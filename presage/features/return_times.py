@@ -1,16 +1,22 @@
 """Inputs and labels of the predictor of return times: one definition for training and serving.
 
 The return time of a step is the time from its completion to the arrival of the workflow's next request. A row is an LLM
-step at its completion. Its numbers are those of a length predictor (`lengths.py`), then RETURNS: what the step produced
-and how long it took, and when the workflow returned after its earlier steps; then one column a finish reason and one a
-tool, 1 for the reason of the step and for the tools that its answer calls. Tools are known from the tool calls that
-follow the step in the trace.
+step at its completion. Its numbers are those of a length predictor (`lengths.py`) over the LLM steps alone, since an
+engine sees no tool calls; then RETURNS: what the step produced and how long it took, and when the workflow returned
+after its earlier steps; then one column a finish reason and one a tool, 1 for the reason of the step and for the tools
+that its answer calls. Tools are known from the tool calls that follow the step in the trace.
+
+Steps may overlap. Every number counts what had happened when it was taken: at the arrival of a step, only steps that
+had completed have produced their tokens.
+
+An engine knows ENGINE_REASONS only. A predictor that learnt others, such as `tool_calls`, learnt them from parsed
+answers: its reasons count as text (`parsed`), like the tools.
 
 The label is in milliseconds: infinite where the workflow ended with the step, NaN where that or a time is unknown (also
 in a workflow that was cut: `complete` false). Times are at least LEAST_MS.
 
 Time stamps may be rounded down to seconds. A step that starts on a full second, less than one second before the step
-before it ends, is taken to start where that one ends.
+before it ends, is taken to start where that one ends. No step starts before the previous one, or ends before it starts.
 """
 
 from __future__ import annotations
@@ -18,7 +24,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,13 +35,16 @@ from numpy.typing import NDArray
 
 from presage.datasets.schema import ALIASES, workflow_codes
 from presage.errors import InputError
+from presage.features.history import COUNTERS, PROGRESS, advance_progress, begin_progress, produce
 from presage.features.input_profiles import TEXT, TOKENS, Sources
 from presage.features.lengths import LengthEncoder, LengthWorkflow, count_of, length_rows, most_frequent
-from presage.features.rows import PROMPT_COLUMN, TEXT_COLUMNS, LabelledRows
+from presage.features.rows import PROMPT, PROMPT_COLUMN, TEXT_COLUMNS, LabelledRows
 from presage.features.vocabulary import encode, token_counts
 
 LEAST_MS: Final = 10.0
 """The shortest return time that is told from others, milliseconds."""
+ENGINE_REASONS: Final = frozenset(("abort", "error", "length", "repetition", "stop"))
+"""The finish reasons that vLLM's scheduler knows. It ends an answer that calls a tool with `stop`."""
 REASONS_KEPT: Final = 8
 TOOLS_KEPT: Final = 32
 _LATEST: Final = 5
@@ -67,18 +77,21 @@ so far: the latest, mean, deviation, extremes, a recent mean, and the recent sha
 the number of those after steps with the same finish reason. Tokens are log(1 + x), times log(1 + ms)."""
 _TOKEN_COLUMNS: Final = 2
 """The first columns of RETURNS come from token counts."""
+_REASON_PLACES: Final = tuple(place for place, name in enumerate(RETURNS) if "reason" in name)
+"""The places in RETURNS that depend on finish reasons."""
 TOOLS_CALLED: Final = "tools_called"
+_PROGRESS: Final = slice(len(PROMPT), len(PROMPT) + len(PROGRESS))
 
 # The state of a workflow: these numbers, then three for each finish reason (last return, sum, number).
-_FIRST, _LAST_END, _LAST_PROMPT, _LAST_OUTPUT, _LAST_REASON, _RUN, _FLYING = range(7)
-_COUNT, _SUM, _SQUARES, _LEAST, _MOST, _RECENT, _SHARE = range(7, 14)
-_RING: Final = 14
+_FIRST, _LAST_END, _LAST_PROMPT, _LAST_OUTPUT, _LAST_REASON, _RUN, _REASON_BEFORE, _RUN_BEFORE = range(8)
+_FLYING, _COUNT, _SUM, _SQUARES, _LEAST, _MOST, _RECENT, _SHARE = range(8, 16)
+_RING: Final = 16
 _OF_REASONS: Final = _RING + _LATEST
 
 
 @dataclass(frozen=True, eq=False)
 class ReturnEncoder:
-    """Encodes completed steps of a trace (`return_rows`) or of a running workflow (`last_row`).
+    """Encodes completed steps of a trace (`return_rows`) or of a running workflow (`ReturnWorkflow`).
 
     Attributes:
         course: of the workflow so far.
@@ -93,9 +106,10 @@ class ReturnEncoder:
     @classmethod
     def fit(cls, table: pa.Table) -> ReturnEncoder:
         """Fit vocabularies on a training trace."""
-        tools = table.filter(pc.equal(table["kind"], "tool"))["agent"]
-        reasons = most_frequent(table["finish_reason"], REASONS_KEPT)
-        return cls(LengthEncoder.fit(table), tuple(sorted(reasons)), tuple(sorted(most_frequent(tools, TOOLS_KEPT))))
+        llm = pc.equal(table["kind"], "llm")
+        steps, tools = table.filter(llm), table.filter(pc.invert(llm))["agent"]
+        reasons = most_frequent(steps["finish_reason"], REASONS_KEPT)
+        return cls(LengthEncoder.fit(steps), tuple(sorted(reasons)), tuple(sorted(most_frequent(tools, TOOLS_KEPT))))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,9 +118,23 @@ class ReturnEncoder:
         return (*self.course.names, *RETURNS, *reasons, TOOLS_CALLED, *tools)
 
     @property
+    def parsed(self) -> bool:
+        """Whether finish reasons are those of parsed answers, which an engine does not know."""
+        return not ENGINE_REASONS.issuperset(self.reasons)
+
+    @cached_property
+    def answer_columns(self) -> NDArray[np.int64]:
+        """The columns that are known from the parsed answer only."""
+        begin = len(self.course.names)
+        reasons = begin + np.array([*_REASON_PLACES, *range(len(RETURNS), len(RETURNS) + len(self.reasons))])
+        tools = begin + len(RETURNS) + len(self.reasons) + np.arange(1 + len(self.tools))
+        return np.concatenate([reasons, tools]) if self.parsed else tools
+
+    @property
     def text_columns(self) -> tuple[int, ...]:
-        """The columns of which one is known if a row has a text, or the tools that the answer calls."""
-        return (*TEXT_COLUMNS, len(self.names) - 1 - len(self.tools))
+        """The columns of which one is known if a row has a text, or its answer was parsed."""
+        reason = len(self.course.names) + len(RETURNS)
+        return (*TEXT_COLUMNS, *((reason,) if self.parsed else ()), reason + len(self.reasons))
 
     def reason(self, name: Any) -> int:
         """Index of a finish reason: F for one that is unknown, F + 1 for none."""
@@ -119,7 +147,7 @@ class ReturnEncoder:
         seen = self.course.observed(rows, sources)
         begin = len(self.course.names)
         if TEXT not in sources:
-            seen.numbers[:, -1 - len(self.tools) :] = np.nan  # the tools that an answer calls
+            seen.numbers[:, self.answer_columns] = np.nan
         if TOKENS not in sources:
             seen.numbers[:, begin : begin + _TOKEN_COLUMNS] = np.nan
         return seen
@@ -137,23 +165,27 @@ class ReturnEncoder:
 
 def return_rows(table: pa.Table, encoder: ReturnEncoder) -> LabelledRows:
     """Rows of a trace in canonical order (as `read_traces` returns it); raises TraceError without an LLM step."""
-    rows = length_rows(table, encoder.course, "step")
     llm = np.asarray(pc.equal(table["kind"], "llm").to_numpy(), bool)
-    started, ended = (_milliseconds(table[name])[llm] for name in ("started_at", "ended_at"))
-    given = table["finish_reason"].is_valid().to_numpy()
-    reason = np.where(given, encode(table["finish_reason"], encoder.reasons), len(encoder.reasons) + 1)
+    steps = table.filter(pa.array(llm))
+    rows = length_rows(steps, encoder.course, "step")
+    started, ended = (_milliseconds(steps[name]) for name in ("started_at", "ended_at"))
+    given = steps["finish_reason"].is_valid().to_numpy()
+    reason = np.where(given, encode(steps["finish_reason"], encoder.reasons), len(encoder.reasons) + 1)
     offsets = np.r_[np.flatnonzero(np.diff(rows.workflow, prepend=-1)), len(rows)].astype(np.int64)
-    complete = np.asarray(table["complete"].to_numpy(), bool)[llm]
-    numbers, label = _returns(
+    complete = np.asarray(steps["complete"].to_numpy(), bool)
+    progress, numbers, label = _returns(
         offsets,
         started,
         ended,
-        reason[llm].astype(np.int64),
+        reason.astype(np.int64),
+        rows.agent,
         rows.numbers[:, PROMPT_COLUMN].astype(np.float64),
-        token_counts(table["output_tokens"])[llm].astype(np.float64),
+        token_counts(steps["output_tokens"]).astype(np.float64),
         complete,
         len(encoder.reasons),
+        len(encoder.course.vocabulary.agents),
     )
+    rows.numbers[:, _PROGRESS] = progress
     called = _tools_called(table, llm, encoder.tools)
     return replace(
         rows,
@@ -164,51 +196,116 @@ def return_rows(table: pa.Table, encoder: ReturnEncoder) -> LabelledRows:
     )
 
 
-def last_row(encoder: ReturnEncoder, steps: Sequence[Mapping[str, Any]]) -> tuple[int, int, int, NDArray[np.float32]]:
-    """The row of the LLM step that completed last: its workflow type, agent, model and numbers float32 [F].
+Row = tuple[int, int, int, NDArray[np.float32]]
+"""The workflow type, agent, model and numbers float32 [F] of a row."""
 
-    `steps` are those of one workflow so far, keyed by column names of traces. The row equals that of `return_rows` bit
-    by bit, also where steps overlap. Raises InputError for no LLM step, or an invalid count, text or time.
+
+class BegunStep(NamedTuple):
+    """A step between its arrival and its completion: the course of its workflow at its arrival, and when that was."""
+
+    course: Row
+    at: float
+
+
+class ReturnWorkflow:
+    """State of a running workflow: call `arrived`, `completed` and, if known, `answered`, in the order of events.
+
+    Rows equal those of `return_rows` bit by bit. Its size is constant; callers keep the steps in flight. Times are
+    milliseconds, NaN if unknown.
     """
-    course, rows, places = LengthWorkflow(encoder.course, steps[0]["workflow_type"]), [], []
-    for place, step in enumerate(steps):
-        row = course.begun(step)
-        course.completed(step)
-        if step.get("kind", "llm") == "llm":
-            rows.append(row)
-            places.append(place)
-    if not rows:
+
+    __slots__ = ("_course", "_encoder", "_row", "_state")
+
+    def __init__(self, encoder: ReturnEncoder, workflow_type: str) -> None:
+        self._encoder, self._course = encoder, LengthWorkflow(encoder.course, workflow_type)
+        self._state = np.empty(_OF_REASONS + 3 * (len(encoder.reasons) + 2), np.float64)
+        self._row: Row | None = None
+        _begin(self._state)
+
+    def arrived(self, step: Mapping[str, Any], now: float) -> BegunStep:
+        """A step arrives; keyed by column names of traces. Raises InputError for an invalid token count or text."""
+        begun = BegunStep(self._course.begun(step), now)
+        _arrive(self._state, now)
+        self._row = None
+        return begun
+
+    def completed(self, begun: BegunStep, step: Mapping[str, Any], now: float) -> Row:
+        """The step completes: its row as long as its answer is not parsed. Raises InputError as `arrived`."""
+        encoder = self._encoder
+        workflow_type, agent, model, course = begun.course
+        self._course.completed(step)
+        reason = encoder.reason(None if encoder.parsed else step.get("finish_reason"))
+        output = float(np.float32(count_of(step, "output_tokens")))
+        numbers = np.empty(len(course) + len(RETURNS) + len(encoder.reasons) + 1 + len(encoder.tools), np.float32)
+        numbers[: len(course)] = course
+        _complete(
+            self._state,
+            begun.at,
+            now,
+            reason,
+            float(course[PROMPT_COLUMN]),
+            output,
+            len(encoder.reasons),
+            numbers[len(course) :],
+        )
+        numbers[encoder.answer_columns] = np.nan
+        self._row = workflow_type, agent, model, numbers
+        return self._row
+
+    def answered(self, finish_reason: str | None, tools: Sequence[str] | None) -> Row | None:
+        """The answer of the latest step is parsed: its whole row; None if the workflow has gone on.
+
+        `tools` are those that the answer calls, None if unknown. A finish reason is read only if the encoder learnt
+        those of parsed answers.
+        """
+        if self._row is None:
+            return None
+        encoder, (workflow_type, agent, model, before) = self._encoder, self._row
+        numbers = before.copy()
+        if encoder.parsed:
+            begin = len(encoder.course.names)
+            _give_reason(self._state, encoder.reason(finish_reason), len(encoder.reasons), numbers[begin:])
+        if tools is not None and encoder.tools:
+            called = numbers[len(numbers) - 1 - len(encoder.tools) :]
+            called[0] = len(tools)
+            called[1:] = [name in tools for name in encoder.tools]
+        self._row = workflow_type, agent, model, numbers
+        return self._row
+
+
+def last_row(encoder: ReturnEncoder, steps: Sequence[Mapping[str, Any]]) -> Row:
+    """The row of the LLM step that completed last.
+
+    `steps` are those of one workflow so far, keyed by column names of traces. Raises InputError for no LLM step, or an
+    invalid count, text or time.
+    """
+    places = [place for place, step in enumerate(steps) if step.get("kind", "llm") == "llm"]
+    if not places:
         raise InputError('no LLM step (kind "llm"); a return time is that of an LLM step')
     llm = [steps[place] for place in places]
     started, ended = (np.array([_time_of(step, name) for step in llm]) for name in ("started_at", "ended_at"))
-    numbers, _ = _returns(
-        np.array([0, len(llm)]),
-        started,
-        ended,
-        np.array([encoder.reason(step.get("finish_reason")) for step in llm]),
-        np.array([row[3][PROMPT_COLUMN] for row in rows], np.float64),
-        np.array([count_of(step, "output_tokens") for step in llm]).astype(np.float32).astype(np.float64),
-        np.zeros(len(llm), np.bool_),
-        len(encoder.reasons),
-    )
-    events = np.argsort(_event_times(started, ended), kind="stable")
-    last = int(events[events % 2 == 1][-1]) // 2
-    called = np.full(1 + len(encoder.tools), np.nan, np.float32)
-    if len(llm) < len(steps):
-        tools = [step["agent"] for step in steps[places[last] + 1 : [*places, len(steps)][last + 1]]]
-        called[0] = len(tools)
-        called[1:] = [name in tools for name in encoder.tools]
-    workflow_type, agent, model, course_numbers = rows[last]
-    return workflow_type, agent, model, np.concatenate([course_numbers, numbers[last], called], dtype=np.float32)
+    at = _event_times(started, ended)
+    workflow, begun, row = ReturnWorkflow(encoder, llm[0]["workflow_type"]), {}, None
+    for event in np.argsort(at, kind="stable").tolist():
+        number, completes = divmod(event, 2)
+        if not completes:
+            begun[number] = workflow.arrived(llm[number], _known(at[event], started[number]))
+            continue
+        workflow.completed(begun.pop(number), llm[number], _known(at[event], ended[number]))
+        calls = steps[places[number] + 1 : [*places, len(steps)][number + 1]]
+        tools = [call["agent"] for call in calls] if len(llm) < len(steps) else None
+        row = workflow.answered(llm[number].get("finish_reason"), tools)
+    assert row is not None
+    return row
 
 
 def _tools_called(table: pa.Table, llm: NDArray[np.bool_], tools: tuple[str, ...]) -> NDArray[np.float32]:
     """The number of tool calls between an LLM step and the next, and whether each tool is among them; [n, 1 + tools].
 
-    NaN in a trace that records no tool call at all.
+    NaN in a trace that records no tool call at all, and without tools.
     """
     found = np.full((int(llm.sum()), 1 + len(tools)), np.nan, np.float32)
-    if llm.all():
+    if llm.all() or not tools:
         return found
     found[:] = 0.0
     workflow, row = workflow_codes(table), np.cumsum(llm) - 1
@@ -239,6 +336,12 @@ def _time_of(step: Mapping[str, Any], name: str) -> float:
     if not isinstance(found, int | float | np.number) or not np.isfinite(found):
         raise InputError(f"{name} is {found!r:.40}; expected a time: a datetime, or epoch seconds")
     return round(float(found) * 1e6) / 1e3
+
+
+@njit(cache=True)
+def _known(at: float, given: float) -> float:
+    """The time of an event; NaN if none was given."""
+    return np.nan if np.isnan(given) else at
 
 
 @njit(cache=True)
@@ -283,7 +386,7 @@ def _arrive(state: NDArray[np.float64], now: float) -> None:
 @njit(cache=True)
 def _complete(
     state: NDArray[np.float64],
-    started: float,
+    began: float,
     now: float,
     reason: int,
     prompt: float,
@@ -291,15 +394,13 @@ def _complete(
     reasons: int,
     out: NDArray[np.float32],
 ) -> None:
-    """A step completes at `now`, ms; writes RETURNS and one column a reason to `out`, float32 [R + reasons]."""
+    """A step that began at `began` completes at `now`, ms; writes RETURNS and one column a reason, float32 [R + F]."""
     state[_FLYING] = max(state[_FLYING] - 1.0, 0.0)
-    state[_RUN] = state[_RUN] + 1.0 if reason == state[_LAST_REASON] else 1.0
     out[0] = np.log1p(output)
     out[1] = np.log1p(max(prompt - state[_LAST_PROMPT] - state[_LAST_OUTPUT], 0.0))
-    out[2] = np.log1p(max(now - started, 0.0))
+    out[2] = np.log1p(max(now - began, 0.0))
     out[3] = np.log1p(max(now - state[_FIRST], 0.0))
     out[4] = state[_FLYING]
-    out[5] = state[_RUN]
     for i in range(_LATEST):
         out[6 + i] = state[_RING + i]
     count, at = state[_COUNT], 6 + _LATEST
@@ -309,16 +410,26 @@ def _complete(
     out[at + 3] = state[_MOST]
     out[at + 4] = state[_RECENT]
     out[at + 5] = state[_SHARE]
-    own = _OF_REASONS + 3 * reason
-    out[at + 6] = state[own]
-    out[at + 7] = state[own + 1] / state[own + 2] if state[own + 2] else np.nan
-    out[at + 8] = state[own + 2]
-    for i in range(reasons):
-        out[at + 9 + i] = i == reason
-    state[_LAST_REASON] = reason
+    state[_REASON_BEFORE] = state[_LAST_REASON]
+    state[_RUN_BEFORE] = state[_RUN]
+    _give_reason(state, reason, reasons, out)
     state[_LAST_PROMPT] = prompt
     state[_LAST_OUTPUT] = 0.0 if np.isnan(output) else output
     state[_LAST_END] = now if np.isnan(state[_LAST_END]) else max(state[_LAST_END], now)
+
+
+@njit(cache=True)
+def _give_reason(state: NDArray[np.float64], reason: int, reasons: int, out: NDArray[np.float32]) -> None:
+    """The step that completed last has this finish reason; writes what depends on it to `out`, as `_complete`."""
+    state[_RUN] = state[_RUN_BEFORE] + 1.0 if reason == state[_REASON_BEFORE] else 1.0
+    state[_LAST_REASON] = reason
+    out[5] = state[_RUN]
+    own, at = _OF_REASONS + 3 * reason, 6 + _LATEST + 6
+    out[at] = state[own]
+    out[at + 1] = state[own + 1] / state[own + 2] if state[own + 2] else np.nan
+    out[at + 2] = state[own + 2]
+    for i in range(reasons):
+        out[at + 3 + i] = i == reason
 
 
 @njit(cache=True)
@@ -330,6 +441,8 @@ def _event_times(started: NDArray[np.float64], ended: NDArray[np.float64]) -> ND
         begin, end = started[i], ended[i]
         if i and begin % _SECOND == 0.0 and begin < at[2 * i - 1] < begin + _SECOND:
             begin = at[2 * i - 1]
+        if i and begin < at[2 * i - 2]:
+            begin = at[2 * i - 2]
         at[2 * i] = latest if np.isnan(begin) else begin
         at[2 * i + 1] = at[2 * i] if np.isnan(end) else max(end, at[2 * i])
         latest = max(latest, at[2 * i + 1])
@@ -342,30 +455,37 @@ def _returns(
     started: NDArray[np.float64],
     ended: NDArray[np.float64],
     reason: NDArray[np.int64],
+    agent: NDArray[np.int32],
     prompt: NDArray[np.float64],
     output: NDArray[np.float64],
     complete: NDArray[np.bool_],
     reasons: int,
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """RETURNS and reasons of n steps, float32 [n, R + reasons], and their labels, float32 [n].
+    agents: int,
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """PROGRESS of n steps, float32 [n, 6], RETURNS and reasons, float32 [n, R + reasons], and labels, float32 [n].
 
     Workflow w has the rows offsets[w]:offsets[w + 1]; times in ms, NaN where unknown.
     """
     n = len(started)
-    numbers = np.empty((n, len(RETURNS) + reasons), np.float32)
+    progress, numbers = np.empty((n, 6), np.float32), np.empty((n, len(RETURNS) + reasons), np.float32)
+    calls, counters = np.empty(agents + 1, np.int64), np.empty(COUNTERS, np.float64)
     label = np.full(n, np.nan, np.float32)
     state = np.empty(_OF_REASONS + 3 * (reasons + 2), np.float64)
     for w in range(len(offsets) - 1):
         first, size = offsets[w], offsets[w + 1] - offsets[w]
         _begin(state)
+        begin_progress(calls, counters)
         at = _event_times(started[first : first + size], ended[first : first + size])
         order = np.argsort(at, kind="mergesort")
         for event in order:
             row = first + event // 2
             if event % 2 == 0:
-                _arrive(state, np.nan if np.isnan(started[row]) else at[event])
+                _arrive(state, _known(at[event], started[row]))
+                advance_progress(calls, counters, agent[row], progress[row])
             else:
-                _complete(state, started[row], ended[row], reason[row], prompt[row], output[row], reasons, numbers[row])
+                began, done = _known(at[event - 1], started[row]), _known(at[event], ended[row])
+                _complete(state, began, done, reason[row], prompt[row], output[row], reasons, numbers[row])
+                produce(counters, output[row])
         upcoming = -1  # the next arrival, going backwards
         for event in order[::-1]:
             row = first + event // 2
@@ -375,4 +495,4 @@ def _returns(
                 label[row] = np.inf if complete[row] else np.nan
             elif not (np.isnan(started[first + upcoming // 2]) or np.isnan(ended[row])):
                 label[row] = max(at[upcoming] - at[event], LEAST_MS)
-    return numbers, label
+    return progress, numbers, label

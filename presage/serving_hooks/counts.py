@@ -16,7 +16,13 @@ from presage.predictors.common.forecast import Source
 
 Labels = TypeVarTuple("Labels")
 
-ModelKind = Literal["next-agent", "remaining-length"]
+ModelKind = Literal["next-agent", "remaining-length", "return-time"]
+
+MOST_TYPES: Final = 50
+"""Workflow types that have figures of their own on the `/metrics` page, since clients choose their names freely."""
+OTHER: Final = "other"
+"""All further ones together."""
+
 MetadataField = Literal[
     "workflow_type", "workflow_id", "agent", "session_id", "step", "workflow_end", "extra_args", "app_metadata",
     "workflows",
@@ -25,8 +31,8 @@ MetadataField = Literal[
 
 Part = Literal[
     "priority", "eviction", "admission", "prefetch", "bookkeeping of workflows", "forecasts of next agents",
-    "forecasts of remaining tokens", "evidence of forecasts", "reload of models", "status of models", "recorder",
-    "step times",
+    "forecasts of remaining tokens", "forecasts of return times", "evidence of forecasts", "reload of models",
+    "status of models", "recorder", "step times",
 ]  # fmt: skip
 """Parts that fail independently; `presage_errors_total` counts failures by part."""
 
@@ -93,15 +99,18 @@ class EventCounts:
         return found
 
 
-def _forecasts(kind: ModelKind, source: Source) -> str:
-    return f"forecast: {source}" if kind == "next-agent" else f"forecast of lengths: {source}"
+_FORECAST_KEYS: Final[dict[ModelKind, str]] = {
+    "next-agent": "forecast: {}",
+    "remaining-length": "forecast of lengths: {}",
+    "return-time": "forecast of return times: {}",
+}
 
 
 FORECASTS: Final = CounterMetric[ModelKind, Source](
     "presage_forecasts_total",
     ("kind", "source"),
     "Forecasts, by kind of model and by source: champion, back-off counts, or none.",
-    _forecasts,
+    lambda kind, source: _FORECAST_KEYS[kind].format(source),
     tuple(product(get_args(ModelKind), get_args(Source))),
 )
 HIDDEN_STATES: Final = CounterMetric[Moment, Literal["used", "late", "missing"]](

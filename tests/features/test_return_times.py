@@ -16,7 +16,7 @@ from return_samples import sessions
 from presage.datasets.schema import conform
 from presage.errors import InputError
 from presage.features.input_profiles import PROFILES
-from presage.features.return_times import LEAST_MS, ReturnEncoder, last_row, return_rows
+from presage.features.return_times import LEAST_MS, ReturnEncoder, ReturnWorkflow, last_row, return_rows
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -101,6 +101,34 @@ def test_the_tools_that_an_answer_calls_are_its_columns_and_never_their_times() 
     assert np.isnan(return_rows(table_of(step(0, 0.0, 1.0)), encoder).numbers[0, -3:]).all()
 
 
+def test_a_step_that_still_runs_has_produced_nothing_when_the_next_one_arrives() -> None:
+    tokens = {"output_tokens": 7}
+    overlapping = table_of(step(0, 0.0, 5.0, **tokens), step(1, 2.0, 4.0, **tokens), step(2, 6.0, 7.0, **tokens))
+    assert column(overlapping, "produced_tokens") == [0, 0, 14]
+    assert np.isnan(column(overlapping, "previous_output_tokens")[1])
+    assert column(overlapping, "previous_output_tokens")[2] == 7
+
+
+def test_tool_calls_are_no_steps_of_the_course_since_an_engine_does_not_see_them() -> None:
+    llm = step(0, 0.0, 1.0), step(2, 9.0, 10.0)
+    with_tool = table_of(llm[0], step(1, 2.0, 7.0, kind="tool", agent="grep"), llm[1])
+    encoder = ReturnEncoder.fit(table_of(*llm))
+    without = return_rows(table_of(llm[0], {**llm[1], "step": 1}), encoder).numbers
+    np.testing.assert_array_equal(return_rows(with_tool, encoder).numbers, without)
+
+
+def test_the_reasons_of_parsed_answers_are_unknown_without_texts_and_those_of_an_engine_are_not() -> None:
+    def reasons(*given: str) -> tuple[bool, bool]:
+        table = table_of(*(step(i, 10.0 * i, 10.0 * i + 1, finish_reason=reason) for i, reason in enumerate(given)))
+        encoder = ReturnEncoder.fit(table)
+        seen = encoder.observed(return_rows(table, encoder), PROFILES["engine"]).numbers
+        places = [place for place, name in enumerate(encoder.names) if "reason" in name and "last" not in name]
+        return bool(np.isnan(seen[-1, places]).all()), bool(np.isnan(seen[-1, places[0]]))
+
+    assert reasons("stop", "tool_calls", "stop") == (True, True)
+    assert reasons("stop", "length", "stop") == (False, False)
+
+
 def test_without_texts_the_tools_and_without_token_counts_the_tokens_are_unknown() -> None:
     table = sessions(6, 0)
     encoder = ReturnEncoder.fit(table)
@@ -133,6 +161,54 @@ def test_a_running_workflow_makes_the_rows_that_training_saw_bit_by_bit(seed: in
     np.testing.assert_array_equal(np.stack(found)[known], expected[known])
     before_tools = slice(None, -1 - len(encoder.tools))
     np.testing.assert_array_equal(np.stack(found)[:, before_tools], expected[:, before_tools])
+
+
+REASONS = ("stop", "length", "tool_calls", "unheard of", None)
+
+
+@st.composite
+def workflows(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Steps of one workflow in the order of their starts; any number of them run at once. Times are tenths of seconds,
+    never full ones, which might have been rounded down."""
+    steps, now = [], 0
+    for number in range(draw(st.integers(1, 8))):
+        now += draw(st.integers(0, 30))
+        begin, lasts = now * 0.1 + 0.05, draw(st.integers(0, 60)) * 0.1
+        counts = {name: draw(st.none() | st.integers(0, 5000)) for name in ("input_tokens", "output_tokens")}
+        agent = draw(st.sampled_from(("main", "reader", "new")))
+        reason = draw(st.sampled_from(REASONS))
+        steps.append(step(number, begin, begin + lasts, **counts, agent=agent, finish_reason=reason))
+    return steps
+
+
+@settings(deadline=None, max_examples=100)
+@given(workflows(), st.sampled_from([("stop", "length"), ("stop", "tool_calls")]))
+def test_events_of_overlapping_steps_make_the_rows_that_training_saw_bit_by_bit(
+    steps: list[dict[str, Any]], learnt: tuple[str, ...]
+) -> None:
+    agents = ("main", "reader")
+    encoder = ReturnEncoder.fit(
+        table_of(*(step(i, i, i + 0.5, agent=agents[i], finish_reason=learnt[i]) for i in range(2)))
+    )
+    table = table_of(*steps)
+    rows = return_rows(table, encoder)
+    unparsed = encoder.observed(rows, PROFILES["engine"]).numbers
+    times = [t for s in steps for t in (s["started_at"], s["ended_at"])]
+    live, begun = ReturnWorkflow(encoder, "app"), {}
+    for event in sorted(range(len(times)), key=times.__getitem__):
+        number, now = event // 2, round(times[event].timestamp() * 1e6) / 1e3
+        if event % 2 == 0:
+            begun[number] = live.arrived(steps[number], now)
+            continue
+        *codes, numbers = live.completed(begun.pop(number), steps[number], now)
+        assert codes == [rows.workflow_type[number], rows.agent[number], rows.model[number]]
+        np.testing.assert_array_equal(numbers, unparsed[number])
+        whole = live.answered(steps[number]["finish_reason"], [])
+        assert whole is not None
+        np.testing.assert_array_equal(whole[3], rows.numbers[number])
+    assert live.answered("stop", []) is not None
+    live.arrived(steps[0], now)
+    assert live.answered("stop", []) is None
 
 
 @pytest.mark.parametrize("last", [1, 2])

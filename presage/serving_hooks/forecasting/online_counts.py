@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -87,15 +87,16 @@ class OnlineCounts:
         if of is None:
             of = self._types[workflow_type] = _OfType(self.config)
             if len(self._types) > self.config.types:
-                del self._types[self._type_to_drop()]
+                del self._types[type_to_drop(self._types)]
         self._types.move_to_end(workflow_type)
         return of
 
-    def _type_to_drop(self) -> str:
-        """The least recently used type of the tenant with most types, so that no tenant evicts another's."""
-        of = Counter(map(tenant_of, self._types))
-        most = max(of.values())
-        return next(name for name in self._types if of[tenant_of(name)] == most)
+
+def type_to_drop(types: Collection[str]) -> str:
+    """The least recently used type, the first, of the tenant with most types, so that no tenant evicts another's."""
+    of = Counter(map(tenant_of, types))
+    most = max(of.values())
+    return next(name for name in types if of[tenant_of(name)] == most)
 
 
 class _OfType:

@@ -151,9 +151,12 @@ class Alarm:
         return f"workflow type {self.workflow_type!r} has changed, noticed after {self.workflows} workflows: {why}"
 
     def affects(self, kind: ModelKind) -> bool:
-        """Whether it affects forecasts of this kind: coverage only those of lengths, accuracy only those of agents."""
-        other = COVERAGE if kind == "next-agent" else ACCURACY
-        return any(not reason.figure.startswith(other) for reason in self.reasons)
+        """Whether it affects forecasts of this kind: coverage only those of lengths, accuracy only those of agents.
+
+        A call graph that has changed affects all of them.
+        """
+        of_others = {"next-agent": (COVERAGE,), "remaining-length": (ACCURACY,)}.get(kind, (ACCURACY, COVERAGE))
+        return any(not reason.figure.startswith(of_others) for reason in self.reasons)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from presage.features.moment import Moment
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveReturn, Projection
 from presage.serving_hooks.status import ModelStatus
+from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Step
 
 
@@ -63,13 +64,13 @@ class RemainingTokens(Protocol):
 
 
 class ReturnTimes(Protocol):
-    """Forecasts when workflows come back. Times are seconds of the engine's clock."""
+    """Forecasts when workflows come back; see `ReturnTimeForecaster`. Times are seconds of the engine's clock."""
 
     def arrived(self, step: Step, input_tokens: int, now: float) -> None:
         """A request of a workflow has arrived: the workflow is back."""
 
     def completed(self, step: Step, output_tokens: int, finish_reason: str | None, now: float) -> LiveReturn:
-        """A step has produced its last token; `finish_reason` as the engine knows it."""
+        """A step has left the engine: it has produced its last token, or was aborted. The engine's finish reason."""
 
     def answered(self, step: Step, finish_reason: str | None, tools: Sequence[str] | None) -> LiveReturn | None:
         """The answer of a completed step was parsed: the API's finish reason, and the tools it calls, None if unknown.
@@ -77,7 +78,10 @@ class ReturnTimes(Protocol):
         Returns the renewed forecast; None if the workflow has gone on, or is unknown.
         """
 
-    def ended(self, workflow: str) -> None:
+    def away(self, workflow: str) -> tuple[LiveReturn, float] | None:
+        """The forecast of a workflow that is away, and since when; None while it runs, or if it is unknown."""
+
+    def ended(self, workflow: str, reason: EndReason = EndReason.FINISHED) -> None:
         """The workflow with this key has ended."""
 
 

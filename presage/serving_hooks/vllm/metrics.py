@@ -21,6 +21,8 @@ from presage.serving_hooks.counts import (
     FORECASTS,
     HIDDEN_STATES,
     METADATA_LEFT_OUT,
+    MOST_TYPES,
+    OTHER,
     RECORDER,
     CounterMetric,
 )
@@ -28,9 +30,6 @@ from presage.serving_hooks.status import EngineStatus, HeldTimesStatus, LiveFigu
 
 Sample = tuple[tuple[str, ...], float]
 """Values of the labels, and a number."""
-
-MOST_TYPES: Final = 50
-OTHER: Final = "other"
 
 
 @dataclass(frozen=True)
