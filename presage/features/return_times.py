@@ -332,10 +332,15 @@ def _time_of(step: Mapping[str, Any], name: str) -> float:
     if found is None:
         return float("nan")
     if isinstance(found, datetime):
-        return round(found.timestamp() * 1e6) / 1e3
+        return milliseconds(found.timestamp())
     if not isinstance(found, int | float | np.number) or not np.isfinite(found):
         raise InputError(f"{name} is {found!r:.40}; expected a time: a datetime, or epoch seconds")
-    return round(float(found) * 1e6) / 1e3
+    return milliseconds(float(found))
+
+
+def milliseconds(seconds: float) -> float:
+    """Seconds as milliseconds, rounded to microseconds as in traces."""
+    return round(seconds * 1e6) / 1e3
 
 
 @njit(cache=True)

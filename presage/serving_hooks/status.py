@@ -140,6 +140,22 @@ class MonitorStatus:
 
 
 @dataclass(frozen=True)
+class ReturnFigures:
+    """Judged returns and those within, by quantile; the sum of |ln(time / median)|; see `LiveReturns`."""
+
+    judged: Mapping[str, int] = field(default_factory=dict)
+    within: Mapping[str, int] = field(default_factory=dict)
+    log_error: float = 0.0
+
+
+@dataclass(frozen=True)
+class ReturnStatus:
+    """Forecasts of return times against returns, by workflow type and source."""
+
+    workflow_types: Mapping[str, Mapping[str, ReturnFigures]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class EngineStatus:
     """Status of one engine. Attributes are the keys of its JSON form.
 
@@ -166,6 +182,7 @@ class EngineStatus:
     inputs: InputStatus | None = None
     reload: ReloadStatus | None = None
     truth: MonitorStatus | None = None
+    returns: ReturnStatus | None = None
 
     def counts(self, metric: CounterMetric[*tuple[Any, ...]]) -> dict[tuple[str, ...], int]:
         """The counts of one metric by its label values."""

@@ -65,7 +65,7 @@ def held(reference: str | None, version: int | None = 1) -> Held[Any]:
 
 
 def watching(made: Made, agents: Held[Any] | None = None, lengths: Held[Any] | None = None) -> Reload:
-    first = Predictors(agents or held(AGENTS), lengths or held(LENGTHS))
+    first = Predictors(agents or held(AGENTS), lengths or held(LENGTHS), held(None, None))
     return Reload(first, made, 30.0, load=made.load)
 
 
@@ -237,7 +237,7 @@ def test_it_looks_in_a_thread_of_its_own_until_it_is_closed() -> None:
     made, tried = Made(), threading.Event()
     made.aliases["next-agent"]["champion"] = 2
     made.faults["models:/next-agent/2"] = tried.set
-    first = Predictors(held(AGENTS), held(LENGTHS))
+    first = Predictors(held(AGENTS), held(LENGTHS), held(None, None))
     reload = Reload(first, made, 0.001, load=made.load)
     reload.start()
     assert tried.wait(30)

@@ -79,7 +79,7 @@ class LiveReturn:
 
     Attributes:
         source: as `Forecast.source`; with "none" there are no quantiles.
-        evidence: training steps of this agent in this workflow type; for counts, returns counted.
+        evidence: training steps of this agent in this workflow type; for counts, returns counted after it.
         end: probability that the workflow has ended.
         quantiles, seconds: Q rising numbers below 1, and the seconds at each, not falling, given that it returns.
         version: None for counts.

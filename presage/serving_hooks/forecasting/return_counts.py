@@ -65,9 +65,9 @@ class ReturnCounts:
     def forecast(self, stats_key: str, agent: str, finish_reason: str | None, reason: str | None) -> LiveReturn | None:
         """The forecast after a step, for this reason; None if there is too little evidence."""
         kept = self._types.get(stats_key)
-        found = [kept.get(group) for group in _groups(agent, finish_reason)] if kept is not None else []
-        everything = self._tenants.get(tenant_of(stats_key))
-        levels = [of for of in (*found, everything) if of is not None and of.returns >= self.config.min_evidence]
+        of_type = [kept.get(group) for group in _groups(agent, finish_reason)] if kept is not None else []
+        found = [of for of in (*of_type, self._tenants.get(tenant_of(stats_key))) if of is not None]
+        levels = [of for of in found if of.returns >= self.config.min_evidence]
         if not levels:
             return None
         seconds, most = [], 0.0
@@ -75,9 +75,11 @@ class ReturnCounts:
             most = max(most, _quantile(levels, quantile))
             seconds.append(most)
         end = 0.0
-        for of in reversed([of for of in (*found, everything) if of is not None]):
+        for of in reversed(found):
             end = (of.ends + end) / (len(of) + 1)
-        return LiveReturn("back-off", levels[0].returns, end, QUANTILES, tuple(seconds), None, reason)
+        of_agent = of_type[1] if of_type else None
+        evidence = of_agent.returns if of_agent is not None else 0
+        return LiveReturn("back-off", evidence, end, QUANTILES, tuple(seconds), None, reason)
 
     def _add(self, stats_key: str, agent: str, finish_reason: str | None, outcome: float) -> None:
         kept = self._types.get(stats_key)

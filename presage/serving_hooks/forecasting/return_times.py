@@ -15,9 +15,9 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from presage.features.return_times import BegunStep, ReturnWorkflow, Row
+from presage.features.return_times import BegunStep, ReturnWorkflow, Row, milliseconds
 from presage.predictors.common.forecast import Source
 from presage.predictors.return_time.predictor import ReturnTimePredictor
 from presage.serving_hooks.forecasting.adapters import ReturnAdapter
@@ -168,6 +168,18 @@ class ReturnTimeForecaster:
         course = self._courses.get(workflow)
         return None if course is None or course.away is None else (course.away.forecast, course.away.at)
 
+    def status(self) -> dict[str, Any]:
+        """Forecasts against returns, and faults, for operators; plain data."""
+        return {
+            "workflow_types": self.live.to_dict(),
+            "faults": dict(self.faults),
+        }
+
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        running = sum(len(begun) for course in self._courses.values() for begun in course.flying.values())
+        return {"return times": len(self), "return times, running steps": running}
+
     def _arrived(self, step: Step, input_tokens: object, now: float) -> None:
         course = self._courses.get(step.workflow)
         if course is None or sum(map(len, course.flying.values())) >= MOST_FLYING:
@@ -181,7 +193,8 @@ class ReturnTimeForecaster:
             course.away = None
         begun = None
         if course.state is not None:
-            begun = course.state.arrived({"agent": step.agent, "input_tokens": self._tokens(input_tokens)}, 1e3 * now)
+            given = {"agent": step.agent, "input_tokens": self._tokens(input_tokens)}
+            begun = course.state.arrived(given, milliseconds(now))
         if course.flying is _NO_STEPS:
             course.flying = {}
         course.flying.setdefault(step, []).append(begun)
@@ -199,7 +212,7 @@ class ReturnTimeForecaster:
         row = None
         if first is not None and course.state is not None:
             given = {"output_tokens": self._tokens(output_tokens), "finish_reason": finish_reason}
-            row = course.state.completed(first, given, 1e3 * now)
+            row = course.state.completed(first, given, milliseconds(now))
         live = self._forecast(course, step, finish_reason, row)
         course.away = _Away(step, finish_reason, live, now)
         return live

@@ -17,14 +17,16 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 
 from presage.errors import ArtefactError, why
+from presage.features.return_times import ReturnWorkflow
 from presage.features.states import STATE_COLUMN
 from presage.predictors.common.artefact import artefact_digest
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.predictor import NextAgentPredictor
+from presage.predictors.return_time.predictor import ReturnTimePredictor
 from presage.registry.connect import Registry, attached
 from presage.registry.promote import PROFILE
 from presage.registry.resolve import ResolvedModel, resolve
-from presage.serving_hooks.forecasting.adapters import LengthAdapter, NextAgentAdapter
+from presage.serving_hooks.forecasting.adapters import LengthAdapter, NextAgentAdapter, ReturnAdapter
 from presage.serving_hooks.forecasting.live import NO_LENGTHS, NO_MODEL
 from presage.serving_hooks.monitoring.promoted import PROMOTED_FILE, PROMOTED_FOLDER, Promoted, read_promoted
 
@@ -63,23 +65,33 @@ class Held(Generic[Predictor]):
 
 @dataclass(frozen=True)
 class Predictors:
-    """Both predictors of an engine."""
+    """The predictors of an engine."""
 
     next_agent: Held[NextAgentPredictor]
     remaining_length: Held[RemainingLengthPredictor]
+    return_time: Held[ReturnTimePredictor]
 
 
 def resolve_predictors(
-    registry: Callable[[], Registry], *, next_agent: str | None = None, remaining_length: str | None = None
+    registry: Callable[[], Registry],
+    *,
+    next_agent: str | None = None,
+    remaining_length: str | None = None,
+    return_time: str | None = None,
 ) -> Predictors:
-    """Resolves, loads and validates both predictors. Raises nothing; logs why a predictor is missing.
+    """Resolves, loads and validates the predictors. Raises nothing; logs why a predictor is missing.
 
     Args:
         registry: opens the registry; called at most once, and not at all if folders are given.
-        next_agent, remaining_length: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, an artefact folder, or None.
+        next_agent, remaining_length, return_time: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, an artefact folder, or
+            None.
     """
     opened = _cached(registry)
-    return Predictors(_held("next-agent", next_agent, opened), _held("remaining-length", remaining_length, opened))
+    return Predictors(
+        _held("next-agent", next_agent, opened),
+        _held("remaining-length", remaining_length, opened),
+        _held("return-time", return_time, opened),
+    )
 
 
 def load(kind: str, reference: str, registry: Callable[[], Registry]) -> Held[Any]:
@@ -173,13 +185,28 @@ def _try_length(predictor: RemainingLengthPredictor, texts: Mapping[str, str]) -
             workflow.completed({"output_tokens": 1, **texts})
 
 
+def _try_return_time(predictor: ReturnTimePredictor, texts: Mapping[str, str]) -> None:
+    adapter, vocabulary = ReturnAdapter(predictor, None), predictor.encoder.course.vocabulary
+    for workflow_type in (*vocabulary.workflow_types[:1], ""):
+        workflow, now = ReturnWorkflow(predictor.encoder, workflow_type), 0.0
+        for agent in (*vocabulary.agents[:_TRIAL_STEPS], ""):
+            begun = workflow.arrived({"agent": agent, "input_tokens": 1, **texts}, now)
+            now += 1e3
+            adapter.forecast(workflow.completed(begun, {"output_tokens": 1, "finish_reason": "stop"}, now))
+            answered = workflow.answered("stop", ())
+            assert answered is not None
+            adapter.forecast(answered)
+
+
 _LOADS: Final[Mapping[str, Callable[[Path], Any]]] = {
     "next-agent": NextAgentPredictor.load,
     "remaining-length": RemainingLengthPredictor.load,
+    "return-time": ReturnTimePredictor.load,
 }
 _TRIALS: Final[Mapping[str, Callable[[Any, Mapping[str, str]], None]]] = {
     "next-agent": _try_next_agent,
     "remaining-length": _try_length,
+    "return-time": _try_return_time,
 }
 
 

@@ -52,6 +52,8 @@ class PresageConfig(BaseModel):
     """next-agent model, for eviction: models:/NAME@ALIAS, models:/NAME/VERSION or an artefact folder; null for none"""
     remaining_length: str | None = Field("models:/remaining-length@champion", min_length=1)
     """remaining-length model, for priority; given like next_agent"""
+    return_time: str | None = Field("models:/return-time@champion", min_length=1)
+    """return-time model: when a workflow's next request comes; given like next_agent"""
     registry: str | None = Field(None, min_length=1)
     """MLflow tracking URI of the registry; by default MLFLOW_TRACKING_URI, else mlflow.db in the working directory if
     it exists, else no registry. The engine never creates one"""

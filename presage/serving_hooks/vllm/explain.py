@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
+from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths, LiveReturn
 from presage.serving_hooks.workflows.identity import Step
 
 MOST_SHOWN: Final = 50
@@ -56,7 +56,20 @@ def _as_plain(step: Step, forecast: LiveForecast, ago_s: float) -> dict[str, Any
     }
 
 
-def _source(of: LiveForecast | LiveLengths) -> dict[str, Any]:
+def return_as_plain(forecast: LiveReturn, away_s: float) -> dict[str, Any]:
+    """The forecast of a workflow that has been away for `away_s`: the time that is left, given that it returns."""
+    from presage.predictors.return_time.predictor import ReturnForecast  # only if used: it compiles
+
+    plain: dict[str, Any] = {"away_s": round(away_s, 3), **_source(forecast), "end": None, "quantiles": {}}
+    if forecast.quantiles:
+        given = dict(zip(forecast.quantiles, forecast.seconds, strict=True))
+        left = ReturnForecast(forecast.end, given, forecast.source, forecast.evidence, False, 0).waited(away_s)
+        plain["end"] = round(left.end, 4)
+        plain["quantiles"] = {f"{q:g}": round(seconds, 3) for q, seconds in left.quantiles.items()}
+    return plain
+
+
+def _source(of: LiveForecast | LiveLengths | LiveReturn) -> dict[str, Any]:
     return {"source": of.source, "version": of.version, "evidence": of.evidence, "reason": of.reason}
 
 
@@ -84,9 +97,28 @@ def reasons(explanation: dict[str, Any]) -> list[str]:
         sentences.append("it has no recent forecast")
     elif explanation["forecasts"][-1]["source"] == "none":
         sentences.append(f"its last forecast is unknown: {explanation['forecasts'][-1]['reason']}")
+    if explanation["returns"] is not None:
+        sentences.append(_away(explanation["returns"]))
     if blocks is not None and blocks["free"]:
         before = min(group["before"] for group in blocks["groups"] if group["before"] is not None)
         sentences.append(
             f"{blocks['free']} of its {blocks['blocks']} blocks are free; {before} others are evicted before the first"
         )
     return sentences
+
+
+def _away(returns: dict[str, Any]) -> str:
+    away = f"it has been away for {_duration(returns['away_s'])}"
+    left = {float(q): seconds for q, seconds in returns["quantiles"].items()}
+    if not left:
+        return f"{away}; when it returns is unknown: {returns['reason']}"
+    median, most = (min(left, key=lambda q: abs(q - wanted)) for wanted in (0.5, 0.9))
+    back = f"expected back in {_duration(left[median])} ({100 * most:g} %: {_duration(left[most])})"
+    return f"{away}; {back}; ended with probability {100 * returns['end']:.0f} %"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"

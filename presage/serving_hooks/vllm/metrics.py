@@ -26,7 +26,7 @@ from presage.serving_hooks.counts import (
     RECORDER,
     CounterMetric,
 )
-from presage.serving_hooks.status import EngineStatus, HeldTimesStatus, LiveFigures, ModelStatus
+from presage.serving_hooks.status import EngineStatus, HeldTimesStatus, LiveFigures, ModelStatus, ReturnFigures
 
 Sample = tuple[tuple[str, ...], float]
 """Values of the labels, and a number."""
@@ -183,6 +183,21 @@ def _bounded(judged: list[tuple[tuple[str, ...], float, int]]) -> Iterator[Sampl
             yield key, right[key] / times
 
 
+def _returns(read: Callable[[ReturnFigures], Mapping[str, int]]) -> Callable[[EngineStatus], Iterator[Sample]]:
+    """Figures of return times by workflow type, source and quantile; the status names MOST_TYPES types at most."""
+    return lambda status: (
+        ((name, source, quantile), float(number))
+        for name, source, figures in _return_figures(status)
+        for quantile, number in read(figures).items()
+    )
+
+
+def _return_figures(status: EngineStatus) -> Iterator[tuple[str, str, ReturnFigures]]:
+    for name, sources in status.returns.workflow_types.items() if status.returns is not None else ():
+        for source, figures in sources.items():
+            yield name, source, figures
+
+
 def _alarms(status: EngineStatus) -> dict[str, float]:
     standing = sorted(status.truth.alarms) if status.truth is not None else []
     return dict.fromkeys([*standing[:MOST_TYPES], *([OTHER] if len(standing) > MOST_TYPES else [])], 1.0)
@@ -198,6 +213,8 @@ def _policies(status: EngineStatus) -> dict[str, float] | None:
         return None
     return {**status.on, "prefetch": status.prefetch is not None and status.prefetch.on}
 
+
+_RETURN_LABELS: Final = ("workflow_type", "source", "quantile")
 
 METRICS: Final = (
     _counter(FORECASTS),
@@ -231,6 +248,25 @@ METRICS: Final = (
         ("workflow_type", "model", "quantile"),
         "Share of the latest steps whose tokens left kept within the quantile.",
         _coverages,
+    ),
+    Metric(
+        "presage_returns_judged_total",
+        _RETURN_LABELS,
+        "Workflows that came back after a forecast of their return time with this quantile.",
+        _returns(lambda figures: figures.judged),
+    ),
+    Metric(
+        "presage_returns_within_total",
+        _RETURN_LABELS,
+        "Of presage_returns_judged_total, those that came back within the quantile.",
+        _returns(lambda figures: figures.within),
+    ),
+    Metric(
+        "presage_return_log_error_total",
+        ("workflow_type", "source"),
+        "Absolute logarithms of the actual time by the median of its forecast, summed over "
+        "presage_returns_judged_total.",
+        lambda status: (((name, source), of.log_error) for name, source, of in _return_figures(status)),
     ),
     _table(
         "presage_drift_alarm",

@@ -99,7 +99,7 @@ def add_admin_routes(app: FastAPI, key: str, call: Call) -> None:
     app.add_api_route("/v1/workflows/mode", get_all, methods=["GET"], dependencies=guarded)
 
 
-def call_scheduler(core: Any, method: str, arguments: Sequence[str | None] = ()) -> Any:
+def call_scheduler(core: Any, method: str, arguments: Sequence[Any] = ()) -> Any:
     """Calls a method of an engine's scheduler. The arguments are one list, since vLLM counts those of its methods.
 
     Returns:
@@ -185,7 +185,7 @@ class WorkflowRoutes:
         names = self._engines.names if self._engines is not None else []
         return list(zip(names, answers, strict=True))
 
-    async def _call(self, method: str, *args: str | None) -> list[Any]:
+    async def _call(self, method: str, *args: Any) -> list[Any]:
         if self._engines is None:
             raise HTTPException(503, "no engine runs behind this server; ask the one that serves the workflow")
         return await self._engines.call(METHOD, method, args)

@@ -1,7 +1,7 @@
 """Forecasts from the registry's models, the default of an engine.
 
-Eviction uses `models:/next-agent@champion`, priority `models:/remaining-length@champion`. Without them, or while the
-registry is down, online counts forecast once they have enough data. Prompts are not read.
+They are the champions of next agents, remaining lengths and return times. Without them, or while the registry is down,
+online counts forecast once they have enough data. Prompts are not read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import logging
 import os
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ from presage.registry.connect import DATABASE_FILE, Registry, open_existing
 from presage.serving_hooks.forecasting.adapters import warm
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
+from presage.serving_hooks.forecasting.return_times import ReturnTimeForecaster
 from presage.serving_hooks.forecasting.sources import Held, Predictors, resolve_predictors
 from presage.serving_hooks.monitoring.drift import Drift
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
@@ -66,6 +67,13 @@ class Champions:
         self._promoted_under: dict[str, Sources] = {}
         self._renewed = 0
         self.source = VersionedForecaster(self._forecaster(found))
+        self.returns = ReturnTimeForecaster(
+            found.return_time.predictor,
+            found.return_time.version,
+            budget=config.forecast_budget(),
+            max_workflows=MOST_WORKFLOWS,
+            drifted=self._drifted,
+        )
         if config.reload_s is not None:
             warm()  # compiles now, in case a model is loaded while serving
         registry = RegistryClient(partial(resolve_registry_uri, config.registry))
@@ -89,6 +97,7 @@ class Champions:
             if same and before.breakers[kind].hung:  # the abandoned thread may still change the predictor
                 forecaster.breakers[kind].off = forecaster.breakers[kind].hung = True
         self.source.take_over(forecaster)
+        self.returns.take_over(found.return_time.predictor, found.return_time.version)
         self._renewed += 1
         self._report_models(found)
         _log.info("newer models are live; %d running workflows keep the earlier ones", self.source.under_older)
@@ -105,6 +114,7 @@ class Champions:
                 "workflows_under_older": self.source.under_older,
             },
             "inputs": {"counts": dict(self._inputs), "missing": self._missing()},
+            "returns": self.returns.status(),
         }
         truth = self.source.latest.monitor
         return status | ({"truth": truth.status()} if truth is not None else {})
@@ -112,6 +122,10 @@ class Champions:
     def close(self) -> None:
         """The engine shuts down."""
         self.reload.close()
+
+    def _drifted(self, workflow_type: str) -> bool:
+        monitor = self.source.latest.monitor
+        return monitor is not None and bool(monitor.drift.alarms) and monitor.falls_back(workflow_type, "return-time")
 
     def _missing(self) -> dict[str, list[str]]:
         """The inputs that each champion was promoted with and that no step here had."""
@@ -170,7 +184,7 @@ def predictors(config: PresageConfig) -> Predictors:
             raise RegistryError(without)
         return registry
 
-    wanted = {"next_agent": config.next_agent, "remaining_length": config.remaining_length}
+    wanted = {kind.name: getattr(config, kind.name) for kind in fields(Predictors)}
     # Without a registry nothing is resolved, so that the log warns once and not for each model.
     missing: dict[str, Any] = {
         kind: Held(None, name, reason=without)
@@ -203,7 +217,7 @@ def load_forecasts(config: PresageConfig, served_model: str | None = None, state
     name = config.forecasts
     if name is None:
         of = Champions(config, predictors(config), served_model, state_layer)
-        return Forecasts(next_agents=of.source, remaining=of.source, models=of.models, upkeep=of)
+        return Forecasts(next_agents=of.source, remaining=of.source, returns=of.returns, models=of.models, upkeep=of)
     module, function = name.split(":")
     try:
         make = getattr(importlib.import_module(module), function)

@@ -20,7 +20,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -296,7 +296,7 @@ class Reload:
         loaded = self._each({kind: new[kind] for kind in tried}, lambda kind, _: self._load(kind, tried[kind]))
         if loaded:
             self._held = {**self._held, **loaded}
-            self._ready.append(Predictors(self._held["next-agent"], self._held["remaining-length"]))
+            self._ready.append(Predictors(**{kind.replace("-", "_"): held for kind, held in self._held.items()}))
 
     def _each(self, new: Mapping[str, int], does: Callable[[str, int], Held[Any]]) -> dict[str, Held[Any]] | None:
         """Applies a step to each version; None if one of the set fails or must be tried again."""
@@ -359,7 +359,7 @@ class Reload:
 
 def by_kind(found: Predictors) -> dict[str, Held[Any]]:
     """The models of a set by kind."""
-    return {"next-agent": found.next_agent, "remaining-length": found.remaining_length}
+    return {field.name.replace("_", "-"): getattr(found, field.name) for field in fields(found)}
 
 
 def _called(kind: str, version: int) -> str:

@@ -26,7 +26,7 @@ from presage.serving_hooks.vllm.admission import AdmissionController
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, read_config
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
-from presage.serving_hooks.vllm.explain import LastForecasts, reasons
+from presage.serving_hooks.vllm.explain import LastForecasts, reasons, return_as_plain
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.hidden_states.steps import StatesOfSteps
 from presage.serving_hooks.vllm.metadata import read
@@ -70,7 +70,7 @@ class Policies(engine.SchedulerSeam):
         config = read_config(port.config.additional)
         self._state_layer = counted_from_1(config.state_layer, port.config.layers)
         forecasts = self.forecasts(config)
-        self._models, self.upkeep = forecasts.models, forecasts.upkeep
+        self._models, self.upkeep, self._returns = forecasts.models, forecasts.upkeep, forecasts.returns
         self._unnoted: tuple[Any, float] | None = None
         self._prepared = False
         self._counts = EventCounts(FORECASTS)
@@ -241,6 +241,24 @@ class Policies(engine.SchedulerSeam):
         workflow = workflow_key(workflow_type, workflow_id)
         return bool(self._bookkeeping.attempt(self.workflow_table.end, workflow, EndReason.FINISHED))
 
+    def step_answered(
+        self,
+        workflow_type: str,
+        workflow_id: str,
+        agent: str,
+        number: int | None,
+        finish_reason: str | None,
+        tools: list[str] | None,
+    ) -> bool:
+        """The answer of a completed step was parsed: the API's finish reason, and the tools that it calls.
+
+        Returns whether the forecast of the workflow's return was renewed.
+        """
+        if self._returns is None:
+            return False
+        step = Step(workflow_type, workflow_id, agent, number)
+        return self._bookkeeping.attempt(self._returns.answered, step, finish_reason, tools) is not None
+
     def presage_status(self) -> dict[str, Any]:
         """The status of policies, models and counters, and the number of running workflows."""
         self._note()
@@ -313,6 +331,7 @@ class Policies(engine.SchedulerSeam):
             "alive": running is not None,
             "modes": {policy: self._modes.of(policy, stats_key).word for policy in POLICIES},
             "forecasts": self._last_forecasts.of(workflow) if self._last_forecasts is not None else [],
+            "returns": self._explain_return(workflow),
             "requests": [self._explain(name, step) for name, step in running.requests.items()] if running else [],
             "admission": admission.explain(workflow) if admission is not None else None,
             "blocks": self.block_order.explain(workflow) if self.block_order is not None else None,
@@ -329,6 +348,7 @@ class Policies(engine.SchedulerSeam):
             "recent forecasts": len(self._last_forecasts) if self._last_forecasts is not None else 0,
             "evidence": len(self._evidence.tracker) if self._evidence is not None else 0,
         }
+        found |= getattr(self._returns, "debug_state", dict)()
         for part in (self.workflow_table, self.step_forecasts, self._observing, *parts):
             found |= part.debug_state() if part is not None else {}
         return found
@@ -420,6 +440,10 @@ class Policies(engine.SchedulerSeam):
             "output_tokens": request.num_output_tokens,
             **self.queue_policies.explain(request),
         }
+
+    def _explain_return(self, workflow: str) -> dict[str, Any] | None:
+        found = self._returns.away(workflow) if self._returns is not None else None
+        return None if found is None else return_as_plain(found[0], max(0.0, type(self).clock() - found[1]))
 
     # Modes. A setting for a workflow type applies to a running workflow from its next event on.
 

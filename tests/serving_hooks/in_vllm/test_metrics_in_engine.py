@@ -25,7 +25,7 @@ from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 pytestmark = pytest.mark.vllm
 
 
-NOTHING_FOUND = Predictors(Held(None, None), Held(None, None))
+NOTHING_FOUND = Predictors(*[Held(None, None)] * 3)
 
 
 def reported(engine: Engine) -> EngineStatus:
