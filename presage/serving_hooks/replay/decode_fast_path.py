@@ -23,6 +23,7 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
+from presage.serving_hooks.replay.block_fast_path import take_fast_path
 from presage.serving_hooks.replay.engine_file import Cost
 from presage.serving_hooks.replay.metrics import VirtualClock
 from presage.serving_hooks.vllm.engine import EngineRequest, SchedulerSeam, token_lists
@@ -78,6 +79,8 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if self.fast_path:
+            take_fast_path(self.kv_cache_manager)
         self.says: dict[str, int] = {}
         self.fast_iterations = 0
         self.context_tokens = 0
@@ -113,7 +116,8 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
                 return self._last()
             for one in self._decoding:
                 one.add_token()
-            self._next_phase()
+            self._phase = (self._phase + 1) % self.block_size
+            self._hash_blocks()
             return {}
         before = len(self.running)
         answers = super().update_from_output(output, computed)
@@ -127,16 +131,19 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
             return 0
         many, context, done = len(self._decoding), self.context_tokens, 0
         while self._left > 1 and clock.now < until_s:  # in the last iteration a request completes
-            self.on_fast_forward()
-            for one, _ in self._by_phase[self._phase]:
-                one.catch_up(done)
-            if not self._allocate():
-                break
+            if not done or self._by_phase[self._phase]:
+                self.on_fast_forward()
+                for one, _ in self._by_phase[self._phase]:
+                    one.catch_up(done)
+                if not self._allocate():
+                    break
             self._left -= 1
             done += 1
             context += many
             clock.now += cost.seconds(0, many, context)
-            self._next_phase(done)
+            self._phase = (self._phase + 1) % self.block_size
+            if self._by_phase[self._phase]:
+                self._hash_blocks(done)
         for one in self._decoding:
             one.catch_up(done)
             one.done = 0
@@ -150,7 +157,8 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
         return True
 
     def on_fast_forward(self) -> None:
-        """Called at the start of each fast-forwarded iteration."""
+        """Called at the start of the first fast-forwarded iteration, and of those in which a request needs or fills a
+        block."""
 
     def request_left(self, request: EngineRequest) -> None:
         """A request has left: the fast path ends."""
@@ -195,13 +203,12 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
                 return False
         return True
 
-    def _next_phase(self, done: int = 0) -> None:
-        """All requests have a token more; hashes the blocks that the next token fills, as vLLM does.
+    def _hash_blocks(self, done: int = 0) -> None:
+        """All requests have a token more: hashes the blocks that the next token fills, as vLLM does.
 
         Args:
             done: fast-forwarded iterations; 0 if all requests show their tokens.
         """
-        self._phase = (self._phase + 1) % self.block_size
         for one, fills in self._by_phase[self._phase]:
             if fills:
                 if done:
@@ -216,7 +223,8 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
         for one in self._decoding:
             one.add_token()
         self._by_phase = [[pair for pair in phase if id(pair[0].request) not in gone] for phase in self._by_phase]
-        self._next_phase()
+        self._phase = (self._phase + 1) % self.block_size
+        self._hash_blocks()
         for request in ends:
             request.num_in_flight_tokens += 1
         output = _decode_output(ends)

@@ -11,13 +11,14 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 from presage.errors import EngineError
 from presage.serving_hooks.replay.decode_fast_path import model_output
 from presage.serving_hooks.replay.engine_file import Cost
 from presage.serving_hooks.replay.metrics import PolicyRun, RequestOutcome, VirtualClock
-from presage.serving_hooks.replay.prompts import JobConversation, PromptIds
+from presage.serving_hooks.replay.prompts import HASH_BYTES, LazyTokens, PromptIds
 from presage.serving_hooks.replay.vllm_scheduler import make_request
 from presage.serving_hooks.replay.workload import ReplayJob, Schedule, again_tokens
 
@@ -43,7 +44,6 @@ class Watcher(Protocol):
 class _UnderWay:
     """A running job."""
 
-    conversation: JobConversation
     began_s: float
     waits_for: list[int]
     left: int
@@ -116,7 +116,7 @@ class ReplayEngine:
             return
         job = self._jobs[number]
         waits_for = [len(step.parents) for step in job.steps]
-        self._under_way[number] = _UnderWay(self._prompts.conversation(number), at_s, waits_for, len(job.steps))
+        self._under_way[number] = _UnderWay(at_s, waits_for, len(job.steps))
         for watcher in self._watchers:
             watcher.began(number, self._clock.now)
         for index, step in enumerate(job.steps):
@@ -137,8 +137,8 @@ class ReplayEngine:
 
     def _ask(self, at_s: float, number: int, index: int) -> None:
         job, name = self._jobs[number], f"{number}.{index}"
-        step, conversation = job.steps[index], self._under_way[number].conversation
-        prompt, known = conversation.prompt(index), self._prompts.known(number, index)
+        step, prompts = job.steps[index], self._prompts
+        prompt, known = partial(prompts.prompt, number, index), prompts.known(number, index)
         sent = (
             {}
             if not job.workflow_type
@@ -149,11 +149,13 @@ class ReplayEngine:
                 "step": index,
             }
         )
-        request = make_request(name, prompt, step.output_tokens, at_s, sent, known, self._block_tokens)
+        request = make_request(
+            name, LazyTokens(prompt, step.prompt_tokens), step.output_tokens, at_s, sent, known, self._block_tokens
+        )
         again = again_tokens(job, index) // self._block_tokens * self._block_tokens
         came_s = at_s if step.parents else self._under_way[number].began_s  # also if the job waited to begin
         self._asked[name] = RequestOutcome(number, index, step.agent, came_s, step.prompt_tokens, again)
-        self._scheduler.says[name] = conversation.says(index)
+        self._scheduler.says[name] = prompts.says(number, index)
         for watcher in self._watchers:
             watcher.asked(number, index, self._clock.now)
         self._scheduler.add_request(request)
@@ -212,7 +214,6 @@ class ReplayEngine:
         self.run.asked.append(asked)
         job, under_way = self._jobs[asked.job], self._under_way[asked.job]
         self.run.output_tokens += job.steps[asked.step].output_tokens
-        under_way.conversation.answered(asked.step)
         for watcher in self._watchers:
             watcher.finished(asked.job, asked.step, now)
         under_way.left -= 1
@@ -255,7 +256,7 @@ class Evictions:
             if block.block_hash is None:
                 blank += 1
                 continue
-            content = block.block_hash[:-4]  # without the group of layers
+            content = block.block_hash[:HASH_BYTES]
             of = sharers.get(content)
             if owner.get(content) in using if of is None else not of.isdisjoint(using):
                 active += 1

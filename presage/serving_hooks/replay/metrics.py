@@ -89,7 +89,8 @@ def figures(run: PolicyRun, with_pauses: bool = False) -> Figures:
         reusable_share: hit rate of an endless cache, an upper bound for every policy.
         completion_mean_s, completion_p95_s: of workflows, from arrival to end, without pauses unless `with_pauses`.
         makespan_s: end of the last workflow.
-        ttft_mean_s, ttft_p95_s: of requests, from arrival to the first token; "ttft_mean_s of AGENT" for an agent.
+        ttft_mean_s, ttft_p50_s, ttft_p95_s, ttft_p99_s: of requests, from arrival to the first token; "ttft_mean_s of
+            AGENT" for an agent.
         queueing_mean_s, longest_wait_s: from arrival to the first selection.
         throughput_tokens_per_s, workflows_per_s: output tokens and workflows divided by makespan.
         preemptions: of running requests.
@@ -114,7 +115,7 @@ def figures(run: PolicyRun, with_pauses: bool = False) -> Figures:
         "completion_p95_s": float(np.percentile(completions_s, 95)),
         "makespan_s": run.end_s,
         "ttft_mean_s": float(first.mean()),
-        "ttft_p95_s": float(np.percentile(first, 95)),
+        **{f"ttft_p{share}_s": float(np.percentile(first, share)) for share in (50, 95, 99)},
         "queueing_mean_s": float(waits.mean()),
         "longest_wait_s": float(waits.max()),
         "throughput_tokens_per_s": run.output_tokens / ends_s,

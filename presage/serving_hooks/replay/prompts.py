@@ -1,4 +1,4 @@
-"""Token ids of prompts and outputs, which share prefixes exactly as the convention defines.
+"""Token ids of prompts and outputs, which share prefixes exactly as recorded or as the convention defines.
 
 Each part of a prompt is one id repeated: prompts with the same opening share its id, an agent's closings share an id,
 and each step's new tokens and output have their own. The hash of a block covers all before it, so blocks of one
@@ -7,21 +7,60 @@ repeated id differ by position. Nothing is random.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 from presage.serving_hooks.replay.workload import PromptConvention, ReplayJob
 
 Hashes = list[bytes]
 
-_NONE: Final[Hashes] = []
+HASH_BYTES: Final = 32
+"""Length of a hash; vLLM's keys of blocks may have the group of layers behind it."""
+
+
+class LazyTokens:
+    """Token ids of a request, as vLLM uses the list of them, which are made when one is read: most are only counted."""
+
+    __slots__ = ("_count", "_made", "_make", "_more")
+
+    def __init__(self, make: Callable[[], list[int]], count: int) -> None:
+        self._make, self._count = make, count
+        self._made: list[int] | None = None
+        self._more: list[int] = []
+
+    def __len__(self) -> int:
+        return self._count + len(self._more)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self[:])
+
+    def __getitem__(self, at: Any) -> Any:
+        if self._made is None:
+            self._made = self._make()
+        return (self._made + self._more)[at]
+
+    def __iadd__(self, tokens: Sequence[int]) -> LazyTokens:
+        self._more += tokens
+        return self
+
+    def append(self, token: int) -> None:
+        """Appends one."""
+        self._more.append(token)
+
+    extend = __iadd__
+
+    def copy(self) -> LazyTokens:
+        """Its own copy."""
+        copied = LazyTokens(self._make, self._count)
+        return copied.__iadd__(self._more)
 
 
 class PromptIds:
     """Ids for all jobs of a workload.
 
-    Attributes:
-        hashes: of the blocks of each prompt and output, by job and step, once `hash_all` has made them.
+    Attributes, empty until `hash_all` is called:
+        own: hashes of the blocks of a step's prompt and output that are not those of the step it continues, by job and
+            step.
         owner: the first job that has a block, by hash.
         sharers: all jobs that have a block, by hash; only blocks of several jobs.
     """
@@ -37,87 +76,98 @@ class PromptIds:
         for job in jobs:
             self._first.append(self._first[-1] + 2 * len(job.steps))
         self._jobs = jobs
-        self.hashes: list[list[Hashes]] = []
+        self._shared: list[list[int]] = []  # by job and step: blocks of the step it continues
+        self.own: list[list[Hashes]] = []
         self.owner: dict[bytes, int] = {}
         self.sharers: dict[bytes, set[int]] = {}
+
+    def prompt(self, number: int, index: int) -> list[int]:
+        """Token ids of the prompt of a step."""
+        return self._tokens(number, index, 0, self._jobs[number].steps[index].prompt_tokens)
+
+    def says(self, number: int, index: int) -> int:
+        """The id of which a step's output consists."""
+        return self._first[number] + 2 * index + 1
 
     def hash_all(self, block_tokens: int, hashed: Callable[[bytes | None, list[int]], bytes]) -> None:
         """Computes the hashes of all blocks once; they are the same under every policy and seed.
 
         `hashed` gives the hash of a block, from that of the block before it and its own token ids.
         """
-        if self.hashes:
+        if self.own:
             return
         for number, job in enumerate(self._jobs):
-            conversation, of = self.conversation(number), list[Hashes]()
+            self._shared.append([_shared_tokens(job, index) // block_tokens for index in range(len(job.steps))])
+            self.own.append([])
             for index, step in enumerate(job.steps):
-                tokens = conversation.prompt(index) + [conversation.says(index)] * step.output_tokens
-                blocks: Hashes = []
-                if step.continues is not None:
-                    fixed = min(step.repeated_tokens, job.steps[step.continues].fixed_tokens)
-                    blocks = of[step.continues][: fixed // block_tokens]
-                last = blocks[-1] if blocks else None
-                for start in range(len(blocks) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
-                    last = hashed(last, tokens[start : start + block_tokens])
-                    blocks.append(last)
+                self.own[number].append([])
+                known = self.known(number, index)
+                last, start = known[-1] if known else None, len(known) * block_tokens
+                tokens = self._tokens(number, index, start, step.prompt_tokens + step.output_tokens)
+                for place in range(0, len(tokens) - block_tokens + 1, block_tokens):
+                    last = hashed(last, tokens[place : place + block_tokens])
+                    self.own[number][index].append(last)
                     first = self.owner.setdefault(last, number)
                     if first != number:
                         self.sharers.setdefault(last, {first}).add(number)
-                of.append(blocks)
-                conversation.answered(index)
-            self.hashes.append(of)
 
     def known(self, number: int, index: int) -> Hashes:
         """Hashes of the prompt and output of a step; empty if they were not computed."""
-        return self.hashes[number][index] if self.hashes else _NONE
+        found: Hashes = []
+        for step, blocks in self.stretches(number, index):
+            found += self.own[number][step][:blocks]
+        return found
 
-    def conversation(self, number: int) -> JobConversation:
-        """The token sequences of a job."""
-        job = self._jobs[number]
-        openings = [self._ids[self._opening(job, step.agent)] for step in job.steps]
-        closings = [self._ids["closing", job.workflow_type, step.agent] for step in job.steps]
-        return JobConversation(job, self._first[number], openings, closings, self._first[-1])
+    def stretches(self, number: int, index: int) -> list[tuple[int, int]]:
+        """Of which steps the blocks of a step's prompt and output are its `own`, and how many, from the front."""
+        if not self.own:
+            return []
+        own, shared, steps = self.own[number], self._shared[number], self._jobs[number].steps
+        found = []
+        at: int | None = index
+        end = shared[index] + len(own[index])
+        while at is not None and end:
+            if end > shared[at]:
+                found.append((at, end - shared[at]))
+                end = shared[at]
+            at = steps[at].continues
+        return found[::-1]
+
+    def _tokens(self, number: int, index: int, start: int, end: int) -> list[int]:
+        """Tokens start to end of the prompt and output of a step."""
+        job, parts = self._jobs[number], list[tuple[int, int]]()
+
+        def part(token: int, begin: int) -> None:
+            """The tokens before `end` are this one, from `begin` on."""
+            nonlocal end
+            if end > max(begin, start):
+                parts.append((token, end - max(begin, start)))
+                end = max(begin, start)
+
+        step = job.steps[index]
+        part(self.says(number, index), step.prompt_tokens)
+        part(self._ids["closing", job.workflow_type, step.agent], step.prompt_tokens - step.closing_tokens)
+        while step.continues is not None:
+            part(self._first[number] + 2 * index, step.repeated_tokens)
+            index = step.continues
+            step = job.steps[index]
+            part(self.says(number, index), step.prompt_tokens - step.closing_tokens)
+        opened = step.hash_tokens * len(step.hashed) if step.hashed else step.opening_tokens
+        part(self._first[number] + 2 * index, opened)
+        for place, hashed in reversed(list(enumerate(step.hashed))):
+            part(self._first[-1] + hashed, place * step.hash_tokens)
+        part(self._ids[self._opening(job, step.agent)], 0)
+        tokens: list[int] = []
+        for token, times in reversed(parts):
+            tokens += [token] * times
+        return tokens
 
     def _opening(self, job: ReplayJob, agent: str) -> tuple[str, ...]:
         own = self._convention.prompts == "own-conversation"
         return ("opening", job.workflow_type, agent) if own else ("opening", job.workflow_type)
 
 
-class JobConversation:
-    """The growing token sequences of one job. Its own ids begin at `first`, those of hash ids (plain requests) at
-    `hashed`."""
-
-    def __init__(
-        self, job: ReplayJob, first: int, openings: Sequence[int], closings: Sequence[int], hashed: int
-    ) -> None:
-        self._job, self._first, self._openings, self._closings = job, first, openings, closings
-        self._hashed = hashed
-        self._sequences: dict[int, list[int]] = {}
-
-    def prompt(self, number: int) -> list[int]:
-        """Token ids of a step's prompt; the step it continues has been answered."""
-        return self._trunk(number) + [self._closings[number]] * self._job.steps[number].closing_tokens
-
-    def says(self, number: int) -> int:
-        """The id of which a step's output consists."""
-        return self._first + 2 * number + 1
-
-    def answered(self, number: int) -> None:
-        """Appends the output of a step."""
-        self._sequences[number] = self._trunk(number) + [self.says(number)] * self._job.steps[number].output_tokens
-
-    def _trunk(self, number: int) -> list[int]:
-        step = self._job.steps[number]
-        if step.continues is None:
-            before = self._opened(number)
-        else:
-            before = self._sequences[step.continues][: step.repeated_tokens]
-        new_tokens = step.prompt_tokens - step.closing_tokens - len(before)
-        return before + [self._first + 2 * number] * new_tokens
-
-    def _opened(self, number: int) -> list[int]:
-        step = self._job.steps[number]
-        if not step.hashed:
-            return [self._openings[number]] * step.opening_tokens
-        ids = [self._hashed + one for one in step.hashed for _ in range(step.hash_tokens)]
-        return ids[: step.prompt_tokens]
+def _shared_tokens(job: ReplayJob, index: int) -> int:
+    """Tokens at the same places as in the sequence of the step that it continues."""
+    step = job.steps[index]
+    return 0 if step.continues is None else min(step.repeated_tokens, job.steps[step.continues].fixed_tokens)

@@ -140,7 +140,7 @@ def run_one(
     jobs, engine, clock = setting.jobs, setting.engine, VirtualClock()
     prompts = PromptIds(jobs, setting.convention) if prompts is None else prompts
     prompts.hash_all(engine.block_tokens, vllm_scheduler.block_hash)
-    next_uses = NextUses(jobs, prompts.hashes) if policy.foresight else None
+    next_uses = NextUses(jobs, prompts) if policy.foresight else None
     agents = forecaster_for(setting, policy.foretold, clock)
     lengths = forecaster_for(setting, policy.ranked, clock) if policy.ranked != policy.foretold else None
     kind = vllm_scheduler.scheduler_class(policy, agents, clock, fast_path, lengths=lengths, next_uses=next_uses)

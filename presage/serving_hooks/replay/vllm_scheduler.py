@@ -7,7 +7,7 @@ and the outputs of iterations.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -27,7 +27,8 @@ from presage.serving_hooks.replay.engine_file import EngineFile
 from presage.serving_hooks.replay.forecasts import LengthsOnly
 from presage.serving_hooks.replay.host_tier import transfer_config
 from presage.serving_hooks.replay.policies import Policy
-from presage.serving_hooks.replay.prompts import Hashes
+from presage.serving_hooks.replay.prompts import Hashes, LazyTokens
+from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.modes import Switch
@@ -88,7 +89,7 @@ def make_scheduler(
 
 def make_request(
     name: str,
-    prompt: list[int],
+    prompt: LazyTokens,
     output_tokens: int,
     arrives_s: float,
     sent: Mapping[str, Any],
@@ -128,12 +129,33 @@ def _lacking(known: Hashes, block_tokens: int, of: Any) -> Hashes:
     return known[len(of.block_hashes) : len(of.all_token_ids) // block_tokens]
 
 
+class _ManyAtOnce(ScoredBlocks):
+    """Free blocks by score, of the fast path."""
+
+    def remove_n(self, blocks: Sequence[Any]) -> None:
+        """Free blocks are in use again."""
+        self.vllm_queue.remove_n(blocks)  # type: ignore[attr-defined]  # of the fast path
+        if self.switch.on:
+            self.switch.attempt(self._removed, blocks)
+
+    def _removed(self, blocks: Sequence[Any]) -> None:
+        remove = self._order.remove
+        for block in blocks:
+            remove(block.block_id)
+
+
 class HookedScheduler(Policies, FastPathScheduler):
     """The hooks before the scheduler with the fast path."""
 
     def may_fast_forward(self) -> bool:
         """Whether only the order of free blocks acts, which has no work in a decode-only iteration."""
         return not self.queue_policies.active and self.prefetcher is None
+
+    def make_block_order(self, config: PresageConfig, switch: Switch) -> Any:
+        """The scored order, which takes many blocks at once."""
+        order = super().make_block_order(config, switch)
+        order.__class__ = type(order.__class__.__name__, (_ManyAtOnce, order.__class__), {})
+        return order
 
     def on_fast_forward(self) -> None:
         """Expires workflows, and passes the forecasts of the previous iteration to the order of free blocks."""

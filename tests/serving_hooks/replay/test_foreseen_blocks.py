@@ -14,6 +14,7 @@ from presage.serving_hooks.vllm.modes import Switch
 class Block:
     block_id: int
     block_hash: bytes | None = None
+    block_hash_num_tokens: int | None = None
 
 
 class Queue:
@@ -43,9 +44,10 @@ class Known:
     """Two workflows: the first is due in 5 s, the second in 3, and 0 is the group of what is never read."""
 
     due = np.array([np.inf, 5.0, 3.0])
+    changes = 0
 
-    def group(self, block_hash: bytes) -> tuple[int, int]:
-        return block_hash[0], block_hash[1]
+    def group(self, block_hash: bytes) -> int:
+        return block_hash[0]
 
 
 def held(*what: bytes | None) -> tuple[BeladyBlocks, list[Block]]:
@@ -56,7 +58,7 @@ def held(*what: bytes | None) -> tuple[BeladyBlocks, list[Block]]:
     assert foreseen.num_free_blocks == 0
     for block, one in zip(blocks, what, strict=True):
         if one is not None:
-            block.block_hash = one + b"...."
+            block.block_hash, block.block_hash_num_tokens = one + b"....", one[1] + 1
             foreseen.filled(None, [block])
     assert len(taken) == len(blocks)
     foreseen.append_n(blocks)

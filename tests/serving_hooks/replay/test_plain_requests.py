@@ -30,7 +30,7 @@ def test_what_is_repeated_is_what_began_alike() -> None:
 def test_prompts_are_alike_as_far_as_their_ids_are() -> None:
     jobs = requests_workload(REQUESTS, 512).jobs
     prompts = PromptIds(jobs, PromptConvention())
-    first, second, third, last = (prompts.conversation(number).prompt(0) for number in range(4))
+    first, second, third, last = (prompts.prompt(number, 0) for number in range(4))
     assert [len(one) for one in (first, second, third, last)] == [900, 1500, 1500, 1]
     assert first == second[:900]
     assert second[512:] == third[512:]
@@ -40,6 +40,6 @@ def test_prompts_are_alike_as_far_as_their_ids_are() -> None:
 
 def test_tokens_that_no_id_stands_for_are_ones_own() -> None:
     jobs = requests_workload([PlainRequest(0.0, 1500, 1, (7,)), PlainRequest(0.0, 1500, 1, (7,))], 512).jobs
-    one, other = (PromptIds(jobs, PromptConvention()).conversation(number).prompt(0) for number in range(2))
+    one, other = (PromptIds(jobs, PromptConvention()).prompt(number, 0) for number in range(2))
     assert one[:512] == other[:512]
     assert not set(one[512:]) & set(other[512:])

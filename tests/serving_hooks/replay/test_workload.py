@@ -126,11 +126,10 @@ def test_prompts_as_recorded_are_alike_as_far_as_their_ids_are(drawn: list[tuple
             for of, (_, _, rest, output) in zip(ids, drawn, strict=True)
         )
     )
-    conversation = PromptIds([ReplayJob("t", "a", steps)], PromptConvention()).conversation(0)
+    ids_of = PromptIds([ReplayJob("t", "a", steps)], PromptConvention())
     prompts = []
     for number in range(len(steps)):
-        prompts.append(conversation.prompt(number))
-        conversation.answered(number)
+        prompts.append(ids_of.prompt(0, number))
         for before in range(number):
             pairs = zip(ids[number], ids[before], strict=False)
             shared = next((at for at, (one, other) in enumerate(pairs) if one != other), None)
@@ -207,18 +206,17 @@ def test_every_prompt_has_as_many_tokens_as_recorded_and_begins_with_what_it_con
     given_: list, convention: PromptConvention
 ) -> None:
     one = job(given_, convention)
-    conversation = PromptIds([one], convention).conversation(0)
+    prompts = PromptIds([one], convention)
     sequences = []
     for number, step in enumerate(one.steps):
-        prompt = conversation.prompt(number)
+        prompt = prompts.prompt(0, number)
         assert len(prompt) == step.prompt_tokens == given_[number][1]
         assert step.new_tokens >= 1
         if step.continues is not None:
             assert prompt[: len(sequences[step.continues])] == sequences[step.continues]
         body = prompt[: len(prompt) - step.closing_tokens]
-        sequences.append(body + [conversation.says(number)] * step.output_tokens)
+        sequences.append(body + [prompts.says(0, number)] * step.output_tokens)
         assert len(sequences[-1]) == step.sequence_tokens
-        conversation.answered(number)
 
 
 def chained(before: bytes | None, tokens: list[int]) -> bytes:
@@ -233,31 +231,26 @@ def test_hashes_that_are_computed_once_are_those_of_each_sequence_alone(
     prompts = PromptIds(jobs, convention)
     prompts.hash_all(block, chained)
     for number, one in enumerate(jobs):
-        conversation = prompts.conversation(number)
         for index, step in enumerate(one.steps):
-            tokens = conversation.prompt(index) + [conversation.says(index)] * step.output_tokens
+            tokens = prompts.prompt(number, index) + [prompts.says(number, index)] * step.output_tokens
             alone, last = [], None
             for start in range(0, len(tokens) - block + 1, block):
                 last = chained(last, tokens[start : start + block])
                 alone.append(last)
             assert prompts.known(number, index) == alone
-            conversation.answered(index)
 
 
 @given(asked, conventions)
 def test_two_workflows_share_their_openings_and_nothing_after(given_: list, convention: PromptConvention) -> None:
     jobs = [job(given_, convention, "a"), job(given_, convention, "b")]
     prompts = PromptIds(jobs, convention)
-    a, b = prompts.conversation(0), prompts.conversation(1)
     for number, step in enumerate(jobs[0].steps):
-        one, other = a.prompt(number), b.prompt(number)
+        one, other = prompts.prompt(0, number), prompts.prompt(1, number)
         shared = next((i for i, (x, y) in enumerate(zip(one, other, strict=True)) if x != y), len(one))
         opened = step
         while opened.continues is not None:
             opened = jobs[0].steps[opened.continues]
         assert shared == opened.opening_tokens
-        a.answered(number)
-        b.answered(number)
 
 
 def test_a_prompt_repeats_what_stands_before_a_closing() -> None:
