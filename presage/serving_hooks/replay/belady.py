@@ -66,6 +66,7 @@ class NextUses:
         self.due: NDArray[np.float64] = np.full(self._sort(prompts), math.inf)
         self._asked: list[dict[int, float]] = [{} for _ in jobs]
         self._ended: list[dict[int, float]] = [{} for _ in jobs]
+        self._open = [list(range(len(job.steps))) for job in jobs]  # steps that have not ended
         self._soonest: dict[int, dict[int, float]] = {group: {} for group in self._shared}
         self._left = {group: len(of) for group, of in self._shared.items()}  # jobs that will read it
         self._s_per_token = _FIRST_S_PER_TOKEN
@@ -95,6 +96,7 @@ class NextUses:
         tokens = self._jobs[number].steps[index].output_tokens
         self._s_per_token += _NEW * (took_s / tokens - self._s_per_token)
         self._ended[number][index] = at_s
+        self._open[number].remove(index)
         self._look(number, at_s)
 
     def _look(self, number: int, now: float) -> None:
@@ -121,14 +123,11 @@ class NextUses:
 
     def _coming(self, number: int, now: float) -> dict[int, float]:
         """When each unfinished step of a job reads its prompt, by step."""
-        asked, ended = self._asked[number], self._ended[number]
+        asked, steps = self._asked[number], self._jobs[number].steps
         found: dict[int, float] = {}
-        ends: dict[int, float] = {}
-        for index, step in enumerate(self._jobs[number].steps):
-            if index in ended:
-                ends[index] = ended[index]
-                continue
-            at_s = asked.get(index)
+        ends = self._ended[number].copy()
+        for index in self._open[number]:
+            step, at_s = steps[index], asked.get(index)
             if at_s is None:
                 at_s = max(now, max((ends[parent] for parent in step.parents), default=now) + step.pause_s)
             found[index] = at_s
@@ -278,8 +277,10 @@ class BeladyBlocks(ScoredBlocks):
     def _ordered(self, n: int) -> list[int]:
         free = np.flatnonzero(self._free)
         due = self._next_uses.due[self._group[free]] + self._later[free]
-        if n < len(free):
-            first = np.argpartition(-due, n - 1)[:n]
+        if 0 < n < len(free):  # argpartition is slow where many are never due
+            least = np.partition(due, len(due) - n)[len(due) - n]
+            later = np.flatnonzero(due > least)
+            first = np.r_[later, np.flatnonzero(due == least)[: n - len(later)]]
             free, due = free[first], due[first]
         found: list[int] = free[np.argsort(-due, kind="stable")].tolist()
         return found

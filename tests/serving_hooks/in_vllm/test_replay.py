@@ -212,6 +212,26 @@ def test_every_policy_is_quick_and_step_by_step_alike(policy: Policy, tokens: in
     assert quick == run_one(setting, policy, 1)  # hashes of before make no difference
 
 
+@pytest.mark.parametrize("name", ["stock", "lifecycle", "oracle", "belady"])
+@pytest.mark.parametrize("block_tokens", [16, 64])
+def test_recorded_prompts_that_branch_are_quick_and_step_by_step_alike(name: str, block_tokens: int) -> None:
+    asked = [
+        RecordedRequest("p", 200, 12, (), 0.0, [[1, 3]]),
+        RecordedRequest("q", 330, 30, (0,), 0.2, [[1, 3], [10, 11]]),
+        RecordedRequest("r", 400, 9, (0,), 0.0, [[1, 3], [10, 12]]),  # repeats a prompt that may still be computed
+        RecordedRequest("p", 300, 20, (1, 2), 0.5, [[1, 2], [20, 21]]),
+        RecordedRequest("p", 420, 70, (3,), 0.1, [[1, 2], [20, 23]]),
+        RecordedRequest("p", 500, 5, (4,), 0.1, [[1, 2], [20, 23], [30, 30]]),
+    ]
+    steps = assemble(asked, PromptConvention())
+    of = tuple(ReplayJob("t", f"w{number}", steps) for number in range(14))
+    machine = engine(1500, block_tokens=block_tokens)
+    setting = Setting(of, PromptConvention(), Arrivals(concurrency=14), machine, "oracle")
+    quick, slow = (run_one(setting, POLICIES[name], 1, quick) for quick in (True, False))
+    assert quick == slow
+    assert 0 < quick.figures["hit_rate"] < quick.figures["reusable_share"]
+
+
 def test_pause_and_restore_stand_where_the_hooks_have_their_admission() -> None:
     kind = scheduler_class(THUNDERAGENT, None, VirtualClock())
     assert kind.make_admission is not HookedScheduler.make_admission
