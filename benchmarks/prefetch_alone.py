@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--forecasts", default="oracle,counts")
-    parser.add_argument("--policies", default="hierarchical,full", help="their prefetch is switched on and off")
+    parser.add_argument("--policies", default="next-use,full", help="their prefetch is switched on and off")
     parser.add_argument("--prompts", default="own-conversation")
     parser.add_argument("--opening-tokens", type=int, default=300)
     parser.add_argument("--engine", default="h100-8b-datasheet")

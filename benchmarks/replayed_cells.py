@@ -90,8 +90,8 @@ def cell(group: str, name: str, forecasts: str, policies: str) -> Cell:
     return Cell(group, parts[0], parts[1], int(parts[2]), forecasts, tuple(policies.split(",")))
 
 
-LOOPS: Final = "stock,lifecycle,hierarchical,admission,full,thunderagent,oracle,belady,best-fixed"
-_ORDERS: Final = "stock,lifecycle,hierarchical,admission,full,oracle"
+LOOPS: Final = "stock,lifecycle,next-use,admission,full,thunderagent,oracle,belady,best-fixed"
+_ORDERS: Final = "stock,lifecycle,next-use,admission,full,oracle"
 GROUPS: Final = {
     "loops": _cells(
         "loops",
@@ -111,7 +111,7 @@ GROUPS: Final = {
         "real",
         f"{REAL}/24/16000 {REAL}/32/8000",
         TRAINED,
-        "stock,lifecycle,static-graph,hierarchical,admission,thunderagent,full,oracle,belady",
+        "stock,lifecycle,static-graph,next-use,admission,thunderagent,full,oracle,belady",
     ),
     "noise": tuple(
         one

@@ -34,7 +34,7 @@ def compare(one: Cell, kept: Kept, seeds: Sequence[int]) -> dict[str, Any]:
         means = over_seeds(list(of.values()))
         found[name] = {figure: means[figure] for figure in (*SHOWN, "recomputed_tokens", "preemptions")}
         found[name]["at_once"] = kept.best_of(one, name) if policy_of(name).swept else None
-        if name == "hierarchical" and "lifecycle" in runs:
+        if name == "next-use" and "lifecycle" in runs:
             other = runs["lifecycle"]
             above = [of[seed]["hit_rate"] - other[seed]["hit_rate"] for seed in sorted(of.keys() & other.keys())]
             found[name]["hit rate above lifecycle"] = interval(above)
@@ -95,7 +95,7 @@ def _of_eviction(one: Cell, of: Mapping[str, Any]) -> dict[str, bool]:
     wanted = 0.7 if one.workload == REAL else 0.8
     if not (one.near_the_knee or one.workload != "history-first"):
         return found
-    for name in sorted({"hierarchical", "full"} & of.keys()):
+    for name in sorted({"next-use", "full"} & of.keys()):
         for figure, said in (("hit_rate", "hit rate"), ("completion_mean_s", "completion")):
             for key, bound in (("share", "the oracle"), ("share_of_belady", CLAIRVOYANT)):
                 gained = of[name].get(key, {}).get(figure)
@@ -112,11 +112,11 @@ def _kind(one: Cell) -> str:
 
 def _under_noise(one: Cell, of: Mapping[str, Any]) -> dict[str, bool]:
     """Eviction by noisy forecasts against blocks of ended workflows first, by hit rate of the same seed."""
-    above = of["hierarchical"]["hit rate above lifecycle"]
+    above = of["next-use"]["hit rate above lifecycle"]
     if one.forecasts == "noise:0.2":
-        return {"20 % noise: hierarchical is above lifecycle in hit rate": above["mean"] > 0}
+        return {"20 % noise: next-use is above lifecycle in hit rate": above["mean"] > 0}
     most = above["ci95"][1] if above["ci95"] else above["mean"]
-    return {"100 % noise: hierarchical is not below lifecycle beyond the interval": most >= 0}
+    return {"100 % noise: next-use is not below lifecycle beyond the interval": most >= 0}
 
 
 def _of_the_queue(of: Mapping[str, Any]) -> dict[str, bool]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _CONCURRENCY: Final = 16
 """Concurrent workflows, unless --concurrency, --rate or --as-recorded is given."""
 
-_POLICIES: Final = "stock,lifecycle,hierarchical,oracle"
+_POLICIES: Final = "stock,lifecycle,next-use,oracle"
 
 
 def replay(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from presage.serving_hooks.replay.runs import Done
     from presage.serving_hooks.replay.workload import Workload
 
-_POLICY: Final = "hierarchical"
+_POLICY: Final = "next-use"
 _CONCURRENCY: Final = 16
 _SEEDS: Final = 8
 _FOLDER: Final = "replay"

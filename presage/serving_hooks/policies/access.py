@@ -14,18 +14,26 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from presage.serving_hooks.policies.next_use import ReturnCurve, Stage
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead
 
 NO_AGENTS: Final[frozenset[str]] = frozenset()
 
 
 class Use(NamedTuple):
-    """An active workflow's use of a group: the agents that touch it, and its part of score and moment, in 1 / UNIT."""
+    """An active workflow's use of a group: the agents that touch it, and what it adds to the score; see `Worth`."""
 
     agents: frozenset[str]
     score: int
-    moment: int
 
+
+NOT_KNOWN: Final = -1
+"""The score of a use by a workflow without forecasts."""
+
+PER_S: Final = 2**40
+"""The score of one expected use a second, as an integer: sums stay exact, and waits of decades differ."""
+
+_NO_STAGE: Final = Stage(0.0, 0.0, math.inf)
 
 FEW: Final = 5
 """Up to so many free blocks of a group are kept in a tuple: the smallest dict takes three times the memory."""
@@ -44,13 +52,14 @@ class Group:
         id: rises with creation.
         users: number of workflows that ever touched it, ended ones included.
         sole: its only active workflow; None if it has none or several.
-        agents, moment: use by `sole`, as in `Use`; its part of the score is `score`.
+        agents: of `sole` that touch it.
         many: use by each of several active workflows; else empty and read-only.
-        score: Σ over its active workflows, in 1 / UNIT.
+        score: that of `sole`, or the sum over `many` without unknown ones; see `AccessIndex.worth`.
         free: its free blocks, the first freed first; change them through `unpacked`.
         stale: whether `sole` has had a new forecast since the group was scored; see `AccessIndex.score`.
         holes: blocks evicted from the front of `free` since it was last rebuilt.
-        last_use: stamp of the last time blocks of it were freed.
+        last_use, freed_at: stamp and time of the last time blocks of it were freed.
+        due: when its next use is expected, seconds of the caller's clock, if it has a valid entry by that.
         entry: its valid entry in an eviction order, or None.
     """
 
@@ -61,11 +70,12 @@ class Group:
     agents: frozenset[str] = NO_AGENTS
     many: dict[str, Use] = field(default_factory=lambda: _NO_USES)
     score: int = 0
-    moment: int = 0
     free: dict[int, None] | tuple[int, ...] = ()
     stale: bool = False
     holes: int = 0
     last_use: int = 0
+    freed_at: float = 0.0
+    due: float = 0.0
     entry: bytes | None = None
 
     @property
@@ -80,26 +90,26 @@ class Group:
         use = self.many.get(workflow)
         return None if use is None else use.agents
 
-    def put(self, workflow: str, agents: frozenset[str], score: int, moment: int) -> None:
+    def put(self, workflow: str, agents: frozenset[str], score: int) -> None:
         """Sets the use of an active workflow."""
         if self.sole == workflow or (self.sole is None and not self.many):
-            self.sole, self.agents, self.score, self.moment = workflow, agents, score, moment
+            self.sole, self.agents, self.score = workflow, agents, score
             return
         if self.sole is not None:
-            self.many = {self.sole: Use(self.agents, self.score, self.moment)}
-            self.sole, self.agents = None, NO_AGENTS
+            self.many = {self.sole: Use(self.agents, self.score)}
+            self.sole, self.agents, self.score = None, NO_AGENTS, max(0, self.score)
         before = self.many.get(workflow)
-        self.score += score - (0 if before is None else before.score)
-        self.many[workflow] = Use(agents, score, moment)
+        self.score += max(0, score) - (0 if before is None else max(0, before.score))
+        self.many[workflow] = Use(agents, score)
 
     def leave(self, workflow: str) -> None:
         """Removes an active workflow that has ended."""
         if workflow == self.sole:
             self.sole, self.agents, self.score, self.stale = None, NO_AGENTS, 0, False
             return
-        self.score -= self.many.pop(workflow).score
+        self.score -= max(0, self.many.pop(workflow).score)
         if len(self.many) == 1:
-            ((self.sole, (self.agents, _, self.moment)),) = self.many.items()
+            ((self.sole, (self.agents, self.score)),) = self.many.items()
             self.many = _NO_USES
 
     def unpacked(self) -> dict[int, None]:
@@ -116,19 +126,25 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class ActiveWorkflow:
-    """An active workflow: its groups, its forecast, and when its next step is due.
+    """An active workflow: its groups and its forecasts.
 
     Attributes:
-        next_step_at: when its next step is expected to start, seconds of the caller's clock; 0 if unknown.
+        lookahead: of its next agents.
+        curve: of its return time from `since`, seconds of the caller's clock; None if unknown.
+        stage: of the curve; the latest that has begun.
         step_s: expected seconds from one of its steps to the next.
+        turns: stages begun, over all its curves.
         private: groups that no other workflow ever touched, one for each set of agents that touch them; few.
         shared: the other groups by id; read-only if empty.
         written: the group of the last new blocks.
     """
 
     lookahead: Lookahead = UNKNOWN
-    next_step_at: float = 0.0
+    curve: ReturnCurve | None = None
+    since: float = 0.0
+    stage: Stage = _NO_STAGE
     step_s: float = 0.0
+    turns: int = 0
     private: tuple[Group, ...] = ()
     shared: dict[int, Group] = field(default_factory=lambda: _NO_GROUPS)
     written: Group | None = None
@@ -173,11 +189,15 @@ def _joined(agents: frozenset[str], agent: str) -> frozenset[str]:
 class AccessIndex:
     """Groups of a cache of `blocks` blocks.
 
+    Args:
+        by_score: whether the score is eq. 2 of PBKV; else that of the expected wait for a use.
+
     Attributes:
         group_of: the group of each block id; None for an empty or untouched block.
     """
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, by_score: bool) -> None:
+        self.by_score = by_score
         self.group_of: list[Group | None] = [None] * blocks
         self.running: dict[str, ActiveWorkflow] = {}
         self.by_id: dict[int, Group] = {}
@@ -249,26 +269,35 @@ class AccessIndex:
                 changed.append(group)
         return changed
 
-    def untouched(self, workflow: str, agent: str, parts: Parts) -> tuple[int, int]:
-        """Blocks of `workflow` that `agent` has not touched: how many are in `parts`, how many in all."""
+    def touched(self, workflow: str, agent: str, parts: Parts) -> tuple[int, int, int, int]:
+        """Blocks of `workflow` that `agent` has touched before: those in `parts`, and all; then those of others."""
         running = self.running.get(workflow)
         if running is None:
-            return 0, 0
-        found = others = 0
+            return 0, 0, 0, 0
+        own_found = own = found = others = 0
         for group in running.groups:
-            if agent not in (group.agents_of(workflow) or NO_AGENTS):
-                others += group.size
-                if group in parts:
-                    found += len(parts[group])
-        return found, others
+            here = len(parts[group]) if group in parts else 0
+            if agent in (group.agents_of(workflow) or NO_AGENTS):
+                own_found, own = own_found + here, own + group.size
+            else:
+                found, others = found + here, others + group.size
+        return own_found, own, found, others
 
-    def forecast(self, workflow: str, lookahead: Lookahead, next_step_at: float, step_s: float) -> Iterable[Group]:
+    def forecast(
+        self, workflow: str, lookahead: Lookahead, curve: ReturnCurve | None, since: float, step_s: float, now: float
+    ) -> Iterable[Group]:
         """Stores a new forecast of a workflow; returns its groups, which it scores again."""
         running = self.running.get(workflow)
         if running is None:
             running = self.running[workflow] = ActiveWorkflow()
-        running.lookahead, running.next_step_at, running.step_s = lookahead, next_step_at, step_s
-        known: dict[frozenset[str], tuple[int, int]] = {}  # shared groups may have equal agents
+        running.lookahead, running.curve, running.since, running.step_s = lookahead, curve, since, step_s
+        return self.advance(workflow, running, now)
+
+    def advance(self, workflow: str, running: ActiveWorkflow, now: float) -> Iterable[Group]:
+        """Moves the return time of a workflow to its present stage; returns its groups, which it scores again."""
+        running.turns += 1
+        running.stage = _NO_STAGE if running.curve is None else running.curve.at(max(0.0, now - running.since))
+        known: dict[frozenset[str], int] = {}  # shared groups may have equal agents
         groups = running.groups
         for group in groups:
             alone = group.sole is not None
@@ -278,16 +307,31 @@ class AccessIndex:
             agents = group.agents if alone else group.many[workflow].agents
             worth = known.get(agents)
             if worth is None:
-                worth = known[agents] = lookahead.worth(agents)
-            group.put(workflow, agents, *worth)
+                worth = known[agents] = self.worth(running, agents)
+            group.put(workflow, agents, worth)
             group.stale = False
         return groups
+
+    def worth(self, running: ActiveWorkflow, agents: frozenset[str]) -> int:
+        """What a workflow adds to the score of blocks that `agents` touch.
+
+        Eq. 2 in 1 / UNIT; or PER_S / the expected wait for a use, 0 if none is expected, NOT_KNOWN without a forecast.
+        """
+        if self.by_score:
+            return running.lookahead.score(agents)
+        use = running.lookahead.first_use(agents)
+        if not use.probability:
+            return 0
+        if running.curve is None:
+            return NOT_KNOWN
+        wait_s = running.stage.wait_s / use.probability + (use.step - 1.0) * running.step_s
+        return max(1, round(PER_S / wait_s))
 
     def score(self, group: Group) -> int:
         """The score of a group by current forecasts; a stale one is computed again."""
         if group.stale and group.sole is not None:
             group.stale = False
-            group.score, group.moment = self.running[group.sole].lookahead.worth(group.agents)
+            group.score = self.worth(self.running[group.sole], group.agents)
         return group.score
 
     def end(self, workflow: str) -> Iterable[Group]:
@@ -311,25 +355,28 @@ class AccessIndex:
 
     def kind(self, group: Group) -> str:
         """The class of a group's blocks, one of `eviction.CLASSES`."""
-        running = self.running
         if group.sole is None and not group.many:
             return "retired"
-        for workflow in group.many if group.sole is None else (group.sole,):
-            if running[workflow].lookahead.has_forecast:
+        if self.by_score:
+            workflows = group.many if group.sole is None else (group.sole,)
+            if any(self.running[workflow].lookahead.has_forecast for workflow in workflows):
                 return "forecast"
-        return "unknown" if group.score else "worthless"
+            return "unknown" if group.score else "worthless"
+        if group.score > 0:
+            return "forecast"
+        unknown = group.score < 0 or any(use.score < 0 for use in group.many.values())
+        return "unknown" if unknown else "worthless"
 
-    def due(self, group: Group) -> float:
-        """When the next touch is expected, seconds of the caller's clock.
+    def due(self, group: Group, now: float) -> float:
+        """When the next use of a group with a score above 0 is expected, seconds of the caller's clock.
 
-        0 for a group of several workflows, one of which comes soon; infinity if no touch is expected.
+        The uses of a second by several workflows add up.
         """
+        wait_s = PER_S / group.score
         if group.sole is None:
-            return 0.0
-        if not group.score:
-            return math.inf
+            return now + wait_s
         running = self.running[group.sole]
-        return running.next_step_at + (group.moment / group.score - 1.0) * running.step_s
+        return running.since + running.stage.began_s + wait_s
 
     def _new(self) -> Group:
         self._next += 1
@@ -339,13 +386,14 @@ class AccessIndex:
     def _split(self, group: Group) -> Group:
         """A new empty group with the same map."""
         target = self._new()
-        target.users, target.score, target.last_use, target.stale = (
+        target.users, target.score, target.last_use, target.freed_at, target.stale = (
             group.users,
             group.score,
             group.last_use,
+            group.freed_at,
             group.stale,
         )
-        target.sole, target.agents, target.moment = group.sole, group.agents, group.moment
+        target.sole, target.agents = group.sole, group.agents
         if group.many:
             target.many = dict(group.many)
         for workflow in group.workflows:
@@ -361,7 +409,7 @@ class AccessIndex:
                 for other in group.workflows:
                     self.running[other].remove(group)
                     self.running[other].add(group)
-        group.put(workflow, agents, *running.lookahead.worth(agents))
+        group.put(workflow, agents, self.worth(running, agents))
         running.add(group)
 
     def _move(self, part: list[int], group: Group | None, target: Group) -> None:

@@ -1,22 +1,26 @@
 """The eviction order of free cached blocks.
 
-Source: PBKV, §4.2. Free blocks are evicted in three tiers, each emptied before the next begins:
+Free blocks are evicted in tiers, each emptied before the next begins:
 
 1. blank blocks, whose content no step has touched, the first freed first;
 2. retired blocks, all of whose workflows have ended: those used by fewer workflows first, then the least recently used;
-3. active blocks by rising score (eq. 2). Scores within one step of `tie` share a rank. Within a rank: fewer users first
-   (so a shared prefix outlives a private block of equal score), then the touch expected furthest away, then the least
-   recently used. Within a group, the first freed first: an engine that frees a request's last block first thereby
-   keeps the beginnings of prompts.
+3. unowned blocks, which no running workflow is expected to use, likewise;
+4. the others. Blocks with a forecast: the longest expected wait for a use first (`next_use.py`), over the workflows
+   that would read them; their uses a second add up. Blocks of workflows without a forecast: fewer users first, then the
+   least recently used; they count as needed after as long again as they have been free, which merges the two orders.
 
-The paper sorts by score alone. Forecasts are accurate to a few hundredths at best, and by its corollary G.3 scores
-closer than the error have no order. There the time to next use decides, as in Belady's rule. Ranks have fixed
-boundaries, so two scores on either side of one keep their order however close they are.
+The wait for a block is that for the workflow's return, given the time it has been away, divided by the probability that
+one of its next K steps touches the block, plus the steps before that touch. Where one agent reads everything, that is
+the return time alone. Within a group, the first freed is evicted first: an engine that frees a request's last block
+first thereby keeps the beginnings of prompts.
 
-One `LazyHeap` holds the groups that have free blocks. Entries are bytes, not tuples: the garbage collector counts
-tuples, and a heap that drops thousands at once would make it scan the whole engine ten times as often. Freeing costs
-O(1) a block and O(log groups) a group; evicting n blocks O(n + groups emptied · log groups); a new forecast O(groups of
-the workflow). A group is emptied before the next in order.
+The rule "pbkv" is that of the paper (PBKV, §4.2): tiers 3 and 4 are one, by rising score (eq. 2).
+
+Kept per group of blocks, not per block: a group has one access map, hence one place. A `LazyHeap` holds the groups that
+have free blocks. Entries are bytes, not tuples: the garbage collector counts tuples, and a heap that drops thousands at
+once would make it scan the whole engine ten times as often. Freeing costs O(1) a block and O(log groups) a group;
+evicting n blocks O(n + groups emptied · log groups); a new forecast, and a workflow that passes a quantile of its
+return time, O(groups of the workflow). A group is emptied before the next in order.
 """
 
 from __future__ import annotations
@@ -27,53 +31,55 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from presage.errors import InputError
 from presage.serving_hooks.policies.access import AccessIndex, Group
-from presage.serving_hooks.policies.score import UNIT, Lookahead
+from presage.serving_hooks.policies.next_use import ReturnCurve
+from presage.serving_hooks.policies.score import UNIT, Lookahead, TouchRates
 
 PRIOR_BLOCKS: Final = 32
-"""Prior count of blocks not touched, so that a few steps decide a rate, not one."""
+"""Prior counts, of blocks as PBKV assumes them, so that a few steps decide a rate, not one."""
 
 MOST_AGENTS: Final = 10_000
 """Agents counted, over all workflow types. Clients choose the names, so the table needs a bound."""
 
 
 class Sharing:
-    """How often an agent reads blocks of its workflow that it has not touched before, by workflow type and agent.
+    """How often an agent reads blocks of its workflow that it has touched before, and others, by type and agent.
 
-    PBKV (appendix G.1) assumes that an agent touches only blocks it has touched before in this workflow. That fails if
-    every prompt begins with the common history. So each time a step begins, `observe` counts the blocks of its workflow
-    that its agent had not touched, and how many of them the step found. Such a block counts for the agent with this
-    rate: near 0 is the paper's rule, near 1 suits history-first prompts. A block that the cache has lost is in neither
-    count; a block behind a lost one counts as not touched. So under heavy loss rates are too low, never too high.
+    PBKV (appendix G.1) assumes that an agent reads the blocks it has touched before in this workflow, and no others.
+    That fails if every prompt begins with the common history, or if an agent begins a new conversation at each call. So
+    each time a step begins, `observe` counts the blocks of its workflow that its agent had touched, the others, and how
+    many of both the step found. A block that the cache has lost is in no count; a block behind a lost one counts as
+    not touched. So under heavy loss rates are too low, never too high.
     """
 
     def __init__(self) -> None:
-        self._counts: dict[str, dict[str, tuple[int, int]]] = {}
-        self._rates: dict[str, dict[str, float]] = {}
+        self._counts: dict[str, dict[str, tuple[int, int, int, int]]] = {}
+        self._rates: dict[str, dict[str, TouchRates]] = {}
         self._agents = 0
 
     def __len__(self) -> int:
         """Workflow types with rates."""
         return len(self._rates)
 
-    def observe(self, workflow_type: str, agent: str, touched: int, others: int) -> None:
-        """A step of `agent` began: of `others` blocks it had not touched before, it now found `touched`."""
-        if not others:
+    def observe(self, workflow_type: str, agent: str, own_found: int, own: int, found: int, others: int) -> None:
+        """A step of `agent` began: of `own` blocks it had touched before it found `own_found`; of others `found`."""
+        if not own and not others:
             return
         known = self._counts.get(workflow_type, {}).get(agent)
         if known is None:
             if self._agents == MOST_AGENTS:
                 return
-            self._agents, known = self._agents + 1, (0, PRIOR_BLOCKS)
-        touched, others = known[0] + touched, known[1] + others
-        self._counts.setdefault(workflow_type, {})[agent] = touched, others
-        self._rates.setdefault(workflow_type, {})[agent] = touched / others
+            self._agents, known = self._agents + 1, (PRIOR_BLOCKS, PRIOR_BLOCKS, 0, PRIOR_BLOCKS)
+        counts = (known[0] + own_found, known[1] + own, known[2] + found, known[3] + others)
+        self._counts.setdefault(workflow_type, {})[agent] = counts
+        rates = TouchRates(counts[0] / counts[1], counts[2] / counts[3])
+        self._rates.setdefault(workflow_type, {})[agent] = rates
 
-    def rates(self, workflow_type: str) -> Mapping[str, float]:
-        """By agent, the share of previously untouched blocks that it touched, in [0, 1)."""
+    def rates(self, workflow_type: str) -> Mapping[str, TouchRates]:
+        """By agent, the shares of previously touched and of other blocks that it reads."""
         return self._rates.get(workflow_type, {})
 
 
@@ -143,18 +149,24 @@ class LazyHeap:
 
 
 CLASSES: Final = ("blank", "retired", "worthless", "unknown", "forecast")
-"""Classes of evicted blocks: untouched content; all workflows ended; no forecast and score 0 (unowned); no forecast;
-an active workflow with a forecast."""
+"""Classes of evicted blocks: untouched content; all workflows ended; no use expected (unowned); a running workflow
+without a forecast; one with a forecast."""
 
 RETIRED: Final = 0
-ACTIVE: Final = 1
+UNOWNED: Final = 1
+ACTIVE: Final = 2
 
-_ENTRY: Final = struct.Struct(">BQQQQQ")
-"""(tier, rank, users, how early it is due, last use, id of the group): the lowest is evicted first. Big-endian, so that
-bytes compare like the numbers."""
+_ENTRY: Final = struct.Struct(">BQQQQ")
+"""(tier, rank, users, last use, id of the group): the lowest is evicted first. Big-endian, so that bytes compare like
+the numbers."""
 
 _ALL: Final = 2**64 - 1
 _SIGN: Final = 2**63
+
+_TURNS: Final = 64
+"""Workflows that may move to the next stage of their return times in one call, so that no call takes long."""
+
+Rule = Literal["next-use", "pbkv"]
 
 
 @dataclass(frozen=True)
@@ -162,13 +174,10 @@ class EvictionConfig:
     """Settings of the order.
 
     Attributes:
-        tie: width of a rank of scores; 0 ranks them exactly, as in the paper.
-        learn_sharing: whether to learn which agents read blocks that others wrote (`Sharing`); if not, an agent counts
-            only for blocks it has touched, as in the paper.
+        rule: `next-use`, the longest expected wait for a use first; or `pbkv`, by the score of the paper.
     """
 
-    tie: float = 1 / 16
-    learn_sharing: bool = True
+    rule: Rule = "next-use"
 
 
 class FreeOrder:
@@ -176,19 +185,22 @@ class FreeOrder:
 
     Args:
         blocks: number of blocks; a block is an int below it. None is free at first.
+        clock: seconds, never falling.
 
     Attributes:
         given_up: evicted blocks by `CLASSES`.
     """
 
-    def __init__(self, blocks: int, config: EvictionConfig | None = None) -> None:
-        self.config = config or EvictionConfig()
+    def __init__(self, blocks: int, clock: Callable[[], float], config: EvictionConfig | None = None) -> None:
+        self._by_score = (config or EvictionConfig()).rule == "pbkv"
         self.sharing = Sharing()
         self.given_up = dict.fromkeys(CLASSES, 0)
-        self._index = AccessIndex(blocks)
-        self._rank = max(1, round(self.config.tie * UNIT))
+        self._clock = clock
+        self._index = AccessIndex(blocks, self._by_score)
         self._blank: OrderedDict[int, None] = OrderedDict()
-        self._heap = LazyHeap(lambda entry: self._of(entry) is not None, self._discard)
+        self._used = LazyHeap(lambda entry: self._of(entry) is not None, self._discard)
+        self._due = LazyHeap(lambda entry: self._of(entry) is not None, self._discard)  # groups with a forecast
+        self._turns: list[tuple[float, int, str]] = []
         self._stamp = 0
         self._free = 0
 
@@ -198,8 +210,8 @@ class FreeOrder:
     def __iter__(self) -> Iterator[int]:
         """All free blocks in eviction order. Sorts: for inspection, not for every step."""
         yield from self._blank
-        for entry in sorted(self._heap):
-            yield from self._index.by_id[_id(entry)].free
+        for group in self._ordered():
+            yield from group.free
 
     def append(self, blocks: Iterable[int]) -> None:
         """Adds freed blocks, which keep their content until evicted."""
@@ -216,9 +228,10 @@ class FreeOrder:
                 last, free = group, group.unpacked()
             free[block] = None
         self._free += count
+        now = self._clock()
         for group in freed:
             self._stamp += 1
-            group.last_use = self._stamp
+            group.last_use, group.freed_at = self._stamp, now
             group.pack()
         self._place_all(freed)
 
@@ -247,8 +260,11 @@ class FreeOrder:
         self.given_up["blank"] += len(evicted)
         if not blank:
             blank.clear()  # an emptied table keeps its size until cleared
-        heap = self._heap
+        if len(evicted) < n:
+            self.turn()
+        now = self._clock()
         while len(evicted) < n:
+            heap = self._next_heap(now)
             entry = heap.first()
             assert entry is not None, "the order holds fewer blocks than are free"
             group = self._index.by_id[_id(entry)]
@@ -272,12 +288,13 @@ class FreeOrder:
 
     def first(self, n: int) -> list[int]:
         """The first n free blocks, or all if fewer, without evicting them. Costs O(their groups · log groups)."""
-        found, looked = list(islice(self._blank, n)), []
-        while len(found) < n and (entry := self._heap.first()) is not None:
-            looked.append(self._heap.pop())
+        found, now = list(islice(self._blank, n)), self._clock()
+        looked: list[tuple[LazyHeap, bytes]] = []
+        while len(found) < n and (entry := (heap := self._next_heap(now)).first()) is not None:
+            looked.append((heap, heap.pop()))
             found += islice(self._index.by_id[_id(entry)].free, n - len(found))
-        for entry in looked:
-            self._heap.push(entry)
+        for heap, entry in looked:
+            heap.push(entry)
         return found
 
     def forget(self, blocks: Iterable[int]) -> None:
@@ -294,8 +311,8 @@ class FreeOrder:
     def found(self, workflow_type: str, workflow: str, agent: str, blocks: Sequence[int]) -> None:
         """Records the prompt blocks that a new step found in the cache. Call it for every step, even without any."""
         parts = self._index.by_group(blocks)
-        if self.config.learn_sharing:
-            self.sharing.observe(workflow_type, agent, *self._index.untouched(workflow, agent, parts))
+        if not self._by_score:
+            self.sharing.observe(workflow_type, agent, *self._index.touched(workflow, agent, parts))
         self._place_all(self._index.touch(workflow, agent, parts))
 
     def filled(self, workflow: str, agent: str, blocks: Sequence[int]) -> None:
@@ -308,20 +325,33 @@ class FreeOrder:
         workflow_type: str,
         workflow: str,
         lookahead: Lookahead,
-        *,
-        next_step_at: float = 0.0,
+        curve: ReturnCurve | None = None,
+        since: float = 0.0,
         step_s: float = 0.0,
     ) -> None:
-        """Sets the forecast of a workflow; UNKNOWN for none.
+        """Sets the forecasts of a workflow.
 
         Args:
-            next_step_at: when its next step is expected, after its pause and the queue; seconds of the caller's clock.
-                Give it for all workflows or for none.
+            lookahead: of its next agents; UNKNOWN for none.
+            curve: of its return time, counted from `since`, seconds of the clock; None if unknown.
             step_s: expected seconds from one of its steps to the next.
         """
-        if self.config.learn_sharing:
-            lookahead = lookahead.shared(self.sharing.rates(workflow_type))
-        self._place_all(self._index.forecast(workflow, lookahead, next_step_at, step_s))
+        if not self._by_score:
+            lookahead = lookahead.with_rates(self.sharing.rates(workflow_type))
+        self._place_all(self._index.forecast(workflow, lookahead, curve, since, step_s, self._clock()))
+        self._schedule(workflow)
+
+    def turn(self) -> None:
+        """Moves workflows whose return time has passed a quantile to the next stage; at most a few in one call."""
+        now, turns, running = self._clock(), self._turns, self._index.running
+        for _ in range(_TURNS):
+            if not turns or turns[0][0] > now:
+                return
+            _, number, workflow = heapq.heappop(turns)
+            of = running.get(workflow)
+            if of is not None and of.turns == number:
+                self._place_all(self._index.advance(workflow, of, now))
+                self._schedule(workflow)
 
     def end(self, workflow: str) -> None:
         """Records the end of a workflow, which may retire its blocks. An unknown workflow is ignored."""
@@ -333,14 +363,15 @@ class FreeOrder:
         return {
             "workflows with blocks": len(self._index.running.keys() - {unowned}),
             "groups of blocks": len(self._index.by_id),
-            "eviction heap": len(self._heap),
+            "eviction heap": len(self._used) + len(self._due),
+            "stages to come": len(self._turns),
             "free blocks of workflows": sum(len(group.free) for group in owned),
             "sharing types": len(self.sharing),
         }
 
     def spare(self) -> int:
         """Free blocks that no active workflow uses: blank and retired ones. Costs O(groups that have free blocks)."""
-        retired = (self._index.by_id[_id(entry)] for entry in self._heap if entry[0] == RETIRED)
+        retired = (self._index.by_id[_id(entry)] for entry in self._used if entry[0] == RETIRED)
         return len(self._blank) + sum(len(group.free) for group in retired)
 
     def spared(self, blocks: Iterable[int]) -> int:
@@ -351,53 +382,102 @@ class FreeOrder:
             for block, group in ((block, group_of[block]) for block in blocks)
         )
 
+    def explain(self, workflow: str) -> list[dict[str, Any]]:
+        """The groups of blocks that an active workflow uses, in eviction order. Costs O(groups).
+
+        Each with its numbers of blocks and free blocks, the agents of the workflow that touch it, the number of
+        workflows that ever did, the expected wait for a use in seconds (None if unknown; with the rule `pbkv` its
+        score), and the free blocks evicted before it (None if it has no free block).
+        """
+        running = self._index.running.get(workflow)
+        before, count, now = {}, len(self._blank), self._clock()
+        for group in self._ordered():
+            before[group.id] = count
+            count += len(group.free)
+        explained: list[dict[str, Any]] = []
+        for group in running.groups if running is not None else ():
+            score = self._index.score(group)
+            if self._by_score:
+                expected: dict[str, float | None] = {"score": round(score / UNIT, 4)}
+            else:
+                expected = {"wait_s": round(max(0.0, self._index.due(group, now) - now), 3) if score > 0 else None}
+            explained.append(
+                {
+                    "blocks": group.size,
+                    "free": len(group.free),
+                    "agents": sorted(group.agents_of(workflow) or ()),
+                    "users": group.users,
+                    **expected,
+                    "before": before.get(group.id),
+                }
+            )
+        return sorted(explained, key=lambda group: (group["before"] is None, group["before"], -group["blocks"]))
+
+    def _next_heap(self, now: float) -> LazyHeap:
+        """The heap whose first group is evicted next."""
+        entry = self._due.first()
+        if entry is None:
+            return self._used
+        other = self._used.first()
+        if other is None:
+            return self._due
+        known, unknown = self._index.by_id[_id(entry)], self._index.by_id[_id(other)]
+        return self._used if self._precedes(other, unknown, known, now) else self._due
+
+    @staticmethod
+    def _precedes(entry: bytes, group: Group, known: Group, now: float) -> bool:
+        """Whether a group, of the heap `_used`, is evicted before one with a forecast."""
+        return entry[0] < ACTIVE or now - group.freed_at >= known.due - now
+
+    def _ordered(self) -> Iterator[Group]:
+        """All groups with free blocks in eviction order. Sorts."""
+        now, of = self._clock(), self._index.by_id
+        known = [of[_id(entry)] for entry in sorted(self._due, reverse=True)]
+        for entry in sorted(self._used):
+            group = of[_id(entry)]
+            while known and not self._precedes(entry, group, known[-1], now):
+                yield known.pop()
+            yield group
+        yield from reversed(known)
+
+    def _schedule(self, workflow: str) -> None:
+        """Notes when the return time of a workflow reaches its next stage."""
+        running = self._index.running[workflow]
+        if running.curve is not None and running.groups:
+            heapq.heappush(self._turns, (running.since + running.stage.until_s, running.turns, workflow))
+
     def _of(self, entry: bytes) -> Group | None:
         """The group of a valid entry; None if the entry was replaced or the group has no free block."""
         group = self._index.by_id.get(_id(entry))
         return group if group is not None and group.entry is entry and group.free else None
 
-    def explain(self, workflow: str) -> list[dict[str, Any]]:
-        """The groups of blocks that an active workflow uses, in eviction order. Costs O(groups).
-
-        Each with its numbers of blocks and free blocks, the agents of the workflow that touch it, the number of
-        workflows that ever did, its score, and the free blocks evicted before it (None if it has no free block).
-        """
-        running = self._index.running.get(workflow)
-        before, count = {}, len(self._blank)
-        for group in (self._index.by_id[_id(entry)] for entry in sorted(self._heap)):
-            before[group.id] = count
-            count += len(group.free)
-        explained: list[dict[str, Any]] = [
-            {
-                "blocks": group.size,
-                "free": len(group.free),
-                "agents": sorted(group.agents_of(workflow) or ()),
-                "users": group.users,
-                "score": round(self._index.score(group) / UNIT, 4),
-                "before": before.get(group.id),
-            }
-            for group in (running.groups if running is not None else ())
-        ]
-        return sorted(explained, key=lambda group: (group["before"] is None, group["before"], -group["blocks"]))
-
     def _place_all(self, groups: Iterable[Group]) -> None:
-        """Moves groups to the places of their current scores, users and due times."""
-        pushed = 0
+        """Moves groups to the places of their current scores."""
+        used = due = 0
         for group in groups:
             if not group.free:
                 continue
-            if group.sole is not None or group.many:
-                rank = min(max(0, self._index.score(group) // self._rank), _ALL)  # invalid forecasts may exceed it
-                first = ACTIVE, rank, group.users, _early(self._index.due(group))
+            known = False
+            if group.sole is None and not group.many:
+                first = RETIRED, 0, group.users
             else:
-                first = RETIRED, 0, group.users, 0
+                score = self._index.score(group)
+                if self._by_score:
+                    first = ACTIVE, min(max(0, score), _ALL), group.users
+                elif score > 0:
+                    group.due, known = self._index.due(group, self._clock()), True
+                    first = ACTIVE, _latest_first(group.due), group.users
+                else:
+                    first = (ACTIVE if self._index.kind(group) == "unknown" else UNOWNED), 0, group.users
             entry = _ENTRY.pack(*first, group.last_use, group.id)
             if group.entry != entry:
                 group.entry = entry
-                self._heap.push(entry)
-                pushed += 1
-        if pushed:
-            self._heap.sweep(pushed, len(self._index.by_id))
+                (self._due if known else self._used).push(entry)
+                used, due = used + (not known), due + known
+        if used:
+            self._used.sweep(used, len(self._index.by_id))
+        if due:
+            self._due.sweep(due, len(self._index.by_id))
 
     def _discard(self, entry: bytes) -> None:
         """An entry has left the heap: if it was the valid one of its group, the group has none."""
@@ -410,9 +490,7 @@ def _id(entry: bytes) -> int:
     return int.from_bytes(entry[-8:])
 
 
-def _early(due: float) -> int:
+def _latest_first(due: float) -> int:
     """An integer that falls strictly as `due` rises: the inverted order of the bits of the float."""
-    if due == 0.0:
-        return _SIGN - 1
-    bits = int.from_bytes(struct.pack(">d", due))
+    bits = int.from_bytes(struct.pack(">d", due + 0.0))  # no negative zero
     return bits if bits & _SIGN else _ALL - (bits | _SIGN)

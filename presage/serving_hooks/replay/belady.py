@@ -194,7 +194,7 @@ class BeladyBlocks(ScoredBlocks):
 
     def __init__(self, queue: Any, blocks: Sequence[Any], next_uses: NextUses, switch: Switch) -> None:
         self._next_uses = next_uses
-        super().__init__(queue, blocks, EvictionConfig(), lambda request_id: None, switch)
+        super().__init__(queue, blocks, EvictionConfig(), lambda request_id: None, switch, lambda: 0.0)
 
     def begin(self) -> None:
         """Starts from the blocks in vLLM's queue; when they are read next is unknown."""
@@ -261,7 +261,7 @@ class BeladyBlocks(ScoredBlocks):
     def begins(self, request_id: str, found: list[int]) -> None:
         """A request is selected for the first time."""
 
-    def forecast(self, step: Any, lookahead: Any) -> None:
+    def forecast(self, step: Any, lookahead: Any, curve: Any, since: float, step_s: float) -> None:
         """Ignored: the trace is known."""
 
     def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:

@@ -8,6 +8,7 @@ random step. A model is called as in serving; callers exclude the workflows it w
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +21,12 @@ from presage.errors import ConfigurationError
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
-from presage.serving_hooks.forecasting.live import NOTHING, LiveForecast
+from presage.serving_hooks.forecasting.live import NO_RETURN, NOTHING, LiveForecast, LiveReturn
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.replay.workload import ReplayJob
 
 if TYPE_CHECKING:
-    from presage.serving_hooks.vllm.forecasts import NextAgents, RemainingTokens
+    from presage.serving_hooks.vllm.forecasts import NextAgents, RemainingTokens, ReturnTimes
     from presage.serving_hooks.workflows.identity import Step
 
     class _Both(NextAgents, RemainingTokens, Protocol): ...
@@ -94,6 +95,64 @@ class OracleForecaster:
         return LiveForecast("champion", len(steps), moment, rows, self._agents, None)
 
 
+_LEVELS: Final = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+
+
+class OracleReturnTimes:
+    """Forecasts the recorded return times, mixed with noise.
+
+    A step returns when the first step that waits for no other one arrives. Where none does yet, because others of the
+    workflow still run, there is no forecast.
+
+    Args:
+        noise: share of the distribution of all return times in the mixture, 0 to 1.
+    """
+
+    def __init__(self, jobs: Sequence[ReplayJob], noise: float = 0.0) -> None:
+        self._jobs = {(job.workflow_type, job.workflow_id): job for job in jobs}
+        self._noise = noise
+        pauses = [step.pause_s for job in jobs for step in job.steps if step.parents]
+        self._all = np.sort(np.asarray(pauses or [0.0]))
+        self._end = len(jobs) / sum(len(job.steps) for job in jobs)
+        self._done: defaultdict[str, set[int]] = defaultdict(set)
+
+    def arrived(self, step: Step, input_tokens: int, now: float) -> None:
+        """Nothing to learn."""
+
+    def completed(self, step: Step, output_tokens: int, finish_reason: str | None, now: float) -> LiveReturn:
+        """The time until the next step, from the trace."""
+        job, done = self._jobs[step.workflow_type, step.workflow_id], self._done[step.workflow]
+        done.add(step.number or 0)
+        if len(done) == len(job.steps):
+            return self._mixed(math.inf, 1.0)
+        ready = [
+            one.pause_s
+            for number, one in enumerate(job.steps)
+            if number not in done and (step.number or 0) in one.parents and done.issuperset(one.parents)
+        ]
+        return self._mixed(min(ready), 0.0) if ready else NO_RETURN
+
+    def answered(self, step: Step, finish_reason: str | None, tools: Sequence[str] | None) -> LiveReturn | None:
+        """Nothing new: the trace is known."""
+        return None
+
+    def ended(self, workflow: str) -> None:
+        """The workflow has ended."""
+        self._done.pop(workflow, None)
+
+    def _mixed(self, true_s: float, end: float) -> LiveReturn:
+        noise, levels = self._noise, np.asarray(_LEVELS)
+        if not noise:
+            return LiveReturn("champion", 1, end, _LEVELS, (true_s,) * len(_LEVELS), None)
+        end = (1.0 - noise) * end + noise * self._end
+        share = noise if math.isfinite(true_s) else 1.0  # of the noise, given that the workflow returns
+        below = share * np.searchsorted(self._all, true_s) / len(self._all)
+        places = np.where(levels <= below, levels, np.maximum(levels - (1.0 - share), below)) / share
+        seconds = np.quantile(self._all, np.clip(places, 0.0, 1.0))
+        seconds = np.where((levels > below) & (levels <= below + 1.0 - share), true_s, seconds)
+        return LiveReturn("champion", 1, end, _LEVELS, tuple(seconds.tolist()), None)
+
+
 class OutputLengthOracle:
     """Knows the output length of each request and nothing of its workflow: for shortest request first."""
 
@@ -141,6 +200,9 @@ def _left(jobs: Sequence[ReplayJob], noise: float) -> dict[tuple[str, str], list
 Source = Callable[[Sequence[ReplayJob], Callable[[], float]], "_Both"]
 """Makes the source of forecasts of one run, from its jobs and clock."""
 
+Returns = Callable[[Sequence[ReplayJob], Callable[[], float]], "ReturnTimes"]
+"""Likewise that of return times."""
+
 
 def known(name: str) -> bool:
     """Whether the name is that of a source that is not a model."""
@@ -164,6 +226,23 @@ def source(name: str, lengths: str | None = None) -> Source:
         share = _share(name)
         return lambda jobs, clock: OracleForecaster(jobs, share)
     return _model(None if name == COUNTS else Path(name), lengths)
+
+
+def return_times(name: str) -> Returns:
+    """A source of return times by its name.
+
+    Args:
+        name: oracle, noise:x with x from 0 to 1, counts, or the folder of a return-time model.
+
+    Raises:
+        ConfigurationError: unknown name.
+    """
+    if name == "oracle":
+        return lambda jobs, clock: OracleReturnTimes(jobs)
+    if name.startswith("noise:"):
+        share = _share(name)
+        return lambda jobs, clock: OracleReturnTimes(jobs, share)
+    raise ConfigurationError(f"--returns {name}: none of oracle, noise:x and {COUNTS}, and no folder of a model")
 
 
 def check_lengths(name: str, lengths: str | None) -> None:

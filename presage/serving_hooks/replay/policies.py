@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from presage.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from presage.serving_hooks.replay.forecasts import Source
+    from presage.serving_hooks.replay.forecasts import Returns, Source
 
 STOCK: Final = "stock"
 ORACLE: Final = "oracle"
@@ -30,6 +30,7 @@ class Policy:
         settings: switches of the hooks that are on; None is vLLM without hooks.
         foretold: source of next-agent forecasts, one of the named ones or your own; None without forecasts.
         ranked: source of remaining tokens; None uses `foretold`.
+        returns: source of return times, one of the named ones or your own; None without.
         foresight: whether blocks are evicted by Belady's rule.
         at_once: limit on concurrent workflows, which a sweep finds if it is `swept`.
         more: further settings of the hooks.
@@ -41,6 +42,7 @@ class Policy:
     settings: frozenset[str] | None
     foretold: Foreteller | Source | None = None
     ranked: Foreteller | None = None
+    returns: Foreteller | Returns | None = None
     foresight: bool = False
     at_once: int | None = None
     swept: bool = False
@@ -54,9 +56,9 @@ class Policy:
         return {switch: switch in self.settings for switch in SWITCHES} | dict(self.more)
 
     @property
-    def foretellers(self) -> set[Foreteller | Source]:
+    def foretellers(self) -> set[Foreteller | Source | Returns]:
         """Its sources of forecasts."""
-        return {who for who in (self.foretold, self.ranked) if who is not None}
+        return {who for who in (self.foretold, self.ranked, self.returns) if who is not None}
 
     @property
     def is_bound(self) -> bool:
@@ -66,17 +68,22 @@ class Policy:
 
 SWITCHES: Final = ("priority", "eviction", "admission", "prefetch")
 
+PBKV: Final[Mapping[str, Any]] = {"eviction_rule": "pbkv"}
+"""The settings of PBKV as published: hierarchical eviction by eq. 2."""
+
 POLICIES: Final[Mapping[str, Policy]] = {
     policy.name: policy
     for policy in (
         Policy(STOCK, None),
         Policy("lifecycle", frozenset({"eviction"})),
-        Policy("hierarchical", frozenset({"eviction"}), "asked"),
+        Policy("next-use", frozenset({"eviction"}), "asked", returns="asked"),
+        Policy("pbkv", frozenset({"eviction", "prefetch"}), "asked", more=PBKV),
+        Policy("pbkv-he", frozenset({"eviction"}), "asked", more=PBKV),
         Policy("admission", frozenset({"admission"})),
-        Policy("full", frozenset(SWITCHES), "asked"),
-        Policy(ORACLE, frozenset({"eviction"}), "oracle"),
+        Policy("full", frozenset(SWITCHES), "asked", returns="asked"),
+        Policy(ORACLE, frozenset({"eviction"}), "oracle", returns="oracle"),
         Policy("belady", frozenset({"eviction"}), foresight=True),
-        Policy("best-fixed", frozenset({"eviction"}), "oracle", swept=True),
+        Policy("best-fixed", frozenset({"eviction"}), "oracle", returns="oracle", swept=True),
         Policy("shortest-job", frozenset({"priority"}), ranked="oracle"),
     )
 }

@@ -27,7 +27,7 @@ import numpy as np
 from presage.errors import EngineError, TraceError
 from presage.serving_hooks.counts import FORECASTS
 from presage.serving_hooks.replay.engine_file import EngineFile
-from presage.serving_hooks.replay.forecasts import OutputLengthOracle, Source, source
+from presage.serving_hooks.replay.forecasts import COUNTS, OutputLengthOracle, Returns, Source, return_times, source
 from presage.serving_hooks.replay.metrics import Figures, PolicyRun, VirtualClock, figures, over_seeds, shares
 from presage.serving_hooks.replay.policies import Foreteller, Policy, ends
 from presage.serving_hooks.replay.prompts import PromptIds
@@ -50,6 +50,7 @@ class Setting:
         convention: how their prompts were assembled.
         forecasts: source for policies that ask for forecasts; see `forecasts.source`.
         lengths: folder of a remaining-length model beside it.
+        returns: source of return times for policies that ask for them; see `forecasts.return_times`.
         with_pauses: whether completion times include the pauses between steps.
     """
 
@@ -59,6 +60,7 @@ class Setting:
     engine: EngineFile
     forecasts: str
     lengths: str | None = None
+    returns: str = COUNTS
     with_pauses: bool = False
 
 
@@ -143,7 +145,10 @@ def run_one(
     next_uses = NextUses(jobs, prompts) if policy.foresight else None
     agents = forecaster_for(setting, policy.foretold, clock)
     lengths = forecaster_for(setting, policy.ranked, clock) if policy.ranked != policy.foretold else None
-    kind = vllm_scheduler.scheduler_class(policy, agents, clock, fast_path, lengths=lengths, next_uses=next_uses)
+    returns = return_times_for(setting, policy.returns, clock)
+    kind = vllm_scheduler.scheduler_class(
+        policy, agents, clock, fast_path, lengths=lengths, returns=returns, next_uses=next_uses
+    )
     longest = max(step.prompt_tokens + step.output_tokens for job in jobs for step in job.steps)
     with tempfile.TemporaryDirectory() as folder:
         presage = policy.presage()
@@ -188,6 +193,14 @@ def forecaster_for(setting: Setting, who: Foreteller | Source | None, clock: Cal
     return source("oracle")(setting.jobs, clock)
 
 
+def return_times_for(setting: Setting, who: Foreteller | Returns | None, clock: Callable[[], float]) -> Any:
+    """The source of return times that a policy names; None if it names none."""
+    if who is None:
+        return None
+    made = who if callable(who) else return_times(setting.returns if who == "asked" else who)
+    return made(setting.jobs, clock)
+
+
 def run_all(
     setting: Setting,
     policies: Sequence[Policy],
@@ -210,8 +223,10 @@ def run_all(
         InputError: arrivals or forecasts are impossible for these jobs; raised before anything runs.
     """
     schedule(setting.arrivals, setting.jobs, 0)
-    for who in {who for policy in policies for who in policy.foretellers}:
-        forecaster_for(setting, who, time.monotonic)
+    for policy in policies:
+        for who in (policy.foretold, policy.ranked):
+            forecaster_for(setting, who, time.monotonic)
+        return_times_for(setting, policy.returns, time.monotonic)
     unlimited = [policy for policy in policies if policy.swept]
     most = most_at_once(setting.arrivals.concurrency, setting.engine.most_requests, setting.jobs)
     tasks = [(0, policy, seed) for seed in seeds for policy in policies if not policy.swept]

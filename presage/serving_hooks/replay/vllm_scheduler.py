@@ -180,6 +180,7 @@ def scheduler_class(
     fast_path: bool = True,
     *,
     lengths: Any = None,
+    returns: Any = None,
     next_uses: NextUses | None = None,
 ) -> type[Any]:
     """The scheduler class of a policy.
@@ -188,14 +189,16 @@ def scheduler_class(
         agents: forecasts of next agents; None without.
         fast_path: whether decode-only iterations take the fast path.
         lengths: forecasts of remaining tokens; None uses `agents`.
+        returns: forecasts of return times; None without.
     """
     if policy.settings is None:
         return type("StockScheduler", (FastPathScheduler,), {"fast_path": fast_path})
 
     def forecasts(self: Any, config: PresageConfig) -> Forecasts:
         if lengths is None:
-            return Forecasts(agents, agents)
-        return Forecasts(LengthsOnly(lengths) if agents is None and hasattr(lengths, "close") else agents, lengths)
+            return Forecasts(agents, agents, returns)
+        told = LengthsOnly(lengths) if agents is None and hasattr(lengths, "close") else agents
+        return Forecasts(told, lengths, returns)
 
     base: type[Any] = BeladyScheduler if policy.foresight else HookedScheduler
     if policy.scheduler is not None:

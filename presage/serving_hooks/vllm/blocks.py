@@ -18,6 +18,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from presage.serving_hooks.policies.eviction import EvictionConfig, FreeOrder
+from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.score import NO_ROWS, Lookahead
 from presage.serving_hooks.vllm.engine import Block, EngineRequest, FreeQueue
 from presage.serving_hooks.vllm.modes import Switch
@@ -49,11 +50,12 @@ class ScoredBlocks:
         config: EvictionConfig,
         step_of: Callable[[str], Step | None],
         switch: Switch,
+        clock: Callable[[], float],
     ) -> None:
         self.switch = switch
         self.acts = True
         self.watched: Counter[str] = Counter()
-        self._config = config
+        self._config, self._clock = config, clock
         self.vllm_queue = queue
         self._blocks = blocks
         self._step_of = step_of
@@ -64,7 +66,7 @@ class ScoredBlocks:
         """Starts from the blocks in vLLM's queue; their owners are unknown."""
         self._unsettled.clear()
         self._owned = bytearray(len(self._blocks))
-        self._order = FreeOrder(len(self._blocks), self._config)
+        self._order = FreeOrder(len(self._blocks), self._clock, self._config)
         self._order.forecast("", NO_WORKFLOW, _NOTHING)
         self._freed(self.vllm_queue.get_all_free_blocks())
 
@@ -167,10 +169,12 @@ class ScoredBlocks:
         self.settle()
         self.switch.attempt(self._found, request_id, found)
 
-    def forecast(self, step: Step, lookahead: Lookahead) -> None:
-        """A new forecast of the workflow that `step` belongs to."""
+    def forecast(
+        self, step: Step, lookahead: Lookahead, curve: ReturnCurve | None, since: float, step_s: float
+    ) -> None:
+        """New forecasts of the workflow that `step` belongs to; see `FreeOrder.forecast`."""
         self.settle()
-        self.switch.attempt(self._order.forecast, step.stats_key, step.workflow, lookahead)
+        self.switch.attempt(self._order.forecast, step.stats_key, step.workflow, lookahead, curve, since, step_s)
 
     def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
         """A workflow has ended."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from presage.errors import ConfigurationError
 from presage.serving_hooks.forecasting.circuit_breaker import HANG_S, Budget
 from presage.serving_hooks.policies.admission import AdmissionConfig
-from presage.serving_hooks.policies.eviction import EvictionConfig
+from presage.serving_hooks.policies.eviction import EvictionConfig, Rule
 from presage.serving_hooks.policies.prefetch import PrefetchConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
@@ -89,13 +89,11 @@ class PresageConfig(BaseModel):
     quantum: int = Field(PriorityConfig.quantum, ge=1)
     """Q, iterations selected until a promoted request is demoted"""
     horizon: int = Field(ScoreConfig.horizon, ge=1, le=64)
-    """K, steps a block's score looks ahead"""
+    """K, steps that eviction looks ahead"""
     gamma: float = Field(ScoreConfig.decay, gt=0, le=1)
-    """γ, weight of a use one step later"""
-    tie: float = Field(EvictionConfig.tie, ge=0, le=1)
-    """scores closer than this are ordered by time to next use"""
-    learn_sharing: bool = EvictionConfig.learn_sharing
-    """count which agents read blocks that others wrote, for their scores"""
+    """γ of the rule pbkv, weight of a use one step later"""
+    eviction_rule: Rule = EvictionConfig.rule
+    """next-use: the block whose next use is expected last goes first; pbkv: the lowest score of PBKV's eq. 2"""
     time_to_live_s: float = Field(TIME_TO_LIVE_S, gt=0)
     """seconds without a request after which a workflow counts as ended"""
     admission: bool = True
@@ -141,7 +139,7 @@ class PresageConfig(BaseModel):
 
     def eviction_settings(self) -> EvictionConfig:
         """Settings of the block order."""
-        return EvictionConfig(self.tie, self.learn_sharing)
+        return EvictionConfig(self.eviction_rule)
 
     def admission_settings(self) -> AdmissionConfig:
         """Settings of admission."""

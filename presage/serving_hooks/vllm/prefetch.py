@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.prefetch import PrefetchConfig, plan
 from presage.serving_hooks.policies.score import Lookahead
 from presage.serving_hooks.policies.workload import RunningMean
@@ -165,9 +166,11 @@ class Prefetcher:
         if self._alive.pop(request.request_id, None) is None and step is not None and engine.completed(request):
             self.switch.attempt(self._prompts.completed, step, request)
 
-    def forecast(self, step: Step, lookahead: Lookahead) -> None:
-        """A new forecast of the workflow that `step` belongs to."""
-        self._blocks.forecast(step, lookahead)
+    def forecast(
+        self, step: Step, lookahead: Lookahead, curve: ReturnCurve | None, since: float, step_s: float
+    ) -> None:
+        """New forecasts of the workflow that `step` belongs to."""
+        self._blocks.forecast(step, lookahead, curve, since, step_s)
         self._stuck = False
         if self._modes.of("prefetch", step.stats_key):
             self.switch.attempt(self._prompts.forecast, step, lookahead)

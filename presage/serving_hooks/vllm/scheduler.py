@@ -88,6 +88,7 @@ class Policies(engine.SchedulerSeam):
             config.score_settings(),
             self._counts,
             self._modes,
+            type(self).clock,
             record=self._observing.forecast if config.recorder is not None else None,
             evidence=self._evidence,
             last=self._last_forecasts,
@@ -221,7 +222,11 @@ class Policies(engine.SchedulerSeam):
             self._bookkeeping.attempt(self._states.completed, request.request_id)
         self._observing.left(request)
         self._bookkeeping.attempt(
-            self.step_forecasts.finished, request.request_id, completed, request.num_output_tokens
+            self.step_forecasts.finished,
+            request.request_id,
+            completed,
+            request.num_output_tokens,
+            engine.finish_reason(request),
         )
         self.queue_policies.left(request, completed)
 
@@ -418,7 +423,7 @@ class Policies(engine.SchedulerSeam):
         sent = request.sampling_params.extra_args if request.sampling_params is not None else None
         step: Step | None = read(sent, request.session_id, self._counts)
         if step is not None:
-            self.step_forecasts.arrived(request.request_id, step)
+            self.step_forecasts.arrived(request.request_id, step, request.num_prompt_tokens)
             if self.prefetcher is not None:
                 self.prefetcher.arrives(step, request)
 
@@ -478,7 +483,8 @@ class Policies(engine.SchedulerSeam):
     def make_block_order(self, config: PresageConfig, switch: Switch) -> ScoredBlocks:
         """The order of free blocks; called once if eviction is configured."""
         port = self.engine_port
-        return ScoredBlocks(port.free_queue, port.blocks, config.eviction_settings(), self._step_of, switch)
+        settings, clock = config.eviction_settings(), type(self).clock
+        return ScoredBlocks(port.free_queue, port.blocks, settings, self._step_of, switch, clock)
 
     def make_admission(self, config: PresageConfig, switch: Switch) -> AdmissionController:
         """Admission; called whenever it is switched on."""

@@ -1,13 +1,14 @@
 """Requests the forecasts of running steps and passes them to eviction.
 
-A forecast is made when a step starts, completes or gets its hidden state. Eviction receives the latest forecast of each
-workflow at `flush`, while the model runs: if one step completes and the next arrives, blocks are ranked only once.
+A forecast of next agents is made when a step starts, completes or gets its hidden state; one of the return time when a
+step completes, and again when its answer was parsed. Eviction receives the latest forecasts of each workflow at
+`flush`, while the model runs: if one step completes and the next arrives, blocks are ranked only once.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 
 from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.counts import FORECASTS, HIDDEN_STATES, EventCounts
-from presage.serving_hooks.forecasting.live import LiveForecast
+from presage.serving_hooks.forecasting.live import LiveForecast, LiveReturn
 from presage.serving_hooks.monitoring.outcomes import OutcomeTracker
+from presage.serving_hooks.policies.next_use import READY, Pace, ReturnCurve, in_progress
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
 from presage.serving_hooks.vllm.explain import LastForecasts
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
@@ -29,8 +31,10 @@ from presage.serving_hooks.workflows.identity import Step
 class Retention(Protocol):
     """Keeps blocks by forecasts."""
 
-    def forecast(self, step: Step, lookahead: Lookahead) -> None:
-        """A new forecast of the workflow that `step` belongs to."""
+    def forecast(
+        self, step: Step, lookahead: Lookahead, curve: ReturnCurve | None, since: float, step_s: float
+    ) -> None:
+        """New forecasts of the workflow that `step` belongs to; see `FreeOrder.forecast`."""
 
 
 _ARRIVED: Final = slice(1, None)
@@ -67,6 +71,7 @@ class StepForecasts:
         score: ScoreConfig,
         counts: EventCounts,
         modes: Modes,
+        clock: Callable[[], float],
         *,
         record: Callable[[str, LiveForecast], object] | None = None,
         evidence: Evidence | None = None,
@@ -75,23 +80,35 @@ class StepForecasts:
         self.retention: Retention | None = None
         self.state_source: tuple[ReadsStates, CompletionState] | None = None
         self._table, self._next_agents, self._remaining = table, forecasts.next_agents, forecasts.remaining
+        self._returns, self._pace, self._clock = forecasts.returns, Pace(), clock
         self._score, self._counts, self._modes = score, counts, modes
         self._record, self._evidence, self._last = record, evidence, last
         self._latest: dict[str, LiveForecast] = {}
+        self._arrived_at: dict[str, float] = {}
+        self._curves: dict[str, tuple[ReturnCurve | None, float]] = {}  # and since when
         self._pending: dict[str, tuple[Step, LiveForecast | None, slice | None]] = {}
         self._without_state: dict[str, LiveForecast] = {}
         self._preempted: set[str] = set()
         self._next_agents_switch = Switch("forecasts of next agents", counts)
         self._remaining_switch = Switch("forecasts of remaining tokens", counts)
+        self._returns_switch = Switch("forecasts of return times", counts)
         self._evidence_switch = Switch("evidence of forecasts", counts)
         close = self._next_agents.close if self._next_agents is not None else None
         self._takes_reason = close is not None and "reason" in inspect.signature(close).parameters
         table.subscribe(self._ended)
 
-    def arrived(self, request_id: str, step: Step) -> None:
+    def arrived(self, request_id: str, step: Step, input_tokens: int) -> None:
         """A step has arrived."""
-        if self._table.arrived(request_id, step):
-            self._change(step, _ARRIVED)
+        if not self._table.arrived(request_id, step):
+            return
+        now = self._clock()
+        before = self._arrived_at.get(step.workflow)
+        if before is not None:
+            self._pace.observe(step.stats_key, now - before)
+        self._arrived_at[step.workflow] = now
+        if self._returns is not None:
+            self._returns_switch.attempt(self._returns.arrived, step, input_tokens, now)
+        self._change(step, _ARRIVED, READY)
 
     def remaining_tokens(self, request_id: str, input_tokens: int) -> float | None:
         """Output tokens of a step that has just arrived and of all later ones; None if unknown."""
@@ -103,7 +120,11 @@ class StepForecasts:
     def started(self, request_id: str, input_tokens: int) -> None:
         """A step is scheduled for the first time. Its prompt is not read yet; its hidden state may come later."""
         step, source = self._table.step(request_id), self._next_agents
-        if step is None or source is None:
+        if step is None:
+            return
+        self._curves[step.workflow] = self._in_progress(step), self._clock()
+        if source is None:
+            self._change(step, None)
             return
         names = step.workflow_type, step.workflow_id, step.agent
         make = partial(source.on_prefill, *names, step=step.number, input_tokens=input_tokens)
@@ -134,29 +155,46 @@ class StepForecasts:
         step = self._table.step(request_id)
         if step is not None:
             self._preempted.add(request_id)
-            self._change(step, _PREEMPTED)
+            self._change(step, _PREEMPTED, READY)
 
     def resumed(self, request_id: str) -> None:
         """A preempted step is scheduled again."""
         step = self._table.step(request_id)
         if step is not None:
             self._preempted.discard(request_id)
-            self._change(step, None)
+            self._change(step, None, self._in_progress(step))
 
-    def finished(self, request_id: str, completed: bool, output_tokens: int) -> None:
+    def finished(self, request_id: str, completed: bool, output_tokens: int, finish_reason: str | None) -> None:
         """A request leaves the engine, completed or aborted; with its last step its workflow ends."""
         step, source = self._table.finished(request_id), self._next_agents
         if step is None:
             return
         self._preempted.discard(request_id)
         missing = self._without_state.pop(request_id, None) is not None
+        self._curves[step.workflow] = self._in_progress(step), self._clock()
+        if completed and self._returns is not None:
+            now = self._clock()
+            made = self._returns_switch.attempt(self._returns.completed, step, output_tokens, finish_reason, now)
+            self._returning(step, made, now)
         if completed and source is not None:
             state = self._completion_state(request_id, missing)
             make = partial(source.on_completion, step.workflow_type, step.workflow_id, output_tokens=output_tokens)
             self._forecast(request_id, step, partial(make, **state), ends=step.last)
             self._show(step, lambda tracker, made: tracker.completed(*_names(step), made))
+        elif not step.last:
+            self._change(step, None)
         if step.last:
             self._table.end(step.workflow, EndReason.FINISHED if completed else EndReason.ABORTED)
+
+    def answered(self, workflow: str, finish_reason: str | None, tools: Sequence[str] | None) -> None:
+        """The answer of the latest step of a workflow was parsed: its finish reason and the tools that it calls."""
+        running = self._table.get(workflow)
+        if running is None or running.requests or self._returns is None:
+            return
+        made = self._returns_switch.attempt(self._returns.answered, running.step, finish_reason, tools)
+        if made is not None:
+            self._returning(running.step, made, self._curves.get(workflow, (None, self._clock()))[1])
+            self._change(running.step, None)
 
     def flush(self) -> None:
         """Passes the latest forecast of each workflow to retention, if it is new since the last call."""
@@ -164,13 +202,15 @@ class StepForecasts:
             pending, self._pending = self._pending, {}
             if self.retention is not None:
                 for step, forecast, change in pending.values():
-                    self.retention.forecast(step, self._lookahead(step, forecast, change))
+                    self._pass_on(self.retention, step, forecast, change)
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
         return {
             "forecasts": len(self._latest),
             "forecasts pending": len(self._pending),
+            "return times": len(self._curves),
+            "arrivals": len(self._arrived_at),
             "steps without state": len(self._without_state),
             "steps preempted": len(self._preempted),
             **getattr(self._next_agents, "debug_state", dict)(),
@@ -180,6 +220,10 @@ class StepForecasts:
         step = workflow.step
         self._latest.pop(step.workflow, None)
         self._pending.pop(step.workflow, None)
+        self._curves.pop(step.workflow, None)
+        self._arrived_at.pop(step.workflow, None)
+        if self._returns is not None:
+            self._returns_switch.attempt(self._returns.ended, step.workflow)
         for request_id in workflow.requests:
             self._without_state.pop(request_id, None)
             self._preempted.discard(request_id)
@@ -227,15 +271,36 @@ class StepForecasts:
             self._evidence_switch.attempt(self._evidence.forecast, step.stats_key, forecast)
             self._evidence_switch.attempt(event, self._evidence.tracker, forecast)
 
-    def _change(self, step: Step, change: slice | None) -> None:
+    def _change(self, step: Step, change: slice | None, curve: ReturnCurve | None = None) -> None:
+        if curve is not None:
+            self._curves[step.workflow] = curve, self._clock()
         forecast = self._latest.get(step.workflow)
-        if forecast is not None and self.retention is not None:
+        if self.retention is not None and (forecast is not None or self._returns is not None):
             self._pending[step.workflow] = step, forecast, change
 
-    def _lookahead(self, step: Step, forecast: LiveForecast | None, change: slice | None) -> Lookahead:
+    def _returning(self, step: Step, made: LiveReturn | None, since: float) -> None:
+        """A forecast of the return time, if one was made."""
+        if made is not None and made.quantiles:
+            self._curves[step.workflow] = ReturnCurve(made.quantiles, made.seconds, made.end), since
+
+    def _in_progress(self, step: Step) -> ReturnCurve | None:
+        """The return time of a workflow without a forecast of it; None before any workflow has come back."""
+        step_s = self._pace.step_s(step.stats_key)
+        return None if step_s is None else in_progress(step_s)
+
+    def _pass_on(self, retention: Retention, step: Step, forecast: LiveForecast | None, change: slice | None) -> None:
+        lookahead = self._lookahead(step, forecast, change)
+        curve, since = self._curves.get(step.workflow, (None, 0.0))
+        if (lookahead is UNKNOWN and self._returns is None) or not self._eviction_acts_on(step):
+            curve = None  # nothing is forecast: blocks are kept as vLLM keeps them
+        retention.forecast(step, lookahead, curve, since, self._pace.step_s(step.stats_key) or 0.0)
+
+    def _eviction_acts_on(self, step: Step) -> bool:
         # In shadow the block order receives all forecasts; when it acts, only those of types for which it is on.
-        acts = self._modes.whole["eviction"] is Mode.ON
-        if forecast is None or (acts and self._modes.of("eviction", step.stats_key) is not Mode.ON):
+        return self._modes.whole["eviction"] is not Mode.ON or self._modes.of("eviction", step.stats_key) is Mode.ON
+
+    def _lookahead(self, step: Step, forecast: LiveForecast | None, change: slice | None) -> Lookahead:
+        if forecast is None or not self._eviction_acts_on(step):
             return UNKNOWN
         try:
             return lookahead(_rows(forecast, step.agent, change), forecast.agents, self._score)
