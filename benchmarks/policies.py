@@ -115,7 +115,7 @@ def serve(order: FreeOrder, workflows: int) -> dict[str, list[int]]:
             written = order.pop(OWN // STEPS if step else OWN - OWN // STEPS * (STEPS - 1))
             order.filled(name, agent, written)
             own += written
-            order.forecast("t", name, drawn, next_step_at=float(i % 7), step_s=2.0)
+            order.forecast("t", name, drawn, ReturnCurve(LEVELS, [2.0 ** (i % 7 + k) for k in range(8)], 0.05), 0.0, 2.0)
         blocks[name] = own
         if i % 2:
             order.append(reversed(own))
@@ -216,7 +216,7 @@ def main() -> None:
 
     def forecast(i: int) -> None:
         looked = lookahead(drawn[i % 64], AGENTS, ScoreConfig())
-        order.forecast("t", waiting[i % len(waiting)], looked, next_step_at=float(i % 9), step_s=2.0)
+        order.forecast("t", waiting[i % len(waiting)], looked, ReturnCurve(LEVELS, [2.0 ** (i % 9 + k) for k in range(8)], 0.05), 0.0, 2.0)
 
     us["forecast of a workflow"] = {"forecasts": median_us(forecast, lambda _: None, 2000)}
     us["end of a workflow"] = {"forecasts": median_us(lambda i: order.end(waiting[i]), lambda _: None, len(waiting))}

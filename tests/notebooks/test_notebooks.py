@@ -256,7 +256,7 @@ def test_replay(tmp_path: Path) -> None:
     asked = {
         "hits": "{'/'.join(map(str, point)): over_seeds(of)['hit_rate']['mean'] for point, of in found.items()}",
         "runs": "{name: len(of) for name, of in courses.items()}",
-        "forecasts": "run_one(base, POLICIES['hierarchical'], SEED).forecasts",
+        "forecasts": "run_one(base, POLICIES['next-use'], SEED).forecasts",
     }
     executed, found = run("replay", tmp_path, small, asked)
     assert figures(executed) == 4

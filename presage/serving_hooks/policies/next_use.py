@@ -103,9 +103,10 @@ class ReturnCurve:
 
     def _beyond(self, elapsed_s: float) -> Stage:
         """Beyond the last quantile a Pareto tail through the last two: its hazard is exponent / time."""
+        if elapsed_s >= LONGEST_S:
+            return Stage(LONGEST_S, LONGEST_S, math.inf)
         last, tail = self._knots[-1], self._tail()
-        doublings = math.floor(math.log2(elapsed_s / last)) if elapsed_s < LONGEST_S else 0
-        began = last * 2.0**doublings if elapsed_s < LONGEST_S else LONGEST_S
+        began = last * 2.0 ** math.floor(math.log2(elapsed_s / last))
         still = (1.0 - self.end) * (1.0 - self._levels[-1]) * (began / last) ** -tail
         returns = still / (still + self.end) if still > 0 else 0.0
         wait = began / tail / returns if returns > 0 else LONGEST_S

@@ -191,7 +191,7 @@ def compared(convention: PromptConvention, machine: EngineFile, many: int = 14) 
 
 POLICIES_OF_REPLAY = [
     POLICIES["belady"],
-    POLICIES["hierarchical"],
+    POLICIES["next-use"],
     POLICIES["oracle"],
     THUNDERAGENT,
     static_graph(jobs(OWN)),
@@ -357,7 +357,7 @@ def setting(forecasts: str = "counts") -> Setting:
 
 
 def test_the_same_seed_gives_the_same_figures_whoever_runs_it() -> None:
-    policies = [POLICIES["stock"], POLICIES["hierarchical"]]
+    policies = [POLICIES["stock"], POLICIES["next-use"]]
     here, _ = run_all(setting(), policies, range(2), processes=1)
     assert here == run_all(setting(), policies, range(2), processes=1)[0]
     assert [(one.policy, one.seed) for one in here] == [(p.name, s) for p in policies for s in range(2)]

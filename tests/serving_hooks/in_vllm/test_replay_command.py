@@ -41,11 +41,11 @@ def jsonl(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_the_object_holds_what_the_contract_says(store: Path, tmp_path: Path) -> None:
-    done = ran("replay", store, *CHEAP, "--policy", "stock,hierarchical,oracle", "--json", "--report", tmp_path / "r")
+    done = ran("replay", store, *CHEAP, "--policy", "stock,next-use,oracle", "--json", "--report", tmp_path / "r")
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["workload"]["workflows"] == 12
-    assert list(found["policies"]) == ["stock", "hierarchical", "oracle"]
+    assert list(found["policies"]) == ["stock", "next-use", "oracle"]
     for of in found["policies"].values():
         for name in (
             "hit_rate",
@@ -59,7 +59,7 @@ def test_the_object_holds_what_the_contract_says(store: Path, tmp_path: Path) ->
         ):
             low, high = of[name]["ci95"]
             assert low <= of[name]["mean"] <= high
-    assert set(found["policies"]["hierarchical"]["share_of_oracle"]) >= {"hit_rate", "completion_mean_s"}
+    assert set(found["policies"]["next-use"]["share_of_oracle"]) >= {"hit_rate", "completion_mean_s"}
     assert json.loads((tmp_path / "r" / "metrics.json").read_text()) == found
     page = (tmp_path / "r" / "report.html").read_text()
     assert "Policies side by side" in page
@@ -221,9 +221,9 @@ def test_a_model_of_other_agents_is_refused_and_one_of_these_forecasts(store: Pa
     other = ran("replay", jsonl(input_tokens=50, output_tokens=5), *CHEAP, "--pause-s", 1, "--forecasts", tiny.folder)
     assert other.exit_code == 2
     assert "knows none of the 1 agents" in other.stderr
-    more = ("--seeds", 1, "--cache-tokens", 64000, "--policy", "hierarchical", "--forecasts", tiny.folder, "--json")
+    more = ("--seeds", 1, "--cache-tokens", 64000, "--policy", "next-use", "--forecasts", tiny.folder, "--json")
     done = ran("replay", tiny.held_out, *CHEAP, *more)
     assert done.exit_code == 0, done.stderr
-    of = json.loads(done.stdout)["policies"]["hierarchical"]
+    of = json.loads(done.stdout)["policies"]["next-use"]
     assert of["forecasts"]["champion"] > 0
     assert "switched_off" not in of

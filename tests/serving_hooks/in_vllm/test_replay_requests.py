@@ -14,7 +14,7 @@ from cli_samples import run, write
 
 pytestmark = pytest.mark.vllm
 
-POLICIES = ("--policy", "stock,lifecycle,hierarchical,full", "--processes", 1, "--json")
+POLICIES = ("--policy", "stock,lifecycle,next-use,full", "--processes", 1, "--json")
 
 
 def mooncake(path: Path) -> Path:
@@ -40,14 +40,14 @@ def test_prefixes_are_found_again_and_policies_of_workflows_are_idle(tmp_path: P
     own = ("share_of_oracle", "promotions")  # the second only where requests are ranked
     figures = {name: {k: v for k, v in of.items() if k not in own} for name, of in found["policies"].items()}
     assert figures["stock"]["hit_rate"]["mean"] == pytest.approx(20 * 1024 / (20 * (1024 + 1624)))
-    assert figures["lifecycle"] == figures["hierarchical"] == figures["full"] == figures["stock"]
+    assert figures["lifecycle"] == figures["next-use"] == figures["full"] == figures["stock"]
 
 
 def test_under_pressure_they_are_idle_too(tmp_path: Path) -> None:
     ran = run("replay", mooncake(tmp_path / "m.jsonl"), "--as-recorded", "--cache-tokens", 8000, *POLICIES)
     assert ran.code == 0, ran.err
     hits = {name: of["hit_rate"]["mean"] for name, of in ran.json["policies"].items()}
-    assert hits["stock"] == hits["hierarchical"] < 0.3
+    assert hits["stock"] == hits["next-use"] < 0.3
     assert not any("switched_off" in of for of in ran.json["policies"].values())
 
 

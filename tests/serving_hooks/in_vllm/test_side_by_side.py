@@ -27,7 +27,7 @@ SETTING = Setting(JOBS, OWN, Arrivals(6), read_engine("invented", 1600), "oracle
 
 def test_each_run_has_its_own_setting() -> None:
     larger = replace(SETTING, engine=read_engine("invented", 16000))
-    tasks = [(SETTING, POLICIES["stock"], 0), (larger, POLICIES["stock"], 0), (SETTING, POLICIES["hierarchical"], 1)]
+    tasks = [(SETTING, POLICIES["stock"], 0), (larger, POLICIES["stock"], 0), (SETTING, POLICIES["next-use"], 1)]
     told: list[str] = []
     done = side_by_side(tasks, 1, lambda doing, share: told.append(doing))
     assert done == [run_one(*task) for task in tasks]
@@ -54,7 +54,7 @@ def test_a_sweep_is_figures_by_point_and_gains_are_paired() -> None:
 
 
 def test_settings_of_the_hooks_make_another_policy() -> None:
-    short = replace(POLICIES["hierarchical"], more={"horizon": 1, "gamma": 0.5})
+    short = replace(POLICIES["next-use"], more={"horizon": 1, "gamma": 0.5})
     off = dict.fromkeys(("priority", "admission", "prefetch"), False)
     assert short.presage() == {**off, "eviction": True, "horizon": 1, "gamma": 0.5}
     assert run_one(SETTING, short, 0).off == ()

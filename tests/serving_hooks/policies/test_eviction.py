@@ -13,12 +13,12 @@ from presage.serving_hooks.policies.eviction import MOST_AGENTS, EvictionConfig,
 from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig, lookahead
 
 AGENTS = ("coder", "tester", "writer")
-PAPER = EvictionConfig(tie=0.0, learn_sharing=False)
+PAPER = EvictionConfig("pbkv")
 
 
 def cache(blocks: int, config: EvictionConfig = PAPER) -> FreeOrder:
     """A cache whose blocks are all free, block 0 first."""
-    order = FreeOrder(blocks, config)
+    order = FreeOrder(blocks, lambda: 0.0, config)
     order.append(range(blocks))
     return order
 
@@ -34,9 +34,9 @@ def looked(rows: Sequence[Sequence[float]]) -> Lookahead:
     return lookahead(np.array(rows, np.float32), AGENTS, ScoreConfig())
 
 
-def next_is(order: FreeOrder, workflow: str, *probabilities: float, at: float = 0.0, step_s: float = 0.0) -> None:
+def next_is(order: FreeOrder, workflow: str, *probabilities: float) -> None:
     """A one-step forecast: coder, tester, writer, END."""
-    order.forecast("t", workflow, looked([probabilities]), next_step_at=at, step_s=step_s)
+    order.forecast("t", workflow, looked([probabilities]))
 
 
 def test_blank_blocks_go_before_retired_and_retired_before_active() -> None:
@@ -99,41 +99,6 @@ def test_of_equal_scores_the_shared_prefix_outlives_the_private_block() -> None:
     assert list(order) == [*private, *prefix]
 
 
-def test_where_scores_tie_what_is_needed_last_goes_first() -> None:
-    order = cache(6, EvictionConfig(tie=1 / 16, learn_sharing=False))
-    parts = {workflow: holds(order, workflow, "coder", 2) for workflow in ("soon", "paused", "steps away")}
-    for blocks in parts.values():
-        order.append(blocks)
-    next_is(order, "soon", 1, 0, 0, 0, at=10.5, step_s=2.0)
-    next_is(order, "paused", 1, 0, 0, 0, at=13.0, step_s=2.0)
-    two = looked([[0.7, 0.3, 0, 0], [0.44, 0.56, 0, 0]])  # .7 + .7 · .44 = 1.008: a tie with 1
-    order.forecast("t", "steps away", two, next_step_at=12.5, step_s=2.0)  # due at 12.5 + 0.3055 · 2
-    assert list(order) == [*parts["steps away"], *parts["paused"], *parts["soon"]]
-    next_is(order, "soon", 1, 0, 0, 0, at=20.0)
-    assert list(order)[:2] == parts["soon"]
-
-
-def test_history_that_the_next_agent_always_reads_is_kept_once_that_has_been_seen() -> None:
-    """Prompts that begin with the common history: the writer has not touched it yet, and will."""
-
-    def first_given_up(config: EvictionConfig) -> str:
-        order = cache(400, config)
-        for earlier in range(3):
-            history = holds(order, f"w{earlier}", "coder", 40)
-            order.found("t", f"w{earlier}", "writer", history)
-            order.append(history)
-            order.end(f"w{earlier}")
-        history, other = holds(order, "now", "coder", 40), holds(order, "other", "coder", 40)
-        next_is(order, "now", 0.05, 0, 0.95, 0)
-        next_is(order, "other", 0.5, 0, 0, 0.5)
-        order.append([*history, *other])
-        retired_and_blank = order.spare()
-        return "now" if order.pop(retired_and_blank + 1)[-1] in history else "other"
-
-    assert first_given_up(EvictionConfig(learn_sharing=False)) == "now"
-    assert first_given_up(EvictionConfig(learn_sharing=True)) == "other"
-
-
 def test_a_workflow_without_a_forecast_is_not_given_up_before_one_that_will_hardly_return() -> None:
     order = cache(4)
     silent, leaving = holds(order, "silent", "coder", 2), holds(order, "leaving", "coder", 2)
@@ -189,12 +154,12 @@ def test_thousands_of_forecasts_leave_the_order_right_and_the_heap_small() -> No
 def test_names_without_end_do_not_fill_the_table_of_who_reads_what() -> None:
     sharing = Sharing()
     for i in range(MOST_AGENTS + 5):
-        sharing.observe(f"type {i}", "agent", 60, 64)
-    assert sharing.rates("type 0") == {"agent": 60 / 96}
+        sharing.observe(f"type {i}", "agent", 16, 32, 60, 64)
+    assert sharing.rates("type 0") == {"agent": (48 / 64, 60 / 96)}
     assert sharing.rates(f"type {MOST_AGENTS}") == {}
-    sharing.observe("type 0", "agent", 0, 0)
-    sharing.observe("type 0", "agent", 32, 32)
-    assert sharing.rates("type 0") == {"agent": 92 / 128}
+    sharing.observe("type 0", "agent", 0, 0, 0, 0)
+    sharing.observe("type 0", "agent", 0, 0, 32, 32)
+    assert sharing.rates("type 0") == {"agent": (48 / 64, 92 / 128)}
 
 
 private = st.sets(st.sampled_from(AGENTS), min_size=1)
@@ -214,7 +179,7 @@ def test_a_small_error_of_the_forecasts_leaves_the_order_as_the_paper_proves(
         guess[row, column] += 0.5
         tables = [one / one.sum(axis=1, keepdims=True) for one in (true, guess)]
         errors.append(sum(0.7**k * np.abs(t - g).sum() for k, (t, g) in enumerate(zip(*tables, strict=True))))
-        scores.append(lookahead(tables[0], AGENTS, ScoreConfig()).worth(agents)[0] / UNIT)
+        scores.append(lookahead(tables[0], AGENTS, ScoreConfig()).score(agents) / UNIT)
         for order, one in zip(orders, tables, strict=True):
             (block,) = order.pop(1)
             for agent in agents:
@@ -233,19 +198,18 @@ def test_a_small_error_of_the_forecasts_leaves_the_order_as_the_paper_proves(
 class AgainstASort(RuleBasedStateMachine):
     """A cache of 10 blocks, and a model that knows of each block who touched it and sorts from scratch."""
 
-    config = EvictionConfig(tie=1 / 16, learn_sharing=False)
     workflows = st.sampled_from(["a", "b", "c", ""])
     agents = st.sampled_from(AGENTS)
 
     def __init__(self) -> None:
         super().__init__()
-        self.order = cache(10, self.config)
+        self.order = cache(10)
         self.freed: dict[int, int] = {block: block - 10 for block in range(10)}
         self.map: dict[int, dict[tuple[str, int], set[str]]] = {block: {} for block in range(10)}
         self.group: dict[int, object] = dict.fromkeys(range(10))  # blocks freed and given up together
         self.group_used: dict[object, int] = {}
         self.life: dict[str, int] = {}
-        self.forecasts: dict[str, tuple[Lookahead, float, float]] = {}
+        self.forecasts: dict[str, Lookahead] = {}
         self.clock = 0
 
     @rule(workflow=workflows, agent=agents, n=st.integers(1, 6))
@@ -277,7 +241,7 @@ class AgainstASort(RuleBasedStateMachine):
         self.clock += 1
         me = (workflow, self.life.setdefault(workflow, self.clock))
         if blocks:
-            self.forecasts.setdefault(workflow, (UNKNOWN, 0.0, 0.0))
+            self.forecasts.setdefault(workflow, UNKNOWN)
         for block in blocks:
             users, before = self.map[block], self.group[block]
             if agent in users.get(me, ()):
@@ -303,16 +267,14 @@ class AgainstASort(RuleBasedStateMachine):
     @rule(
         workflow=workflows,
         rows=st.lists(st.tuples(*[st.integers(0, 3)] * 4), min_size=0, max_size=3),
-        at=st.integers(0, 3),
-        step_s=st.integers(0, 2),
     )
-    def forecast(self, workflow: str, rows: list[tuple[int, ...]], at: int, step_s: int) -> None:
+    def forecast(self, workflow: str, rows: list[tuple[int, ...]]) -> None:
         table = np.array([[n / max(1, sum(row)) for n in row] for row in rows], np.float32).reshape(len(rows), 4)
         forecast = lookahead(table, AGENTS, ScoreConfig())
-        self.order.forecast("t", workflow, forecast, next_step_at=at, step_s=step_s)
+        self.order.forecast("t", workflow, forecast)
         self.clock += 1
         self.life.setdefault(workflow, self.clock)
-        self.forecasts[workflow] = (forecast, at, step_s)
+        self.forecasts[workflow] = forecast
 
     @rule(workflow=workflows)
     def end(self, workflow: str) -> None:
@@ -335,18 +297,13 @@ class AgainstASort(RuleBasedStateMachine):
     def key(self, block: int) -> tuple[float, ...]:
         users = self.map[block]
         if not users:
-            return (-1, 0, 0, 0, 0, self.freed[block])
+            return (-1, 0, 0, 0, self.freed[block])
         active = [(w, agents) for (w, life), agents in users.items() if self.life.get(w) == life]
         used = self.group_used[self.group[block]]
         if not active:
-            return (0, 0, len(users), 0, used, self.freed[block])
-        parts = [(self.forecasts[w], self.forecasts[w][0].worth(agents)) for w, agents in active]
-        rank = sum(score for _, (score, _) in parts) // (UNIT // 16)
-        due = 0.0
-        if len(parts) == 1:
-            ((_, at, step_s), (score, moment)), *_ = parts
-            due = at + (moment / score - 1) * step_s if score else float("inf")
-        return (1, rank, len(users), -due, used, self.freed[block])
+            return (0, 0, len(users), used, self.freed[block])
+        score = sum(self.forecasts[w].score(agents) for w, agents in active)
+        return (1, score, len(users), used, self.freed[block])
 
     @invariant()
     def the_order_is_that_of_the_sort(self) -> None:

@@ -4,22 +4,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.serving_hooks.policies.eviction import FreeOrder
+from presage.serving_hooks.policies.next_use import ReturnCurve
+from presage.serving_hooks.policies.score import UNKNOWN
 
-EVENTS = st.lists(
-    st.tuples(st.sampled_from(["fill", "end", "free", "take", "pop"]), st.integers(0, 19), st.sampled_from("abc")),
-    max_size=60,
-)
+WHAT = st.sampled_from(["fill", "end", "free", "take", "pop", "forecast", "wait"])
+EVENTS = st.lists(st.tuples(WHAT, st.integers(0, 19), st.sampled_from("abc")), max_size=60)
 
 
 @given(EVENTS, st.integers(0, 25))
 def test_the_first_are_those_that_are_popped_and_asking_changes_nothing(
     events: list[tuple[str, int, str]], n: int
 ) -> None:
-    order, free = FreeOrder(20), set(range(20))
+    now = 0.0
+    order, free = FreeOrder(20, lambda: now), set(range(20))
     order.append(range(20))
     for what, block, workflow in events:
         if what == "fill" and block not in free:
             order.filled(workflow, "agent", [block])
+        elif what == "forecast":
+            order.forecast("t", workflow, UNKNOWN, ReturnCurve((0.1, 0.5), (block, 3.0 * block), block / 40), now)
+        elif what == "wait":
+            now += block
         elif what == "end":
             order.end(workflow)
         elif what == "free" and block not in free:
@@ -30,6 +35,7 @@ def test_the_first_are_those_that_are_popped_and_asking_changes_nothing(
             free.discard(block)
         elif what == "pop" and free:
             free -= set(order.pop(1))
+    order.turn()
     whole = list(order)
     assert order.first(n) == whole[:n]
     assert list(order) == whole
@@ -37,7 +43,7 @@ def test_the_first_are_those_that_are_popped_and_asking_changes_nothing(
 
 
 def test_a_workflows_groups_are_told_by_how_soon_they_go() -> None:
-    order = FreeOrder(10)
+    order = FreeOrder(10, lambda: 0.0)
     order.filled("a", "coder", [0, 1, 2])
     order.filled("b", "coder", [3])
     order.append([0, 1, *range(3, 10)])

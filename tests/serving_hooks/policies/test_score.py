@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig, lookahead
+from presage.serving_hooks.policies.score import NO_USE, UNIT, UNKNOWN, Lookahead, ScoreConfig, TouchRates, lookahead
 
 AGENTS = ("coder", "tester", "writer")
 
@@ -30,7 +30,7 @@ FORECAST = [[0.5, 0.25, 0.0, 0.25], [0.2, 0.4, 0.2, 0.2], [0.5, 0.1, 0.0, 0.4]]
     ],
 )
 def test_score_is_equation_2_by_hand(agents: list[str], score: float) -> None:
-    assert of(FORECAST).worth(agents)[0] / UNIT == pytest.approx(score, abs=2e-6)
+    assert of(FORECAST).score(agents) / UNIT == pytest.approx(score, abs=2e-6)
 
 
 def test_value_is_equation_1_by_hand() -> None:
@@ -44,47 +44,49 @@ def test_agents_that_may_come_next_are_those_likely_enough() -> None:
 
 
 def test_a_shorter_horizon_and_another_decay_are_options() -> None:
-    assert of(FORECAST, horizon=1).worth(["tester"])[0] / UNIT == pytest.approx(0.25, abs=2e-6)
-    assert of(FORECAST, decay=1.0).worth(["tester"])[0] / UNIT == pytest.approx(0.25 + 0.75 * 0.4 + 0.06, abs=2e-6)
-    assert of(FORECAST, horizon=9).worth(["tester"]) == of(FORECAST).worth(["tester"])
-
-
-def test_the_mean_step_of_a_touch_is_that_of_the_one_step_it_can_happen_at() -> None:
-    score, moment = of([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]).worth(["writer"])
-    assert moment / score == pytest.approx(3)
-    score, moment = of(FORECAST).worth(["coder"])
-    assert moment / score == pytest.approx((0.5 + 2 * 0.105 + 3 * 0.147) / 0.752, abs=1e-5)
+    assert of(FORECAST, horizon=1).score(["tester"]) / UNIT == pytest.approx(0.25, abs=2e-6)
+    assert of(FORECAST, decay=1.0).score(["tester"]) / UNIT == pytest.approx(0.25 + 0.75 * 0.4 + 0.06, abs=2e-6)
+    assert of(FORECAST, horizon=9).score(["tester"]) == of(FORECAST).score(["tester"])
 
 
 def test_after_a_certain_end_nothing_counts() -> None:
-    assert of([[0, 0, 0, 1], [1, 0, 0, 0], [1, 0, 0, 0]]).worth(AGENTS) == (0, 0)
+    assert of([[0, 0, 0, 1], [1, 0, 0, 0], [1, 0, 0, 0]]).score(AGENTS) == 0
+    assert of([[0, 0, 0, 1], [1, 0, 0, 0], [1, 0, 0, 0]]).first_use(AGENTS) == NO_USE
 
 
 def test_no_forecast_and_a_broken_one_count_as_one_certain_touch() -> None:
     assert lookahead(np.empty((0, 0), np.float32), (), ScoreConfig()) is UNKNOWN
     assert of([[float("nan"), 0, 0, 0]]) is UNKNOWN
-    assert UNKNOWN.worth(["whoever"]) == (UNIT, UNIT)
+    assert UNKNOWN.score(["whoever"]) == UNIT
+    assert UNKNOWN.first_use(["whoever"]) == (1.0, 1.0)
+
+
+def test_the_first_use_is_that_of_the_paths_by_hand() -> None:
+    """Given that the workflow returns: of .75, .5 / .75 is the coder's; of the other third 1 - .2 - .2 goes on."""
+    use = of(FORECAST).first_use(["coder"])
+    first, second = 0.5 / 0.75, (1 - 0.5 / 0.75) * 0.2
+    third = (1 - 0.5 / 0.75) * (1 - 0.2 - 0.2) * 0.5
+    assert use.probability == pytest.approx(first + second + third, abs=1e-6)
+    assert use.step == pytest.approx((first + 2 * second + 3 * third) / (first + second + third), abs=1e-6)
+    assert of([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]).first_use(["writer"]) == pytest.approx((1, 3))
+    assert of(FORECAST).first_use(["an agent no forecast knows"]) == NO_USE
 
 
 def test_an_agent_that_reads_what_others_wrote_counts_for_blocks_it_has_not_touched() -> None:
-    plain, shared = of(FORECAST), of(FORECAST).shared({"tester": 0.5, "nobody": 1.0})
-    # half of what the tester does touches: .125, .2, .05 at the three steps. Of the workflows that have not ended after
-    # the first, .125 / .75 were touched, after the second .2 / .8 of the others.
-    untouched = 1 - 0.125 / 0.75
-    first = 0.125 + 0.525 * 0.2 * untouched + 0.294 * 0.05 * untouched * (1 - 0.2 / 0.8)
-    assert shared.worth([])[0] / UNIT == pytest.approx(first, abs=2e-6)
-    tester, coder = (plain.worth([agent])[0] / UNIT for agent in ("tester", "coder"))
-    assert shared.worth(["tester"])[0] / UNIT == pytest.approx(first + tester / 2, abs=2e-6)
-    assert shared.worth(["coder"])[0] / UNIT == pytest.approx(first + coder, abs=2e-6)
+    shared = of(FORECAST).with_rates({"tester": TouchRates(1.0, 0.5), "nobody": TouchRates(1.0, 1.0)})
+    half = of([[0.5, 0.125, 0.0, 0.25], [0.2, 0.2, 0.2, 0.2], [0.5, 0.05, 0.0, 0.4]])  # of the tester's steps
+    assert shared.first_use([]) == pytest.approx(half.first_use(["tester"]), abs=1e-6)
+    assert shared.first_use(["tester"]) == pytest.approx(of(FORECAST).first_use(["tester"]), abs=1e-6)
 
 
-def test_of_what_all_share_the_first_touch_alone_counts() -> None:
-    everyone = of(FORECAST).shared(dict.fromkeys(AGENTS, 1.0))
-    assert everyone.worth([]) == everyone.worth(AGENTS)
-    assert everyone.worth([])[0] / UNIT == pytest.approx(0.75, abs=2e-6)  # then it is touched, or it has ended
-    rates = dict.fromkeys(AGENTS, 1.0)
-    soon, long = ([[1.0, 0, 0, 0], *[[0, 0, 0, 1.0]] * 2], [[1.0, 0, 0, 0]] * 3)
-    assert of(soon).shared(rates).worth([]) == of(long).shared(rates).worth([]) == (UNIT, UNIT)
+def test_an_agent_that_begins_anew_at_each_call_does_not_keep_its_old_conversations() -> None:
+    anew = of([[1.0, 0, 0, 0]] * 3).with_rates({"coder": TouchRates(0.1, 0.0)})
+    assert anew.first_use(["coder"]).probability == pytest.approx(1 - 0.9**3, abs=1e-6)
+
+
+def test_what_all_agents_read_is_read_when_the_workflow_returns() -> None:
+    everyone = of(FORECAST).with_rates(dict.fromkeys(AGENTS, TouchRates(1.0, 1.0)))
+    assert everyone.first_use([]) == everyone.first_use(AGENTS) == pytest.approx((1.0, 1.0), abs=1e-6)
 
 
 def simplex(draw: st.DrawFn, rows: int) -> NDArray[np.float64]:
@@ -112,5 +114,5 @@ def test_an_error_of_the_forecasts_moves_a_score_no_further_than_the_paper_prove
     config, error, moved = ScoreConfig(4, decay), 0.0, 0
     for (true, guess), agents in uses:
         error += sum(decay**k * row for k, row in enumerate(np.abs(true - guess).sum(axis=1).tolist()))
-        moved += lookahead(true, AGENTS, config).worth(agents)[0] - lookahead(guess, AGENTS, config).worth(agents)[0]
+        moved += lookahead(true, AGENTS, config).score(agents) - lookahead(guess, AGENTS, config).score(agents)
     assert abs(moved) / UNIT <= (1 - decay**4) / (2 * (1 - decay)) * error + len(uses) * len(AGENTS) / UNIT
