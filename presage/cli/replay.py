@@ -46,6 +46,14 @@ def replay(
         str | None,
         typer.Option(metavar="MODEL", help="Remaining-length model beside a next-agent model or counts."),
     ] = None,
+    returns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Source of return times: oracle, noise:0.2, counts or a return-time model. Default: as --forecasts if "
+            "that is oracle or noise, else counts.",
+        ),
+    ] = None,
     scheduler: Annotated[
         str | None,
         typer.Option(
@@ -140,13 +148,16 @@ def replay(
                 "--closing-tokens": closing_tokens,
                 "--pause-s": pause_s,
                 "--lengths": lengths,
+                "--returns": returns,
                 "--scheduler": scheduler,
             }
-            held, rule = read_plain_requests(traces, of_workflows, forecasts, out, report), None
+            held, rule, back = read_plain_requests(traces, of_workflows, forecasts, out, report), None, None
             setting = Setting(held.jobs, convention, arrivals, machine, forecasts)
         else:
             table = options.read(traces, skip_bad, out, report)
-            table, agents, left, rule = _held_out(table, policies, forecasts, lengths, tracking_uri, out, report)
+            table, agents, left, back, rule = _held_out(
+                table, policies, forecasts, lengths, returns, tracking_uri, out, report
+            )
             held = workload(table, convention, pause_s)
             if held.estimated_ends:
                 out.note(f"{held.estimated_ends} requests without ended_at: their ends are estimated by their outputs")
@@ -154,7 +165,7 @@ def replay(
                 out.note(f"prompts of {held.recorded} of {len(held.jobs)} workflows are as prefix_blocks recorded them")
             elif prompts == "recorded":
                 convention = replace(convention, prompts="history-first")
-            setting = Setting(held.jobs, convention, arrivals, machine, agents, left)
+            setting = Setting(held.jobs, convention, arrivals, machine, agents, left, back)
         setting = replace(setting, with_pauses=with_pauses)
         forecasting = not plain and any("asked" in one.foretellers for one in policies)
         check_fits(held.jobs, machine)
@@ -180,6 +191,7 @@ def replay(
             "engine": machine.model_dump(),
             "forecasts": forecasts if forecasting else None,
             "lengths": lengths if forecasting else None,
+            "returns": back if forecasting else None,
             "replayed": rule,
             "seeds": seeds,
             "interrupted": interrupted,
@@ -230,20 +242,25 @@ def _held_out(
     policies: Sequence[Policy],
     forecasts: str,
     lengths: str | None,
+    returns: str | None,
     tracking_uri: str | None,
     out: Output,
     report: Progress,
-) -> tuple[pa.Table, str, str | None, str | None]:
+) -> tuple[pa.Table, str, str | None, str, str | None]:
     """The workflows that no model was trained on, the sources of forecasts for a `Setting`, and a note if any is left
     out. Models that no policy uses are not loaded."""
-    from presage.serving_hooks.replay.forecasts import check_lengths, known
+    from presage.serving_hooks.replay.forecasts import COUNTS, check_lengths, known
 
     check_lengths(forecasts, lengths)
-    if not any("asked" in policy.foretellers for policy in policies) or (lengths is None and known(forecasts)):
-        return table, forecasts, None, None
+    if returns is None:
+        returns = forecasts if known(forecasts) else COUNTS
+    models_named = [name for name in (forecasts, lengths, returns) if name is not None and not known(name)]
+    if not models_named or not any("asked" in policy.foretellers for policy in policies):
+        return table, forecasts, None, returns, None
 
     from presage.predictors.length.predictor import RemainingLengthPredictor
     from presage.predictors.next_agent.predictor import NextAgentPredictor
+    from presage.predictors.return_time.predictor import ReturnTimePredictor
     from presage.registry.resolve import resolve
     from presage.training.sets import LearntFrom, held_out
 
@@ -259,11 +276,14 @@ def _held_out(
     if lengths is not None:
         lengths = str(folder(lengths))
         models.append(RemainingLengthPredictor.load(Path(lengths)))
+    if not known(returns):
+        returns = str(folder(returns))
+        models.append(ReturnTimePredictor.load(Path(returns)))
     table, left_out = held_out(table, *models)
     rule = f"{left_out} workflows left out: a model was trained on them" if left_out else None
     if rule is not None:
         out.note(rule)
-    return table, forecasts, lengths, rule
+    return table, forecasts, lengths, returns, rule
 
 
 def are_requests(paths: Sequence[Path]) -> bool:

@@ -220,13 +220,13 @@ class ReturnTimeForecaster:
     def _answered(self, step: Step, finish_reason: str | None, tools: Sequence[str] | None) -> LiveReturn | None:
         course = self._courses.get(step.workflow)
         away = course.away if course is not None else None
-        if course is None or away is None or finish_reason is None:
+        if course is None or away is None or (finish_reason is None and tools is None):
             return None
         if (away.step.agent, away.step.number) != (step.agent, step.number):
             return None
         row = course.state.answered(finish_reason, tools) if course.state is not None else None
-        away.finish_reason = finish_reason
-        away.forecast = self._forecast(course, step, finish_reason, row)
+        away.finish_reason = finish_reason or away.finish_reason
+        away.forecast = self._forecast(course, step, away.finish_reason, row)
         return away.forecast
 
     def _begin(self, step: Step) -> _Course:

@@ -21,6 +21,7 @@ from presage.serving_hooks.replay.metrics import PolicyRun, RequestOutcome, Virt
 from presage.serving_hooks.replay.prompts import HASH_BYTES, LazyTokens, PromptIds
 from presage.serving_hooks.replay.vllm_scheduler import make_request
 from presage.serving_hooks.replay.workload import ReplayJob, Schedule, again_tokens
+from presage.serving_hooks.workflows.identity import workflow_key
 
 _LOOK_AGAIN_S: Final = 0.01
 """Seconds until an engine calls its scheduler again when requests wait and none is admitted."""
@@ -155,6 +156,8 @@ class ReplayEngine:
         again = again_tokens(job, index) // self._block_tokens * self._block_tokens
         came_s = at_s if step.parents else self._under_way[number].began_s  # also if the job waited to begin
         self._asked[name] = RequestOutcome(number, index, step.agent, came_s, step.prompt_tokens, again)
+        if self._hooked:
+            self._scheduler.reasons[name] = step.finish_reason
         self._scheduler.says[name] = prompts.says(number, index)
         for watcher in self._watchers:
             watcher.asked(number, index, self._clock.now)
@@ -216,12 +219,16 @@ class ReplayEngine:
         self.run.output_tokens += job.steps[asked.step].output_tokens
         for watcher in self._watchers:
             watcher.finished(asked.job, asked.step, now)
+        step = job.steps[asked.step]
+        if self._hooked and job.workflow_type and (step.finish_reason is not None or step.tools is not None):
+            workflow = workflow_key(job.workflow_type, job.workflow_id)
+            self._scheduler.step_forecasts.answered(workflow, step.finish_reason, step.tools)
         under_way.left -= 1
-        for index, step in enumerate(job.steps):
-            if asked.step in step.parents:
+        for index, one in enumerate(job.steps):
+            if asked.step in one.parents:
                 under_way.waits_for[index] -= 1
                 if not under_way.waits_for[index]:
-                    self._come(now + step.pause_s, asked.job, index)
+                    self._come(now + one.pause_s, asked.job, index)
         if under_way.left:
             return
         self.run.completions_s.append(now - under_way.began_s)

@@ -24,6 +24,7 @@ from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedFo
 from presage.serving_hooks.forecasting.live import NO_RETURN, NOTHING, LiveForecast, LiveReturn
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.replay.workload import ReplayJob
+from presage.serving_hooks.workflows import EndReason
 
 if TYPE_CHECKING:
     from presage.serving_hooks.vllm.forecasts import NextAgents, RemainingTokens, ReturnTimes
@@ -136,7 +137,11 @@ class OracleReturnTimes:
         """Nothing new: the trace is known."""
         return None
 
-    def ended(self, workflow: str) -> None:
+    def away(self, workflow: str) -> tuple[LiveReturn, float] | None:
+        """Nothing to explain in a replay."""
+        return None
+
+    def ended(self, workflow: str, reason: EndReason = EndReason.FINISHED) -> None:
         """The workflow has ended."""
         self._done.pop(workflow, None)
 
@@ -242,7 +247,16 @@ def return_times(name: str) -> Returns:
     if name.startswith("noise:"):
         share = _share(name)
         return lambda jobs, clock: OracleReturnTimes(jobs, share)
-    raise ConfigurationError(f"--returns {name}: none of oracle, noise:x and {COUNTS}, and no folder of a model")
+    from presage.serving_hooks.forecasting.return_times import ReturnTimeForecaster
+
+    if name == COUNTS:
+        return lambda jobs, clock: ReturnTimeForecaster(clock=clock)
+    from presage.predictors.return_time.predictor import ReturnTimePredictor
+
+    if not Path(name).is_dir():
+        raise ConfigurationError(f"--returns {name}: no folder of a model, and none of oracle, noise:x and {COUNTS}")
+    predictor = ReturnTimePredictor.load(name)
+    return lambda jobs, clock: ReturnTimeForecaster(predictor, budget=_PATIENT, clock=clock)
 
 
 def check_lengths(name: str, lengths: str | None) -> None:

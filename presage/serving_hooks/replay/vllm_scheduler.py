@@ -30,6 +30,7 @@ from presage.serving_hooks.replay.policies import Policy
 from presage.serving_hooks.replay.prompts import Hashes, LazyTokens
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig
+from presage.serving_hooks.vllm.engine import EngineRequest
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.vllm.scheduler import Policies
@@ -145,7 +146,19 @@ class _ManyAtOnce(ScoredBlocks):
 
 
 class HookedScheduler(Policies, FastPathScheduler):
-    """The hooks before the scheduler with the fast path."""
+    """The hooks before the scheduler with the fast path.
+
+    Attributes:
+        reasons: the recorded finish reasons of requests; those of their made-up outputs mean nothing.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.reasons: dict[str, str | None] = {}
+
+    def finish_reason(self, request: EngineRequest) -> str | None:
+        """As recorded."""
+        return self.reasons.pop(request.request_id, None)
 
     def may_fast_forward(self) -> bool:
         """Whether only the order of free blocks acts, which has no work in a decode-only iteration."""
@@ -196,9 +209,9 @@ def scheduler_class(
 
     def forecasts(self: Any, config: PresageConfig) -> Forecasts:
         if lengths is None:
-            return Forecasts(agents, agents, returns)
+            return Forecasts(agents, agents, returns=returns)
         told = LengthsOnly(lengths) if agents is None and hasattr(lengths, "close") else agents
-        return Forecasts(told, lengths, returns)
+        return Forecasts(told, lengths, returns=returns)
 
     base: type[Any] = BeladyScheduler if policy.foresight else HookedScheduler
     if policy.scheduler is not None:

@@ -189,6 +189,7 @@ class JobStep:
         parents: numbers of the steps it waits for.
         pause_s: from the end of the last parent to its arrival.
         hashed: hash ids of a plain request's prompt, of `hash_tokens` each.
+        finish_reason, tools: of the answer, and the tools that it calls; None if not recorded.
     """
 
     agent: str
@@ -203,6 +204,8 @@ class JobStep:
     prompt_tokens: int
     hashed: tuple[int, ...] = ()
     hash_tokens: int = 0
+    finish_reason: str | None = None
+    tools: tuple[str, ...] | None = None
 
     @property
     def sequence_tokens(self) -> int:
@@ -251,7 +254,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """A request as recorded: sizes, parents, pause, and the runs of `prefix_blocks`."""
+    """A request as recorded: sizes, parents, pause, the runs of `prefix_blocks`, finish reason and tools called."""
 
     agent: str
     input_tokens: int
@@ -259,6 +262,8 @@ class RecordedRequest:
     parents: tuple[int, ...]
     pause_s: float
     prefix: Sequence[Sequence[int]] | None = None
+    finish_reason: str | None = None
+    tools: tuple[str, ...] | None = None
 
 
 def workload(table: pa.Table, convention: PromptConvention, pause_s: float | None = None, seed: int = 0) -> Workload:
@@ -279,6 +284,7 @@ def workload(table: pa.Table, convention: PromptConvention, pause_s: float | Non
     groups = [list(group) for _, group in groupby(rows, key=itemgetter("workflow_type", "workflow_id"))]
     started = [group[0]["started_at"] for group in groups]
     estimated_ends = _estimate_ends(rows) if pause_s is None else 0
+    records_tools = any(row["kind"] == "tool" for row in rows)
     jobs, left_out, recorded = [], 0, 0
     for number, group in enumerate(groups):
         requests = [row for row in group if row["kind"] == "llm"]
@@ -292,7 +298,7 @@ def workload(table: pa.Table, convention: PromptConvention, pause_s: float | Non
                 "are unknown: record times, or give the mean pause with --pause-s"
             )
         drawn = None if pause_s is None else np.random.default_rng([seed, number]).exponential(pause_s, len(group))
-        asked = _asked(group, drawn)
+        asked = _asked(group, drawn, records_tools)
         steps = assemble(asked, convention)
         recorded += convention.takes_recorded(asked)
         arrives = None if not timed or None in started else (started[number] - min(started)).total_seconds()
@@ -339,11 +345,12 @@ _COLUMNS: Final = (
     "ended_at",
     "complete",
     "prefix_blocks",
+    "finish_reason",
 )
 
 
-def _asked(group: Sequence[dict[str, Any]], drawn_s: Any) -> list[RecordedRequest]:
-    """The requests of one workflow; parents are numbers of requests."""
+def _asked(group: Sequence[dict[str, Any]], drawn_s: Any, records_tools: bool) -> list[RecordedRequest]:
+    """The requests of one workflow; parents are numbers of requests. Tools called are those up to the next request."""
     waited: dict[int, tuple[int, ...]] = {}  # by step: the requests to wait for in its place
     found: list[RecordedRequest] = []
     ended: list[Any] = []
@@ -354,6 +361,8 @@ def _asked(group: Sequence[dict[str, Any]], drawn_s: Any) -> list[RecordedReques
         last = row["step"]
         if row["kind"] != "llm":
             waited[last] = before
+            if found:
+                found[-1] = replace(found[-1], tools=(*(found[-1].tools or ()), row["agent"]))
             continue
         waited[last] = (len(found),)
         if drawn_s is not None:
@@ -368,6 +377,8 @@ def _asked(group: Sequence[dict[str, Any]], drawn_s: Any) -> list[RecordedReques
                 before,
                 pause_s,
                 row.get("prefix_blocks"),
+                row.get("finish_reason"),
+                () if records_tools else None,
             )
         )
         ended.append(row["ended_at"])
@@ -407,6 +418,8 @@ def assemble(asked: Sequence[RecordedRequest], convention: PromptConvention) -> 
                 parents=one.parents,
                 pause_s=one.pause_s,
                 prompt_tokens=one.input_tokens,
+                finish_reason=one.finish_reason,
+                tools=one.tools,
             )
         )
     return tuple(steps)

@@ -112,7 +112,7 @@ class Forecasts:
 
     next_agents: NextAgents | None = None
     remaining: RemainingTokens | None = None
-    returns: ReturnTimes | None = None
     medians: Mapping[str, float] = field(default_factory=dict)
     models: Mapping[str, ModelStatus | str] = field(default_factory=dict)
     upkeep: Upkeep | None = None
+    returns: ReturnTimes | None = None

@@ -226,7 +226,7 @@ class Policies(engine.SchedulerSeam):
             request.request_id,
             completed,
             request.num_output_tokens,
-            engine.finish_reason(request),
+            self.finish_reason(request),
         )
         self.queue_policies.left(request, completed)
 
@@ -479,6 +479,10 @@ class Policies(engine.SchedulerSeam):
         self.step_forecasts.retention = None if mode is Mode.OFF else self.prefetcher or scored
 
     # Parts. Subclasses may replace the public ones.
+
+    def finish_reason(self, request: EngineRequest) -> str | None:
+        """Why a request has left, as traces name it."""
+        return engine.finish_reason(request)
 
     def make_block_order(self, config: PresageConfig, switch: Switch) -> ScoredBlocks:
         """The order of free blocks; called once if eviction is configured."""

@@ -172,7 +172,7 @@ class StepForecasts:
         self._preempted.discard(request_id)
         missing = self._without_state.pop(request_id, None) is not None
         self._curves[step.workflow] = self._in_progress(step), self._clock()
-        if completed and self._returns is not None:
+        if self._returns is not None:
             now = self._clock()
             made = self._returns_switch.attempt(self._returns.completed, step, output_tokens, finish_reason, now)
             self._returning(step, made, now)
@@ -223,7 +223,7 @@ class StepForecasts:
         self._curves.pop(step.workflow, None)
         self._arrived_at.pop(step.workflow, None)
         if self._returns is not None:
-            self._returns_switch.attempt(self._returns.ended, step.workflow)
+            self._returns_switch.attempt(self._returns.ended, step.workflow, reason)
         for request_id in workflow.requests:
             self._without_state.pop(request_id, None)
             self._preempted.discard(request_id)
