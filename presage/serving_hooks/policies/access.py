@@ -1,6 +1,9 @@
 """Which agents of which workflows touch which blocks: A_w(c) of PBKV (§4.2.2), for groups of blocks.
 
 Blocks with the same access map form one group and are scored once. A touch moves blocks to the group of their new map.
+Ours also tells the blocks that an agent's latest step touched from those that only earlier steps of it did
+(`score.STALE`): a compacted or abandoned conversation is not read again, whoever comes next.
+
 Within one workflow, groups of equal maps are merged. A group of several workflows is split if an agent touches only a
 part of it, and never merged again. Methods return the groups whose place in the eviction order may have changed. Block
 ids must be distinct within a call. Most running workflows are idle, so small collections are kept without a dict.
@@ -15,7 +18,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from presage.serving_hooks.policies.next_use import ReturnCurve, Stage
-from presage.serving_hooks.policies.score import UNKNOWN, Lookahead
+from presage.serving_hooks.policies.score import STALE, UNKNOWN, Lookahead
 
 NO_AGENTS: Final[frozenset[str]] = frozenset()
 
@@ -183,7 +186,24 @@ Parts = Mapping[Group | None, list[int]]
 @lru_cache(maxsize=4096)  # workflows of one type have the same few sets, of 216 bytes or more each
 def _joined(agents: frozenset[str], agent: str) -> frozenset[str]:
     """The union, cached so that groups share one copy."""
-    return agents | {agent}
+    return agents - {agent + STALE} | {agent}
+
+
+@lru_cache(maxsize=4096)
+def _stale(agents: frozenset[str], agent: str) -> frozenset[str]:
+    return agents - {agent} | {agent + STALE}
+
+
+class Touched(NamedTuple):
+    """Of the blocks of a workflow, how many a step of an agent finds, and of how many: those that the agent's latest
+    step touched, those that only earlier ones did, and the others."""
+
+    latest_found: int
+    latest: int
+    earlier_found: int
+    earlier: int
+    others_found: int
+    others: int
 
 
 class AccessIndex:
@@ -269,19 +289,38 @@ class AccessIndex:
                 changed.append(group)
         return changed
 
-    def touched(self, workflow: str, agent: str, parts: Parts) -> tuple[int, int, int, int]:
-        """Blocks of `workflow` that `agent` has touched before: those in `parts`, and all; then those of others."""
-        running = self.running.get(workflow)
-        if running is None:
-            return 0, 0, 0, 0
-        own_found = own = found = others = 0
-        for group in running.groups:
-            here = len(parts[group]) if group in parts else 0
-            if agent in (group.agents_of(workflow) or NO_AGENTS):
-                own_found, own = own_found + here, own + group.size
-            else:
-                found, others = found + here, others + group.size
-        return own_found, own, found, others
+    def touched(self, workflow: str, agent: str, parts: Parts) -> Touched:
+        """How many blocks of `workflow` a step of `agent` finds (`parts`), and of how many."""
+        counts, running = [0] * 6, self.running.get(workflow)
+        for group in running.groups if running is not None else ():
+            agents = group.agents_of(workflow) or NO_AGENTS
+            place = 0 if agent in agents else 2 if agent + STALE in agents else 4
+            counts[place] += len(parts[group]) if group in parts else 0
+            counts[place + 1] += group.size
+        return Touched(*counts)
+
+    def begin(self, workflow: str, agent: str, parts: Parts) -> list[Group]:
+        """A step of `agent` begins with these blocks of its prompt: records the touch, and which blocks it left out.
+
+        Those are free: an engine has taken the blocks of a prompt out of the free ones before.
+        """
+        running, left = self.running.get(workflow), []
+        for group in running.private if running is not None else ():
+            if agent in group.agents and group.free and group.sole == workflow:
+                left.append(group)
+        changed = self.touch(workflow, agent, parts)
+        for group in left:
+            assert running is not None
+            agents = _stale(group.agents, agent)
+            target = running.own(agents)
+            if target is None:
+                target = group if len(group.free) == group.size else self._split(group)
+                self._relabel(workflow, running, target, agents)
+            if target is not group:
+                self._move(list(group.free), group, target)
+                changed.append(group)
+            changed.append(target)
+        return changed
 
     def forecast(
         self, workflow: str, lookahead: Lookahead, curve: ReturnCurve | None, since: float, step_s: float, now: float

@@ -34,12 +34,14 @@ from itertools import chain, islice
 from typing import Any, Final, Literal
 
 from presage.errors import InputError
-from presage.serving_hooks.policies.access import AccessIndex, Group
+from presage.serving_hooks.policies.access import AccessIndex, Group, Touched
 from presage.serving_hooks.policies.next_use import ReturnCurve
-from presage.serving_hooks.policies.score import UNIT, Lookahead, TouchRates
+from presage.serving_hooks.policies.score import STALE, UNIT, Lookahead, TouchRates
 
 PRIOR_BLOCKS: Final = 32
 """Prior counts, of blocks as PBKV assumes them, so that a few steps decide a rate, not one."""
+
+_PRIOR: Final = Touched(PRIOR_BLOCKS, PRIOR_BLOCKS, PRIOR_BLOCKS // 2, PRIOR_BLOCKS, 0, PRIOR_BLOCKS)
 
 MOST_AGENTS: Final = 10_000
 """Agents counted, over all workflow types. Clients choose the names, so the table needs a bound."""
@@ -50,13 +52,13 @@ class Sharing:
 
     PBKV (appendix G.1) assumes that an agent reads the blocks it has touched before in this workflow, and no others.
     That fails if every prompt begins with the common history, or if an agent begins a new conversation at each call. So
-    each time a step begins, `observe` counts the blocks of its workflow that its agent had touched, the others, and how
-    many of both the step found. A block that the cache has lost is in no count; a block behind a lost one counts as
-    not touched. So under heavy loss rates are too low, never too high.
+    each time a step begins, `observe` counts the blocks of its workflow by whether its agent had touched them, and how
+    many of each the step found. A block that the cache has lost is in no count; a block behind a lost one counts as
+    not found. So under heavy loss rates are too low, never too high.
     """
 
     def __init__(self) -> None:
-        self._counts: dict[str, dict[str, tuple[int, int, int, int]]] = {}
+        self._counts: dict[str, dict[str, Touched]] = {}
         self._rates: dict[str, dict[str, TouchRates]] = {}
         self._agents = 0
 
@@ -64,22 +66,26 @@ class Sharing:
         """Workflow types with rates."""
         return len(self._rates)
 
-    def observe(self, workflow_type: str, agent: str, own_found: int, own: int, found: int, others: int) -> None:
-        """A step of `agent` began: of `own` blocks it had touched before it found `own_found`; of others `found`."""
-        if not own and not others:
+    def observe(self, workflow_type: str, agent: str, touched: Touched) -> None:
+        """A step of `agent` began."""
+        if not (touched.latest or touched.earlier or touched.others):
             return
         known = self._counts.get(workflow_type, {}).get(agent)
         if known is None:
             if self._agents == MOST_AGENTS:
                 return
-            self._agents, known = self._agents + 1, (PRIOR_BLOCKS, PRIOR_BLOCKS, 0, PRIOR_BLOCKS)
-        counts = (known[0] + own_found, known[1] + own, known[2] + found, known[3] + others)
+            self._agents, known = self._agents + 1, _PRIOR
+        counts = Touched(*(a + b for a, b in zip(known, touched, strict=True)))
         self._counts.setdefault(workflow_type, {})[agent] = counts
-        rates = TouchRates(counts[0] / counts[1], counts[2] / counts[3])
+        rates = TouchRates(
+            counts.latest_found / counts.latest,
+            counts.earlier_found / counts.earlier,
+            counts.others_found / counts.others,
+        )
         self._rates.setdefault(workflow_type, {})[agent] = rates
 
     def rates(self, workflow_type: str) -> Mapping[str, TouchRates]:
-        """By agent, the shares of previously touched and of other blocks that it reads."""
+        """By agent, the shares of blocks that it reads."""
         return self._rates.get(workflow_type, {})
 
 
@@ -312,7 +318,9 @@ class FreeOrder:
         """Records the prompt blocks that a new step found in the cache. Call it for every step, even without any."""
         parts = self._index.by_group(blocks)
         if not self._by_score:
-            self.sharing.observe(workflow_type, agent, *self._index.touched(workflow, agent, parts))
+            self.sharing.observe(workflow_type, agent, self._index.touched(workflow, agent, parts))
+            self._place_all(self._index.begin(workflow, agent, parts))
+            return
         self._place_all(self._index.touch(workflow, agent, parts))
 
     def filled(self, workflow: str, agent: str, blocks: Sequence[int]) -> None:
@@ -405,7 +413,7 @@ class FreeOrder:
                 {
                     "blocks": group.size,
                     "free": len(group.free),
-                    "agents": sorted(group.agents_of(workflow) or ()),
+                    "agents": sorted(agent.removesuffix(STALE) for agent in group.agents_of(workflow) or ()),
                     "users": group.users,
                     **expected,
                     "before": before.get(group.id),

@@ -46,10 +46,16 @@ NO_ROWS: Final = np.empty((0, 1), np.float32)
 """The rows of an empty forecast."""
 
 
-class TouchRates(NamedTuple):
-    """How likely a step of an agent touches a block: one that the agent has touched before, and another one."""
+STALE: Final = "\0"
+"""Marks the name of an agent that touched a block before its latest step, but not in it; no name holds it."""
 
-    own: float
+
+class TouchRates(NamedTuple):
+    """How likely a step of an agent touches a block: one that its latest step touched, one that only earlier ones did,
+    and one that none did."""
+
+    latest: float
+    earlier: float
     other: float
 
 
@@ -105,7 +111,7 @@ class Lookahead:
         return len(self._rows) > 0
 
     def score(self, agents: Iterable[str]) -> int:
-        """Eq. 2 for this workflow and blocks that `agents` touch, in 1 / UNIT; `UNIT` without a forecast."""
+        """Eq. 2 for this workflow and blocks that `agents` have touched, in 1 / UNIT; `UNIT` without a forecast."""
         if self is UNKNOWN:
             return UNIT
         total = 0
@@ -117,15 +123,20 @@ class Lookahead:
         return total
 
     def first_use(self, agents: Iterable[str]) -> FirstUse:
-        """The first touch of a block that `agents` have touched before; of the next step without a forecast."""
+        """The first touch of a block that `agents` have touched, STALE ones not in their latest step.
+
+        Without a forecast the next step touches it.
+        """
         if self is UNKNOWN:
             return NEXT_STEP
         touched = self._shared[:]
         for agent in agents:
-            at = self._column.get(agent)
+            earlier = agent.endswith(STALE)
+            name = agent.removesuffix(STALE)
+            at = self._column.get(name)
             if at is not None:
-                rate = self._rates.get(agent)
-                more = 1.0 if rate is None else rate.own - rate.other
+                rate = self._rates.get(name)
+                more = 1.0 if rate is None else (rate.earlier if earlier else rate.latest) - rate.other
                 for k, chance in enumerate(self._rows[:, at].tolist()):
                     touched[k] += chance * more
         reached, found, steps = 1.0, 0.0, 0.0

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from presage.errors import InputError
+from presage.serving_hooks.policies.access import Touched
 from presage.serving_hooks.policies.eviction import MOST_AGENTS, EvictionConfig, FreeOrder, Sharing
 from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig, lookahead
 
@@ -154,12 +155,12 @@ def test_thousands_of_forecasts_leave_the_order_right_and_the_heap_small() -> No
 def test_names_without_end_do_not_fill_the_table_of_who_reads_what() -> None:
     sharing = Sharing()
     for i in range(MOST_AGENTS + 5):
-        sharing.observe(f"type {i}", "agent", 16, 32, 60, 64)
-    assert sharing.rates("type 0") == {"agent": (48 / 64, 60 / 96)}
+        sharing.observe(f"type {i}", "agent", Touched(16, 32, 4, 32, 60, 64))
+    assert sharing.rates("type 0") == {"agent": (48 / 64, 20 / 64, 60 / 96)}
     assert sharing.rates(f"type {MOST_AGENTS}") == {}
-    sharing.observe("type 0", "agent", 0, 0, 0, 0)
-    sharing.observe("type 0", "agent", 0, 0, 32, 32)
-    assert sharing.rates("type 0") == {"agent": (48 / 64, 92 / 128)}
+    sharing.observe("type 0", "agent", Touched(0, 0, 0, 0, 0, 0))
+    sharing.observe("type 0", "agent", Touched(0, 0, 0, 0, 32, 32))
+    assert sharing.rates("type 0") == {"agent": (48 / 64, 20 / 64, 92 / 128)}
 
 
 private = st.sets(st.sampled_from(AGENTS), min_size=1)

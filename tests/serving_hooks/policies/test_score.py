@@ -73,19 +73,19 @@ def test_the_first_use_is_that_of_the_paths_by_hand() -> None:
 
 
 def test_an_agent_that_reads_what_others_wrote_counts_for_blocks_it_has_not_touched() -> None:
-    shared = of(FORECAST).with_rates({"tester": TouchRates(1.0, 0.5), "nobody": TouchRates(1.0, 1.0)})
+    shared = of(FORECAST).with_rates({"tester": TouchRates(1.0, 1.0, 0.5), "nobody": TouchRates(1.0, 1.0, 1.0)})
     half = of([[0.5, 0.125, 0.0, 0.25], [0.2, 0.2, 0.2, 0.2], [0.5, 0.05, 0.0, 0.4]])  # of the tester's steps
     assert shared.first_use([]) == pytest.approx(half.first_use(["tester"]), abs=1e-6)
     assert shared.first_use(["tester"]) == pytest.approx(of(FORECAST).first_use(["tester"]), abs=1e-6)
 
 
 def test_an_agent_that_begins_anew_at_each_call_does_not_keep_its_old_conversations() -> None:
-    anew = of([[1.0, 0, 0, 0]] * 3).with_rates({"coder": TouchRates(0.1, 0.0)})
+    anew = of([[1.0, 0, 0, 0]] * 3).with_rates({"coder": TouchRates(0.1, 0.0, 0.0)})
     assert anew.first_use(["coder"]).probability == pytest.approx(1 - 0.9**3, abs=1e-6)
 
 
 def test_what_all_agents_read_is_read_when_the_workflow_returns() -> None:
-    everyone = of(FORECAST).with_rates(dict.fromkeys(AGENTS, TouchRates(1.0, 1.0)))
+    everyone = of(FORECAST).with_rates(dict.fromkeys(AGENTS, TouchRates(1.0, 1.0, 1.0)))
     assert everyone.first_use([]) == everyone.first_use(AGENTS) == pytest.approx((1.0, 1.0), abs=1e-6)
 
 
