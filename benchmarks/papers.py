@@ -200,7 +200,7 @@ THUNDERAGENT: Final = Policy("thunderagent", frozenset({"admission"}), scheduler
 DEEPEST: Final = 6
 """Steps looked ahead: γ^(DEEPEST − 1) is still a few units of the score's whole numbers."""
 
-SETTINGS: Final[Mapping[str, Any]] = {"horizon": DEEPEST, "gamma": 1 / 8, "tie": 0.0, "learn_sharing": False}
+SETTINGS: Final[Mapping[str, Any]] = {"horizon": DEEPEST, "gamma": 1 / 8, "eviction_rule": "pbkv"}
 """Of the hooks: only the distance counts, and an agent stands for the blocks it has touched."""
 
 Transitions = Mapping[str, Mapping[str, frozenset[str]]]

@@ -25,11 +25,13 @@ import numpy as np
 
 from presage.serving_hooks.policies.admission import Admission
 from presage.serving_hooks.policies.eviction import FreeOrder
+from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
 from presage.serving_hooks.policies.score import ScoreConfig, lookahead
 from presage.serving_hooks.policies.throughput import Rates
 
 AGENTS = tuple(f"agent {i}" for i in range(30))
+LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 STEPS, SHARED, OWN = 8, 20, 180
 
 
@@ -115,7 +117,9 @@ def serve(order: FreeOrder, workflows: int) -> dict[str, list[int]]:
             written = order.pop(OWN // STEPS if step else OWN - OWN // STEPS * (STEPS - 1))
             order.filled(name, agent, written)
             own += written
-            order.forecast("t", name, drawn, ReturnCurve(LEVELS, [2.0 ** (i % 7 + k) for k in range(8)], 0.05), 0.0, 2.0)
+            order.forecast(
+                "t", name, drawn, ReturnCurve(LEVELS, [2.0 ** (i % 7 + k) for k in range(8)], 0.05), 0.0, 2.0
+            )
         blocks[name] = own
         if i % 2:
             order.append(reversed(own))
@@ -166,7 +170,7 @@ def main() -> None:
     ids = list(range(blocks))  # the engine's own, whatever queue it has
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    order = FreeOrder(blocks)
+    order = FreeOrder(blocks, time.monotonic)
     order.append(ids)
     own = serve(order, workflows)
     bytes_a_block = (tracemalloc.get_traced_memory()[0] - before) / blocks
@@ -184,7 +188,7 @@ def main() -> None:
         }
     # Given up for real: what the blocks held is forgotten, so every round gives up the next blocks in order.
     for n in (1, 40, 256):
-        fresh = FreeOrder(blocks)
+        fresh = FreeOrder(blocks, time.monotonic)
         fresh.append(range(blocks))
         serve(fresh, workflows)
         fresh.pop(fresh.spare())  # the blank ones first, which are no task
@@ -216,7 +220,14 @@ def main() -> None:
 
     def forecast(i: int) -> None:
         looked = lookahead(drawn[i % 64], AGENTS, ScoreConfig())
-        order.forecast("t", waiting[i % len(waiting)], looked, ReturnCurve(LEVELS, [2.0 ** (i % 9 + k) for k in range(8)], 0.05), 0.0, 2.0)
+        order.forecast(
+            "t",
+            waiting[i % len(waiting)],
+            looked,
+            ReturnCurve(LEVELS, [2.0 ** (i % 9 + k) for k in range(8)], 0.05),
+            0.0,
+            2.0,
+        )
 
     us["forecast of a workflow"] = {"forecasts": median_us(forecast, lambda _: None, 2000)}
     us["end of a workflow"] = {"forecasts": median_us(lambda i: order.end(waiting[i]), lambda _: None, len(waiting))}

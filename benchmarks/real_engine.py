@@ -7,7 +7,8 @@ engine starts once and gets a new scheduler and an empty cache for each run: vLL
 forecasts of three kinds: "none"; "learned" by a next-agent predictor from other workflows drawn in the same way, with
 lengths from online counts; "oracle", which knows the draws.
 
-    python benchmarks/real_engine.py [--workflows 110] [--seeds 0 1] [--styles shared own] [--settings '{"tie": 0}']
+    python benchmarks/real_engine.py [--workflows 110] [--seeds 0 1] [--styles shared own]
+                                    [--settings '{"eviction_rule": "pbkv"}']
 
 `--settings` is the object of `--additional-config '{"presage": …}'`. A prompt costs the tiny model almost nothing, so
 seconds mean nothing and admission, which weighs seconds, gains nothing. With `--hidden-size 512`, 2,048 prompt tokens

@@ -160,6 +160,6 @@ def _renewed(mean: tuple[int, float], value: float) -> tuple[int, float]:
     return count + 1, of + (value - of) / min(count + 1, 50)
 
 
-def in_progress(step_s: float) -> ReturnCurve:
-    """The next request of a workflow whose step is being computed, about `step_s` after that step arrived."""
-    return ReturnCurve((0.25, 0.5, 0.75, 0.9), (step_s / 2, step_s, 2 * step_s, 4 * step_s))
+def paced(step_s: float, end: float) -> ReturnCurve:
+    """The next request of a workflow of which no more is known than the pace of its type: in about `step_s`."""
+    return ReturnCurve((0.25, 0.5, 0.75, 0.9), (step_s / 2, step_s, 2 * step_s, 4 * step_s), end)

@@ -110,6 +110,11 @@ class Lookahead:
         """Whether it was made from a forecast, unlike `UNKNOWN`."""
         return len(self._rows) > 0
 
+    @property
+    def end(self) -> float:
+        """The probability that the workflow ends before its next step; 0 without a forecast."""
+        return float(self._rows[0, -1]) if self.has_forecast else 0.0
+
     def score(self, agents: Iterable[str]) -> int:
         """Eq. 2 for this workflow and blocks that `agents` have touched, in 1 / UNIT; `UNIT` without a forecast."""
         if self is UNKNOWN:

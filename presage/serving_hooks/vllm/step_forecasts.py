@@ -19,7 +19,7 @@ from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.counts import FORECASTS, HIDDEN_STATES, EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveReturn
 from presage.serving_hooks.monitoring.outcomes import OutcomeTracker
-from presage.serving_hooks.policies.next_use import READY, Pace, ReturnCurve, in_progress
+from presage.serving_hooks.policies.next_use import READY, Pace, ReturnCurve, paced
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
 from presage.serving_hooks.vllm.explain import LastForecasts
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
@@ -45,6 +45,9 @@ first row becomes certain. The later rows stay, since they are conditional on th
 
 _PREEMPTED: Final = slice(-1)
 """Those once a step must be computed again: it comes first, all others one step later."""
+
+_FIRST_STEP_S: Final = 10.0
+"""Seconds from step to step before any was measured; the same for all workflows."""
 
 CompletionState = Callable[[str], "NDArray[np.float32] | None"]
 """The completion state of a request that has just produced its last token; None if there is none."""
@@ -85,7 +88,7 @@ class StepForecasts:
         self._record, self._evidence, self._last = record, evidence, last
         self._latest: dict[str, LiveForecast] = {}
         self._arrived_at: dict[str, float] = {}
-        self._curves: dict[str, tuple[ReturnCurve | None, float]] = {}  # and since when
+        self._curves: dict[str, tuple[ReturnCurve | None, float]] = {}  # and since when; None for one by the pace
         self._pending: dict[str, tuple[Step, LiveForecast | None, slice | None]] = {}
         self._without_state: dict[str, LiveForecast] = {}
         self._preempted: set[str] = set()
@@ -122,7 +125,7 @@ class StepForecasts:
         step, source = self._table.step(request_id), self._next_agents
         if step is None:
             return
-        self._curves[step.workflow] = self._in_progress(step), self._clock()
+        self._curves[step.workflow] = None, self._clock()
         if source is None:
             self._change(step, None)
             return
@@ -162,7 +165,8 @@ class StepForecasts:
         step = self._table.step(request_id)
         if step is not None:
             self._preempted.discard(request_id)
-            self._change(step, None, self._in_progress(step))
+            self._curves[step.workflow] = None, self._clock()
+            self._change(step, None)
 
     def finished(self, request_id: str, completed: bool, output_tokens: int, finish_reason: str | None) -> None:
         """A request leaves the engine, completed or aborted; with its last step its workflow ends."""
@@ -171,7 +175,7 @@ class StepForecasts:
             return
         self._preempted.discard(request_id)
         missing = self._without_state.pop(request_id, None) is not None
-        self._curves[step.workflow] = self._in_progress(step), self._clock()
+        self._curves[step.workflow] = None, self._clock()
         if self._returns is not None:
             now = self._clock()
             made = self._returns_switch.attempt(self._returns.completed, step, output_tokens, finish_reason, now)
@@ -283,17 +287,15 @@ class StepForecasts:
         if made is not None and made.quantiles:
             self._curves[step.workflow] = ReturnCurve(made.quantiles, made.seconds, made.end), since
 
-    def _in_progress(self, step: Step) -> ReturnCurve | None:
-        """The return time of a workflow without a forecast of it; None before any workflow has come back."""
-        step_s = self._pace.step_s(step.stats_key)
-        return None if step_s is None else in_progress(step_s)
-
     def _pass_on(self, retention: Retention, step: Step, forecast: LiveForecast | None, change: slice | None) -> None:
         lookahead = self._lookahead(step, forecast, change)
         curve, since = self._curves.get(step.workflow, (None, 0.0))
-        if (lookahead is UNKNOWN and self._returns is None) or not self._eviction_acts_on(step):
+        step_s = self._pace.step_s(step.stats_key) or _FIRST_STEP_S
+        if not self._eviction_acts_on(step) or (lookahead is UNKNOWN and self._returns is None):
             curve = None  # nothing is forecast: blocks are kept as vLLM keeps them
-        retention.forecast(step, lookahead, curve, since, self._pace.step_s(step.stats_key) or 0.0)
+        elif curve is None and lookahead is not UNKNOWN:
+            curve = paced(step_s, lookahead.end)
+        retention.forecast(step, lookahead, curve, since, step_s)
 
     def _eviction_acts_on(self, step: Step) -> bool:
         # In shadow the block order receives all forecasts; when it acts, only those of types for which it is on.

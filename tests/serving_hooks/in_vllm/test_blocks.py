@@ -22,7 +22,8 @@ STEPS = {"r": Step("review", "w1", "coder")}
 def scored(blocks: int) -> tuple[ScoredBlocks, list[KVCacheBlock]]:
     all_ = [KVCacheBlock(number) for number in range(blocks)]
     queue = FreeKVCacheBlockQueue(list(all_))
-    return ScoredBlocks(queue, all_, EvictionConfig(), STEPS.get, Switch("eviction", EventCounts())), all_
+    switch = Switch("eviction", EventCounts())
+    return ScoredBlocks(queue, all_, EvictionConfig(), STEPS.get, switch, lambda: 0.0), all_
 
 
 class Request:

@@ -45,7 +45,7 @@ def test_what_is_not_said_is_the_policies_own_default(additional: Any) -> None:
 
 
 def test_what_is_said_arrives() -> None:
-    said = {"starved_after": 7, "quantum": 3, "horizon": 2, "gamma": 0.5, "tie": 0.0, "learn_sharing": False}
+    said = {"starved_after": 7, "quantum": 3, "horizon": 2, "gamma": 0.5, "eviction_rule": "pbkv"}
     said |= {"prefetch": True, "prefetch_least_value": 0.5, "prefetch_most_blocks": 9, "prefetch_memory_mb": 3}
     more = {"forecast_deadline_ms": 2, "error_budget": 0.5, "next_agent": None, "registry": "http://there"}
     config = read_config({"presage": {**said, **more, "eviction": False, "time_to_live_s": 60}})
@@ -55,7 +55,7 @@ def test_what_is_said_arrives() -> None:
     assert (config.prefetch, config.prefetch_memory_mb) == (True, 3)
     assert config.priority_settings() == PriorityConfig(7, 3)
     assert config.score_settings() == ScoreConfig(2, 0.5)
-    assert config.eviction_settings() == EvictionConfig(0.0, False)
+    assert config.eviction_settings() == EvictionConfig("pbkv")
     assert (config.eviction, config.priority, config.time_to_live_s) == (False, True, 60)
     said = {"margin": 0.2, "patience_s": 5, "horizon_s": 9.5, "forget_s": 60}
     config = read_config({"presage": {f"admission_{name}": value for name, value in said.items()}})
@@ -93,8 +93,7 @@ def test_what_is_no_object_or_no_good_value_is_refused(given_: Any) -> None:
     [
         *((name, (0, -1, 1.5)) for name in ("starved_after", "quantum", "horizon", "prefetch_most_blocks")),
         *((name, (0.0, -1.0, math.nan, math.inf)) for name in SECONDS),
-        *((name, (-0.1, math.nan)) for name in ("tie", "admission_margin", "error_budget")),
-        ("tie", (1.1,)),
+        *((name, (-0.1, math.nan)) for name in ("admission_margin", "error_budget")),
         ("error_budget", (1.0,)),
         ("gamma", (0.0, 1.5, math.nan)),
         ("prefetch_least_value", (0.0, math.nan)),

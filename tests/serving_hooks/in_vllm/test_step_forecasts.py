@@ -9,6 +9,7 @@ from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks import workflows as workflow_table
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
+from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.modes import Modes
@@ -40,9 +41,13 @@ class Heard:
 
     def __init__(self) -> None:
         self.told: list[Any] = []
+        self.waits: list[Any] = []
 
-    def forecast(self, step: Step, lookahead: Lookahead) -> None:
-        worth = tuple(round(lookahead.worth((agent,))[0] / UNIT, 4) for agent in AGENTS)
+    def forecast(
+        self, step: Step, lookahead: Lookahead, curve: ReturnCurve | None, since: float, step_s: float
+    ) -> None:
+        self.waits.append((None if curve is None else round(curve.at(0.0).wait_s, 2), since, round(step_s, 2)))
+        worth = tuple(round(lookahead.score((agent,)) / UNIT, 4) for agent in AGENTS)
         self.told.append("unknown" if lookahead is UNKNOWN else worth)
 
 
@@ -66,7 +71,7 @@ def made(
 ) -> tuple[StepForecasts, Heard, WorkflowTable, EventCounts]:
     """γ = 0.5, so that the sums can be done by hand."""
     counts, table = EventCounts(), WorkflowTable(60.0, clock)
-    of = kind(table, forecasts, ScoreConfig(3, 0.5), counts, Modes())
+    of = kind(table, forecasts, ScoreConfig(3, 0.5), counts, Modes(), clock)
     of.retention = heard = Heard()
     table.subscribe(lambda workflow, reason: heard.told.append("end"))
     return of, heard, table, counts
@@ -86,26 +91,26 @@ AGAIN = (round(1 + 0.5 * 0.5 + 0.1875 * 0.25, 4), round(0.5 * 0.25 + 0.1875 * 0.
 
 def test_a_step_that_waits_is_certain_and_one_that_is_preempted_is_so_again() -> None:
     of, heard = watched(Forecasts(Source()))
-    of.arrived("1", CODER)
+    of.arrived("1", CODER, 10)
     of.started("1", 10)
     of.preempted("1")
     of.resumed("1")
-    of.finished("1", True, 5)
-    of.arrived("2", TESTER)
+    of.finished("1", True, 5, "stop")
+    of.arrived("2", TESTER, 10)
     of.started("2", 10)
-    of.finished("2", False, 0)  # aborted: nothing new is known
-    of.arrived("3", Step("review", "r1", "stranger"))
-    assert heard.told == [PLAIN, AGAIN, PLAIN, PLAIN, WAITS, PLAIN, PLAIN]
+    of.finished("2", False, 0, "abort")  # nothing new is known
+    of.arrived("3", Step("review", "r1", "stranger"), 10)
+    assert heard.told == [PLAIN, AGAIN, PLAIN, PLAIN, WAITS, PLAIN, PLAIN, PLAIN]
 
 
 def test_eviction_is_told_the_last_word_on_a_workflow_once() -> None:
     of, heard, table, _ = made(Forecasts(Source()), StepForecasts)
-    of.arrived("1", CODER)
+    of.arrived("1", CODER, 10)
     of.started("1", 10)
     assert not heard.told, "what can wait waits"
     of.flush()
-    of.finished("1", True, 5)
-    of.arrived("2", TESTER)
+    of.finished("1", True, 5, "stop")
+    of.arrived("2", TESTER, 10)
     of.flush()
     of.flush()
     assert heard.told == [PLAIN, WAITS]
@@ -130,17 +135,17 @@ def test_the_last_step_completes_before_its_workflow_ends_and_how_it_ended_is_to
         now = 0.0
 
     of, heard, table, _ = made(Forecasts(Listening()), clock=lambda: Now.now)
-    of.arrived("1", Step("review", "r1", "coder", last=True))
+    of.arrived("1", Step("review", "r1", "coder", last=True), 10)
     of.started("1", 10)
-    of.finished("1", True, 5)
+    of.finished("1", True, 5, "stop")
     assert told == [("completed", 5), ("finished", "r1")]
     assert heard.told == [PLAIN, "end"], "what nobody asks for any more is not told"
-    of.arrived("2", Step("review", "r2", "coder", last=True))
+    of.arrived("2", Step("review", "r2", "coder", last=True), 10)
     of.started("2", 10)
-    of.finished("2", False, 3)  # aborted: it has not completed
-    of.arrived("3", Step("review", "r3", "coder"))
+    of.finished("2", False, 3, "stop")  # aborted: it has not completed
+    of.arrived("3", Step("review", "r3", "coder"), 10)
     of.started("3", 10)
-    of.finished("3", True, 7)
+    of.finished("3", True, 7, "stop")
     Now.now = 61.0
     table.expire()
     assert told[2:] == [("aborted", "r2"), ("completed", 7), ("expired", "r3")]
@@ -149,10 +154,10 @@ def test_the_last_step_completes_before_its_workflow_ends_and_how_it_ended_is_to
 def test_without_a_source_nothing_is_told_but_ends() -> None:
     of, heard = watched(Forecasts())
     for name, step in (("1", CODER), ("2", Step("review", "r1", "tester", last=True))):
-        of.arrived(name, step)
+        of.arrived(name, step, 10)
         of.started(name, 10)
         of.preempted(name)
-        of.finished(name, True, 5)
+        of.finished(name, True, 5, "stop")
     assert heard.told == ["end"]
 
 
@@ -162,10 +167,10 @@ def test_a_source_that_fails_makes_workflows_unknown() -> None:
             raise RuntimeError
 
     of, heard = watched(Forecasts(Failing()))
-    of.arrived("1", CODER)
+    of.arrived("1", CODER, 10)
     of.started("1", 10)
-    of.finished("1", True, 5)
-    of.arrived("2", TESTER)
+    of.finished("1", True, 5, "stop")
+    of.arrived("2", TESTER, 10)
     of.started("2", 10)
     assert heard.told == [PLAIN, "unknown", "unknown"]
 
@@ -178,12 +183,12 @@ def test_names_without_end_do_not_grow_the_tables(monkeypatch: pytest.MonkeyPatc
     assert len(table) == 3
     assert table.step("2") is not None
     assert table.step("3") is None
-    of.arrived("again", Step("review", "r0", "coder"))  # one that is known goes on
+    of.arrived("again", Step("review", "r0", "coder"), 10)  # one that is known goes on
     assert table.step("again") is not None
-    of.finished("3", True, 1)
-    of.finished("1", True, 1)
+    of.finished("3", True, 1, "stop")
+    of.finished("1", True, 1, "stop")
     assert table.end(CODER.workflow, EndReason.FINISHED)
-    of.arrived("new", Step("review", "r11", "coder"))
+    of.arrived("new", Step("review", "r11", "coder"), 10)
     assert table.step("new") is not None
 
 
@@ -225,12 +230,12 @@ def tapped(state: Any = STATE) -> tuple[StepForecasts, Heard, Tapped, EventCount
 
 def test_a_state_that_comes_changes_the_score_once() -> None:
     of, heard, source, counts = tapped()
-    of.arrived("1", CODER)
+    of.arrived("1", CODER, 10)
     of.started("1", 10)
     of.prefill_state("1", STATE)
     of.prefill_state("1", STATE)
     of.prefill_state("a request without a workflow", STATE)
-    of.finished("1", True, 5)
+    of.finished("1", True, 5, "stop")
     assert heard.told == [PLAIN, SURE, PLAIN]
     assert source.completed == [[1.0, 1.0]]
     assert {name: count for name, count in counts.by_key().items() if "states" in name} == {
@@ -241,7 +246,7 @@ def test_a_state_that_comes_changes_the_score_once() -> None:
 
 def test_a_state_of_a_step_that_is_preempted_holds_for_the_step_that_is_computed_again() -> None:
     of, heard, _, _ = tapped()
-    of.arrived("1", CODER)
+    of.arrived("1", CODER, 10)
     of.started("1", 10)
     of.preempted("1")
     of.prefill_state("1", STATE)
@@ -251,16 +256,16 @@ def test_a_state_of_a_step_that_is_preempted_holds_for_the_step_that_is_computed
 
 def test_states_that_are_late_or_missing_are_counted_and_those_of_aborted_requests_are_not() -> None:
     of, heard, source, counts = tapped(None)
-    of.arrived("1", CODER)
+    of.arrived("1", CODER, 10)
     of.started("1", 10)
     of.prefill_state("1", -STATE)
-    of.finished("1", True, 5)
-    of.arrived("2", TESTER)
+    of.finished("1", True, 5, "stop")
+    of.arrived("2", TESTER, 10)
     of.started("2", 10)
-    of.finished("2", True, 5)
-    of.arrived("3", CODER)
+    of.finished("2", True, 5, "stop")
+    of.arrived("3", CODER, 10)
     of.started("3", 10)
-    of.finished("3", False, 0)
+    of.finished("3", False, 0, "stop")
     assert SURE not in heard.told
     assert source.completed == [None, None]
     assert {name: count for name, count in counts.by_key().items() if "states" in name} == {
@@ -278,10 +283,10 @@ def test_a_source_that_fails_at_a_state_is_switched_off_and_the_score_stays() ->
     source = Failing()
     of, heard = watched(Forecasts(source))
     of.state_source = source, lambda _: None
-    of.arrived("1", CODER)
+    of.arrived("1", CODER, 10)
     of.started("1", 10)
     of.prefill_state("1", STATE)
-    of.finished("1", True, 5)
+    of.finished("1", True, 5, "stop")
     assert heard.told == [PLAIN, "unknown"]
 
 
@@ -309,7 +314,7 @@ def test_who_foretells_hears_of_steps_where_eviction_is_off(ranks: bool) -> None
     source = Listens()
     of = made(Forecasts(source, source if ranks else None), StepForecasts)[0]
     of.retention = None
-    of.arrived("first", CODER)
+    of.arrived("first", CODER, 10)
     of.started("first", 100)
-    of.finished("first", True, 7)
+    of.finished("first", True, 7, "stop")
     assert source.heard == ["begins", 7]

@@ -64,10 +64,10 @@ def test_100_000_requests_raise_nothing_and_memory_is_flat() -> None:
     draw, counts, now = random.Random(5), EventCounts(), [0.0]
     source = Forecaster(None, back_off=OnlineCounts(), clock=lambda: now[0])
     table = WorkflowTable(5.0, lambda: now[0], counts)
-    forecasts = StepForecasts(table, Forecasts(source), ScoreConfig(), counts, Modes())
+    forecasts = StepForecasts(table, Forecasts(source), ScoreConfig(), counts, Modes(), lambda: now[0])
 
     class Keeps:
-        def forecast(self, step: Any, lookahead: Any) -> None:
+        def forecast(self, *_: Any) -> None:
             pass
 
     forecasts.retention = Keeps()
@@ -76,9 +76,9 @@ def test_100_000_requests_raise_nothing_and_memory_is_flat() -> None:
         now[0] += 0.01
         step = read(sent(draw, number), strange(draw, number), counts)
         if step is not None:
-            forecasts.arrived(f"r{number}", step)
+            forecasts.arrived(f"r{number}", step, 10)
             forecasts.started(f"r{number}", 10)
-            forecasts.finished(f"r{number}", True, 3)
+            forecasts.finished(f"r{number}", True, 3, "stop")
         table.expire()
         forecasts.flush()
         if number % 20_000 == 19_999:

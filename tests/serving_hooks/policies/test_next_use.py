@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.serving_hooks.policies.eviction import FreeOrder
-from presage.serving_hooks.policies.next_use import LEAST_S, LONGEST_S, Pace, ReturnCurve, in_progress
+from presage.serving_hooks.policies.next_use import LEAST_S, LONGEST_S, Pace, ReturnCurve, paced
 from presage.serving_hooks.policies.score import UNKNOWN, ScoreConfig, lookahead
 
 LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
@@ -89,7 +89,7 @@ def test_the_pace_of_a_type_is_a_geometric_mean_and_ignores_what_is_no_time() ->
         pace.observe("t", seconds)
     assert pace.step_s("t") == pytest.approx(10.0)
     assert pace.step_s("another") == pytest.approx(10.0)
-    assert in_progress(10.0).at(0.0).wait_s == pytest.approx(17, rel=0.3)
+    assert paced(10.0, 0.0).at(0.0).wait_s == pytest.approx(17, rel=0.3)
 
 
 def free(order: FreeOrder, workflow: str, agent: str, n: int) -> list[int]:

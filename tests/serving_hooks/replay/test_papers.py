@@ -44,10 +44,10 @@ def test_the_nearer_agent_counts_for_more_than_all_further_ones_together() -> No
     graph = StaticGraph({"t": {"p": frozenset("q"), "q": frozenset("abcdefg")}})
     said = graph.on_prefill("t", "w", "p")
     ahead = lookahead(said.probabilities, said.agents, ScoreConfig(SETTINGS["horizon"], SETTINGS["gamma"]))
-    near, far = ahead.worth("q")[0], ahead.worth("abcdefg")[0]
+    near, far = ahead.score("q"), ahead.score("abcdefg")
     assert near == UNIT
     assert 0 < far < near
-    assert ahead.worth("p")[0] == 0
+    assert ahead.score("p") == 0
 
 
 def test_every_workflow_of_a_type_gets_the_same_and_others_nothing() -> None:
