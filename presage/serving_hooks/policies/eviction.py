@@ -172,6 +172,8 @@ _SIGN: Final = 2**63
 _TURNS: Final = 64
 """Workflows that may move to the next stage of their return times in one call, so that no call takes long."""
 
+_MOST_STALE: Final = 1000
+
 Rule = Literal["next-use", "pbkv"]
 
 
@@ -348,6 +350,7 @@ class FreeOrder:
             lookahead = lookahead.with_rates(self.sharing.rates(workflow_type))
         self._place_all(self._index.forecast(workflow, lookahead, curve, since, step_s, self._clock()))
         self._schedule(workflow)
+        self.turn()
 
     def turn(self) -> None:
         """Moves workflows whose return time has passed a quantile to the next stage; at most a few in one call."""
@@ -450,9 +453,14 @@ class FreeOrder:
 
     def _schedule(self, workflow: str) -> None:
         """Notes when the return time of a workflow reaches its next stage."""
-        running = self._index.running[workflow]
-        if running.curve is not None and running.groups:
-            heapq.heappush(self._turns, (running.since + running.stage.until_s, running.turns, workflow))
+        every = self._index.running
+        running = every[workflow]
+        if running.curve is None or not running.groups:
+            return
+        heapq.heappush(self._turns, (running.since + running.stage.until_s, running.turns, workflow))
+        if len(self._turns) > _MOST_STALE + 4 * len(every):  # forecasts of decades, replaced before they came
+            self._turns = [turn for turn in self._turns if turn[2] in every and every[turn[2]].turns == turn[1]]
+            heapq.heapify(self._turns)
 
     def _of(self, entry: bytes) -> Group | None:
         """The group of a valid entry; None if the entry was replaced or the group has no free block."""

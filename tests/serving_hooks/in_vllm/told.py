@@ -48,7 +48,7 @@ def whole(predictor: Any, **instead: Any) -> Any:
     return Instead()
 
 
-BOUNDED = ("recent forecasts", "sharing types", "groups of blocks", "eviction heap", "ageing heap")
+BOUNDED = ("recent forecasts", "sharing types", "groups of blocks", "eviction heap", "stages to come", "ageing heap")
 """Tables that are bounded by other things than running workflows."""
 
 
