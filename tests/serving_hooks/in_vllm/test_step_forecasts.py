@@ -179,7 +179,7 @@ def test_names_without_end_do_not_grow_the_tables(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(workflow_table, "MOST_WORKFLOWS", 3)
     of, _, table, _ = made(Forecasts(Source()))
     for number in range(10):
-        of.arrived(str(number), Step("review", f"r{number}", "coder"))
+        of.arrived(str(number), Step("review", f"r{number}", "coder"), 10)
     assert len(table) == 3
     assert table.step("2") is not None
     assert table.step("3") is None
