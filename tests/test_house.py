@@ -83,6 +83,12 @@ MAY_IMPORT_VLLM = {
     "vllm/hidden_states/connector.py": {"vllm.distributed.kv_transfer.kv_connector.v1.base"},
     "vllm/scheduler.py": {"vllm.v1.core.sched.async_scheduler", "vllm.v1.core.sched.scheduler"},
     "replay/host_tier.py": {"vllm.config", "vllm.distributed.kv_transfer.kv_connector.v1.base"},
+    "replay/block_fast_path.py": {
+        "vllm.v1.core.block_pool",
+        "vllm.v1.core.kv_cache_manager",
+        "vllm.v1.core.kv_cache_utils",
+        "vllm.v1.core.single_type_kv_cache_manager",
+    },
     "replay/decode_fast_path.py": {
         "vllm.v1.core.sched.output",
         "vllm.v1.core.sched.scheduler",

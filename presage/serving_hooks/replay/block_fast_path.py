@@ -19,6 +19,8 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
+from presage.serving_hooks.vllm.engine import cached_blocks
+
 _USERS: Final = attrgetter("ref_cnt")
 
 
@@ -56,11 +58,11 @@ class _Pool(BlockPool):  # type: ignore[misc]
     def cache_full_blocks(
         self, request: Any, blocks: list[Any], num_cached_blocks: int, num_full_blocks: int, *args: Any, **kwargs: Any
     ) -> None:
-        found, size = self.cached_block_hash_to_block._cache, self.hash_block_size
+        found, size = cached_blocks(self), self.hash_block_size
         new = islice(blocks, num_cached_blocks, num_full_blocks)
         keys = islice(request.block_hashes, num_cached_blocks, None)
         for number, (block, key) in enumerate(zip(new, keys, strict=False), num_cached_blocks + 1):
-            block._block_hash, block._block_hash_num_tokens = key, number * size
+            block.set_block_hash(key, number * size)
             if key in found:
                 self.cached_block_hash_to_block.insert(key, block)
             else:
@@ -69,17 +71,17 @@ class _Pool(BlockPool):  # type: ignore[misc]
     def get_new_blocks(self, num_blocks: int) -> list[Any]:
         if num_blocks > self.free_block_queue.num_free_blocks:
             raise ValueError(f"Cannot get {num_blocks} free blocks from the pool")  # vLLM's words
-        found, given = self.cached_block_hash_to_block._cache, self.free_block_queue.popleft_n(num_blocks)
+        found, given = cached_blocks(self), self.free_block_queue.popleft_n(num_blocks)
         if self._reuse_watchers:
             self._notify_reuse(given)
         for block in given:
-            key = block._block_hash
+            key = block.block_hash
             if key is not None:
                 if found.get(key) is block:
                     del found[key]
                 else:
                     self.cached_block_hash_to_block.pop(key, block.block_id)
-                block._block_hash = block._block_hash_num_tokens = None
+                block.reset_hash()
             block.ref_cnt = 1
         return list(given)
 
@@ -99,7 +101,7 @@ class _Pool(BlockPool):  # type: ignore[misc]
         for block in ordered_blocks:
             block.ref_cnt -= 1
             if not block.ref_cnt:
-                (blank if block._block_hash is None else cached).append(block)
+                (blank if block.block_hash is None else cached).append(block)
         self.free_block_queue.prepend_n(blank)
         self.free_block_queue.append_n(cached)
 
@@ -120,8 +122,8 @@ class _FullAttentionManager(FullAttentionManager):  # type: ignore[misc]
         **more: Any,
     ) -> tuple[tuple[list[Any], ...], int]:
         size = kv_cache_spec.block_size
-        find = block_pool.cached_block_hash_to_block._cache.get
-        found = list(takewhile(truth, map(find, islice(block_hashes, max_length // size))))
+        keys = islice(block_hashes, max_length // size)
+        found: list[Any] = list(takewhile(truth, map(cached_blocks(block_pool).get, keys)))
         if set(map(type, found)) - {KVCacheBlock}:  # several blocks have the same content
             found = [one if isinstance(one, KVCacheBlock) else next(iter(one.values())) for one in found]
         return (found,), len(found) * size

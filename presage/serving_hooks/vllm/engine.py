@@ -501,6 +501,12 @@ def untouched(request: EngineRequest) -> bool:
     )
 
 
+def cached_blocks(pool: Any) -> dict[bytes, Any]:
+    """vLLM's own table of cached blocks by key; several blocks of one key are a dict by their ids."""
+    found: dict[bytes, Any] = pool.cached_block_hash_to_block._cache
+    return found
+
+
 def token_lists(request: EngineRequest) -> tuple[list[int], list[int]]:
     """vLLM's own lists of a request's output tokens and of all its tokens; a token is appended to both."""
     own: Any = request
