@@ -45,6 +45,13 @@ LEAST_MS: Final = 10.0
 """The shortest return time that is told from others, milliseconds."""
 ENGINE_REASONS: Final = frozenset(("abort", "error", "length", "repetition", "stop"))
 """The finish reasons that vLLM's scheduler knows. It ends an answer that calls a tool with `stop`."""
+SYNONYMS: Final = {
+    "end_turn": "stop",
+    "max_tokens": "length",
+    "function_call": "tool_calls",
+    "tool_use": "tool_calls",
+}
+"""Finish reasons as other interfaces name them, and their names in OpenAI's."""
 REASONS_KEPT: Final = 8
 TOOLS_KEPT: Final = 32
 _LATEST: Final = 5
@@ -108,7 +115,7 @@ class ReturnEncoder:
         """Fit vocabularies on a training trace."""
         llm = pc.equal(table["kind"], "llm")
         steps, tools = table.filter(llm), table.filter(pc.invert(llm))["agent"]
-        reasons = most_frequent(steps["finish_reason"], REASONS_KEPT)
+        reasons = most_frequent(_reasons(steps), REASONS_KEPT)
         return cls(LengthEncoder.fit(steps), tuple(sorted(reasons)), tuple(sorted(most_frequent(tools, TOOLS_KEPT))))
 
     @property
@@ -140,6 +147,7 @@ class ReturnEncoder:
         """Index of a finish reason: F for one that is unknown, F + 1 for none."""
         if name is None:
             return len(self.reasons) + 1
+        name = SYNONYMS.get(name, name) if isinstance(name, str) else name
         return self.reasons.index(name) if name in self.reasons else len(self.reasons)
 
     def observed(self, rows: LabelledRows, sources: Sources) -> LabelledRows:
@@ -170,7 +178,7 @@ def return_rows(table: pa.Table, encoder: ReturnEncoder) -> LabelledRows:
     rows = length_rows(steps, encoder.course, "step")
     started, ended = (_milliseconds(steps[name]) for name in ("started_at", "ended_at"))
     given = steps["finish_reason"].is_valid().to_numpy()
-    reason = np.where(given, encode(steps["finish_reason"], encoder.reasons), len(encoder.reasons) + 1)
+    reason = np.where(given, encode(_reasons(steps), encoder.reasons), len(encoder.reasons) + 1)
     offsets = np.r_[np.flatnonzero(np.diff(rows.workflow, prepend=-1)), len(rows)].astype(np.int64)
     complete = np.asarray(steps["complete"].to_numpy(), bool)
     progress, numbers, label = _returns(
@@ -297,6 +305,13 @@ def last_row(encoder: ReturnEncoder, steps: Sequence[Mapping[str, Any]]) -> Row:
         row = workflow.answered(llm[number].get("finish_reason"), tools)
     assert row is not None
     return row
+
+
+def _reasons(steps: pa.Table) -> pa.ChunkedArray:
+    """Finish reasons by their names in OpenAI's interface."""
+    found = steps["finish_reason"]
+    place = pc.index_in(found, value_set=pa.array(list(SYNONYMS), pa.string()))
+    return pc.coalesce(pc.take(pa.array(list(SYNONYMS.values()), pa.string()), place), found)
 
 
 def _tools_called(table: pa.Table, llm: NDArray[np.bool_], tools: tuple[str, ...]) -> NDArray[np.float32]:

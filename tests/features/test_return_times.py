@@ -129,6 +129,17 @@ def test_the_reasons_of_parsed_answers_are_unknown_without_texts_and_those_of_an
     assert reasons("stop", "length", "stop") == (False, False)
 
 
+def test_reasons_of_another_interface_are_those_of_openais() -> None:
+    anthropic, openai = (
+        table_of(*(step(i, 10.0 * i, 10.0 * i + 1, finish_reason=reason) for i, reason in enumerate(given)))
+        for given in (("end_turn", "tool_use", "max_tokens", "refusal"), ("stop", "tool_calls", "length", "refusal"))
+    )
+    encoder = ReturnEncoder.fit(anthropic)
+    assert encoder.reasons == ("length", "refusal", "stop", "tool_calls")
+    found = return_rows(openai, encoder).numbers
+    np.testing.assert_array_equal(found, return_rows(anthropic, encoder).numbers)
+
+
 def test_without_texts_the_tools_and_without_token_counts_the_tokens_are_unknown() -> None:
     table = sessions(6, 0)
     encoder = ReturnEncoder.fit(table)
@@ -163,7 +174,7 @@ def test_a_running_workflow_makes_the_rows_that_training_saw_bit_by_bit(seed: in
     np.testing.assert_array_equal(np.stack(found)[:, before_tools], expected[:, before_tools])
 
 
-REASONS = ("stop", "length", "tool_calls", "unheard of", None)
+REASONS = ("stop", "end_turn", "length", "tool_calls", "tool_use", "unheard of", None)
 
 
 @st.composite
