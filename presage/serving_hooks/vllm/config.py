@@ -54,6 +54,9 @@ class PresageConfig(BaseModel):
     """remaining-length model, for priority; given like next_agent"""
     return_time: str | None = Field("models:/return-time@champion", min_length=1)
     """return-time model: when a workflow's next request comes; given like next_agent"""
+    answers: bool = True
+    """read from the HTTP server's chat responses why they ended and the names of the tools they call, for return
+    times"""
     registry: str | None = Field(None, min_length=1)
     """MLflow tracking URI of the registry; by default MLFLOW_TRACKING_URI, else mlflow.db in the working directory if
     it exists, else no registry. The engine never creates one"""

@@ -444,11 +444,11 @@ class EngineClient:
         answers: list[Any] = await self._client.engine_core.call_utility_all_async(method, *args)
         return answers
 
-    def on_generate(self, mark: Callable[[Any], None]) -> None:
-        """Calls `mark` with the sampling parameters of every request before the engine receives it."""
+    def on_generate(self, mark: Callable[[Any, object], None]) -> None:
+        """Calls `mark` with sampling parameters and session id of every request before the engine receives it."""
 
-        def report(prompt: Any, sampling_params: Any, *_: Any, **__: Any) -> None:
-            mark(sampling_params)
+        def report(prompt: Any, sampling_params: Any, *_: Any, session_id: object = None, **__: Any) -> None:
+            mark(sampling_params, session_id)
 
         call_before(self._client, "generate", report)
 

@@ -32,13 +32,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.vllm import engine
+from presage.serving_hooks.vllm.answers import AnswerMiddleware, generates
 from presage.serving_hooks.vllm.config import read_config
 from presage.serving_hooks.vllm.engine import EngineClient
 from presage.serving_hooks.vllm.metadata import MAX_NAME
 from presage.serving_hooks.vllm.metrics_page import Appended, StatusCache
 from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_HEADER, ModeName, PolicyName
 from presage.serving_hooks.vllm.tenants import TenantMiddleware, Tenants, keys_of, mark, tenant
-from presage.serving_hooks.workflows.identity import scoped
+from presage.serving_hooks.workflows.identity import Step, scoped
 
 logger = logging.getLogger(__name__)
 
@@ -143,8 +144,10 @@ class WorkflowRoutes:
         self._engines: EngineClient | None = None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Adds the routes and the middleware that isolates tenants."""
+        """Adds the routes, and the middleware that isolates tenants and reads answers."""
         args = getattr(app.state, "args", None)
+        if read_config(getattr(args, "additional_config", None)).answers:
+            app.add_middleware(AnswerMiddleware, report=self._answered)
         app.add_middleware(TenantMiddleware, tenants=Tenants(keys_of(args)))
         key = admin_key(args)
         if key is not None:
@@ -178,7 +181,11 @@ class WorkflowRoutes:
         """Receives the engine's client; None on a server without an engine."""
         if engine_client is not None:
             self._engines = EngineClient(engine_client)
-            self._engines.on_generate(mark)
+            self._engines.on_generate(_generates)
+
+    async def _answered(self, step: Step, finish_reason: str, tools: list[str], lost: int) -> None:
+        names = step.workflow_type, step.workflow_id, step.agent, step.number
+        await self._call("step_answered", *names, finish_reason, tools, lost)
 
     async def _statuses(self) -> list[tuple[str, dict[str, Any]]]:
         answers = await self._call("presage_status")
@@ -189,6 +196,12 @@ class WorkflowRoutes:
         if self._engines is None:
             raise HTTPException(503, "no engine runs behind this server; ask the one that serves the workflow")
         return await self._engines.call(METHOD, method, args)
+
+
+def _generates(params: Any, session_id: object) -> None:
+    """A request is about to reach the engine."""
+    mark(params)
+    generates(params, session_id)
 
 
 def _own(workflow_id: str) -> str:

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from presage.serving_hooks.counts import ERRORS, FORECASTS, EventCounts
+from presage.serving_hooks.counts import ERRORS, EVENTS, FORECASTS, EventCounts
 from presage.serving_hooks.status import ModelStatus
 from presage.serving_hooks.vllm import engine, engine_check
 from presage.serving_hooks.vllm.admission import AdmissionController
@@ -252,13 +252,17 @@ class Policies(engine.SchedulerSeam):
         workflow_id: str,
         agent: str,
         number: int | None,
-        finish_reason: str | None,
-        tools: list[str] | None,
+        finish_reason: str,
+        tools: list[str],
+        lost: int,
     ) -> bool:
         """The answer of a completed step was parsed: the API's finish reason, and the tools that it calls.
 
-        Returns whether the forecast of the workflow's return was renewed.
+        Returns whether the forecast of the workflow's return was renewed. `lost` answers could not be read or reported
+        since the last call.
         """
+        if lost:
+            self._counts.add(EVENTS, "answers that could not be read", times=lost)
         if self._returns is None:
             return False
         step = Step(workflow_type, workflow_id, agent, number)
