@@ -95,7 +95,7 @@ def test_of_steps_that_run_side_by_side_each_keeps_its_arrival(predictor: Return
     assert again.completed(second, 9, "stop", 5.0) == live
     assert forecaster.completed(first, 9, "stop", 6.0).source == "champion"
     assert forecaster.completed(first, 9, "stop", 7.0).reason == NO_STEP
-    assert forecaster.debug_state() == {"return times": 1, "return times, running steps": 0}
+    assert forecaster.debug_state() == {"return-time states": 1, "return-time states, running steps": 0}
 
 
 def test_an_answer_counts_only_while_its_workflow_is_away(predictor: ReturnTimePredictor) -> None:
@@ -105,7 +105,7 @@ def test_an_answer_counts_only_while_its_workflow_is_away(predictor: ReturnTimeP
     assert forecaster.answered(step("w", 0), "stop", []) is None
     before = forecaster.completed(step("w", 0), 50, "stop", 1.0)
     assert forecaster.answered(step("w", 1), "stop", []) is None
-    assert forecaster.answered(step("w", 0), None, []) is None
+    assert forecaster.answered(step("w", 0), None, None) is None
     assert forecaster.away(step("w").workflow) == (before, 1.0)
     tool = forecaster.answered(step("w", 0), "tool_calls", ["grep"])
     answer = forecaster.answered(step("w", 0), "stop", [])
@@ -283,7 +283,7 @@ def test_memory_is_bounded(predictor: ReturnTimePredictor, monkeypatch: pytest.M
     monkeypatch.setattr(return_times, "MOST_FLYING", 4)
     for number in range(9):
         forecaster.arrived(step("w9", 100 + number), 1, 1e4)
-    assert forecaster.debug_state()["return times, running steps"] <= 4
+    assert forecaster.debug_state()["return-time states, running steps"] <= 4
     counts = ReturnCounts(ReturnCountsConfig(types=2, groups=4, latest=8))
     for number in range(100):
         for tenant in ("", "key-1"):

@@ -178,7 +178,7 @@ class ReturnTimeForecaster:
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
         running = sum(len(begun) for course in self._courses.values() for begun in course.flying.values())
-        return {"return times": len(self), "return times, running steps": running}
+        return {"return-time states": len(self), "return-time states, running steps": running}
 
     def _arrived(self, step: Step, input_tokens: object, now: float) -> None:
         course = self._courses.get(step.workflow)
@@ -224,8 +224,8 @@ class ReturnTimeForecaster:
             return None
         if (away.step.agent, away.step.number) != (step.agent, step.number):
             return None
-        row = course.state.answered(finish_reason, tools) if course.state is not None else None
         away.finish_reason = finish_reason or away.finish_reason
+        row = course.state.answered(away.finish_reason, tools) if course.state is not None else None
         away.forecast = self._forecast(course, step, away.finish_reason, row)
         return away.forecast
 

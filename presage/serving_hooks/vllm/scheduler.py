@@ -258,15 +258,16 @@ class Policies(engine.SchedulerSeam):
     ) -> bool:
         """The answer of a completed step was parsed: the API's finish reason, and the tools that it calls.
 
-        Returns whether the forecast of the workflow's return was renewed. `lost` answers could not be read or reported
-        since the last call.
+        Returns whether the step is the latest of a running workflow. `lost` answers could not be read or reported since
+        the last call.
         """
         if lost:
             self._counts.add(EVENTS, "answers that could not be read", times=lost)
-        if self._returns is None:
+        running = self.workflow_table.get(workflow_key(workflow_type, workflow_id))
+        if running is None or (running.step.agent, running.step.number) != (agent, number):
             return False
-        step = Step(workflow_type, workflow_id, agent, number)
-        return self._bookkeeping.attempt(self._returns.answered, step, finish_reason, tools) is not None
+        self._bookkeeping.attempt(self.step_forecasts.answered, running.step.workflow, finish_reason, tools)
+        return True
 
     def presage_status(self) -> dict[str, Any]:
         """The status of policies, models and counters, and the number of running workflows."""

@@ -284,6 +284,8 @@ class StepForecasts:
 
     def _returning(self, step: Step, made: LiveReturn | None, since: float) -> None:
         """A forecast of the return time, if one was made."""
+        if made is not None:
+            self._counts.add(FORECASTS, "return-time", made.source)
         if made is not None and made.quantiles:
             self._curves[step.workflow] = ReturnCurve(made.quantiles, made.seconds, made.end), since
 
