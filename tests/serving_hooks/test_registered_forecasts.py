@@ -53,9 +53,10 @@ def test_champions_of_the_registry_answer_both_policies(
         registry.client.set_registered_model_alias(name, "champion", "1")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     made = load_forecasts(PresageConfig())
-    assert made.models == {
+    assert {kind: made.models[kind] for kind in ("next-agent", "remaining-length")} == {
         kind: ModelStatus(f"models:/{kind}@champion", 1) for kind in ("next-agent", "remaining-length")
     }
+    assert "no model 'return-time'" in str(made.models["return-time"])
     assert made.next_agents is made.remaining is not None
     left = made.remaining.remaining_tokens(step("planner", 0), 100)
     assert left is not None

@@ -32,8 +32,8 @@ SECONDS = (
 def test_what_is_not_said_is_the_policies_own_default(additional: Any) -> None:
     config = read_config(additional)
     assert (config.priority, config.eviction, config.forecasts, config.registry) == (True, True, None, None)
-    assert (config.next_agent, config.remaining_length) == tuple(
-        f"models:/{kind}@champion" for kind in ("next-agent", "remaining-length")
+    assert (config.next_agent, config.remaining_length, config.return_time) == tuple(
+        f"models:/{kind}@champion" for kind in ("next-agent", "remaining-length", "return-time")
     )
     assert config.forecast_budget() == Budget(first_hang_s=HANG_S)
     assert config.priority_settings() == PriorityConfig()

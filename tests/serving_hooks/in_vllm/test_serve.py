@@ -157,6 +157,25 @@ def test_the_champions_forecasts_reach_the_scheduler(server: Server) -> None:
     assert "next-agent: models:/next-agent@champion, version 1" in server.log.read_text()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_engine_is_told_how_an_answer_ended(server: Server, stream: bool) -> None:
+    name = "forecast of return times: none"
+    before = server.count(name)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, timeout=60, max_retries=0)
+    given = {"workflow_type": "answers", "workflow_id": f"answer-{stream}", "agent": "planner"}
+    messages: Any = [{"role": "user", "content": WORDS[0]}]
+    answer = client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=4, stream=stream, extra_body={"vllm_xargs": given}
+    )
+    for _ in answer:
+        pass
+    deadline = time.monotonic() + 30
+    while server.count(name) < before + 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert server.count(name) == before + 2, "one when the step completed, one when its answer was known"
+    assert server.count("answers that could not be read") == 0
+
+
 def test_a_workflow_ends_over_http(server: Server) -> None:
     alive = server.status()["workflows"]
     server.ask(workflow_type="retry", workflow_id="of/slashes", agent="planner")
