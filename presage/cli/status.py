@@ -14,7 +14,7 @@ from presage.cli.server import ApiKey, Url, ask
 from presage.errors import EngineError
 from presage.serving_hooks.counts import ERRORS, EVENTS, FORECASTS, HIDDEN_STATES, METADATA_LEFT_OUT
 from presage.serving_hooks.status import EngineStatus, read_status
-from presage.serving_hooks.vllm.metrics import accuracies, counted, missing_inputs
+from presage.serving_hooks.vllm.metrics import accuracies, counted, missing_inputs, return_figures
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -81,7 +81,7 @@ def tables(name: str, engine: EngineStatus) -> Iterator[Table]:
     """One engine: modes, then models and forecasts, then effects, then errors."""
     for title, rows in (
         (name, [*_policies(engine), *_models(engine), *_inputs(engine), *_workflows(engine)]),
-        ("Forecasts", [*_forecasts(engine), *_accuracies(engine)]),
+        ("Forecasts", [*_forecasts(engine), *_accuracies(engine), *_returns(engine)]),
         ("Cache", [*_prompts(engine), *_evicted(engine), *_prefetch(engine)]),
         ("Order and admission", [*_ageing(engine), *_admission(engine)]),
         ("Problems", _problems(engine)),
@@ -131,6 +131,16 @@ def _accuracies(engine: EngineStatus) -> Rows:
     for (workflow_type, model, moment, _), share in accuracies(engine):
         found.setdefault(f"{workflow_type or '(no type)'}, {model}, {_WHEN[moment]}", []).append(f"{share:.3f}")
     return [[f"accuracy: {of}", " / ".join(shares)] for of, shares in found.items()]
+
+
+def _returns(engine: EngineStatus) -> Rows:
+    return [
+        [
+            f"returns: {name or '(no type)'}, {source}",
+            ", ".join(f"{of.within[q] / judged:.3f} within {q}" for q, judged in of.judged.items() if judged),
+        ]
+        for name, source, of in return_figures(engine)
+    ]
 
 
 def _prompts(engine: EngineStatus) -> Rows:

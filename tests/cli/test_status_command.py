@@ -43,6 +43,11 @@ STATUS: dict[str, Any] = {
             "everybody": {"workflows": 8, "steps_per_s": 2.0},
         },
     },
+    "returns": {
+        "workflow_types": {
+            "review": {"back-off": {"judged": {"0.5": 40, "0.9": 40}, "within": {"0.5": 19, "0.9": 37}}}
+        },
+    },
     "truth": {
         "alarms": {"review": {}},
         "workflow_types": {
@@ -110,6 +115,7 @@ def test_people_read_tables(made: Made) -> None:
         "workflows 3 running, 9 ended, 1 expired",
         "next-agent 6 champion, 0 back-off, 0 none",
         "accuracy: review, version 3, before the output 0.750 / 0.500",
+        "returns: review, back-off 0.475 within 0.5, 0.925 within 0.9",
         "found in the cache 640 (64.0%)",
         "loaded 60 (6.0%)",
         "evicted blocks 91 blank, 40 retired, 3 forecast",

@@ -187,12 +187,13 @@ def _returns(read: Callable[[ReturnFigures], Mapping[str, int]]) -> Callable[[En
     """Figures of return times by workflow type, source and quantile; the status names MOST_TYPES types at most."""
     return lambda status: (
         ((name, source, quantile), float(number))
-        for name, source, figures in _return_figures(status)
+        for name, source, figures in return_figures(status)
         for quantile, number in read(figures).items()
     )
 
 
-def _return_figures(status: EngineStatus) -> Iterator[tuple[str, str, ReturnFigures]]:
+def return_figures(status: EngineStatus) -> Iterator[tuple[str, str, ReturnFigures]]:
+    """Figures of return times by workflow type and source."""
     for name, sources in status.returns.workflow_types.items() if status.returns is not None else ():
         for source, figures in sources.items():
             yield name, source, figures
@@ -266,7 +267,7 @@ METRICS: Final = (
         ("workflow_type", "source"),
         "Absolute logarithms of the actual time by the median of its forecast, summed over "
         "presage_returns_judged_total.",
-        lambda status: (((name, source), of.log_error) for name, source, of in _return_figures(status)),
+        lambda status: (((name, source), of.log_error) for name, source, of in return_figures(status)),
     ),
     _table(
         "presage_drift_alarm",

@@ -158,7 +158,9 @@ class Champions:
                 continue
             _log.info("%s: %s", kind, self.models[kind])
             if held.profile is not None and held.profile in TARGETS:
+                answers = kind == "return-time" and self._config.answers  # they are its texts
                 self._promoted_under[kind] = PROFILES[TARGETS[held.profile]] & held.predictor.reads
+                self._promoted_under[kind] -= {TEXT} if answers else set()
                 if TEXT in self._promoted_under[kind]:
                     _log.warning(
                         "%s was promoted under the profile %s, with texts that this engine does not supply: expect its "
