@@ -22,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numba import njit
 from numpy.typing import NDArray
 
 from presage.datasets.schema import workflow_codes
@@ -172,7 +173,8 @@ class LengthWorkflow:
         """
         agent, course = self._advanced(step)
         system, user = _text(step, "system_prompt"), _text(step, "input_text")
-        prompt = _prompt_tokens(_length(system), _length(user), count_of(step, "input_tokens"))
+        prompt = np.empty(len(PROMPT), np.float32)
+        _prompt_tokens(_length(system), _length(user), count_of(step, "input_tokens"), prompt)
         numbers = np.concatenate([prompt, course, self._sketched(user), self._answer], dtype=np.float32)
         self._answer = self._sketched(None)
         return self._type, agent, self._encoder.model(step.get("model")), numbers
@@ -217,7 +219,7 @@ def length_rows(table: pa.Table, encoder: LengthEncoder, target: Target = "remai
     count = len(vocabulary.agents)
     known = np.where(llm, outputs, np.float32(0.0))  # a tool call adds nothing to what is left
     numbers = [
-        _prompt_tokens(
+        _prompts(
             token_counts(pc.utf8_length(table["system_prompt"])),
             token_counts(pc.utf8_length(table["input_text"])),
             token_counts(table["input_tokens"]),
@@ -253,20 +255,39 @@ def prompts_and_answers(table: pa.Table) -> tuple[list[str | None], list[str | N
     return prompts, answers
 
 
+@njit(cache=True)
 def _of_characters(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
     """The characters that replace the token count of the whole prompt, float32 [n], NaN without texts."""
-    system, user = numbers[:, SYSTEM_COLUMN], numbers[:, USER_COLUMN]
-    return np.where(np.isnan(system), user, np.where(np.isnan(user), system, system + user))
+    out = np.empty(len(numbers), np.float32)
+    for row in range(len(numbers)):
+        out[row] = _sum_of_known(numbers[row, SYSTEM_COLUMN], numbers[row, USER_COLUMN])
+    return out
 
 
-def _prompt_tokens(system_chars: Any, user_chars: Any, tokens: Any) -> NDArray[np.float32]:
-    """The columns of PROMPT, float32 [..., 3], from characters and the count of the whole prompt, NaN where unknown."""
-    found = np.stack([system_chars, user_chars, tokens * CHARS_PER_TOKEN], axis=-1).astype(np.float32) / CHARS_PER_TOKEN
-    counted = found.reshape(-1, len(PROMPT))
-    counted[:, PROMPT_COLUMN] = np.where(
-        np.isnan(counted[:, PROMPT_COLUMN]), _of_characters(counted), counted[:, PROMPT_COLUMN]
-    )
-    return np.asarray(found, np.float32)
+@njit(cache=True, inline="always")
+def _sum_of_known(a: np.float32, b: np.float32) -> np.float32:
+    return b if np.isnan(a) else a if np.isnan(b) else a + b
+
+
+@njit(cache=True)
+def _prompt_tokens(system_chars: float, user_chars: float, tokens: float, out: NDArray[np.float32]) -> None:
+    """Write PROMPT, float32 [3], from characters and the count of the whole prompt, NaN where unknown."""
+    out[SYSTEM_COLUMN] = system_chars / CHARS_PER_TOKEN
+    out[USER_COLUMN] = user_chars / CHARS_PER_TOKEN
+    out[PROMPT_COLUMN] = tokens
+    if np.isnan(tokens):
+        out[PROMPT_COLUMN] = _sum_of_known(out[SYSTEM_COLUMN], out[USER_COLUMN])
+
+
+@njit(cache=True)
+def _prompts(
+    system_chars: NDArray[np.float32], user_chars: NDArray[np.float32], tokens: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """PROMPT of n steps, float32 [n, 3]."""
+    out = np.empty((len(tokens), len(PROMPT)), np.float32)
+    for row in range(len(tokens)):
+        _prompt_tokens(system_chars[row], user_chars[row], tokens[row], out[row])
+    return out
 
 
 def _sums_to_the_end(tokens: NDArray[np.float32], offsets: NDArray[np.int64]) -> NDArray[np.float32]:
