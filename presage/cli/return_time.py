@@ -126,7 +126,9 @@ def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> 
     if not data["calibrated"]:
         source += "; NOT CALIBRATED: the upper quantiles have no coverage guarantee here"
     end = f"It has ended with this step with probability {number(data['end'])}; the times assume that it has not."
-    return [table(title, ["", "time"], lines), f"\n{end}", f"{called}; {source}"]
+    hint = data["retention"]
+    kept = f"Caches should keep it for {seconds(hint['ttl_s'])} (target {100 * hint['target']:g} %)."
+    return [table(title, ["", "time"], lines), f"\n{end}", kept, f"{called}; {source}"]
 
 
 def _headline(figures: Mapping[str, float]) -> dict[str, str]:

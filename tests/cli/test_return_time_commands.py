@@ -56,6 +56,7 @@ def test_from_traces_to_a_champion_a_forecast_and_the_api(
     assert list(answer["quantiles"].values()) == sorted(answer["quantiles"].values())
     shown = run("forecast", "models:/return-time@champion", tmp_path / "session.jsonl").out
     assert "It has ended with this step with probability" in shown
+    assert "Caches should keep it for" in shown
     model = presage.load("models:/return-time@champion")
     assert model.forecast(steps).to_dict() == {key: answer[key] for key in model.forecast(steps).to_dict()}
     table = presage.read_traces(held)

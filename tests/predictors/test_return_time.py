@@ -121,6 +121,36 @@ def test_waiting_by_hand() -> None:
     assert after.quantiles[0.9] == pytest.approx(100 * (0.1 / 0.03) ** (math.log(100) / math.log(5)) - 10.0)
 
 
+def test_a_time_to_live_by_hand() -> None:
+    """A quarter has ended. After 10 s, .3 of the others are left, .225 of all; after 100 s, .1 of the others."""
+    of = ReturnForecast(0.25, {0.5: 1.0, 0.9: 100.0}, "champion", 1, True, 1)
+    assert of.ttl(1 - 0.225) == pytest.approx(10.0)
+    assert of.ttl(1 - 0.075) == pytest.approx(100.0)
+    assert of.ttl(0.25) == of.ttl(0.1) == 0.0
+    assert ReturnForecast(0.95, {0.5: 1.0, 0.9: 100.0}, "champion", 1, True, 1).ttl() == 0.0
+    assert of.to_dict()["retention"] == {"target": 0.9, "ttl_s": of.ttl(0.9)}
+
+
+@given(forecasts, st.floats(0.001, 0.999))
+def test_after_its_time_to_live_no_more_than_the_rest_returns(of: ReturnForecast, target: float) -> None:
+    ttl = of.ttl(target)
+    assert 0.0 <= ttl <= 1e9
+    assert (1.0 - of.end) * (1.0 - of.returned(ttl)) <= 1.0 - target + 1e-6 or ttl == 1e9
+
+
+@pytest.mark.parametrize("target", [0.001, 0.5, 0.9, 0.999])
+def test_a_time_to_live_is_finite_whatever_the_quantiles(target: float) -> None:
+    of = ReturnForecast(0.0, {0.5: 1.0, 0.9: math.inf, 0.95: math.inf}, "champion", 1, True, 1)
+    assert 0.0 <= of.ttl(target) <= 1e9
+    assert 0.0 <= of.waited(50.0).ttl(target) <= 1e9
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1.0, -0.5, math.nan])
+def test_a_target_that_is_no_probability_is_refused(wrong: float) -> None:
+    with pytest.raises(InputError, match="expected a probability above 0 and below 1"):
+        ReturnForecast(0.0, {0.5: 1.0, 0.9: 2.0}, "champion", 1, True, 1).ttl(wrong)
+
+
 @pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
 def test_a_wait_that_is_no_time_is_refused(wrong: float) -> None:
     with pytest.raises(InputError, match="expected a number of seconds"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from presage.features.moment import Moment
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
 Source = Literal["champion", "back-off", "none"]
+
+RETENTION_TARGET: Final = 0.9
+"""Default probability of a time to live: that the workflow does not return later."""
 
 
 @dataclass(frozen=True)

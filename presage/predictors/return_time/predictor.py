@@ -22,7 +22,7 @@ from presage.features.return_times import LEAST_MS, ReturnEncoder, last_row
 from presage.features.rows import LEARNT_PROFILES, LabelledRows, join_rows
 from presage.predictors.common import Progress
 from presage.predictors.common.artefact import nested, read_artefact, rebuilding, under, write_artefact
-from presage.predictors.common.forecast import Source
+from presage.predictors.common.forecast import RETENTION_TARGET, Source
 from presage.predictors.common.steps import check_steps
 from presage.predictors.quantiles.boosted import Ensemble
 from presage.predictors.quantiles.choice import ESTIMATORS, QuantileConfig, fit_estimator
@@ -34,6 +34,8 @@ _END_ROUNDS: Final = 80
 _END_SETTINGS: Final = {"num_leaves": 6, "min_child_samples": 50}
 _LEAST_S: Final = LEAST_MS / 1e3
 _MOST_LOG_S: Final = 50.0
+_LONGEST_TTL_S: Final = 1e9
+"""Thirty years."""
 _TAIL: Final = (0.2, 5.0)
 """Least and greatest exponent of the Pareto tail beyond the last quantile."""
 
@@ -85,6 +87,19 @@ class ReturnForecast:
         left = {q: max(self._time_at(gone + math.log1p(-q)) - seconds, 0.0) for q in self.quantiles}
         return replace(self, end=self.end / (self.end + still) if self.end else 0.0, quantiles=left)
 
+    def ttl(self, target: float = RETENTION_TARGET) -> float:
+        """Time to live: seconds after which the workflow still returns with probability 1 − `target` at most.
+
+        After END it does not return, so a workflow that has ended with probability `target` has 0 s. 1e9 s at most.
+        Raises InputError unless 0 < target < 1.
+        """
+        if not 0.0 < target < 1.0:
+            raise InputError(f"target {target!r}; expected a probability above 0 and below 1")
+        returns = 1.0 - self.end
+        if returns <= 1.0 - target:
+            return 0.0
+        return min(self._time_at(math.log((1.0 - target) / returns)), _LONGEST_TTL_S)
+
     def _log_survival(self, seconds: float) -> float:
         """Logarithm of the probability that a workflow that returns is still away."""
         levels, logs = self._curve
@@ -108,7 +123,7 @@ class ReturnForecast:
         """Rising levels and logarithms of seconds, from level 0."""
         logs = [math.log(_LEAST_S)]
         for seconds in self.quantiles.values():
-            logs.append(max(math.log(max(seconds, _LEAST_S)), logs[-1]))
+            logs.append(min(max(math.log(max(seconds, _LEAST_S)), logs[-1]), _MOST_LOG_S))
         return [0.0, *self.quantiles], logs
 
     @property
@@ -131,6 +146,7 @@ class ReturnForecast:
             "calibration": self.calibration,
             "end": self.end,
             "quantiles": {str(quantile): seconds for quantile, seconds in self.quantiles.items()},
+            "retention": {"target": RETENTION_TARGET, "ttl_s": self.ttl()},
         }
 
 

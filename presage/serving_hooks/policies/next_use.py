@@ -76,14 +76,20 @@ class ReturnCurve:
         began = knots[place] if elapsed_s >= knots[0] else 0.0
         return Stage(began, self._wait(place, began), knots[place + 1] if began else knots[0])
 
-    def ttl_s(self, target: float) -> float:
-        """Seconds within which the workflow has returned with probability `target`, given that it returns."""
+    @property
+    def half_life_s(self) -> float:
+        """Seconds until it is as likely as not that the workflow still returns later; after END it does not."""
+        returns = 1.0 - self.end
+        return max(self.within_s(1.0 - 0.5 / returns), LEAST_S) if returns > 0.5 else LEAST_S
+
+    def within_s(self, share: float) -> float:
+        """Seconds within which the workflow returns with probability `share`, given that it returns."""
         knots, levels = self._knots, self._levels
         for place in range(1, len(knots)):
-            if levels[place] >= target:
-                share = (target - levels[place - 1]) / (levels[place] - levels[place - 1])
-                return float(knots[place - 1] * (knots[place] / knots[place - 1]) ** share)
-        fall = (1.0 - target) / (1.0 - levels[-1])
+            if levels[place] >= share:
+                part = (share - levels[place - 1]) / (levels[place] - levels[place - 1])
+                return float(knots[place - 1] * (knots[place] / knots[place - 1]) ** part)
+        fall = (1.0 - share) / (1.0 - levels[-1])
         return float(min(knots[-1] * fall ** (-1.0 / self._tail()), LONGEST_S)) if fall > 0 else LONGEST_S
 
     def _wait(self, place: int, now: float) -> float:

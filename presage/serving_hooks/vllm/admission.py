@@ -22,7 +22,7 @@ from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS,
 from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision
 from presage.serving_hooks.policies.throughput import Rates
 from presage.serving_hooks.policies.workload import IterationCost, IterationCosts, WorkloadMeans
-from presage.serving_hooks.vllm.admission_accounts import Account, AdmissionRequest, Columns
+from presage.serving_hooks.vllm.admission_accounts import Account, AdmissionRequest, Columns, Returning
 from presage.serving_hooks.vllm.engine import EnginePort
 from presage.serving_hooks.vllm.modes import Mode, Modes, Switch
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow
@@ -130,6 +130,7 @@ class AdmissionController:
         clock: Callable[[], float],
         switch: Switch,
         modes: Modes,
+        returning: Returning,
     ) -> None:
         self.switch = switch
         self._modes = modes
@@ -143,7 +144,7 @@ class AdmissionController:
         self._block_tokens, self._most_decoding = port.hash_tokens, port.most_running
         self._clock = clock
         self._workload = WorkloadMeans()
-        self._columns = Columns(self._admission.crowd, self._workload, port.hash_tokens)
+        self._columns = Columns(self._admission.crowd, self._workload, port.hash_tokens, returning)
         self._accounts: dict[str, Account] = {}
         self._ended: set[str] = set()  # accounts to delete once they have no request
         self._held: dict[str, Account] = {}
@@ -234,6 +235,15 @@ class AdmissionController:
                 self._ended.add(name)
 
         self.switch.attempt(self._happens, ends)
+
+    def renewed(self, workflow: str) -> None:
+        """The return time of a workflow was forecast anew."""
+
+        def renewed() -> None:
+            if workflow in self._accounts:
+                self._changes(workflow, self._accounts[workflow])
+
+        self.switch.attempt(self._happens, renewed)
 
     # Queries.
 

@@ -12,7 +12,7 @@ changes with every step of any workflow, is applied to all rows before a decisio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from presage.serving_hooks.policies.admission import Phase, WorkflowColumns
 from presage.serving_hooks.policies.distinct import Distinct
+from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.workload import WorkloadMeans
 
 
@@ -147,14 +148,24 @@ class Account:
             self.held_since = now
 
 
-_TERMS: Final = np.dtype([("known", "f8"), ("outputs", "f8"), ("news", "f8"), ("agent", "i8")])
+Returning = Callable[[str], "tuple[ReturnCurve, float] | None"]
+"""The forecast of the return time of a workflow that is away, and since when it is; None without one."""
+
+_TERMS: Final = np.dtype([("known", "f8"), ("outputs", "f8"), ("news", "f8"), ("agent", "i8"), ("pause", "f8")])
 
 
 class Columns:
-    """Writes the `changed` accounts into the columns of the policy; `block_tokens` are those of one block hash."""
+    """Writes the `changed` accounts into the columns of the policy; `block_tokens` are those of one block hash.
 
-    def __init__(self, columns: WorkflowColumns, workload: WorkloadMeans, block_tokens: int) -> None:
+    The pause is the half-life of the forecast of the return time, since the policy lets it halve the weight of a
+    workflow; the policy counts the time that has passed. Without a forecast it is the mean after a step of the agent.
+    """
+
+    def __init__(
+        self, columns: WorkflowColumns, workload: WorkloadMeans, block_tokens: int, returning: Returning
+    ) -> None:
         self._columns, self._workload, self._block_tokens = columns, workload, block_tokens
+        self._returning = returning
         self._terms = np.zeros(0, _TERMS)
         self.changed: dict[str, Account] = {}
 
@@ -165,7 +176,8 @@ class Columns:
         workload, facts, terms = self._workload, self._columns.facts, self._terms
         output = np.minimum(workload.output_tokens.mean, facts["remaining"])
         facts["footprint"] = terms["known"] + terms["outputs"] * output + terms["news"] * workload.new_tokens.mean
-        facts["pause"] = np.where(facts["phase"] == Phase.TOOL, workload.pauses_s()[terms["agent"]], np.nan)
+        pause = np.where(np.isnan(terms["pause"]), workload.pauses_s()[terms["agent"]], terms["pause"])
+        facts["pause"] = np.where(facts["phase"] == Phase.TOOL, pause, np.nan)
 
     def _write(self) -> None:
         """Writes all changed rows at once: one array assignment costs as much as a dozen elements."""
@@ -175,7 +187,9 @@ class Columns:
             rows.append(columns.place(name))
             facts.append((account.phase, account.since, 0.0, account.remaining_tokens, math.nan))
             agent = workload.agent(account.workflow_type, account.agent)
-            terms.append((*account.seen(self._block_tokens), agent))
+            found = self._returning(name) if account.phase is Phase.TOOL else None
+            pause = math.nan if found is None else found[0].half_life_s
+            terms.append((*account.seen(self._block_tokens), agent, pause))
         self.changed.clear()
         missing = len(columns.facts) - len(self._terms)
         if missing:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from presage.errors import ConfigurationError
+from presage.predictors.common.forecast import RETENTION_TARGET
 from presage.serving_hooks.forecasting.circuit_breaker import HANG_S, Budget
 from presage.serving_hooks.policies.admission import AdmissionConfig
 from presage.serving_hooks.policies.eviction import EvictionConfig, Rule
@@ -57,6 +58,8 @@ class PresageConfig(BaseModel):
     answers: bool = True
     """read from the HTTP server's chat responses why they ended and the names of the tools they call, for return
     times"""
+    retention_target: float = Field(RETENTION_TARGET, gt=0, lt=1)
+    """probability of the times to live that `presage explain` gives for caches outside the engine"""
     registry: str | None = Field(None, min_length=1)
     """MLflow tracking URI of the registry; by default MLFLOW_TRACKING_URI, else mlflow.db in the working directory if
     it exists, else no registry. The engine never creates one"""

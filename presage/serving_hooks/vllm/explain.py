@@ -56,16 +56,21 @@ def _as_plain(step: Step, forecast: LiveForecast, ago_s: float) -> dict[str, Any
     }
 
 
-def return_as_plain(forecast: LiveReturn, away_s: float) -> dict[str, Any]:
-    """The forecast of a workflow that has been away for `away_s`: the time that is left, given that it returns."""
+def return_as_plain(forecast: LiveReturn, away_s: float, target: float) -> dict[str, Any]:
+    """The forecast of a workflow that has been away for `away_s`: the time that is left, given that it returns.
+
+    `retention` is for caches outside the engine: the time to live from now on, see `ReturnForecast.ttl`.
+    """
     from presage.predictors.return_time.predictor import ReturnForecast  # only if used: it compiles
 
     plain: dict[str, Any] = {"away_s": round(away_s, 3), **_source(forecast), "end": None, "quantiles": {}}
+    plain["retention"] = None
     if forecast.quantiles:
         given = dict(zip(forecast.quantiles, forecast.seconds, strict=True))
         left = ReturnForecast(forecast.end, given, forecast.source, forecast.evidence, False, 0).waited(away_s)
         plain["end"] = round(left.end, 4)
         plain["quantiles"] = {f"{q:g}": round(seconds, 3) for q, seconds in left.quantiles.items()}
+        plain["retention"] = {"target": target, "ttl_s": round(left.ttl(target), 3)}
     return plain
 
 
@@ -99,6 +104,7 @@ def reasons(explanation: dict[str, Any]) -> list[str]:
         sentences.append(f"its last forecast is unknown: {explanation['forecasts'][-1]['reason']}")
     if explanation["returns"] is not None:
         sentences.append(_away(explanation["returns"]))
+        sentences += _kept(explanation["returns"])
     if blocks is not None and blocks["free"]:
         before = min(group["before"] for group in blocks["groups"] if group["before"] is not None)
         sentences.append(
@@ -115,6 +121,15 @@ def _away(returns: dict[str, Any]) -> str:
     median, most = (min(left, key=lambda q: abs(q - wanted)) for wanted in (0.5, 0.9))
     back = f"expected back in {_duration(left[median])} ({100 * most:g} %: {_duration(left[most])})"
     return f"{away}; {back}; ended with probability {100 * returns['end']:.0f} %"
+
+
+def _kept(returns: dict[str, Any]) -> list[str]:
+    hint = returns["retention"]
+    if hint is None:
+        return []
+    if not hint["ttl_s"]:
+        return [f"caches outside need not keep it: it has ended with probability {100 * returns['end']:.0f} %"]
+    return [f"caches outside should keep it for {_duration(hint['ttl_s'])} (target {100 * hint['target']:g} %)"]
 
 
 def _duration(seconds: float) -> str:

@@ -68,6 +68,7 @@ class Policies(engine.SchedulerSeam):
         port = self.engine_port = EnginePort(self)
         engine.log_as_vllm_does()
         config = read_config(port.config.additional)
+        self._retention_target = config.retention_target
         self._state_layer = counted_from_1(config.state_layer, port.config.layers)
         forecasts = self.forecasts(config)
         self._models, self.upkeep, self._returns = forecasts.models, forecasts.upkeep, forecasts.returns
@@ -267,6 +268,8 @@ class Policies(engine.SchedulerSeam):
         if running is None or (running.step.agent, running.step.number) != (agent, number):
             return False
         self._bookkeeping.attempt(self.step_forecasts.answered, running.step.workflow, finish_reason, tools)
+        if self.queue_policies.admission is not None:
+            self.queue_policies.admission.renewed(running.step.workflow)
         return True
 
     def presage_status(self) -> dict[str, Any]:
@@ -453,7 +456,9 @@ class Policies(engine.SchedulerSeam):
 
     def _explain_return(self, workflow: str) -> dict[str, Any] | None:
         found = self._returns.away(workflow) if self._returns is not None else None
-        return None if found is None else return_as_plain(found[0], max(0.0, type(self).clock() - found[1]))
+        if found is None:
+            return None
+        return return_as_plain(found[0], max(0.0, type(self).clock() - found[1]), self._retention_target)
 
     # Modes. A setting for a workflow type applies to a running workflow from its next event on.
 
@@ -504,6 +509,7 @@ class Policies(engine.SchedulerSeam):
             type(self).clock,
             switch,
             self._modes,
+            self.step_forecasts.returning,
         )
 
     def _make_prefetcher(self, config: PresageConfig, switch: Switch) -> Prefetcher | None:

@@ -200,6 +200,11 @@ class StepForecasts:
             self._returning(running.step, made, self._curves.get(workflow, (None, self._clock()))[1])
             self._change(running.step, None)
 
+    def returning(self, workflow: str) -> tuple[ReturnCurve, float] | None:
+        """The latest forecast of a workflow's return time, and since when; None while it runs, or without one."""
+        curve, since = self._curves.get(workflow, (None, 0.0))
+        return None if curve is None else (curve, since)
+
     def flush(self) -> None:
         """Passes the latest forecast of each workflow to retention, if it is new since the last call."""
         if self._pending:

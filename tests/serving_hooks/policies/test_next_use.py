@@ -54,11 +54,21 @@ def test_beyond_the_last_quantile_the_wait_grows_with_the_time_away() -> None:
     assert all(later > 1.9 * before for before, later in pairwise(waits))
 
 
-def test_a_time_to_live_is_the_quantile() -> None:
+def test_the_time_within_which_a_share_returns_is_the_quantile() -> None:
     curve = ReturnCurve(LEVELS, (1, 2, 4, 8, 16, 32, 64, 128))
-    assert curve.ttl_s(0.5) == pytest.approx(8.0)
-    assert curve.ttl_s(0.9) == pytest.approx(32.0)
-    assert 64 < curve.ttl_s(0.97) < 128 < curve.ttl_s(0.995) < curve.ttl_s(1.0) == LONGEST_S
+    assert curve.within_s(0.5) == pytest.approx(8.0)
+    assert curve.within_s(0.9) == pytest.approx(32.0)
+    assert 64 < curve.within_s(0.97) < 128 < curve.within_s(0.995) < curve.within_s(1.0) == LONGEST_S
+
+
+def test_after_its_half_life_a_workflow_is_as_likely_not_to_return_as_to_return() -> None:
+    """Where it ends with probability .2, half of all is .625 of those that return later: .375 have returned."""
+    times = (1, 2, 4, 8, 16, 32, 64, 128)
+    lives = [ReturnCurve(LEVELS, times, end).half_life_s for end in (0.0, 0.2, 0.49, 0.5, 1.0)]
+    assert lives[:2] == pytest.approx([8.0, 4 * 2**0.5])
+    assert lives == sorted(lives, reverse=True)
+    assert lives[3:] == [LEAST_S, LEAST_S]
+    assert ReturnCurve(LEVELS, (math.inf,) * 8).half_life_s == LONGEST_S
 
 
 ANY_S = st.floats(allow_nan=True, allow_infinity=True)
