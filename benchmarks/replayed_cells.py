@@ -182,11 +182,13 @@ def _recorded(workflows: int, real: Path | None) -> Workload:
 
 
 def traces(jobs: Sequence[ReplayJob]) -> pa.Table:
-    """What a recorder would have written of them, one step a second."""
+    """What a recorder would have written of them on an engine where each step takes half a second."""
     start, rows = datetime(2026, 1, 1, tzinfo=UTC), []
     for job in jobs:
+        ended: list[datetime] = []
         for number, step in enumerate(job.steps):
-            began = start + timedelta(seconds=number)
+            began = max([start, *(ended[parent] for parent in step.parents)]) + timedelta(seconds=step.pause_s)
+            ended.append(began + timedelta(seconds=0.5))
             rows.append(
                 {
                     "workflow_type": job.workflow_type,
@@ -197,7 +199,7 @@ def traces(jobs: Sequence[ReplayJob]) -> pa.Table:
                     "input_tokens": step.prompt_tokens,
                     "output_tokens": step.output_tokens,
                     "started_at": began,
-                    "ended_at": began + timedelta(seconds=0.5),
+                    "ended_at": ended[-1],
                     "complete": True,
                 }
             )
@@ -205,13 +207,15 @@ def traces(jobs: Sequence[ReplayJob]) -> pa.Table:
 
 
 def train_models(table: pa.Table, folder: Path) -> None:
-    """A next-agent and a remaining-length model of the defaults, in two folders; by ids and numbers, without texts."""
+    """A model of each kind with the defaults, in three folders; by ids and numbers, without texts."""
     from presage.training.length.train import train_lengths
     from presage.training.next_agent.train import train
+    from presage.training.return_time.train import train_return_times
 
-    if not (folder / "lengths").is_dir():
+    if not (folder / "return-time").is_dir():
         train(table, None, states="none", baselines=()).save(folder / "next-agent")
         train_lengths(table, None, baselines=()).save(folder / "lengths")
+        train_return_times(table, None, baselines=()).save(folder / "return-time")
 
 
 def setting_of(one: Cell, workflows: int, real: Path | None, models: Path) -> Setting:
@@ -232,5 +236,6 @@ def setting_of(one: Cell, workflows: int, real: Path | None, models: Path) -> Se
         read_engine("invented", one.blocks * BLOCK_TOKENS),
         str(folder / "next-agent") if learnt else one.forecasts,
         str(folder / "lengths") if learnt else None,
+        str(folder / "return-time") if learnt else one.forecasts,
         with_pauses=True,
     )
