@@ -194,6 +194,15 @@ def _stale(agents: frozenset[str], agent: str) -> frozenset[str]:
     return agents - {agent} | {agent + STALE}
 
 
+def _coarse(probability: float) -> float:
+    """A probability, rounded up to a power of √2.
+
+    A block is useless without those before it in its prompt. Within a workflow, small differences must not evict the
+    beginning of a prompt before its end; where probabilities are equal, the blocks freed first go first.
+    """
+    return math.sqrt(2.0) ** math.ceil(2.0 * math.log2(probability) - 1e-9)
+
+
 class Touched(NamedTuple):
     """Of the blocks of a workflow, how many a step of an agent finds, and of how many: those that the agent's latest
     step touched, those that only earlier ones did, and the others."""
@@ -363,8 +372,8 @@ class AccessIndex:
             return 0
         if running.curve is None:
             return NOT_KNOWN
-        wait_s = running.stage.wait_s / use.probability + (use.step - 1.0) * running.step_s
-        return max(1, round(PER_S / wait_s))
+        wait_s = running.stage.wait_s + (round(2.0 * use.step) / 2.0 - 1.0) * running.step_s
+        return max(1, round(PER_S * _coarse(use.probability) / wait_s))
 
     def score(self, group: Group) -> int:
         """The score of a group by current forecasts; a stale one is computed again."""

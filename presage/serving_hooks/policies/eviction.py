@@ -9,9 +9,9 @@ Free blocks are evicted in tiers, each emptied before the next begins:
    that would read them; their uses a second add up. Blocks of workflows without a forecast: fewer users first, then the
    least recently used; they count as needed after as long again as they have been free, which merges the two orders.
 
-The wait for a block is that for the workflow's return, given the time it has been away, divided by the probability that
-one of its next K steps touches the block, plus the steps before that touch. Where one agent reads everything, that is
-the return time alone. Within a group, the first freed is evicted first: an engine that frees a request's last block
+The wait for a block is that for the workflow's return, given the time it has been away, plus the steps before the first
+touch, divided by the probability that one of the next K steps touches the block. Where one agent reads everything, that
+is the return time alone. Within a group, the first freed is evicted first: an engine that frees a request's last block
 first thereby keeps the beginnings of prompts.
 
 The rule "pbkv" is that of the paper (PBKV, §4.2): tiers 3 and 4 are one, by rising score (eq. 2).

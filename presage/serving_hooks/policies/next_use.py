@@ -131,7 +131,7 @@ READY: Final = ReturnCurve((0.99,), (LEAST_S,))
 MOST_TYPES: Final = 10_000
 
 
-class Pace:
+class StepPace:
     """Typical seconds from the arrival of a workflow's step to that of its next step, by workflow type.
 
     A running geometric mean, since pauses differ a hundredfold. The least recently used types are dropped.

@@ -19,7 +19,7 @@ from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.counts import FORECASTS, HIDDEN_STATES, EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveReturn
 from presage.serving_hooks.monitoring.outcomes import OutcomeTracker
-from presage.serving_hooks.policies.next_use import READY, Pace, ReturnCurve, paced
+from presage.serving_hooks.policies.next_use import READY, ReturnCurve, StepPace, paced
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
 from presage.serving_hooks.vllm.explain import LastForecasts
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
@@ -83,7 +83,7 @@ class StepForecasts:
         self.retention: Retention | None = None
         self.state_source: tuple[ReadsStates, CompletionState] | None = None
         self._table, self._next_agents, self._remaining = table, forecasts.next_agents, forecasts.remaining
-        self._returns, self._pace, self._clock = forecasts.returns, Pace(), clock
+        self._returns, self._pace, self._clock = forecasts.returns, StepPace(), clock
         self._score, self._counts, self._modes = score, counts, modes
         self._record, self._evidence, self._last = record, evidence, last
         self._latest: dict[str, LiveForecast] = {}

@@ -191,8 +191,6 @@ def test_fetched_blocks_belong_to_the_workflow_they_were_fetched_for(tmp_path: P
     found = engine.scheduler.block_order.explain("t\0a")
     assert {group["users"] for group in found["groups"]} == {1}
     assert found["blocks"] == 40
-    rates = engine.scheduler.block_order._order.sharing.rates("t")
-    assert {agent: rate.other for agent, rate in rates.items()} == {"planner": 0.0}  # a prefetch is no step
 
 
 def test_a_salted_prompt_is_fetched_for_those_who_have_the_salt(tmp_path: Path) -> None:
