@@ -9,6 +9,7 @@ request ends. It lasts one iteration, longer only while a connector loads:
   Without a connector it prefills on an idle engine, which is when a tool runs.
 - S = min(blank and retired blocks, rate × step time), so a request that arrives meanwhile waits for at most one decode
   step. The rate is that of prefill; connectors are assumed to be faster.
+- Beside decoding requests it waits until the workflow may return soon, by the forecast of its return time.
 - Blocks that a connector still writes to are freed when it is done; for that time two blocks per running request stay
   free.
 
@@ -20,6 +21,7 @@ finitely many, drops a workflow, or stops until a forecast, an end or a request 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -30,6 +32,7 @@ from presage.serving_hooks.policies.score import Lookahead
 from presage.serving_hooks.policies.workload import RunningMean
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.admission import IterationTimer
+from presage.serving_hooks.vllm.admission_accounts import Returning
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.modes import Mode, Modes, Switch
@@ -122,6 +125,7 @@ class Prefetcher:
     Args:
         add: gives a request to vLLM, at the end of all queues.
         most_bytes: limit of the memory of prompts.
+        returning: forecasts of return times; None to fetch prompts as soon as they are forecast, as PBKV does.
     """
 
     def __init__(
@@ -134,8 +138,9 @@ class Prefetcher:
         switch: Switch,
         clock: Callable[[], float],
         modes: Modes,
+        returning: Returning | None,
     ) -> None:
-        self.switch, self._modes = switch, modes
+        self.switch, self._modes, self._clock, self._returning = switch, modes, clock, returning
         self._port, self._add, self._blocks, self._block = port, add, blocks, port.block_tokens
         self._config, self._most_bytes = config, most_bytes
         self._counts: Counter[str] = Counter()
@@ -173,7 +178,8 @@ class Prefetcher:
         self._blocks.forecast(step, lookahead, curve, since, step_s)
         self._stuck = False
         if self._modes.of("prefetch", step.stats_key):
-            self.switch.attempt(self._prompts.forecast, step, lookahead)
+            returning = self._returning(step.workflow) if self._returning is not None else None
+            self.switch.attempt(self._prompts.forecast, step, lookahead, returning, self._pace.prefilled_per_s)
 
     def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
         """A workflow has ended; its prompts are forgotten."""
@@ -258,6 +264,8 @@ class Prefetcher:
     # Guarded by the switch.
 
     def _before(self) -> None:
+        if self._stuck and self._prompts.next_s < math.inf:
+            self._stuck = self._clock() < self._prompts.next_s
         if not self._alive and (not self._prompts or self._stuck or self._busy()):
             return
         if not self._may_run():
@@ -317,7 +325,7 @@ class Prefetcher:
 
     def _start(self) -> None:
         decoding = len(self._port.running)
-        prompts = self._prompts.missing(from_tier=bool(decoding))
+        prompts = self._prompts.missing(bool(decoding), self._clock())
         missing = [(prompt.value, prompt.beginning[1] - len(prompt.found)) for prompt in prompts]
         moved = self._pace.prefilled_per_s / self._block * self._pace.step_s
         planned = plan(self._config, self._spare(prompts, decoding), moved, missing)

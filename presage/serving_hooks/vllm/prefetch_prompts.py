@@ -2,21 +2,27 @@
 
 A workflow is due from a new forecast until every prompt worth fetching is cached or cannot be cached. That bounds the
 work per iteration, and the number of iterations between two forecasts that have work.
+
+With a forecast of its return time, a workflow is fetched only when it may return soon: from a low quantile on, less the
+time that its latest conversation takes to move. Of equally likely prompts that of the workflow that returns first comes
+first. A sleeping engine cannot wake itself at that moment: if idle, it goes on with those that return next.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.serving_hooks.policies.eviction import MOST_AGENTS, PRIOR_BLOCKS
+from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.score import UNIT, Lookahead
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, can_be_repeated
 from presage.serving_hooks.workflows.identity import Step
@@ -35,6 +41,9 @@ _MOST_VALUED: Final = 16
 
 _MOST_LOOKED_UP: Final = 8
 """The likeliest prompts of these workflows, which are looked up in the cache."""
+
+_MAY_RETURN: Final = 0.1
+"""Share of returns that come before the workflow counts as one that may return soon."""
 
 _LEAST_CHANCE: Final = 0.01
 """Less likely agents are ignored, although the values of agents that share a prompt add up."""
@@ -248,24 +257,35 @@ class _Due(NamedTuple):
     """A workflow with a new forecast.
 
     Attributes:
+        from_s: the moment from which it is fetched beside requests that decode; minus infinity for at once.
+        back_s: the median moment of its return; minus infinity if unknown.
         reached: blocks of prompts that were cached before their last fetch; all blocks if no more can be cached.
         absent: prompts of which the connector has no more; only an idle engine can prefill them.
     """
 
     step: Step
     lookahead: Lookahead
+    from_s: float
+    back_s: float
     reached: dict[Beginning, int]
     absent: set[Beginning]
 
 
 class ExpectedPrompts:
-    """The conversations of workflows, and which workflows are due; prompts below `least_value` are not fetched."""
+    """The conversations of workflows, and which workflows are due; prompts below `least_value` are not fetched.
+
+    Attributes:
+        next_s: the moment at which the next workflow may be fetched that `missing` has left out; infinity if none.
+    """
 
     def __init__(self, port: EnginePort, least_value: float, most_bytes: int) -> None:
         self.memory = LastConversations(most_bytes)
         self._habits = Habits(self.memory)
         self._port, self._least_value = port, least_value
+        self.next_s = math.inf
         self._due: dict[str, _Due] = {}
+        self._queue: list[tuple[float, int, _Due]] = []  # a heap by `from_s`, then in order; stale ones are skipped
+        self._number = 0
 
     def __len__(self) -> int:
         """Workflows that are due."""
@@ -282,15 +302,34 @@ class ExpectedPrompts:
             conversation = CachedConversation(tokens, hashes, prompt, self._port.block_tokens, request.cache_salt)
             self.memory.keep(step.workflow, step.agent, conversation)
 
-    def forecast(self, step: Step, lookahead: Lookahead) -> None:
-        """A new forecast of the workflow that `step` belongs to."""
-        self._due.pop(step.workflow, None)
-        if step.workflow in self.memory:
-            self._due[step.workflow] = _Due(step, lookahead, {}, set())
+    def forecast(
+        self, step: Step, lookahead: Lookahead, returning: tuple[ReturnCurve, float] | None, tokens_per_s: float
+    ) -> None:
+        """A new forecast of the workflow that `step` belongs to.
+
+        Args:
+            returning: that of its return time, and since when it is away; None for none.
+            tokens_per_s: that the channel moves; 0 if unknown.
+        """
+        self._forget(step.workflow)
+        latest = self.memory.latest(step.workflow)
+        if latest is None:
+            return
+        from_s = back_s = -math.inf
+        if returning is not None:
+            curve, since = returning
+            lasts_s = len(latest.tokens) / tokens_per_s if tokens_per_s else 0.0
+            from_s, back_s = since + curve.within_s(_MAY_RETURN) - lasts_s, since + curve.within_s(0.5)
+        self._due[step.workflow] = due = _Due(step, lookahead, from_s, back_s, {}, set())
+        self._number += 1
+        heapq.heappush(self._queue, (from_s, self._number, due))
+        if len(self._queue) > 64 + 2 * len(self._due):
+            self._queue = [entry for entry in self._queue if self._stands(entry[-1])]
+            heapq.heapify(self._queue)
 
     def end(self, workflow: str) -> None:
         """The workflow has ended."""
-        self._due.pop(workflow, None)
+        self._forget(workflow)
         self.memory.end(workflow)
 
     def fetched(self, prompt: Prompt) -> None:
@@ -303,26 +342,33 @@ class ExpectedPrompts:
 
     def refused(self, prompt: Prompt) -> None:
         """vLLM refused a prompt for lack of blocks."""
-        self._due.pop(prompt.step.workflow, None)
+        self._forget(prompt.step.workflow)
 
-    def missing(self, from_tier: bool) -> list[Prompt]:
-        """The likeliest prompts with uncached blocks; with `from_tier` only those that the connector may have.
+    def missing(self, from_tier: bool, now: float) -> list[Prompt]:
+        """The likeliest prompts with uncached blocks.
+
+        With `from_tier`, beside requests that decode, only those that the connector may have, of workflows that may
+        return soon.
 
         Costs O(agents) for each of `_MOST_VALUED` workflows and O(blocks) for each of `_MOST_LOOKED_UP` prompts.
         """
-        valued: list[tuple[float, str, Beginning, set[str]]] = []
-        for workflow, due in list(islice(self._due.items(), _MOST_VALUED)):
+        valued: list[tuple[float, _Due, Beginning, set[str]]] = []
+        for entry in self._next(now if from_tier else math.inf):
+            due = entry[-1]
             likely = self._likely(due)
-            if not likely:
-                del self._due[workflow]
+            if likely:
+                heapq.heappush(self._queue, entry)
+            else:
+                del self._due[due.step.workflow]
             valued += (
-                (value, workflow, beginning, agents)
+                (value, due, beginning, agents)
                 for value, beginning, agents in likely
                 if not (from_tier and beginning in due.absent)
             )
         prompts = []
-        for value, workflow, beginning, agents in sorted(valued, key=lambda one: -one[0])[:_MOST_LOOKED_UP]:
-            due, (conversation, blocks) = self._due[workflow], beginning
+        valued.sort(key=lambda one: (-one[0], one[1].back_s))
+        for value, due, beginning, agents in valued[:_MOST_LOOKED_UP]:
+            conversation, blocks = beginning
             found = self._port.cached(conversation.hashes(blocks))
             if due.reached.get(beginning, -1) < len(found) < blocks:
                 step = replace(due.step, agent=min(agents))
@@ -330,6 +376,26 @@ class ExpectedPrompts:
             else:
                 due.reached[beginning] = blocks
         return prompts
+
+    def _next(self, until_s: float) -> list[tuple[float, int, _Due]]:
+        """Takes the first entries of the queue that are not after `until_s`; sets `next_s`."""
+        found: list[tuple[float, int, _Due]] = []
+        queue = self._queue
+        while queue and len(found) < _MOST_VALUED and queue[0][0] <= until_s:
+            entry = heapq.heappop(queue)
+            if self._stands(entry[-1]):
+                found.append(entry)
+        self.next_s = queue[0][0] if queue and queue[0][0] > until_s else math.inf
+        return found
+
+    def _forget(self, workflow: str) -> None:
+        due = self._due.pop(workflow, None)
+        if due is not None:  # the queue still has it, but no conversation
+            due.reached.clear()
+            due.absent.clear()
+
+    def _stands(self, due: _Due) -> bool:
+        return self._due.get(due.step.workflow) is due
 
     def _likely(self, due: _Due) -> list[tuple[float, Beginning, set[str]]]:
         """(value, prompt, agents) of the next prompts in a workflow."""

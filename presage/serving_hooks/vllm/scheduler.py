@@ -528,6 +528,7 @@ class Policies(engine.SchedulerSeam):
             switch,
             type(self).clock,
             self._modes,
+            self.step_forecasts.returning if config.eviction_rule == "next-use" else None,
         )
 
     def _upkept(self) -> Mapping[str, Any]:

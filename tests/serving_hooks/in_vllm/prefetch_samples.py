@@ -8,10 +8,11 @@ import numpy as np
 from vllm_samples import HASHER, Engine, Request, ask, build
 
 from presage.features.moment import COMPLETION, Moment
-from presage.serving_hooks.forecasting.live import LiveForecast
+from presage.serving_hooks.forecasting.live import LiveForecast, LiveReturn
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
+from presage.serving_hooks.workflows.identity import Step
 
 AGENTS = ("planner", "coder")
 
@@ -45,13 +46,36 @@ class Says:
         pass
 
 
+class Returns:
+    """A tenth of all workflows are back after so many seconds, half of them after twice as long."""
+
+    def __init__(self, seconds: float) -> None:
+        self.made = LiveReturn("champion", 9, 0.0, (0.1, 0.5, 0.9), (seconds, 2 * seconds, 4 * seconds), 1)
+
+    def arrived(self, *_: object) -> None:
+        pass
+
+    def completed(self, step: Step, *_: object) -> LiveReturn:
+        return self.made
+
+    def answered(self, *_: object) -> None:
+        pass
+
+    def away(self, workflow: str) -> None:
+        pass
+
+    def ended(self, *_: object) -> None:
+        pass
+
+
 class Knows:
     """Goes before a scheduler."""
 
     says: ClassVar[Says]
+    returns: ClassVar[Returns | None] = None
 
     def forecasts(self, config: PresageConfig) -> Forecasts:
-        return Forecasts(self.says)
+        return Forecasts(self.says, returns=self.returns)
 
 
 class KnowsSync(Knows, SyncWorkflowScheduler):
@@ -77,10 +101,15 @@ class Idling(Engine):
 
 
 def prefetching(
-    folder: Path, *, ahead: bool = False, chances: Mapping[str, tuple[float, ...]] | None = None, **more: Any
+    folder: Path,
+    *,
+    ahead: bool = False,
+    chances: Mapping[str, tuple[float, ...]] | None = None,
+    back_s: float | None = None,
+    **more: Any,
 ) -> Idling:
-    says = Says(chances or {})
-    kind = type("Kind", (KnowsAsync if ahead else KnowsSync,), {"says": says, "clock": Clock()})
+    knows = {"says": Says(chances or {}), "returns": None if back_s is None else Returns(back_s), "clock": Clock()}
+    kind = type("Kind", (KnowsAsync if ahead else KnowsSync,), knows)
     presage = {"prefetch": True, **more.pop("presage", {})}
     return Idling(build(folder, kind, **{"blocks": 90, "presage": presage, **more}), ahead)
 

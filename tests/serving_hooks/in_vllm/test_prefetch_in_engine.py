@@ -139,6 +139,36 @@ def test_beside_a_request_that_decodes_it_loads_what_a_tier_has_and_leaves_the_r
         assert everything_is_free(engine.scheduler)
 
 
+@pytest.mark.parametrize(
+    ("rule", "back_s", "beside"),
+    [("next-use", 0.01, 432), ("next-use", 0.8, 432), ("next-use", 3600.0, 0), ("pbkv", 3600.0, 432)],
+)
+def test_beside_a_request_that_decodes_it_waits_until_the_workflow_may_return(
+    tmp_path: Path, rule: str, back_s: float, beside: int
+) -> None:
+    presage = {"eviction_rule": rule}
+    engine = prefetching(tmp_path, ahead=True, connector=TIER, stats=True, back_s=back_s, presage=presage)
+    clock = type(engine.scheduler).clock
+    served(engine, "a1", prompt(0, 640))
+    served(engine, "a2", prompt(0, 640))
+    away_since = clock.now
+    served(engine, "z1", prompt(100, 1200), workflow_end=True)
+    asked(engine, "r1", prompt(300, 20), output=200)
+    first_s = None
+    while "r1" not in engine.ended:
+        engine.step()
+        if first_s is None and status(engine)["started"]:
+            first_s = clock.now - away_since
+    assert status(engine)["tokens"] == beside
+    if beside:
+        assert first_s is not None
+        assert (first_s > 0.9 * back_s) is (rule == "next-use")  # earlier by the time that it takes to move
+        assert first_s < back_s + 0.2
+    engine.settle()
+    assert status(engine)["tokens"] == 432  # a sleeping engine would not wake in time
+    assert served(engine, "a3", prompt(0, 660)) == 640
+
+
 def test_only_what_nobody_active_uses_makes_room(tmp_path: Path) -> None:
     engine = prefetching(tmp_path)
     served(engine, "a1", prompt(0, 640))

@@ -1,14 +1,27 @@
 """The memory of prompts is bounded, habits are what was seen, means are means, and what was fetched is followed up."""
 
+import math
 import sys
 from hashlib import blake2b
+from typing import cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from presage.serving_hooks.policies.next_use import ReturnCurve
+from presage.serving_hooks.policies.score import ScoreConfig, lookahead
+from presage.serving_hooks.vllm.engine import EnginePort
 from presage.serving_hooks.vllm.prefetch import Pace, Yield
-from presage.serving_hooks.vllm.prefetch_prompts import ENTRY, CachedConversation, Habits, LastConversations
+from presage.serving_hooks.vllm.prefetch_prompts import (
+    ENTRY,
+    CachedConversation,
+    ExpectedPrompts,
+    Habits,
+    LastConversations,
+)
+from presage.serving_hooks.workflows.identity import Step
 
 BLOCK = 4
 
@@ -119,6 +132,73 @@ def test_the_common_history_is_known_whoever_comes_and_with_what_was_answered() 
     for agent in "ab":
         latest = kept.latest("w")
         assert habits.next_prompt("t", "w", agent) == (latest, len(latest))
+
+
+class Port:
+    """An engine whose cache is empty."""
+
+    block_tokens, longest = BLOCK, 10_000
+
+    def cached(self, hashes: list[bytes]) -> list[int]:
+        return []
+
+
+SURE = lookahead(np.array([[1.0, 0.0]]), ("a",), ScoreConfig())
+
+
+def expected(back: dict[str, float | None], tokens_per_s: float = 100.0) -> ExpectedPrompts:
+    """Workflows with a conversation of 40 tokens that are away since 0 s; a tenth are back after so many seconds."""
+    prompts = ExpectedPrompts(cast(EnginePort, Port()), 0.2, 2**20)
+    for name, seconds in back.items():
+        step = Step("t", name, "a")
+        for _ in range(2):
+            prompts.memory.keep(step.workflow, "a", talk(counted(0, 10)))
+        curve = None if seconds is None else ReturnCurve((0.1, 0.5), (seconds, 2 * seconds))
+        prompts.forecast(step, SURE, None if curve is None else (curve, 0.0), tokens_per_s)
+    return prompts
+
+
+def due(prompts: ExpectedPrompts, now: float, *, decoding: bool = True) -> list[str]:
+    return [prompt.step.workflow_id for prompt in prompts.missing(decoding, now)]
+
+
+def test_prompts_are_due_when_their_workflows_may_return_less_the_time_to_move_them() -> None:
+    prompts = expected({"late": 60.0, "soon": 10.0, "unknown": None})
+    assert due(prompts, 0.0) == ["unknown"]
+    assert prompts.next_s == pytest.approx(9.6)  # 40 tokens in 0.4 s
+    assert due(prompts, 9.61) == ["unknown", "soon"]
+    assert prompts.next_s == pytest.approx(59.6)
+    assert due(prompts, 9.0) == ["unknown"]
+    assert due(prompts, 60.0) == ["unknown", "soon", "late"]
+    assert prompts.next_s == math.inf
+
+
+def test_an_idle_engine_goes_on_with_those_that_return_next() -> None:
+    prompts = expected({f"w{number:02}": 100.0 - number for number in range(30)})
+    assert due(prompts, 0.0, decoding=False) == [f"w{number:02}" for number in range(29, 21, -1)]
+    assert due(prompts, 0.0) == []
+
+
+def test_without_a_measured_pace_nothing_is_moved_earlier() -> None:
+    assert expected({"a": 10.0}, 0.0).missing(True, 9.99) == []
+    assert due(expected({"a": 10.0}, 0.0), 10.01) == ["a"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.one_of(st.none(), st.floats(0.1, 100.0))), max_size=200))
+def test_only_the_last_forecast_of_a_workflow_counts(events: list[tuple[str, float | None]]) -> None:
+    prompts, last = expected(dict.fromkeys("abcdef", 50.0)), dict.fromkeys("abcdef", 50.0)
+    for name, seconds in events:
+        step = Step("t", name, "a")
+        if seconds is None:
+            prompts.end(step.workflow)
+            last.pop(name, None)
+            continue
+        prompts.forecast(step, SURE, (ReturnCurve((0.1, 0.5), (seconds, 2 * seconds)), 0.0), 0.0)
+        if step.workflow in prompts.memory:
+            last[name] = seconds
+    for now in (0.0, 20.123, 50.123, 101.0):
+        assert set(due(prompts, now)) == {name for name, seconds in last.items() if seconds <= now}
+    assert len(prompts) == len(last)
 
 
 class Clock:
