@@ -22,7 +22,7 @@ pytest.importorskip("ipykernel", reason="the extra `notebooks` is not installed"
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-STUDIED = ("feedback_loop", "first_hour", "next_agent_accuracy", "remaining_length", "replay", "router")
+STUDIED = ("feedback_loop", "first_hour", "next_agent_accuracy", "remaining_length", "replay", "return_times", "router")
 
 
 def load_tool() -> ModuleType:
@@ -165,6 +165,29 @@ def test_remaining_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_return_times(tmp_path: Path) -> None:
+    asked = {
+        "loss": "{n: of.pinball[median].value for n, of in judged.items()}",
+        "covered": "[share.value for share in judged['presage'].coverage]",
+        "end": "[evaluation.end.brier, evaluation.end.brier_base_rate]",
+        "ended": "[float(row['END']) for row in table]",
+        "waits": "{n: [c.at(e).wait_s for e in (0.0, 100.0, 1000.0)] for n, c in curves.items()}",
+    }
+    executed, found = run("return_times", tmp_path, {"WORKFLOWS": 600}, asked)
+    assert figures(executed) == 3
+    assert errors(executed) == []
+    loss = found["loss"]
+    assert loss["presage"] < loss["agent-and-tool"] < loss["constant"]
+    assert found["covered"] == pytest.approx([0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99], abs=0.12)
+    assert found["end"][0] < found["end"][1]
+    assert found["ended"][:6] == sorted(found["ended"][:6])
+    assert found["ended"][6:] == sorted(found["ended"][6:])
+    _, tail, ended = found["waits"].values()
+    assert tail == sorted(tail)
+    assert all(longer > 5 * of for longer, of in zip(ended, tail, strict=True))
+
+
+@pytest.mark.slow
 def test_router_and_the_same_seed_says_the_same(tmp_path: Path) -> None:
     small = {"PROMPTS": 400, "TEST_PROMPTS": 400}
     asked = {
@@ -231,6 +254,20 @@ def test_remaining_length_on_ones_own_traces(tmp_path: Path) -> None:
         "shortest total, presage",
         "shortest total, known exactly",
     ]
+
+
+@pytest.mark.slow
+def test_return_times_on_ones_own_traces(tmp_path: Path) -> None:
+    from presage.datasets.ingest import append
+    from presage.datasets.synthetic.workflows import generate
+
+    append(generate("retry", 90, 0).table, tmp_path / "store")
+    executed, found = run(
+        "return_times", tmp_path, {"TRACES": "store"}, {"judged": "len(judged)", "rows": "len(table)"}
+    )
+    assert figures(executed) == 3
+    assert errors(executed) == []
+    assert found == {"judged": 7, "rows": 12}
 
 
 @pytest.mark.slow
