@@ -302,7 +302,7 @@ def test_replay(tmp_path: Path) -> None:
     hits = found["hits"]
     assert hits["load/2/stock"] > hits["load/8/stock"]
     assert hits["cache/40000/stock"] > hits["cache/7000/stock"] == hits["alone/0/stock"]
-    assert hits["load/8/oracle"] == hits["noise/0.0/scored"]
+    assert hits["load/8/oracle"] == hits["noise/0.0/next-use"]
     assert found["forecasts"]["champion"] > 0
 
 
