@@ -46,7 +46,7 @@ from presage.serving_hooks.replay.engine_file import Cost, EngineFile
 from presage.serving_hooks.replay.forecasts import OracleReturnTimes
 from presage.serving_hooks.replay.policies import POLICIES, Policy
 from presage.serving_hooks.replay.runs import Setting, check_vllm, side_by_side
-from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, ReplayJob, check_fits, workload
+from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, ReplayJob, workload
 
 LEVELS = (0.25, 0.5, 0.9, 0.99)
 FIGURES = ("hit_rate", "ttft_mean_s", "completion_mean_s", "recomputed_tokens")
@@ -184,17 +184,21 @@ def main() -> None:
     for trace in asked.traces.split(","):
         parts = split(read(asked.folder / f"{trace}.jsonl.gz"), 0.5, 0, by="task")
         convention = PromptConvention()
-        jobs = workload(parts.test, convention).jobs
+        cells = [tuple(map(int, cell.split("x"))) for cell in (asked.cells or CELLS[trace]).split(",")]
+        room = min(tokens for _, tokens in cells)
+        held = workload(parts.test, convention).jobs
+        jobs = [job for job in held if max(step.prompt_tokens + step.output_tokens for step in job.steps) < room]
+        print(
+            f"{trace}: {len(held) - len(jobs)} of {len(held)} workflows left out: a prompt exceeds the smallest cache"
+        )
         chosen = sorted(np.random.default_rng(0).permutation(len(jobs))[: asked.workflows].tolist())
         with tempfile.TemporaryDirectory() as folder:
             train(parts.train, Path(folder))
             known = medians(workload(parts.train, convention).jobs)
-            for cell in (asked.cells or CELLS[trace]).split(","):
-                at_once, tokens = map(int, cell.split("x"))
+            for at_once, tokens in cells:
                 engine = EngineFile(
                     cache_tokens=tokens, block_tokens=64, most_requests=256, most_tokens=16384, cost=COST
                 )
-                check_fits(jobs, engine)
                 setting = Setting(
                     tuple(jobs[number] for number in chosen),
                     convention,
@@ -209,7 +213,7 @@ def main() -> None:
                     done[one.policy].append(dict(one.figures))
                 found = compared(done)
                 show(f"{trace}, {len(chosen)} workflows, {at_once} at once, {tokens:,} tokens", found)
-                result.setdefault("cells", {})[f"{trace}/{cell}"] = found
+                result.setdefault("cells", {})[f"{trace}/{at_once}x{tokens}"] = found
     print(json.dumps(result))
 
 
