@@ -41,7 +41,7 @@ from presage.serving_hooks.policies.score import STALE, UNIT, Lookahead, TouchRa
 PRIOR_BLOCKS: Final = 32
 """Prior counts, of blocks as PBKV assumes them, so that a few steps decide a rate, not one."""
 
-_PRIOR: Final = Touched(PRIOR_BLOCKS, PRIOR_BLOCKS, PRIOR_BLOCKS // 2, PRIOR_BLOCKS, 0, PRIOR_BLOCKS)
+_PRIOR: Final = Touched(PRIOR_BLOCKS, PRIOR_BLOCKS, PRIOR_BLOCKS // 8, PRIOR_BLOCKS, 0, PRIOR_BLOCKS)
 
 MOST_AGENTS: Final = 10_000
 """Agents counted, over all workflow types. Clients choose the names, so the table needs a bound."""

@@ -73,6 +73,8 @@ class FirstUse(NamedTuple):
 
 NO_USE: Final = FirstUse(0.0, 1.0)
 NEXT_STEP: Final = FirstUse(1.0, 1.0)
+LEFT_OUT: Final = FirstUse(0.5, 1.0)
+"""Without a forecast, of a block that the latest steps of all its agents left out."""
 
 
 class Lookahead:
@@ -130,10 +132,10 @@ class Lookahead:
     def first_use(self, agents: Iterable[str]) -> FirstUse:
         """The first touch of a block that `agents` have touched, STALE ones not in their latest step.
 
-        Without a forecast the next step touches it.
+        Without a forecast the next step touches it, unless the latest ones left it out.
         """
         if self is UNKNOWN:
-            return NEXT_STEP
+            return LEFT_OUT if all(agent.endswith(STALE) for agent in agents) else NEXT_STEP
         touched = self._shared[:]
         for agent in agents:
             earlier = agent.endswith(STALE)

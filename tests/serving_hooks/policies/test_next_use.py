@@ -150,6 +150,27 @@ def test_blocks_of_the_agent_that_comes_next_outlive_those_of_one_that_may() -> 
     assert groups["helper"] == pytest.approx((30 + 2.5) / 2 ** (-4 / 2), rel=0.05)  # .1 + .9 · .1 = .19, at step 1.5
 
 
+@pytest.mark.parametrize("forecast", [True, False])
+def test_blocks_that_the_latest_step_left_out_go_before_those_it_read(forecast: bool) -> None:
+    """A conversation was compacted: the step reads its first two blocks. Another workflow comes back later."""
+    order = FreeOrder(6, lambda: 0.0)
+    order.append(range(6))
+    own, other = free(order, "w", "main", 4), free(order, "other", "main", 2)
+    for block in own[:2]:
+        order.remove(block)
+    order.found("t", "w", "main", own[:2])
+    order.append(own[:2])
+    looked = lookahead(np.array([[1.0, 0.0, 0.0]] * 3), AGENTS, ScoreConfig()) if forecast else UNKNOWN
+    order.forecast("t", "w", looked, certain(30.0), 0.0)
+    order.forecast("t", "other", looked, certain(40.0), 0.0)
+    assert list(order) == [*own[2:], *other, *own[:2]]
+    for block in own[2:]:
+        order.remove(block)
+    order.found("t", "w", "main", own[2:])  # it goes back to them, and leaves the others out
+    order.append(own[2:])
+    assert list(order)[:2] == own[:2]
+
+
 def test_the_uses_of_a_shared_prefix_add_up() -> None:
     order = FreeOrder(6, lambda: 0.0)
     order.append(range(6))
