@@ -232,6 +232,7 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
         "_prepared",
         "_prompt_tokens",
         "_renewal",
+        "_retention_target",
         "_state_layer",
         "_states",
         "_step_times",
