@@ -16,11 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from presage.predictors.return_time.predictor import ReturnTimeConfig
 from presage.serving_hooks.forecasting.live import LiveReturn
 from presage.serving_hooks.forecasting.online_counts import type_to_drop
 from presage.serving_hooks.workflows.identity import shared, short, tenant_of
 
-QUANTILES: Final = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+QUANTILES: Final = ReturnTimeConfig.quantiles
+"""Those of a model's default."""
 
 _Group = tuple[str | None, ...]
 Name = TypeVar("Name")

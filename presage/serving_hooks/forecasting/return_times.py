@@ -33,13 +33,12 @@ from presage.serving_hooks.forecasting.live import (
 from presage.serving_hooks.forecasting.online_counts import token_count
 from presage.serving_hooks.forecasting.return_counts import ReturnCounts
 from presage.serving_hooks.monitoring.live_returns import LiveReturns
+from presage.serving_hooks.policies.next_use import LONGEST_S
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Step
 
 MOST_FLYING: Final = 1024
 """Steps of one workflow that run at once; with more, it starts anew."""
-_LONGEST_S: Final = 1e9
-"""Longer times away, thirty years, count as this long."""
 
 _NONE: Final = Refused(NO_MODEL)
 _NO_STEPS: Final[dict[Step, list[BegunStep | None]]] = {}
@@ -187,7 +186,7 @@ class ReturnTimeForecaster:
         self._courses.move_to_end(step.workflow)
         now = self._time(course, now)
         if course.away is not None:
-            of, seconds = course.away.step, min(now - course.away.at, _LONGEST_S)
+            of, seconds = course.away.step, min(now - course.away.at, LONGEST_S)
             self.live.returned(of.workflow_type, course.away.forecast, seconds)
             self.counts.returned(of.stats_key, of.agent, course.away.finish_reason, seconds)
             course.away = None

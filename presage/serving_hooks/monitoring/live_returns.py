@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
+from presage.features.return_times import LEAST_MS
 from presage.serving_hooks.counts import MOST_TYPES, OTHER
 from presage.serving_hooks.forecasting.live import LiveReturn
 
 JUDGED: Final = (0.1, 0.5, 0.9, 0.99)
 """Quantiles that are judged, as far as a forecast has them."""
-_LEAST_S: Final = 0.01
-"""Shorter times are not told from each other; as LEAST_MS of `features/return_times.py`."""
+_LEAST_S: Final = LEAST_MS / 1e3
 
 
 class LiveReturns:

@@ -128,7 +128,7 @@ class ReturnCurve:
 READY: Final = ReturnCurve((0.99,), (LEAST_S,))
 """Of a workflow whose request has arrived and waits to be computed."""
 
-MOST_TYPES: Final = 10_000
+_MOST_TYPES: Final = 10_000
 
 
 class StepPace:
@@ -151,7 +151,7 @@ class StepPace:
         log = math.log(max(seconds, LEAST_S))
         self._all = _renewed(self._all, log)
         self._types[workflow_type] = _renewed(self._types.pop(workflow_type, (0, 0.0)), log)
-        if len(self._types) > MOST_TYPES:
+        if len(self._types) > _MOST_TYPES:
             self._types.popitem(last=False)
 
     def step_s(self, workflow_type: str) -> float | None:

@@ -23,6 +23,7 @@ from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.live import NO_RETURN, NOTHING, LiveForecast, LiveReturn
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
+from presage.serving_hooks.forecasting.return_counts import QUANTILES
 from presage.serving_hooks.replay.workload import ReplayJob
 from presage.serving_hooks.workflows import EndReason
 
@@ -96,9 +97,6 @@ class OracleForecaster:
         return LiveForecast("champion", len(steps), moment, rows, self._agents, None)
 
 
-_LEVELS: Final = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
-
-
 class OracleReturnTimes:
     """Forecasts the recorded return times, mixed with noise.
 
@@ -146,16 +144,16 @@ class OracleReturnTimes:
         self._done.pop(workflow, None)
 
     def _mixed(self, true_s: float, end: float) -> LiveReturn:
-        noise, levels = self._noise, np.asarray(_LEVELS)
+        noise, levels = self._noise, np.asarray(QUANTILES)
         if not noise:
-            return LiveReturn("champion", 1, end, _LEVELS, (true_s,) * len(_LEVELS), None)
+            return LiveReturn("champion", 1, end, QUANTILES, (true_s,) * len(QUANTILES), None)
         end = (1.0 - noise) * end + noise * self._end
         share = noise if math.isfinite(true_s) else 1.0  # of the noise, given that the workflow returns
         below = share * np.searchsorted(self._all, true_s) / len(self._all)
         places = np.where(levels <= below, levels, np.maximum(levels - (1.0 - share), below)) / share
         seconds = np.quantile(self._all, np.clip(places, 0.0, 1.0))
         seconds = np.where((levels > below) & (levels <= below + 1.0 - share), true_s, seconds)
-        return LiveReturn("champion", 1, end, _LEVELS, tuple(seconds.tolist()), None)
+        return LiveReturn("champion", 1, end, QUANTILES, tuple(seconds.tolist()), None)
 
 
 class OutputLengthOracle:

@@ -201,7 +201,7 @@ class StepForecasts:
             self._change(running.step, None)
 
     def returning(self, workflow: str) -> tuple[ReturnCurve, float] | None:
-        """The latest forecast of a workflow's return time, and since when; None while it runs, or without one."""
+        """When a workflow is expected, and since when; None while a step of it is computed, or without a forecast."""
         curve, since = self._curves.get(workflow, (None, 0.0))
         return None if curve is None else (curve, since)
 
