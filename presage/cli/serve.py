@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -17,6 +17,10 @@ from presage.errors import EngineError
 
 if TYPE_CHECKING:
     from presage.serving_hooks.vllm.command import Finding
+
+KEEP_ALIVE: Final = ("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "120")
+"""Seconds after which the server closes an idle connection. With vLLM's 5 s a request that a client sends over it at
+that moment is lost; clients keep theirs for 5 s (httpx) to 90 s (Go)."""
 
 
 def serve(
@@ -37,18 +41,21 @@ def serve(
 ) -> None:
     """Serve a model with vLLM and with forecasts in its scheduler.
 
-    Runs `vllm serve` and adds --scheduler-cls, --worker-cls, --kv-transfer-config and VLLM_PLUGINS unless you set them.
+    Runs `vllm serve` and adds --scheduler-cls, --worker-cls, --kv-transfer-config, VLLM_PLUGINS and
+    VLLM_HTTP_TIMEOUT_KEEP_ALIVE unless you set them.
     All other arguments are passed to vLLM unchanged. Set the hooks with --additional-config.presage.NAME VALUE;
     `presage vllm-check --settings` lists the settings.
     """
     from presage.serving_hooks.vllm.command import command, loaded_by_default
 
     made = command(arguments, os.environ.get("VLLM_PLUGINS"), loaded_by_default(), layer)
+    name, seconds = KEEP_ALIVE
+    environment = {"VLLM_PLUGINS": made.plugins, name: os.environ.get(name, seconds)}
     out = Output(as_json=False)
     for note in made.notes:
         out.note(f"presage serve: {note}")
     if dry_run:
-        out.result({}, shlex.join(["env", f"VLLM_PLUGINS={made.plugins}", "vllm", *made.arguments]))
+        out.result({}, shlex.join(["env", *map("=".join, environment.items()), "vllm", *made.arguments]))
         return
     _check_vllm()
     # Replace this process by vLLM, so that signals and the exit code are its own. -P, as in its console script: modules
@@ -56,7 +63,7 @@ def serve(
     os.execve(
         sys.executable,
         [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", *made.arguments],
-        {**os.environ, "VLLM_PLUGINS": made.plugins},
+        os.environ | environment,
     )
 
 

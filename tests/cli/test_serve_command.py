@@ -32,13 +32,17 @@ def test_without_vllm_one_line_says_how_to_install_it(asked: tuple[str, ...]) ->
 
 def test_a_dry_run_prints_what_a_shell_understands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "mine")
+    monkeypatch.delenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", raising=False)
     ran = run("serve", "a/model", "-tp", "2", "-O3", "--port=8001", "--served-model-name", "a b", "--dry-run")
     assert ran.code == 0
     assert ran.out.split("\n")[0] == (
-        "env VLLM_PLUGINS=mine,presage vllm serve a/model -tp 2 -O3 --port=8001 --served-model-name 'a b' "
+        "env VLLM_PLUGINS=mine,presage VLLM_HTTP_TIMEOUT_KEEP_ALIVE=120 "
+        "vllm serve a/model -tp 2 -O3 --port=8001 --served-model-name 'a b' "
         f"--scheduler-cls {SCHEDULER} --worker-cls {WORKER} --kv-transfer-config '{CONNECTOR}'"
     )
     assert ran.err == ""
+    monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "7")
+    assert " VLLM_HTTP_TIMEOUT_KEEP_ALIVE=7 " in run("serve", "a/model", "--dry-run").out
 
 
 def test_help_points_to_vllms_own() -> None:
@@ -164,14 +168,15 @@ def fake_vllm(folder: Path) -> dict[str, str]:
     for parent in (package, package.parent, package.parent.parent):
         (parent / "__init__.py").touch()
     (package / "main.py").write_text(
-        "import json, os, sys\nprint(json.dumps([sys.argv[1:], os.environ['VLLM_PLUGINS'], sys.path]))\nsys.exit(7)\n"
+        "import json, os, sys\nnames = 'VLLM_PLUGINS', 'VLLM_HTTP_TIMEOUT_KEEP_ALIVE'\n"
+        "print(json.dumps([sys.argv[1:], [os.environ[name] for name in names], sys.path]))\nsys.exit(7)\n"
     )
     root = Path(__file__).resolve().parents[2]
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(root)])}
 
 
 def test_the_process_becomes_vllms_with_its_exit_code(tmp_path: Path) -> None:
-    environment = {**fake_vllm(tmp_path), "VLLM_PLUGINS": "mine"}
+    environment = {**fake_vllm(tmp_path), "VLLM_PLUGINS": "mine", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "7"}
     here = tmp_path / "here"
     here.mkdir()
     code = "from presage.cli.presage import main; main()"
@@ -184,8 +189,8 @@ def test_the_process_becomes_vllms_with_its_exit_code(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 7, done.stderr
-    arguments, plugins, path = json.loads(done.stdout)
+    arguments, environment, path = json.loads(done.stdout)
     assert arguments == ["serve", "m", "--port", "8001", *OURS]
-    assert plugins == "mine,presage"
+    assert environment == ["mine,presage", "7"]
     assert str(here) not in path
     assert "" not in path
