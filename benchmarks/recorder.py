@@ -69,12 +69,12 @@ def served(to: StepRecorder, i: int, request: str, step: Named, states: Any, for
     """Step number i, as reported by an engine's hooks."""
     to.begun(request, step, input_tokens=1000 + i % 500, cached_input_tokens=512)
     if states is not None:
-        to.state(request, "prefill", states[0])
+        to.states([request], "prefill", states[0][None])
     if forecasts is not None:
         to.forecast(request, forecasts[0])
-    to.completed(request, output_tokens=90, finish_reason="stop")
+    to.completed(request, output_tokens=90, finish_reason="stop", state_comes=states is not None)
     if states is not None:
-        to.state(request, "completion", states[1])
+        to.states([request], "completion", states[1][None])
     if forecasts is not None:
         to.forecast(request, forecasts[1])
     if step.number == STEPS_A_WORKFLOW - 1:

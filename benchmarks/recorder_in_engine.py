@@ -103,7 +103,7 @@ class Recorded(Run):
             folder, Hooked, blocks=BLOCKS, presage=presage, seqs=SEQS, tokens=BUDGET, connector=ALONE
         )
         within = Within()
-        within.watch(self.scheduler._observing, "scheduled", "left", "forecast", "state")
+        within.watch(self.scheduler._observing, "scheduled", "left", "forecast", "states")
         within.watch(self.scheduler._observing._records, "ended")
         within.watch(self.scheduler._states, "read", "completed")
         within.watch(self.scheduler.connector, "build_connector_meta")

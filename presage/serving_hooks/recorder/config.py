@@ -43,7 +43,7 @@ class RecorderConfig(BaseModel):
         1.0, gt=0, allow_inf_nan=False, description="seconds after which a row is in its file, if the disk keeps up"
     )
     linger_s: float = Field(
-        0.25, ge=0, allow_inf_nan=False, description="seconds that a completed step waits for its last state"
+        10.0, ge=0, allow_inf_nan=False, description="seconds that a completed step waits for its last state at most"
     )
 
 

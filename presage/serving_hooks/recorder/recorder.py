@@ -44,7 +44,7 @@ _MAX_TYPES: Final = 1_000
 _MAX_RUNNING: Final = 16_384
 _EVENTS_PER_ROW: Final = 4
 _KEPT_SHARE: Final = 64
-"""A state is copied if its array takes more than 1/64 of the buffer."""
+"""States are copied if the array they are rows of takes more than 1/64 of the buffer."""
 
 
 class Recorder:
@@ -82,7 +82,7 @@ class Recorder:
         # Bound once: this code is cold in the CPU cache when called, and each further object costs a cache miss.
         self._put, self._now_s, self._most_kept = self._events.put, clock.monotonic, room // _KEPT_SHARE
         self._begun, self._completed = self._rows.begun, self._rows.completed
-        self._state, self._forecast = self._rows.state, self._rows.forecast
+        self._hidden, self._forecast = self._rows.states, self._rows.forecast
         self.writer = Writer(
             config, self._events, queue, decode, clock, self.instance, model, state_layer, written, open_file
         )
@@ -127,19 +127,19 @@ class Recorder:
         except Exception as error:
             self._failed(error)
 
-    def state(self, request_id: str, moment: Moment, state: Any) -> None:
-        """A hidden state of a step that is running or has just completed.
+    def states(self, request_ids: Sequence[str], moment: Moment, states: Any) -> None:
+        """Hidden states of steps that are running, or completed and await theirs.
 
-        It is float16 or float32 [d], of one layer of the served model, not projected, and must not be changed later.
-        The array that it is a row of stays in memory for some milliseconds; a row of a large one is copied.
+        They are float16 or float32 [n, d], of one layer of the served model, not projected, and must not be changed
+        later. An array that they are rows of stays in memory for some milliseconds; rows of a large one are copied.
         """
         try:
             if self._states == "off" or (self._states == "prefill" and moment != PREFILL):
                 return
-            size = _kept_bytes(state)
-            if size > self._most_kept:
-                state, size = state.copy(), state.nbytes
-            self._put(self._state, (self._now_s(), request_id, moment, state), size)
+            size = _kept_bytes(states)
+            if size > self._most_kept and size > states.nbytes:
+                states, size = states.copy(), states.nbytes
+            self._put(self._hidden, (self._now_s(), request_ids, moment, states), size)
         except Exception as error:
             self._failed(error)
 
@@ -157,17 +157,19 @@ class Recorder:
         output_tokens: int | None = None,
         finish_reason: str | None = None,
         output_text: Text | None = None,
+        state_comes: bool = False,
     ) -> None:
         """A request left the engine, with its last token or without; ignored if it never began.
 
         The finish reason is "abort" if it was aborted. `output_text` is the answer or its token ids; see `input_text`.
+        With `state_comes` the row waits for the completion state, for `linger_s` at most.
         """
         try:
             if request_id not in self._running:
                 return
             self._running.discard(request_id)
             text, size = self._kept_text(output_text) if self._text else (None, 0)
-            event = self._now_s(), request_id, output_tokens, finish_reason, text
+            event = self._now_s(), request_id, output_tokens, finish_reason, text, state_comes
             self._put(self._completed, event, size, always=True)
         except Exception as error:
             self._failed(error)
@@ -260,7 +262,7 @@ class NoRecorder:
     def begun(self, *_: Any, **__: Any) -> None:
         """Does nothing."""
 
-    state = forecast = completed = ended = close = begun
+    states = forecast = completed = ended = close = begun
 
     def debug_state(self) -> dict[str, int]:
         """Nothing is in memory."""
@@ -274,10 +276,10 @@ class NoRecorder:
 StepRecorder = Recorder | NoRecorder
 
 
-def _kept_bytes(state: Any) -> int:
-    """Bytes kept in memory with a state: a row keeps the array it belongs to."""
-    base = getattr(state, "base", None)
-    whole = base if isinstance(base, np.ndarray) else state
+def _kept_bytes(states: Any) -> int:
+    """Bytes kept in memory with states: rows keep the array they belong to."""
+    base = getattr(states, "base", None)
+    whole = base if isinstance(base, np.ndarray) else states
     return whole.nbytes if isinstance(whole, np.ndarray) else 0
 
 

@@ -72,7 +72,7 @@ class RecordedWorkflow:
 class StepRow:
     """A step; times in microseconds since 1970, `completed_s` by the monotonic clock.
 
-    Late states may still be added while the row waits in the queue.
+    A row that awaits its completion state gets it while it waits in the queue.
     """
 
     run: RecordedWorkflow
@@ -91,6 +91,7 @@ class StepRow:
     prefill_state: State | None = None
     completion_state: State | None = None
     completed_s: float = 0.0
+    awaits_state: bool = False
 
     @property
     def size(self) -> int:
@@ -136,7 +137,7 @@ class RowQueue:
 
     def __init__(self, rows: int, size: int, counts: EventCounts) -> None:
         self._rows, self._size, self._counts = rows, size, counts
-        self._waiting: deque[tuple[Row, int]] = deque()
+        self._waiting: deque[Row] = deque()
         self.waiting_bytes = 0
 
     def __len__(self) -> int:
@@ -150,17 +151,17 @@ class RowQueue:
             self._counts.add(RECORDER, "dropped", FULL)
             return False
         self.waiting_bytes += size
-        self._waiting.append((row, size))
+        self._waiting.append(row)
         return True
 
     def first(self) -> Row | None:
         """The oldest row; None if the queue is empty."""
-        return self._waiting[0][0] if self._waiting else None
+        return self._waiting[0] if self._waiting else None
 
     def take(self) -> Row:
         """Removes and returns the oldest row."""
-        row, size = self._waiting.popleft()
-        self.waiting_bytes -= size
+        row = self._waiting.popleft()
+        self.waiting_bytes -= row.size
         return row
 
 
@@ -267,7 +268,7 @@ class RowAssembler:
     """Makes rows of events, whose times are seconds of the monotonic clock.
 
     A step is queued once it has completed. Its last state and forecast may arrive a little later; the state is then
-    added to the row while it waits in the queue.
+    added to the row if the row still awaits it.
     """
 
     def __init__(self, queue: RowQueue, clock: WallClock, counts: EventCounts) -> None:
@@ -304,20 +305,23 @@ class RowAssembler:
         run.running += 1
         self.running[request_id] = row
 
-    def state(self, at_s: float, request_id: str, moment: Moment, state: Any) -> None:
-        """Copies a hidden state of a step that runs or has just completed."""
-        dtype = _STATE_TYPES.get(state.dtype) if isinstance(state, np.ndarray) else None
-        if dtype is None or state.ndim != 1 or not state.size:
-            self._counts.add(RECORDER, "state", "no float16 or float32 array [d]")
+    def states(self, at_s: float, request_ids: Sequence[str], moment: Moment, states: Any) -> None:
+        """Copies hidden states of steps that run or have just completed."""
+        dtype = _STATE_TYPES.get(states.dtype) if isinstance(states, np.ndarray) else None
+        if dtype is None or states.ndim != 2 or not states.size or len(states) != len(request_ids):
+            self._counts.add(RECORDER, "state", "no float16 or float32 array [n, d]")
             return
-        row = self._row(request_id)
-        if row is None:
-            return
-        copied = State(dtype, state.tobytes())
-        if moment == PREFILL:
-            row.prefill_state = copied
-        else:
-            row.completion_state = copied
+        for request_id, state in zip(request_ids, states, strict=True):
+            row = self._row(request_id)
+            if row is None or not (row.awaits_state or row.ended_at is None):
+                continue
+            copied = State(dtype, state.tobytes())
+            if row.ended_at is not None:
+                self._queue.waiting_bytes += len(copied.data)
+            if moment == PREFILL:
+                row.prefill_state = copied
+            else:
+                row.completion_state, row.awaits_state = copied, False
 
     def forecast(self, at_s: float, request_id: str, live: LiveForecast) -> None:
         """A forecast was made for such a step."""
@@ -332,6 +336,7 @@ class RowAssembler:
         output_tokens: int | None,
         finish_reason: str | None,
         output_text: Text | None,
+        state_comes: bool,
     ) -> None:
         """A request left the engine."""
         row = self.running.pop(request_id, None)
@@ -340,6 +345,7 @@ class RowAssembler:
         row.output_tokens, row.finish_reason = _count_or_none(output_tokens), _name_or_none(finish_reason)
         row.ended_at = self._at_us(at_s)
         row.output_text = output_text
+        row.awaits_state = state_comes and row.completion_state is None
         self._enqueue(at_s, request_id, row)
 
     def ended(self, at_s: float, run: RecordedWorkflow, how: str) -> None:

@@ -237,7 +237,6 @@ class Writer:
         self.state = RECORDING
         self._config, self._events, self._queue, self._clock = config, events, queue, clock
         wanted = {"off": STATE_COLUMNS[:0], "prefill": STATE_COLUMNS[:1], "both": STATE_COLUMNS}[config.states]
-        self._linger_s = config.linger_s if config.states == "both" else 0.0
         self._batches = BatchBuilder(TextFilter(load_redact(config.redact), decode, counts), wanted, counts)
         self._folder = EngineFolder(config, instance)
         self._files = {
@@ -330,9 +329,10 @@ class Writer:
             if row is None:
                 return False
             if isinstance(row, StepRow):
-                final = last and not len(self._events)
-                if not final and self._events.drained_to_s(now_s) - row.completed_s < self._linger_s:
+                waits = row.awaits_state and not (last and not len(self._events))
+                if waits and self._events.drained_to_s(now_s) - row.completed_s < self._config.linger_s:
                     return False  # its last state may still arrive
+                row.awaits_state = False
                 table = "steps"
             else:
                 table = "ends" if isinstance(row, EndRow) else "forecasts"

@@ -558,8 +558,11 @@ def internal_request(name: str, tokens: list[int], hashes: list[bytes], salt: st
 
 def of_kind(kind: type[Kind], found: Any) -> Iterator[Kind]:
     """The object itself or the parts of vLLM's `MultiConnector` in it, as far as they are of this kind."""
+    if isinstance(found, kind):
+        yield found
+        return
     several = getattr(found, "_connectors", None) or getattr(found, "metadata", None)
-    for one in several if isinstance(several, list | tuple) else (found,):
+    for one in several if isinstance(several, list | tuple) else ():
         if isinstance(one, kind):
             yield one
 

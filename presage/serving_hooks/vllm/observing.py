@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from presage.datasets.recording import RECORDED_EXPIRED, RECORDED_FINISHED
@@ -51,18 +52,18 @@ class Observing:
         if self._configured and output.scheduled_new_reqs:
             self._switch.attempt(self._begun, output)
 
-    def left(self, request: EngineRequest) -> None:
-        """A request leaves the engine, completed or aborted."""
+    def left(self, request: EngineRequest, state_comes: bool) -> None:
+        """A request leaves the engine, completed or aborted; its completion state comes later or not at all."""
         if self._configured:
-            self._switch.attempt(self._left, request)
+            self._switch.attempt(self._left, request, state_comes)
 
     def forecast(self, request_id: str, live: LiveForecast) -> None:
         """Records a forecast of a running or just completed step."""
         self._switch.attempt(self._records.forecast, request_id, live)
 
-    def state(self, request_id: str, moment: Moment, state: Any) -> None:
-        """Records the hidden state of such a step, float16 [d]."""
-        self._switch.attempt(self._records.state, request_id, moment, state)
+    def states(self, request_ids: Sequence[str], moment: Moment, states: Any) -> None:
+        """Records hidden states of such steps, float16 [n, d]."""
+        self._switch.attempt(self._records.states, request_ids, moment, states)
 
     def _begun(self, output: Iteration) -> None:
         for request, cached in self._port.found_tokens(output):
@@ -76,12 +77,13 @@ class Observing:
                     input_text=list(request.prompt_token_ids) if self._text and request.prompt_token_ids else None,
                 )
 
-    def _left(self, request: EngineRequest) -> None:
+    def _left(self, request: EngineRequest, state_comes: bool) -> None:
         self._records.completed(
             request.request_id,
             output_tokens=request.num_output_tokens,
             finish_reason=engine.finish_reason(request),
             output_text=list(request.output_token_ids) if self._text else None,
+            state_comes=state_comes,
         )
 
     def _ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:

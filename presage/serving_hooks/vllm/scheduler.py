@@ -180,7 +180,7 @@ class Policies(engine.SchedulerSeam):
         now = type(self).clock()
         self._note()
         self.queue_policies.updated(scheduler_output, now)
-        self._bookkeeping.attempt(self._states.read, model_runner_output)
+        self._bookkeeping.attempt(self._states.read, scheduler_output, model_runner_output)
         answers = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if self.schedules_ahead:
             self._bookkeeping.attempt(self.step_forecasts.flush)
@@ -219,9 +219,8 @@ class Policies(engine.SchedulerSeam):
         if self.prefetcher is not None:
             self.prefetcher.left(request, self.workflow_table.step(request.request_id))
         completed = engine.completed(request)
-        if completed:
-            self._bookkeeping.attempt(self._states.completed, request.request_id)
-        self._observing.left(request)
+        state_comes = completed and bool(self._bookkeeping.attempt(self._states.completed, request.request_id))
+        self._observing.left(request, state_comes)
         self._bookkeeping.attempt(
             self.step_forecasts.finished,
             request.request_id,

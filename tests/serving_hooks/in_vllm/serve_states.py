@@ -134,6 +134,8 @@ def serve(llm: Any, noted: Noted) -> tuple[dict[str, list[int]], dict[str, str]]
                 if answer.finished:
                     tokens[answer.request_id] = list(answer.outputs[0].token_ids)
                     reasons[answer.request_id] = answer.outputs[0].finish_reason
+        if not APART:
+            engine.step()  # as the loop of an engine's own process: it tells the worker of the last that have finished
     return tokens, reasons
 
 

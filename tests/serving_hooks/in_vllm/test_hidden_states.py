@@ -93,6 +93,13 @@ class Worked(Engine):
         self.sent, self.spoiled = sent, spoiled
         self.back = 0
 
+    def run(self, most: int = 100_000) -> None:
+        """As the engine's loop, which tells its worker of the last requests that have finished."""
+        super().run(most)
+        self.step()
+        self.drain()
+        del self.log[-1]  # of nothing
+
     def _computed(self, output: Any) -> Any:
         computed = super()._computed(output)
         self.worker.bind_connector_metadata(output.kv_connector_metadata)
@@ -252,12 +259,13 @@ class Event:
 def test_a_row_is_waited_for_when_it_is_read_and_those_that_nobody_reads_are_not() -> None:
     states, prefill, completion = States(), Event(), Event()
     states.add(PREFILL, ["a"], torch.ones(1, 2), prefill)
-    states.add(COMPLETION, ["b", "c"], torch.tensor([[1.0, 2.0], [3.0, 4.0]]), completion, whole=True)
-    assert states.row(COMPLETION, "c") is None
-    assert states.row(COMPLETION, "a", whole=True) is None
+    states.add(COMPLETION, ["b", "c"], torch.tensor([[1.0, 2.0], [3.0, 4.0]]), completion)
+    states.add(PREFILL, ["d"], torch.ones(1, 2), whole=True)
+    assert states.row(COMPLETION, "d") is states.row(PREFILL, "d") is None
     assert (prefill.waited, completion.waited) == (0, 0)
+    assert [(moment, ids, rows.tolist()) for moment, (ids, rows) in states.whole()] == [(PREFILL, ["d"], [[1, 1]])]
     for _ in range(2):
-        row = states.row(COMPLETION, "c", whole=True)
+        row = states.row(COMPLETION, "c")
         assert row is not None
         assert row.tolist() == [3, 4]
     assert (prefill.waited, completion.waited) == (0, 1)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from noise import Noise
-from test_hidden_states import ALONE, WIDTH, Worked, hooked, number
+from test_hidden_states import ALONE, TOGETHER, WIDTH, Worked, hooked, number
 from told import AGENTS, send, serve
 from vllm_samples import Engine, ask, build, token
 
@@ -16,7 +16,9 @@ from presage.datasets.recorded_forecasts import read_forecasts
 from presage.datasets.recording import RECORDED_EXPIRED, RECORDED_FINISHED
 from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.recorder.recorder import Recorder
+from presage.serving_hooks.vllm import engine as engine_port
 from presage.serving_hooks.vllm.hidden_states import steps
+from presage.serving_hooks.vllm.hidden_states.connector import States
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 
 pytestmark = pytest.mark.vllm
@@ -149,12 +151,15 @@ def test_prompts_and_answers_are_recorded_only_where_asked_for(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("sent", [False, True], ids=["by reference", "pickled"])
+@pytest.mark.parametrize("connector", [ALONE, TOGETHER], ids=["alone", "in a MultiConnector"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["in step", "one step ahead"])
 @pytest.mark.parametrize("kept", ["prefill", "both"])
 def test_whole_states_are_those_of_their_own_rows_with_nobody_who_reads_them(
-    tmp_path: Path, kept: str, sent: bool
+    tmp_path: Path, kept: str, ahead: bool, connector: dict[str, Any], sent: bool
 ) -> None:
-    scheduler = recording(tmp_path, recorder={"states": kept}, blocks=60, seqs=8, tokens=128, connector=ALONE)
-    engine = Worked(scheduler, sent=sent)
+    kind = WorkflowScheduler if ahead else SyncWorkflowScheduler
+    scheduler = recording(tmp_path, kind, recorder={"states": kept}, blocks=60, seqs=8, tokens=128, connector=connector)
+    engine = Worked(scheduler, ahead, sent)
     prompts, outputs = {}, {}
     for n in range(40):
         prompts[f"r-{n}"] = [(n % 5) * 41 + i % 400 for i in range(20 + 13 * n)]
@@ -176,23 +181,67 @@ def test_whole_states_are_those_of_their_own_rows_with_nobody_who_reads_them(
         state[1] = at + outputs[name] - 1
         last = found[name].get("completion_state")
         assert last is None if kept == "prefill" else np.array_equal(np.asarray(last, np.float16), state)
+    assert not scheduler.presage_status()["recorder"]["counts"].get("completion_state that never came")
 
 
-@pytest.mark.parametrize(("kept", "moments"), [("prefill", {PREFILL}), ("both", {PREFILL, COMPLETION})])
-def test_rows_of_a_moment_that_nobody_wants_are_not_asked_for(tmp_path: Path, kept: str, moments: set[str]) -> None:
+def states_sent(scheduler: Any, engine: Worked) -> list[list[tuple[str, list[str]]]]:
+    """Notes moments and request ids of the whole states that the worker sends, by iteration."""
+    sent, build = list[list[tuple[str, list[str]]]](), engine.worker.build_connector_worker_meta
+
+    def noted() -> Any:
+        sent.append([])
+        return build()
+
+    def read(output: Any, computed: Any) -> Any:
+        for states in engine_port.of_kind(States, engine_port.worker_metadata(computed)):
+            sent[-1] += [(moment, list(ids)) for moment, (ids, _) in states.whole()]
+        return update(output, computed)
+
+    update, scheduler.update_from_output = scheduler.update_from_output, read
+    engine.worker.build_connector_worker_meta = noted
+    return sent
+
+
+@pytest.mark.parametrize("kept", ["prefill", "both"])
+def test_only_the_rows_of_finished_requests_are_sent_and_none_that_nobody_wants(tmp_path: Path, kept: str) -> None:
     scheduler = recording(tmp_path, recorder={"states": kept}, connector=ALONE)
-    engine, asked = Worked(scheduler), set[str]()
-    bind = engine.worker.bind_connector_metadata
-
-    def noted(meta: Any) -> None:
-        asked.update(meta.rows)
-        bind(meta)
-
-    engine.worker.bind_connector_metadata = noted
-    scheduler.add_request(ask("r-7", list(range(40)), 3, workflow_type="t", workflow_id="w-7", agent="coder"))
+    engine = Worked(scheduler)
+    sent = states_sent(scheduler, engine)
+    for name, tokens in (("r-7", 3), ("r-8", 5), ("r-9", 50)):
+        scheduler.add_request(ask(name, list(range(40)), tokens, workflow_type="t", workflow_id=name, agent="coder"))
+    scheduler.add_request(ask("nobody-1", list(range(40)), 3))
+    for _ in range(8):
+        engine.step()
+    engine.abort("r-9")
     engine.run()
     scheduler.shutdown()
-    assert asked == moments
+    last = [(COMPLETION, ["r-7"])], [], [(COMPLETION, ["r-8"])]
+    assert sent[0] == [(PREFILL, ["r-7", "r-8", "r-9"])]
+    assert sent[1:] == [[], [], *(last if kept == "both" else ([], [], [])), *([[]] * (len(sent) - 6))]
+    counts = scheduler.presage_status()["recorder"]["counts"]
+    assert counts.get("completion_state that never came") == (1 if kept == "both" else None), "of the aborted one"
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["in step", "one step ahead"])
+def test_a_worker_keeps_the_rows_of_iterations_that_are_not_read_and_of_no_others(tmp_path: Path, ahead: bool) -> None:
+    kind = WorkflowScheduler if ahead else SyncWorkflowScheduler
+    scheduler = recording(tmp_path, kind, recorder={"states": "both"}, connector=ALONE)
+    engine = Worked(scheduler, ahead)
+    scheduler.add_request(ask("r-7", list(range(40)), 200, workflow_type="t", workflow_id="w", agent="coder"))
+    kept = []
+    for _ in range(40):
+        engine.step()
+        kept.append(len(engine.worker._kept))
+    assert max(kept) == 1 + ahead
+    scheduler._states.read = lambda iteration, output: None
+    for _ in range(40):
+        engine.step()
+        kept.append(len(engine.worker._kept))
+    assert max(kept) == 16
+    engine.run()
+    scheduler.shutdown()
+    (row,) = rows(tmp_path)
+    assert (row["prefill_state"][:2], row.get("completion_state")) == ([7, 39], None), "a wrong row is worse than none"
 
 
 def test_whole_states_come_beside_the_projected_ones(tmp_path: Path) -> None:

@@ -30,10 +30,10 @@ def test_a_step_is_written_as_it_was_told(tmp_path: Path) -> None:
     one = recorder(tmp_path, hands, states="both")
     one.begun("r", Named("w", "planner", 0), input_tokens=412, cached_input_tokens=64)
     first, last = vector(0), vector(1, dtype=np.float16)
-    one.state("r", "prefill", first)
+    one.states(["r"], "prefill", first[None])
     hands.on(2.5)
-    one.completed("r", output_tokens=9, finish_reason="stop")
-    one.state("r", "completion", last)  # a state may come after the request has left
+    one.completed("r", output_tokens=9, finish_reason="stop", state_comes=True)
+    one.states(["r"], "completion", last[None])  # a state may come after the request has left
     one.ended("t", "w", "said")
     one.close()
     row = read_traces([tmp_path]).table.to_pylist()[0]
@@ -50,8 +50,8 @@ def test_a_step_is_written_as_it_was_told(tmp_path: Path) -> None:
 def test_a_moment_not_asked_for_is_not_kept(tmp_path: Path) -> None:
     one = recorder(tmp_path, states="prefill")
     one.begun("r", Named())
-    one.state("r", "prefill", vector(0))
-    one.state("r", "completion", vector(1))
+    one.states(["r"], "prefill", vector(0)[None])
+    one.states(["r"], "completion", vector(1)[None])
     one.completed("r")
     one.close()
     table = read_traces([tmp_path]).table
@@ -63,7 +63,7 @@ def test_a_state_keeps_the_rows_beside_it_only_until_it_is_heard(tmp_path: Path)
     one, batch = recorder(tmp_path, states="both"), np.ones((64, 2560), np.float16)
     alive = weakref.ref(batch)
     one.begun("r", Named())
-    one.state("r", "completion", batch[5])
+    one.states(["r"], "completion", batch[5][None])
     assert one.debug_state()["bytes"] == batch.nbytes, "what is really kept is what counts"
     del batch
     assert alive() is not None
@@ -75,14 +75,75 @@ def test_a_state_keeps_the_rows_beside_it_only_until_it_is_heard(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "state", [None, "x", [1.0], vector(0).astype(np.float64), np.ones((2, 2), np.float32), np.empty(0, np.float32)]
+    "states",
+    [
+        *(None, "x", [[1.0]], vector(0), vector(0)[None].astype(np.float64), np.empty((1, 0), np.float32)),
+        np.ones((2, 2), np.float32),
+    ],
 )
-def test_what_is_no_state_is_counted(tmp_path: Path, state: Any) -> None:
+def test_what_is_no_state_is_counted(tmp_path: Path, states: Any) -> None:
     one = recorder(tmp_path, states="both")
     one.begun("r", Named())
-    one.state("r", "prefill", state)
+    one.states(["r"], "prefill", states)
     one.close()
-    assert counts(one)["state: no float16 or float32 array [d]"] == 1
+    assert counts(one)["state: no float16 or float32 array [n, d]"] == 1
+
+
+def test_states_of_several_steps_come_at_once(tmp_path: Path) -> None:
+    one, rows = recorder(tmp_path, states="both"), np.stack([vector(seed) for seed in range(4)])
+    for i in range(4):
+        one.begun(f"r{i}", Named(f"w{i}"))
+    one.states(["r2", "nobody", "r0"], "prefill", rows[:3])
+    for i in (0, 2, 3):
+        one.completed(f"r{i}", state_comes=i != 3)
+    one.states(["r3", "r2", "r0"], "completion", rows[1:])  # r3 awaits none
+    one.close()
+    table = read_traces([tmp_path]).table.to_pylist()
+    found = {row["workflow_id"][:2]: (row["prefill_state"], row["completion_state"]) for row in table}
+    halves = rows.astype(np.float16).tolist()
+    assert found == {
+        "w0": (halves[2], halves[3]),
+        "w1": (None, None),
+        "w2": (halves[0], halves[2]),
+        "w3": (None, None),
+    }
+
+
+def test_a_state_that_comes_late_takes_room_in_the_queue_until_its_row_is_written(tmp_path: Path) -> None:
+    hands = Hands()
+    one = recorder(tmp_path, hands, states="both", linger_s=10.0, flush_s=0.01)
+    first, second = np.ones((2, 2560), np.float16) * np.array([[1], [2]], np.float16)
+    for name in "rs":
+        one.begun(name, Named(name))
+        one.completed(name, state_comes=True)
+    one.writer.turn(hands.rising)
+    before = one.debug_state()["bytes"]
+    one.states(["s"], "completion", second[None].copy())
+    one.writer.turn(hands.rising)
+    assert one.debug_state()["bytes"] == before + second.nbytes, "r is waited for, and s is behind it"
+    one.states(["r"], "completion", first[None].copy())
+    one.writer.turn(hands.rising)
+    assert one.debug_state()["bytes"] == 0
+    hands.on(1.0)
+    one.writer.turn(hands.rising)
+    one.states(["r"], "completion", second[None].copy())  # too late, and not kept
+    one.close()
+    assert read_traces([tmp_path]).table["completion_state"].to_pylist() == [first.tolist(), second.tolist()]
+
+
+def test_a_state_that_never_comes_is_waited_for_so_long_and_no_longer(tmp_path: Path) -> None:
+    hands = Hands()
+    one = recorder(tmp_path, hands, states="both", linger_s=10.0, flush_s=0.01)
+    for name, comes in (("awaits none", False), ("awaits", True)):
+        one.begun(name, Named(name))
+        one.completed(name, state_comes=comes)
+    for seconds, written in ((1.0, 1), (8.0, 1), (2.0, 2)):
+        hands.on(seconds)
+        for _ in range(2):
+            one.writer.turn(hands.rising)
+            hands.on(0.02)
+        assert counts(one).get("written: steps", 0) == written
+    one.close()
 
 
 @pytest.mark.parametrize(
@@ -97,7 +158,7 @@ def test_a_state_no_trace_can_hold_costs_its_step_only_that(tmp_path: Path, bad:
     one = recorder(tmp_path, states="both")
     for i, state in enumerate((vector(1), bad, vector(2))):
         one.begun(f"r{i}", Named())
-        one.state(f"r{i}", "prefill", state)
+        one.states([f"r{i}"], "prefill", state[None])
         one.completed(f"r{i}")
     one.close()
     table = read_traces([tmp_path]).table
@@ -137,7 +198,7 @@ def test_a_queue_is_bounded_in_bytes_too(tmp_path: Path) -> None:
     one = recorder(tmp_path, queue_mb=1, states="both")
     for i in range(100):
         one.begun(f"r{i}", Named(f"w{i}"))
-        one.state(f"r{i}", "prefill", vector(i, 32_768))
+        one.states([f"r{i}"], "prefill", vector(i, 32_768)[None])
         one.completed(f"r{i}")
     assert 2**19 < one.debug_state()["bytes"] <= 2**20
     one.close()
@@ -173,11 +234,11 @@ def test_a_state_that_is_told_in_time_is_waited_for_however_late_the_writer_come
     hands = Hands()
     one = recorder(tmp_path, hands, states="both", linger_s=0.25, flush_s=0.01)
     one.begun("r", Named())
-    one.state("r", "prefill", vector(0))
-    one.completed("r")
+    one.states(["r"], "prefill", vector(0)[None])
+    one.completed("r", state_comes=True)
     serve(one, "others", "a" * 300)  # more than the writer hears at once
     hands.on(0.05)
-    one.state("r", "completion", vector(1))
+    one.states(["r"], "completion", vector(1)[None])
     hands.on(10.0)  # the disk hangs
     while one.writer.turn(hands.rising):
         pass
@@ -191,9 +252,9 @@ def test_at_the_end_all_that_was_told_is_heard_before_it_is_written(tmp_path: Pa
     one = recorder(tmp_path, states="both")
     for i in range(1000):
         one.begun(f"r{i}", Named(f"w{i}"))
-        one.state(f"r{i}", "prefill", vector(i))
-        one.completed(f"r{i}")
-        one.state(f"r{i}", "completion", vector(i))
+        one.states([f"r{i}"], "prefill", vector(i)[None])
+        one.completed(f"r{i}", state_comes=True)
+        one.states([f"r{i}"], "completion", vector(i)[None])
     one.close()
     assert counts(one) == {"written: steps": 1000}
 
@@ -250,7 +311,7 @@ def test_of_a_large_array_only_the_row_is_kept(tmp_path: Path) -> None:
     one, batch = recorder(tmp_path, states="both", queue_mb=1), np.ones((256, 2560), np.float16)
     for i in range(64):
         one.begun(f"r{i}", Named(f"w{i}"))
-        one.state(f"r{i}", "prefill", batch[i])
+        one.states([f"r{i}"], "prefill", batch[i][None])
     assert one.debug_state()["bytes"] == 64 * 2 * 2560
     one.close()
     assert read_traces([tmp_path]).table["prefill_state"].null_count == 0
@@ -270,7 +331,7 @@ def test_whatever_is_dropped_no_workflow_looks_whole_that_is_not(events: list[st
             elif what == "f":
                 one.forecast(f"r{begun}", forecast())
             elif what == "s":
-                one.state(f"r{begun}", "prefill", vector(0))
+                one.states([f"r{begun}"], "prefill", vector(0)[None])
             elif what == "t":
                 one.writer.turn(0.0)
             elif what == "e":
@@ -393,7 +454,7 @@ def test_without_settings_nothing_is_recorded() -> None:
     assert isinstance(none, NoRecorder)
     serve(none, "w", "ab")  # type: ignore[arg-type]
     none.forecast("r", forecast())
-    none.state("r", "prefill", vector(0))
+    none.states(["r"], "prefill", vector(0)[None])
     none.close()
     assert none.status() == {"on": False}
 

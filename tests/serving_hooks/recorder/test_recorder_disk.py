@@ -58,7 +58,7 @@ def test_files_are_rotated_by_bytes_and_age(tmp_path: Path) -> None:
     one = recorder(tmp_path, hands, file_mb=1, file_age_s=60.0, states="prefill", queue_mb=64)
     for i in range(40):
         one.begun(f"r{i}", Named())
-        one.state(f"r{i}", "prefill", vector(i, 32_768))
+        one.states([f"r{i}"], "prefill", vector(i, 32_768)[None])
         one.completed(f"r{i}")
     turn(one, hands)
     assert files(tmp_path) == ["steps-000001.arrows"]
@@ -160,7 +160,7 @@ def _record_under_a_limit(folder: Path) -> None:
     ).start()
     for i in range(100):
         one.begun(f"r{i}", Named(f"w{i}"))
-        one.state(f"r{i}", "prefill", vector(i, 2560))
+        one.states([f"r{i}"], "prefill", vector(i, 2560)[None])
         one.completed(f"r{i}")
         one.ended("t", f"w{i}", "said")
         time.sleep(0.005)
@@ -186,7 +186,7 @@ def _record_for_ever(folder: Path) -> None:
     i = 0
     while True:
         one.begun(f"r{i}", Named(f"w{i // 5}", "abcde"[i % 5]))
-        one.state(f"r{i}", "prefill", vector(0, 2560))
+        one.states([f"r{i}"], "prefill", vector(0, 2560)[None])
         one.completed(f"r{i}", output_tokens=i)
         if i % 5 == 4:
             one.ended("t", f"w{i // 5}", "said")
@@ -282,7 +282,7 @@ def test_a_recording_takes_no_more_room_than_it_may(tmp_path: Path, caplog: pyte
     def some(first: int) -> None:
         for i in range(first, first + 20):
             one.begun(f"r{i}", Named(f"w{i}"))
-            one.state(f"r{i}", "prefill", vector(i, 32_768))
+            one.states([f"r{i}"], "prefill", vector(i, 32_768)[None])
             one.completed(f"r{i}")
             one.ended("t", f"w{i}", "said")
         turn(one, hands)

@@ -86,7 +86,7 @@ def test_steps_with_states_say_of_which_layer_they_are(tmp_path: Path, layer: in
     for name, moments in (("a", ("prefill", "completion")), ("b", ("completion",)), ("c", ())):
         one.begun(name, Named("w", name))
         for moment in moments:
-            one.state(name, moment, vector(1))  # type: ignore[arg-type]
+            one.states([name], moment, vector(1)[None])  # type: ignore[arg-type]
         one.completed(name)
     one.ended("t", "w", RECORDED_FINISHED)
     one.close()
@@ -109,7 +109,7 @@ def test_what_a_law_says_comes_back_as_it_was_and_trains(tmp_path: Path) -> None
         one.begun(f"r{i}", step, input_tokens=row["input_tokens"])
         for moment in ("prefill", "completion"):
             if row[f"{moment}_state"] is not None:
-                one.state(f"r{i}", moment, np.array(row[f"{moment}_state"], np.float16))  # type: ignore[arg-type]
+                one.states([f"r{i}"], moment, np.array(row[f"{moment}_state"], np.float16)[None])  # type: ignore[arg-type]
         one.completed(f"r{i}", output_tokens=row["output_tokens"])
         last = i + 1 == len(rows) or rows[i + 1]["workflow_id"] != row["workflow_id"]
         if last and row["complete"]:
@@ -252,7 +252,7 @@ def test_states_of_two_models_go_into_two_stores(tmp_path: Path) -> None:
     for name, size in (("one", 4), ("two", 6)):
         engine = recorder(tmp_path / "r", instance=name, states="prefill")
         engine.begun("r", Named())
-        engine.state("r", "prefill", vector(0, size))
+        engine.states(["r"], "prefill", vector(0, size)[None])
         engine.completed("r")
         engine.close()
     with pytest.raises(TraceError, match="mixed state sizes"):

@@ -2,7 +2,7 @@
 
 The states of an iteration are read before vLLM processes its tokens. So a running step gets a new forecast within the
 same update, and a step that ends has its completion state. The predictor reads projected states, the recorder whole
-ones.
+ones, of completions an iteration later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.serving_hooks.forecasting.live import Projection
 from presage.serving_hooks.vllm import engine
-from presage.serving_hooks.vllm.engine import EnginePort
+from presage.serving_hooks.vllm.engine import EnginePort, Iteration
 from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.vllm.hidden_states.connector import States, StatesConnector
 from presage.serving_hooks.vllm.observing import Observing
@@ -60,6 +60,7 @@ class StatesOfSteps:
         self._step_forecasts, self._table, self._recorder = step_forecasts, table, recorder
         self._recorded = _RECORDED[recorded]
         self._came: tuple[States, ...] = ()
+        self._connector: StatesConnector | None = None
         self.renew()
 
     def renew(self) -> None:
@@ -67,7 +68,7 @@ class StatesOfSteps:
         source, port = self._source, self._port
         before = self.predictor_states, self.recorder_states
         reader = source if isinstance(source, ReadsStates) and source.projections else None
-        connector = port.connector(StatesConnector)
+        connector = self._connector = port.connector(StatesConnector)
         self.predictor_states = NOT_READ if reader is None else self._why_off(reader, connector)
         self.recorder_states = NOT_RECORDED
         if self._recorded:
@@ -80,31 +81,31 @@ class StatesOfSteps:
             self._step_forecasts.state_source = reader, self.completion_state
         if connector is not None and ON in (self.predictor_states, self.recorder_states, *before):
             whole = self._recorded if self.recorder_states == ON else ()
-            connector.request_states(lambda name: self._table.step(name) is not None, projections, whole)
+            connector.request_states(self._table.step, projections, whole)
         if (self.predictor_states, self.recorder_states) != before:
             _log_state("hidden states: %s", self.predictor_states)
             if self._recorded:
                 _log_state("recorded states: %s", self.recorder_states)
 
-    def read(self, output: Any) -> None:
+    def read(self, iteration: Iteration, output: Any) -> None:
         """Reads the states of an iteration; called before vLLM processes its tokens."""
-        if ON not in (self.predictor_states, self.recorder_states):
+        if self._connector is None or ON not in (self.predictor_states, self.recorder_states):
             return
-        self._came = tuple(engine.of_kind(States, engine.worker_metadata(output)))
+        self._connector.reads(iteration)
+        came = engine.worker_metadata(output)
+        self._came = () if came is None else tuple(engine.of_kind(States, came))
         for states in self._came:
             if self.predictor_states == ON:
                 for name, state in states.rows(PREFILL):
                     if np.isfinite(state).all():
                         self._step_forecasts.prefill_state(name, state)
             if self.recorder_states == ON:
-                for name, state in states.rows(PREFILL, whole=True):
-                    self._recorder.state(name, PREFILL, state)
+                for moment, (names, rows) in states.whole():
+                    self._recorder.states(names, moment, rows)
 
-    def completed(self, request_id: str) -> None:
-        """Records the state from which the last token of a request was sampled."""
-        state = self._row(request_id, whole=True) if self.recorder_states == ON else None
-        if state is not None:
-            self._recorder.state(request_id, COMPLETION, state)
+    def completed(self, request_id: str) -> bool:
+        """Requests the state from which a request's last token was sampled; returns whether it will be recorded."""
+        return self._connector is not None and self.recorder_states == ON and self._connector.ended(request_id)
 
     def _why_off(self, reader: ReadsStates, connector: StatesConnector | None) -> str:
         if connector is None:
@@ -118,13 +119,11 @@ class StatesOfSteps:
 
     def completion_state(self, request_id: str) -> NDArray[np.float32] | None:
         """The projected completion state of a request that completed in the last iteration."""
-        state = self._row(request_id, whole=False)
-        return state if state is not None and np.isfinite(state).all() else None
-
-    def _row(self, request_id: str, *, whole: bool) -> NDArray[Any] | None:
-        """The completion row of a request in the last iteration; rows of other requests are dropped unread."""
-        found = (states.row(COMPLETION, request_id, whole=whole) for states in self._came)
-        return next((row for row in found if row is not None), None)
+        for states in self._came:
+            state = states.row(COMPLETION, request_id)
+            if state is not None and np.isfinite(state).all():
+                return state
+        return None
 
 
 def _log_state(message: str, state: str) -> None:
