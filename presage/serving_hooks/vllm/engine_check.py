@@ -15,8 +15,11 @@ from typing import Any, Final
 
 from presage.errors import EngineError
 
-WINDOW: Final = "0.32"
-"""The supported version; all of its patch releases are accepted."""
+VERIFIED: Final = ("0.32.0", "0.33.0")
+"""The versions that the tests run on. Other patch releases of these minor versions are accepted."""
+
+WINDOW: Final = " and ".join(f"{version.rpartition('.')[0]}.*" for version in VERIFIED)
+"""The supported versions, for messages."""
 
 SIGNATURES: Final = """
 vllm.v1.core.sched.scheduler:Scheduler.add_request(self, request)
@@ -99,13 +102,18 @@ def installed() -> str | None:
     return str(module.__version__)
 
 
+def verified() -> bool:
+    """Whether the tests run on the installed version of vLLM; its builds for devices count as that version."""
+    return (installed() or "").partition("+")[0] in VERIFIED
+
+
 def differences(signatures: str = SIGNATURES, methods: Mapping[str, str] = METHODS) -> list[str]:
     """How the installed vLLM differs from the supported one, one line each; empty if it does not."""
     found, version = [], installed()
     if version is None:
         return ["vLLM is not installed"]
-    if version != WINDOW and not version.startswith(WINDOW + "."):
-        found.append(f"version {version} is outside {WINDOW}.*")
+    if not version.startswith(tuple(verified.rpartition(".")[0] + "." for verified in VERIFIED)):
+        found.append(f"version {version} is outside {WINDOW}")
     for signature in signatures.split("\n")[1:-1]:
         name, _, parameters = signature.rstrip(")").partition("(")
         function = _find(name)
@@ -155,7 +163,7 @@ def _refuse(found: list[str]) -> None:
     if found:
         listed = "\n  ".join(found)
         raise EngineError(
-            f"Presage does not support this vLLM; install vllm {WINDOW}.*, or remove --scheduler-cls and --worker-cls "
+            f"Presage does not support this vLLM; install vllm {WINDOW}, or remove --scheduler-cls and --worker-cls "
             f"to run without Presage. Differences:\n  {listed}"
         )
 

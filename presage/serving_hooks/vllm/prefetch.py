@@ -364,7 +364,7 @@ class Prefetcher:
     def _begin(self, prompt: Prompt, blocks: int) -> str:
         self._number += 1
         name, conversation = f"presage-prefetch-{self._number}", prompt.beginning[0]
-        tokens = conversation.tokens[: blocks * self._block].tolist()
+        tokens = conversation.tokens[: blocks * self._block + self._port.hash_lookahead].tolist()
         request = engine.internal_request(name, tokens, conversation.hashes(blocks), conversation.salt)
         self._alive[name] = prompt
         self._unreported.add(name)

@@ -60,22 +60,29 @@ class CachedConversation:
     Args:
         tokens: ids of the prompt and the output.
         hashes: of its whole blocks, all of one length.
+        lookahead: tokens after a block that its hash covers too.
 
     Attributes:
-        tokens: int32 [blocks · block].
+        tokens: int32 [blocks · block + lookahead].
         stem: first blocks of the prompt that it shares with the agent's previous conversation.
     """
 
     __slots__ = ("_hashes", "_width", "prompt_blocks", "salt", "stem", "tokens")
 
     def __init__(
-        self, tokens: Sequence[int], hashes: Sequence[bytes], prompt_tokens: int, block: int, salt: str | None
+        self,
+        tokens: Sequence[int],
+        hashes: Sequence[bytes],
+        prompt_tokens: int,
+        block: int,
+        salt: str | None,
+        lookahead: int = 0,
     ) -> None:
-        blocks = min(len(hashes), len(tokens) // block)
-        self.tokens: NDArray[np.int32] = np.array(tokens[: blocks * block], np.int32)
+        blocks = min(len(hashes), max(0, len(tokens) - lookahead) // block)
+        self.tokens: NDArray[np.int32] = np.array(tokens[: blocks * block + lookahead], np.int32)
         self._hashes = b"".join(hashes[:blocks])
         self._width = len(hashes[0]) if blocks else 1
-        self.prompt_blocks = min(blocks, prompt_tokens // block)
+        self.prompt_blocks = min(blocks, max(0, prompt_tokens - lookahead) // block)
         self.salt = salt
         self.stem = 0
 
@@ -299,7 +306,8 @@ class ExpectedPrompts:
         """A step has completed."""
         if can_be_repeated(request):
             tokens, hashes, prompt = request.all_token_ids, request.block_hashes, request.num_prompt_tokens
-            conversation = CachedConversation(tokens, hashes, prompt, self._port.block_tokens, request.cache_salt)
+            block, lookahead = self._port.block_tokens, self._port.hash_lookahead
+            conversation = CachedConversation(tokens, hashes, prompt, block, request.cache_salt, lookahead)
             self.memory.keep(step.workflow, step.agent, conversation)
 
     def forecast(
@@ -399,7 +407,7 @@ class ExpectedPrompts:
 
     def _likely(self, due: _Due) -> list[tuple[float, Beginning, set[str]]]:
         """(value, prompt, agents) of the next prompts in a workflow."""
-        step, most = due.step, (self._port.longest - 1) // self._port.block_tokens
+        step, most = due.step, (self._port.longest - 1 - self._port.hash_lookahead) // self._port.block_tokens
         prompts: dict[Beginning, set[str]] = {}
         for agent in due.lookahead.next_agents(_LEAST_CHANCE):
             known = self._habits.next_prompt(step.stats_key, step.workflow, agent)

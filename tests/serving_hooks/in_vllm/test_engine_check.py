@@ -54,15 +54,15 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def test_what_the_tables_say_is_accepted(install: Install) -> None:
-    for version in ("0.32.0", "0.32.4", "0.32.0+cpu"):
+    for version in ("0.32.0", "0.32.4", "0.32.0+cpu", "0.33.0", "0.33.1rc1"):
         install(made_up(), version)
         engine_check.check()
 
 
-@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "0.320.1", "1.0"])
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "0.320.1", "0.32", "1.0"])
 def test_another_version_is_refused_even_if_it_looks_the_same(install: Install, version: str) -> None:
     install(made_up(), version)
-    with pytest.raises(EngineError, match=f"version {version} is outside 0.32"):
+    with pytest.raises(EngineError, match=rf"version {version} is outside 0\.32\.\* and 0\.33"):
         engine_check.check()
 
 

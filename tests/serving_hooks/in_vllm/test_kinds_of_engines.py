@@ -32,7 +32,7 @@ class GuessingAhead(Guessing, WorkflowScheduler):
 ONE = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
 FULL = FullAttentionSpec(block_size=BLOCK, **ONE)
 WINDOW = SlidingWindowSpec(block_size=BLOCK, sliding_window=48, **ONE)
-MAMBA = MambaSpec(block_size=BLOCK, shapes=((1, 32),), dtypes=(torch.float32,))
+MAMBA = MambaSpec(block_size=BLOCK, shapes=((1, 32),), dtypes=(torch.float32,), mamba_cache_mode="align")
 
 
 @pytest.mark.parametrize("kind", [GuessingSync, GuessingAhead])

@@ -43,6 +43,8 @@ def test_the_command_tells_all_as_one_object(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["ready"]
+    assert any(finding["found"].startswith(f"{engine_check.installed()}, verified (") for finding in told["findings"])
+    assert told["verified_versions"] == ["0.32.0", "0.33.0"]
     states = {finding["what"]: finding["state"] for finding in told["findings"]}
     assert states == {
         "vLLM": "ok",
@@ -68,8 +70,15 @@ def test_a_registry_that_was_asked_for_and_does_not_answer_stands_in_the_way(tmp
 
 
 def test_a_vllm_that_differs_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_check, "WINDOW", "0.99")
-    assert looked()["vLLM"] == Finding("vLLM", "no", f"version {engine_check.installed()} is outside 0.99.*")
+    monkeypatch.setattr(engine_check, "installed", lambda: "0.99.0")
+    assert looked()["vLLM"] == Finding("vLLM", "no", "version 0.99.0 is outside 0.32.* and 0.33.*")
+
+
+def test_a_patch_release_is_accepted_and_not_called_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_check, "installed", lambda: "0.32.99")
+    found = looked()["vLLM"]
+    assert found.state == "ok"
+    assert found.found.startswith("0.32.99, accepted, not verified (verified: 0.32.0, 0.33.0;")
 
 
 @pytest.mark.parametrize("entries", [[], [("presage", "no.such:thing")]])
