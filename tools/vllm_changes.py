@@ -82,11 +82,10 @@ def changes(old: Read, new: Read, names: Mapping[str, set[str]]) -> Iterator[tup
             if name not in after or name not in before:
                 yield f"{module}:{name}", "gone" if name not in after else "new", ""
             elif name.partition(".")[0] in names[module] and before[name] != after[name]:
-                heads, lines = zip(
-                    *((s.partition("\n")[0], s.splitlines()) for s in (before[name], after[name])), strict=True
-                )
+                heads = [source.partition("\n")[0] for source in (before[name], after[name])]
                 what = "source" if heads[0] == heads[1] else f"now {heads[1]}"
-                yield f"{module}:{name}", what, "\n".join(difflib.unified_diff(*lines, "old", "new", lineterm="", n=2))
+                lines = difflib.unified_diff(before[name].splitlines(), after[name].splitlines(), "old", "new", n=2)
+                yield f"{module}:{name}", what, "\n".join(line.rstrip("\n") for line in lines)
 
 
 def _with_bases(names: Mapping[str, set[str]], read: Read) -> dict[str, set[str]]:

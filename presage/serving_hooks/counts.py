@@ -39,7 +39,7 @@ Part = Literal[
 AdmissionChange = Literal["held", "paused", "restored", "exempt", "let in"]
 Reason = Literal[
     "missing", "wrong type", "too long", "not printable", "no number from 0", "neither true nor false", "too many",
-    "too many of one tenant",
+    "too many of one tenant", "without a key",
 ]  # fmt: skip
 RecorderEvent = Literal[
     "written", "dropped", "lost", "lost with its file", "failed", "not recorded", "row not written",

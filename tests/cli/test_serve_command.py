@@ -73,6 +73,12 @@ def test_another_connector_stays_and_that_is_said(own: str) -> None:
     assert "forecasts have no hidden states" in note
 
 
+@pytest.mark.parametrize("option", ["--speculative-config", "--speculative-config.method", "--spec-method", "-sc"])
+def test_beside_speculative_decoding_comes_no_connector(option: str) -> None:
+    made = command(["m", option, "eagle3"], None)
+    assert made.arguments == ("serve", "m", option, "eagle3", "--scheduler-cls", SCHEDULER, "--worker-cls", WORKER)
+
+
 def test_what_a_file_says_counts_as_said(tmp_path: Path) -> None:
     file = tmp_path / "vllm.yaml"
     file.write_text("model: m\nscheduler_cls: mine.Scheduler\nport: 8001\n")

@@ -76,7 +76,10 @@ def command(
     read_config(additional)
     added = [] if layer is None else _with_layer(given, additional, layer)
     notes = []
+    drafts = any(option.startswith(("--speculative-config", "--spec-m")) for option in given) or "-sc" in arguments
     for option, value, otherwise in ADDED:
+        if drafts and value is CONNECTOR:
+            continue  # it would bring no states, and any connector shortens vLLM's prefix hits with EAGLE
         own = {name: given[name] for name in given if name.split(".")[0] == option}
         if not own:
             added += (option, value)
@@ -188,6 +191,10 @@ def findings(registry: str | None, report: Callable[[str], None]) -> list[Findin
     return found + _registry(read_config({"presage": {"registry": registry}}))
 
 
+RUST: Final = "VLLM_USE_RUST_FRONTEND"
+"""The variable that replaces vLLM's HTTP server by one without plugins."""
+
+
 def _version() -> Finding:
     differing = engine_check.differences()
     if differing:
@@ -209,6 +216,9 @@ def _checked(what: str, problem: str, check: Callable[[], str]) -> Finding:
 
 def _plugin(group: str, called: str) -> Finding:
     what = f"plugin: {called}"
+    if group == ENDPOINTS and os.environ.get(RUST, "0") not in ("", "0"):
+        lost = "no status, metrics, explanations or modes, no tenants, and workflows end only by workflow_end or time"
+        return Finding(what, "less", f"{RUST} is set, and that server loads none: {lost}; unset it for them")
     plugins = [plugin for plugin in entry_points(group=group) if plugin.name == PLUGIN]
     if not plugins:
         return Finding(what, "no", f"{group} has no {PLUGIN}; reinstall Presage, its metadata is outdated")

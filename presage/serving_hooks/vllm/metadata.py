@@ -5,7 +5,8 @@ and those of Pythia's `app_metadata` (`workflow_type_id`, `agent_id`), flat or n
 without a workflow id is a workflow of its own.
 
 This input is untrusted. Reading it never raises, it is never logged, and anything but a short, printable name is
-ignored and counted. Names are never truncated, since two long names could become one.
+ignored and counted. Names are never truncated, since two long names could become one. On a server with API keys, that
+of a request without one is ignored altogether.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sys import intern
 from typing import Any, Final, Literal
 
 from presage.serving_hooks.counts import EVENTS, METADATA_LEFT_OUT, EventCounts, MetadataField, Reason
-from presage.serving_hooks.vllm.tenants import ARGUMENT
+from presage.serving_hooks.vllm.tenants import ANONYMOUS, ARGUMENT
 from presage.serving_hooks.workflows.identity import Step, scoped
 
 MAX_NAME: Final = 256
@@ -44,6 +45,9 @@ def read(extra_args: object, session_id: object, counts: EventCounts) -> Step | 
     if workflow_id is None:
         if workflow_type or agent:
             counts.add(METADATA_LEFT_OUT, "workflow_id", "missing")
+        return None
+    if tenant == ANONYMOUS:
+        counts.add(METADATA_LEFT_OUT, "workflow_id", "without a key")
         return None
     return Step(
         workflow_type=_interned(workflow_type),

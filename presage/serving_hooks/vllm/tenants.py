@@ -5,8 +5,8 @@ keys each key is a tenant, named by its place in the list, so that nothing of a 
 can end, read or continue a tenant's workflows (docs/security.md). Clients sharing a key are not isolated.
 
 A middleware inside vLLM's authentication sets a context variable. The engine's client, which all of vLLM's handlers
-call, writes it into the request's `extra_args`, over any value the client sent. Requests without a key, over routes
-that vLLM does not guard, are a tenant of their own.
+call, writes it into the request's `extra_args`, over any value the client sent. A request that comes without a key to
+a server with keys, over a route that vLLM does not guard (`/invocations`), is marked too: it belongs to no workflow.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ ARGUMENT: Final = "presage_tenant"
 """Key in `extra_args`; what a client writes there is discarded."""
 
 ANONYMOUS: Final = "anonymous"
+"""The tenant of a request without a key on a server that has keys; its metadata is left out."""
 
 _TENANT: ContextVar[str] = ContextVar("presage_tenant", default="")
 
@@ -39,18 +40,20 @@ class Tenants:
     """The API keys of a server, in the same order in each of its processes."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        distinct = list(dict.fromkeys(keys))
-        self._known = [_digest(key) for key in distinct] if len(distinct) > 1 else []
+        self._known = [_digest(key) for key in dict.fromkeys(keys)]
 
     def of(self, authorization: str | None) -> str:
-        """The tenant of an Authorization header; "" if clients are not isolated. Takes the same time for any key."""
+        """The tenant of an Authorization header; "" if clients are not isolated. Takes the same time for any key.
+
+        `ANONYMOUS` if the server has keys and this is none of them.
+        """
         if not self._known:
             return ""
         scheme, _, key = (authorization or "").partition(" ")
         digest, found = _digest(key), ANONYMOUS
         for place, known in enumerate(self._known):
             if hmac.compare_digest(digest, known) and scheme.lower() == "bearer":
-                found = f"key-{place}"
+                found = f"key-{place}" if len(self._known) > 1 else ""
         return found
 
 

@@ -306,6 +306,21 @@ def test_a_workflow_belongs_to_the_key_it_came_with(server: Server) -> None:
     assert server.end("shared")
 
 
+def test_a_stranger_is_served_where_vllm_asks_for_no_key_and_touches_no_workflow(server: Server) -> None:
+    server.ask(workflow_id="guessed", agent="planner")
+    alive, left_out = server.status()["workflows"], server.count("workflow_id: without a key")
+    sent = {"workflow_id": "guessed", "agent": "planner", "workflow_end": "true", "presage_tenant": "key-0"}
+    body = {"model": "tiny", "prompt": " ".join(WORDS[:20]), "max_tokens": 2, "vllm_xargs": sent}
+    for number in range(3):
+        asked = {**body, "vllm_xargs": {**sent, "workflow_id": ("guessed", "own", "other")[number]}}
+        httpx.post(f"{server.url}/invocations", json=asked, timeout=60).raise_for_status()
+    header = {"X-Session-ID": "guessed"}
+    httpx.post(f"{server.url}/invocations", json={**body, "vllm_xargs": {}}, headers=header, timeout=60)
+    assert server.status()["workflows"] == alive
+    assert server.count("workflow_id: without a key") == left_out + 4
+    assert server.end("guessed")
+
+
 def test_a_stream_is_its_clients_as_well(server: Server) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=OTHER_KEY, timeout=60, max_retries=0)
     said = {"vllm_xargs": {"workflow_id": "streamed", "agent": "planner"}}

@@ -94,8 +94,23 @@ def test_with_one_key_or_none_nobody_is_told_apart_and_claims_are_thrown_away() 
         http, engine = server(*keys)
         http.post("/v1/answer", json={ARGUMENT: "key-1", "agent": "a"}, headers=bearer("one"))
         http.post("/v1/answer", json={ARGUMENT: "key-1"}, headers=bearer("one"))
-        http.post("/v1/answer", content="null")
+        http.post("/v1/answer", content="null", headers=bearer("one"))
         assert engine.told == [{"agent": "a"}, {}, None]
+    http, engine = server()
+    http.post("/v1/answer", json={"agent": "a"})
+    assert engine.told == [{"agent": "a"}]
+
+
+@pytest.mark.parametrize("keys", [("one",), ("one", "two")])
+def test_who_has_no_key_to_a_server_that_has_some_belongs_to_no_workflow(keys: tuple[str, ...]) -> None:
+    http, engine = server(*keys)
+    sent = {"workflow_id": "r1", "workflow_type": "t", "workflow_end": True, ARGUMENT: "key-0"}
+    http.post("/v1/answer", json=sent)
+    http.post("/v1/answer", json=sent, headers=bearer("three"))
+    http.post("/v1/answer", json={})  # with a session of its own
+    counts = EventCounts()
+    assert [read(told, "r1", counts) for told in engine.told] == [None] * 3
+    assert counts.by_key() == {"workflow_id: without a key": 3}
 
 
 def test_two_authorization_headers_are_nobodys() -> None:

@@ -94,6 +94,15 @@ def test_plugins_that_are_not_there_or_do_not_load_stand_in_the_way(
     assert found["plugin: methods of the engine"].state == found["plugin: HTTP routes"].state == "no"
 
 
+def test_a_front_end_without_our_routes_is_said_to_lack_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
+    routes = looked()["plugin: HTTP routes"]
+    assert routes.state == "less"
+    assert "no status, metrics" in routes.found
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "0")
+    assert looked()["plugin: HTTP routes"].state == "ok"
+
+
 def test_a_platform_that_does_not_work_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> tuple[str, str]:
         raise RuntimeError("no driver")
