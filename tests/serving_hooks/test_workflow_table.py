@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from serving_samples import Clock
 
-from presage.serving_hooks import workflows as module
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step, scoped, workflow_key
 
@@ -15,9 +13,9 @@ from presage.serving_hooks.workflows.identity import Step, scoped, workflow_key
 class Watched:
     """A table, and the ends it has announced."""
 
-    def __init__(self, time_to_live_s: float = 10) -> None:
+    def __init__(self, time_to_live_s: float = 10, most: int = 100) -> None:
         self.clock, self.ends = Clock(), list[tuple[str, EndReason]]()
-        self.table = WorkflowTable(time_to_live_s, self.clock)
+        self.table = WorkflowTable(time_to_live_s, self.clock, most=most)
         self.table.subscribe(self.ended)
 
     def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
@@ -95,9 +93,8 @@ def test_a_subscriber_sees_the_requests_that_are_still_there() -> None:
     assert len(of.ends) == 1
 
 
-def test_a_full_table_takes_no_new_workflow_and_goes_on_with_those_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_WORKFLOWS", 2)
-    of = Watched()
+def test_a_full_table_takes_no_new_workflow_and_goes_on_with_those_it_has() -> None:
+    of = Watched(most=2)
     assert [of.arrived(name, name) for name in "abc"] == [True, True, False]
     assert of.arrived("a again", "a")
     assert of.table.step("c") is None

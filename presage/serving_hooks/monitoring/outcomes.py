@@ -56,22 +56,28 @@ def model_of(source: Source, version: int | None, reason: str | None) -> str:
     return COUNTS if source == "back-off" and reason not in (None, STATES_LEFT_OUT, LAYER_LEFT_OUT) else "no version"
 
 
-class Tally:
-    """Sums over the next-agent forecasts of one model in one workflow."""
+_MOST_SINGLE: Final = 200
 
-    __slots__ = ("_flat", "_horizon", "_planes")
+
+class Tally:
+    """Sums over the next-agent forecasts of one model in one workflow.
+
+    The sums take 1.8 KB, so the first forecasts are kept one by one: most workflows have few.
+    """
+
+    __slots__ = ("_flat", "_horizon", "_planes", "_single")
 
     def __init__(self, horizon: int) -> None:
         self._horizon, self._planes = horizon, len(MOMENTS) * horizon * BINS
-        # Not a NumPy array, which is slow at adding single numbers: `add` adds five for each forecast.
-        self._flat = array("f", bytes(4 * 5 * self._planes))
+        self._single = array("d")  # five numbers each: place and what `_sum` adds to its four planes
+        self._flat: array[float] | None = None
 
     @property
     def sums(self) -> NDArray[np.float32]:
         """Float32 [5, 2, K, BINS]. The five planes by moment, horizon and confidence bin: positions judged, their
         confidence, correct ones, negative log-likelihood in nats, and the positions it covers.
         """
-        return np.frombuffer(self._flat, np.float32).reshape(5, len(MOMENTS), self._horizon, BINS)
+        return np.frombuffer(self._summed(), np.float32).reshape(5, len(MOMENTS), self._horizon, BINS)
 
     def add(self, moment: Moment, horizon: int, right: bool, confidence: float, given: float | None) -> None:
         """Counts a forecast `horizon` steps ahead, from 1, and whether its most likely outcome came true.
@@ -81,14 +87,23 @@ class Tally:
         """
         place = min(int(np.float32(confidence) * _BINS), BINS - 1)
         at = (_PLACE[moment] * self._horizon + horizon - 1) * BINS + place
-        flat, plane = self._flat, self._planes
-        flat[at] += 1.0
-        flat[at + plane] += confidence
-        if right:
-            flat[at + 2 * plane] += 1.0
-        if given is not None:
-            flat[at + 3 * plane] -= log(max(given, LEAST_PROBABILITY))
-            flat[at + 4 * plane] += 1.0
+        nats = 0.0 if given is None else -log(max(given, LEAST_PROBABILITY))
+        self._single.extend((at, confidence, right, nats, given is not None))
+        if len(self._single) > _MOST_SINGLE:
+            self._summed()
+
+    def _summed(self) -> array[float]:
+        # Not a NumPy array, which is slow at adding single numbers.
+        plane, single = self._planes, iter(self._single)
+        flat = self._flat = self._flat or array("f", bytes(4 * 5 * plane))
+        for place, *added in zip(single, single, single, single, single, strict=True):
+            at = int(place)
+            flat[at] += 1.0
+            for number in added:
+                at += plane
+                flat[at] += number
+        self._single = array("d")
+        return flat
 
     def judge(self, forecast: LiveForecast, horizon: int, actual: str) -> None:
         """Counts row `horizon` of a forecast, from 1, whose outcome was this agent, or `END`.

@@ -17,7 +17,7 @@ from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_VARIABLE, ModeName, PolicyName
-from presage.serving_hooks.workflows import TIME_TO_LIVE_S
+from presage.serving_hooks.workflows import MOST_WORKFLOWS, TIME_TO_LIVE_S
 
 # YAML reads `on` and `off` as booleans.
 Word = Annotated[
@@ -102,6 +102,9 @@ class PresageConfig(BaseModel):
     """next-use: the block whose next use is expected last goes first; pbkv: the lowest score of PBKV's eq. 2"""
     time_to_live_s: float = Field(TIME_TO_LIVE_S, gt=0)
     """seconds without a request after which a workflow counts as ended"""
+    max_workflows: int = Field(MOST_WORKFLOWS, ge=1)
+    """workflows running at once; requests of more are served without one. With `time_to_live_s` it bounds the memory of
+    workflows that are never ended"""
     admission: bool = True
     """hold workflows where measurements predict more steps per second for it; inactive without prefix caching"""
     admission_margin: float = Field(AdmissionConfig.margin, ge=0)

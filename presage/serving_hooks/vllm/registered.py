@@ -32,7 +32,6 @@ from presage.serving_hooks.status import ModelStatus
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.reload import RegistryClient, Reload, by_kind
-from presage.serving_hooks.workflows import MOST_WORKFLOWS
 
 NO_REGISTRY: Final = (
     f"no registry: neither the setting presage.registry nor MLFLOW_TRACKING_URI names one, and the working directory "
@@ -71,7 +70,7 @@ class Champions:
             found.return_time.predictor,
             found.return_time.version,
             budget=config.forecast_budget(),
-            max_workflows=MOST_WORKFLOWS,
+            max_workflows=config.max_workflows,
             drifted=self._drifted,
         )
         if config.reload_s is not None:
@@ -135,6 +134,7 @@ class Champions:
 
     def _forecaster(self, found: Predictors) -> Forecaster:
         promoted = merged_promoted(found.next_agent.promoted, found.remaining_length.promoted)
+        most = self._config.max_workflows
         return Forecaster(
             found.next_agent.predictor,
             found.next_agent.version,
@@ -143,10 +143,10 @@ class Champions:
             back_off=self._counts,
             served_model=self._served_model,
             state_layer=self._state_layer,
-            max_workflows=MOST_WORKFLOWS,  # as many as the table of running workflows holds
+            max_workflows=most,
             budget=self._config.forecast_budget(),
             # Each version is compared with its own promoted figures.
-            monitor=ForecastMonitor(Drift(promoted), self._live) if self._config.truth else None,
+            monitor=ForecastMonitor(Drift(promoted), self._live, max_workflows=most) if self._config.truth else None,
             inputs=self._inputs,
         )
 

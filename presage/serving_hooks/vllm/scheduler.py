@@ -77,7 +77,7 @@ class Policies(engine.SchedulerSeam):
         self._counts = EventCounts(FORECASTS)
         # Prompt tokens of steps that have started: all, and those found in the cache and by a connector.
         self._prompt_tokens = {"tokens": 0, "local_tokens": 0, "external_tokens": 0}
-        self.workflow_table = WorkflowTable(config.time_to_live_s, type(self).clock, self._counts)
+        self.workflow_table = WorkflowTable(config.time_to_live_s, type(self).clock, self._counts, config.max_workflows)
         self._observing = Observing(port, config.recorder, self.workflow_table, self._counts, self._state_layer)
         self._evidence = Evidence(config.evidence, lambda: self._modes.changed()) if config.evidence else None
         self._last_forecasts = LastForecasts(config.explain, type(self).clock) if config.explain else None

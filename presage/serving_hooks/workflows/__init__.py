@@ -19,10 +19,10 @@ TIME_TO_LIVE_S: Final = 600.0
 """The default: longer than most tools take."""
 
 MOST_WORKFLOWS: Final = 100_000
-"""Running at once. Requests of further workflows are counted, and served as requests without a workflow."""
+"""Running at once, by default. Requests of further workflows are counted, and served as requests without one."""
 
-MOST_OF_A_TENANT: Final = MOST_WORKFLOWS // 4
-"""Running at once of one tenant, so that no tenant can fill the table."""
+TENANT_SHARE: Final = 4
+"""One tenant may have a fourth of them, so that no tenant can fill the table."""
 
 
 class EndReason(StrEnum):
@@ -65,11 +65,18 @@ class WorkflowTable:
     Args:
         time_to_live_s: seconds without a request after which a workflow expires; longer than tools take.
         counts: of workflows refused because the table was full.
+        most: workflows running at once.
     """
 
-    def __init__(self, time_to_live_s: float, clock: Callable[[], float], counts: EventCounts | None = None) -> None:
+    def __init__(
+        self,
+        time_to_live_s: float,
+        clock: Callable[[], float],
+        counts: EventCounts | None = None,
+        most: int = MOST_WORKFLOWS,
+    ) -> None:
         self.ends: Counter[EndReason] = Counter()
-        self._time_to_live_s, self._clock = time_to_live_s, clock
+        self._time_to_live_s, self._clock, self._most = time_to_live_s, clock, most
         self._counts = EventCounts() if counts is None else counts
         self._running: OrderedDict[str, RunningWorkflow] = OrderedDict()
         self._steps: dict[str, Step] = {}
@@ -105,10 +112,10 @@ class WorkflowTable:
         running = self._running.get(workflow)
         if running is None:
             tenant = tenant_of(step.workflow_id)
-            if len(self._running) >= MOST_WORKFLOWS:
+            if len(self._running) >= self._most:
                 self._counts.add(METADATA_LEFT_OUT, "workflows", "too many")
                 return False
-            if tenant and self._of_tenant[tenant] >= MOST_OF_A_TENANT:
+            if tenant and self._of_tenant[tenant] >= max(1, self._most // TENANT_SHARE):
                 self._counts.add(METADATA_LEFT_OUT, "workflows", "too many of one tenant")
                 return False
             self._of_tenant[tenant] += 1

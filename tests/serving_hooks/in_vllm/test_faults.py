@@ -15,12 +15,12 @@ from vllm_samples import Engine, build, everything_is_free
 
 from presage.predictors.common.artefact import CONFIG_FILE
 from presage.registry.connect import Registry
-from presage.serving_hooks import workflows as workflow_table
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.live import MISSED_STEP, NOT_BACK, SWITCHED_OFF
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.forecasting.sources import resolve_predictors
+from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]  # a predictor is trained
@@ -210,12 +210,21 @@ def test_a_client_never_ends_its_workflows(tmp_path: Path, predictor: Any) -> No
     assert not any(left_behind(engine.scheduler).values())
 
 
-def test_a_client_begins_workflows_without_end(tmp_path: Path, predictor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workflow_table, "MOST_WORKFLOWS", 10)
-    engine = engine_of(tmp_path, told(Forecaster(predictor)))
+def test_workflows_that_are_never_ended_take_no_more_entries_than_the_setting_says(
+    tmp_path: Path, predictor: Any
+) -> None:
+    recorder = {"folder": str(tmp_path / "r")}
+    forecaster = Forecaster(predictor, back_off=OnlineCounts(), monitor=ForecastMonitor())
+    engine = engine_of(tmp_path, told(forecaster), max_workflows=10, recorder=recorder)
     counts = all_well(engine, serve(engine, 40, steps=1, end=False))
     assert counts["workflows: too many"] == 30
-    assert left_behind(engine.scheduler)["workflows"] == 10
+    left = left_behind(engine.scheduler)
+    blocks = left.pop("free blocks of workflows")
+    assert blocks <= 64, "no more than the cache has"
+    assert left["workflows"] == left["forecaster"] == left["monitor"] == left["recorded workflows"] == 10
+    assert left["return times"] == left["arrivals"] == left["admission accounts"] == 10
+    assert max(left.values()) == 10, left
+    engine.scheduler.shutdown()
 
 
 def test_ends_come_twice_early_and_for_nobody(tmp_path: Path, predictor: Any) -> None:

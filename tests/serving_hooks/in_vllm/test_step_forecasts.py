@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from presage.features.moment import COMPLETION, PREFILL
-from presage.serving_hooks import workflows as workflow_table
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.policies.next_use import ReturnCurve
@@ -67,10 +66,10 @@ class AtOnce(StepForecasts):
 
 
 def made(
-    forecasts: Forecasts, kind: type[StepForecasts] = AtOnce, clock: Any = lambda: 0.0
+    forecasts: Forecasts, kind: type[StepForecasts] = AtOnce, clock: Any = lambda: 0.0, most: int = 100
 ) -> tuple[StepForecasts, Heard, WorkflowTable, EventCounts]:
     """γ = 0.5, so that the sums can be done by hand."""
-    counts, table = EventCounts(), WorkflowTable(60.0, clock)
+    counts, table = EventCounts(), WorkflowTable(60.0, clock, most=most)
     of = kind(table, forecasts, ScoreConfig(3, 0.5), counts, Modes(), clock)
     of.retention = heard = Heard()
     table.subscribe(lambda workflow, reason: heard.told.append("end"))
@@ -175,9 +174,8 @@ def test_a_source_that_fails_makes_workflows_unknown() -> None:
     assert heard.told == [PLAIN, "unknown", "unknown"]
 
 
-def test_names_without_end_do_not_grow_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workflow_table, "MOST_WORKFLOWS", 3)
-    of, _, table, _ = made(Forecasts(Source()))
+def test_names_without_end_do_not_grow_the_tables() -> None:
+    of, _, table, _ = made(Forecasts(Source()), most=3)
     for number in range(10):
         of.arrived(str(number), Step("review", f"r{number}", "coder"), 10)
     assert len(table) == 3

@@ -19,7 +19,7 @@ from presage.serving_hooks.vllm.metadata import read
 from presage.serving_hooks.vllm.modes import Modes
 from presage.serving_hooks.vllm.plugin import SHORTEST_KEY, admin_key
 from presage.serving_hooks.vllm.tenants import ANONYMOUS, ARGUMENT, Tenants
-from presage.serving_hooks.workflows import MOST_OF_A_TENANT, EndReason, WorkflowTable
+from presage.serving_hooks.workflows import TENANT_SHARE, EndReason, WorkflowTable
 from presage.serving_hooks.workflows.identity import MARK, scoped, tenant_of, unscoped, workflow_key
 
 ADMIN = "an admin's long key"
@@ -180,12 +180,13 @@ def test_a_tenant_with_types_without_end_makes_none_forget_but_itself() -> None:
 
 def test_a_tenant_can_take_no_more_than_its_share_of_workflows() -> None:
     counts = EventCounts()
-    workflows = WorkflowTable(600.0, lambda: 0.0, counts)
-    for number in range(MOST_OF_A_TENANT + 10):
+    share = 8
+    workflows = WorkflowTable(600.0, lambda: 0.0, counts, most=share * TENANT_SHARE)
+    for number in range(share + 10):
         step = read({"workflow_id": f"w{number}", ARGUMENT: "key-1"}, None, counts)
         assert step is not None
         workflows.arrived(f"r{number}", step)
-    assert len(workflows) == MOST_OF_A_TENANT
+    assert len(workflows) == share
     assert counts.by_key() == {"workflows: too many of one tenant": 10}
     other = read({"workflow_id": "w", ARGUMENT: "key-0"}, None, counts)
     assert other is not None

@@ -1,5 +1,6 @@
 """A forecast is held against what came, at the step it spoke of, and what is unknown counts nowhere."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,13 @@ from presage.features.prefixes import MASKED, prefixes_of
 from presage.features.vocabulary import Vocabulary
 from presage.serving_hooks.forecasting.live import LITTLE_SEEN, STATES_LEFT_OUT, LiveForecast
 from presage.serving_hooks.monitoring.outcomes import (
+    BINS,
     COUNTS,
     END,
     TRANSITIONS_KEPT,
     Followed,
     OutcomeTracker,
+    Tally,
     model_of,
 )
 from presage.serving_hooks.monitoring.retrain_check import TraceForecasts, followed_of
@@ -244,3 +247,20 @@ def test_law_workflows_side_by_side_are_judged_as_one_after_the_other(words: lis
         return sorted(sorted(of.transitions.items()) for of in kept.followed)
 
     assert results(alone) == results(mixed)
+
+
+floats = st.floats(0, 1, width=32)
+
+
+@given(st.lists(st.tuples(st.sampled_from(MOMENTS), st.integers(1, 3), st.booleans(), floats, st.none() | floats)))
+def test_few_forecasts_and_many_have_the_sums_of_float32(added: list[tuple[Any, ...]]) -> None:
+    tally, wanted = Tally(3), np.zeros((5, 2, 3, BINS), np.float32)
+    for number, (moment, horizon, right, confidence, given_) in enumerate(added * 5):
+        tally.add(moment, horizon, right, confidence, given_)
+        nats = 0.0 if given_ is None else -math.log(max(given_, 1e-12))
+        at = MOMENTS.index(moment), horizon - 1, min(int(np.float32(confidence) * np.float32(BINS)), BINS - 1)
+        for plane, more in enumerate((1.0, confidence, right, nats, given_ is not None)):
+            wanted[plane][at] = np.float32(float(wanted[plane][at]) + more)
+        if number % 37 == 0:
+            assert np.array_equal(tally.sums, wanted)
+    assert np.array_equal(tally.sums, wanted)
