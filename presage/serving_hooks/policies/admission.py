@@ -11,6 +11,9 @@ wait (eq. 7; appendix E.1). Departures from the paper:
   there is a forecast.
 - The workflow with the least forecast work left is restored first, not the one with the shortest context.
 
+No request is held beyond its bound, counted from its arrival (`wait_bounds.py`): then its workflow must run, and
+another is held in its place at its next step. So overload spreads over all workflows as waits of bounded length.
+
 No workflow starves. A workflow's waits add up over its life, and every `patience_s` of waiting raises it one level; the
 queue is sorted by level first. So no workflow is admitted before one that has waited `patience_s` longer. An admitted
 workflow has at least level HEAD_START, and stays until it ends or another rises above: taking turns would make each
@@ -41,7 +44,9 @@ class Phase(IntEnum):
     READY = 2  # its request has not started, or was preempted
 
 
-_FACTS: Final = np.dtype([("phase", "i1"), ("since", "f8"), ("footprint", "f8"), ("remaining", "f8"), ("pause", "f8")])
+_FACTS: Final = np.dtype(
+    [("phase", "i1"), ("since", "f8"), ("footprint", "f8"), ("remaining", "f8"), ("pause", "f8"), ("bound", "f8")]
+)
 _WAITS: Final = np.dtype([("total", "f8"), ("since", "f8"), ("inside", "?")])
 _NO_WAIT: Final = (0.0, math.nan, False)
 _FIRST_ROOM: Final = 64
@@ -55,7 +60,7 @@ class WorkflowColumns:
     Attributes:
         facts: the phase and since when; the footprint, forecast tokens of the working set of the next step, cached
             ones included; the remaining output tokens, infinity if unknown; the forecast seconds of the current tool
-            call (pause), NaN if unknown.
+            call (pause), NaN if unknown; the seconds for which a ready request may be held (bound), NaN by default.
         waits: seconds held in all, since when it is held (NaN if it is not), and whether the last decision admitted it.
     """
 
@@ -118,13 +123,14 @@ class AdmissionConfig:
 
     Attributes:
         margin: the share by which holding must raise steps a second over running all; smaller differences are ignored.
+            0 by default, since bounded holds cost little where the difference is small.
         patience_s: seconds of waiting that raise a workflow one level.
         horizon_s: seconds within which a pause must repay the recomputation it causes.
         half_life_s: of the weight of a workflow in a tool call of unknown length (ThunderAgent's decay).
         forget_s: how long a measured lost share counts.
     """
 
-    margin: float = 0.1
+    margin: float = 0.0
     patience_s: float = 60.0
     horizon_s: float = 30.0
     half_life_s: float = 10.0
@@ -184,10 +190,13 @@ class Admission:
         """
         self._curve.observe(self.load if load is None else load, lost_tokens, reusable_tokens, now)
 
-    def decide(self, rates: Rates | None, now: float) -> Decision:
-        """Decides which of the workflows in `crowd` may run; all of them while `rates`, as measured, is None."""
+    def decide(self, rates: Rates | None, now: float, bound_s: float = math.inf) -> Decision:
+        """Decides which of the workflows in `crowd` may run; all of them while `rates`, as measured, is None.
+
+        `bound_s` is the default bound: seconds for which a ready request may be held.
+        """
         crowd = self.crowd
-        queue, must = self._queue(now)
+        queue, must = self._queue(now, bound_s)
         if not len(queue):
             nothing = Outlook(0, 0.0, 0.0, 0.0)
             return Decision(frozenset(), {}, nothing, nothing)
@@ -212,29 +221,31 @@ class Admission:
         held = {w: PAUSED if t else FULL for w, t in zip(crowd.names(queue[running:]), tool.tolist(), strict=True)}
         return Decision(frozenset(crowd.names(queue[:running])), held, outlook(best), outlook(len(queue) - 1))
 
-    def _queue(self, now: float) -> tuple[NDArray[np.intp], int]:
+    def _queue(self, now: float, bound_s: float) -> tuple[NDArray[np.intp], int]:
         """The rows in the order in which they may run, and how many must run.
 
-        Workflows whose request is being computed come first, and must run. Then admitted ones, whose tokens are cached:
-        ready ones by rising work left, then those in a tool call, the largest first, as the smallest are paused first.
-        Then other ready ones by rising work left. Levels take precedence over this order. A workflow paused in its tool
-        call stays paused until the tool returns.
+        Workflows whose request is being computed, or has waited as long as it may, come first, and must run. Then
+        admitted ones, whose tokens are cached: ready ones by rising work left, then those in a tool call, the largest
+        first, as the smallest are paused first. Then other ready ones by rising work left. Levels take precedence over
+        this order. A workflow paused in its tool call stays paused until the tool returns.
         """
         rows = self.crowd.rows()
         facts, waits = self.crowd.facts[rows], self.crowd.waits[rows]
         phase, since = facts["phase"], facts["since"]
-        step, tool, held = phase == Phase.STEP, phase == Phase.TOOL, ~np.isnan(waits["since"])
+        bounds = np.where(np.isnan(facts["bound"]), bound_s, facts["bound"])
+        must = (phase == Phase.STEP) | ((phase == Phase.READY) & (now - since >= bounds))
+        tool, held = phase == Phase.TOOL, ~np.isnan(waits["since"])
         began = np.maximum(np.where(held, waits["since"], 0.0), since)
         waited = np.where(held & (phase == Phase.READY), waits["total"] + now - began, waits["total"])
         level = np.floor(waited / self.config.patience_s)
         # One number for the first three criteria: the group, the level, and the order of phases within it.
         place = np.where(tool, 1.0, np.where(waits["inside"], 0.0, 2.0))
         place -= 3.0 * np.where(waits["inside"], np.maximum(level, HEAD_START), level)
-        place = np.where(step, -np.inf, np.where(held & tool, np.inf, place))
+        place = np.where(must, -np.inf, np.where(held & tool, np.inf, place))
         work = np.where(tool, np.where(held, 0.0, -facts["footprint"]), facts["remaining"])
         order = np.lexsort((since, work, place))
         self._break_ties(rows, order, (place, work, since))
-        return rows[order], int(np.count_nonzero(step))
+        return rows[order], int(np.count_nonzero(must))
 
     def _break_ties(
         self, rows: NDArray[np.intp], order: NDArray[np.intp], keys: tuple[NDArray[np.float64], ...]

@@ -12,6 +12,8 @@ overtakes the waiting request, and if every iteration selects the lowest keys fo
 
 This bounds the order only: if an engine cannot run the first request, for lack of cache say, requests wait longer.
 
+`overdue` puts a request before all others, when it has waited for as long as it may in seconds (`wait_bounds.py`).
+
 One heap holds the requests by the iteration of their next promotion, another by that of their demotion: an iteration
 costs O(requests that enter or leave the batch, or change level), whatever the lengths of queue and batch.
 
@@ -46,6 +48,10 @@ class PriorityConfig:
     quantum: int = 100
 
 
+_OVERDUE: Final = 2**30
+"""Levels by which an overdue request is raised, more than ageing ever does."""
+
+
 class Key(NamedTuple):
     """The lowest runs first. `arrival` may use any rising clock; `request` makes the order total."""
 
@@ -62,6 +68,7 @@ class _Waiting:
     last: int
     level: int = 0
     served: int = 0
+    overdue: bool = False
     since: int | None = None  # first turn of its current run of selections, which `served` does not count yet
 
 
@@ -106,7 +113,12 @@ class ShortestTotalJobFirst:
     def key(self, request: str) -> Key:
         """The current key of a known request."""
         of = self._requests[request]
-        return Key(of.level, of.remaining_tokens, of.arrival, request)
+        return Key(of.level - _OVERDUE * of.overdue, of.remaining_tokens, of.arrival, request)
+
+    def overdue(self, request: str) -> Key:
+        """Puts a known request before all that are not overdue; returns its new key."""
+        self._requests[request].overdue = True
+        return self.key(request)
 
     def age(self, iteration: int) -> list[str]:
         """Promotes and returns the requests that have waited S more iterations. Call it before `iteration` selects."""

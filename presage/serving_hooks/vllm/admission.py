@@ -3,8 +3,9 @@
 Only waiting requests of workflows that have no blocks yet are held, and none while its workflow has a running or
 preempted one. The more workflows there are, the rarer the decisions, so that they take a small share of the time.
 
-Three limits hold whatever the policy decides: a workflow is held for at most `held_at_most_s` over its life; an engine
-in which nothing runs admits a workflow at once; and after a failure no request is held.
+Four limits hold whatever the policy decides: no request is held beyond its bound (policies/wait_bounds.py); a workflow
+is held for at most `held_at_most_s` over its life; an engine in which nothing runs admits a workflow at once; and after
+a failure no request is held.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS, EventCounts
 from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision
 from presage.serving_hooks.policies.throughput import Rates
+from presage.serving_hooks.policies.wait_bounds import WaitBounds
 from presage.serving_hooks.policies.workload import IterationCost, IterationCosts, WorkloadMeans
 from presage.serving_hooks.vllm.admission_accounts import Account, AdmissionRequest, Columns, Returning
 from presage.serving_hooks.vllm.engine import EnginePort
@@ -117,6 +119,11 @@ class IterationTimes(IterationTimer[tuple[int, int]]):
 class AdmissionController:
     """Holds and admits the requests of workflows.
 
+    Args:
+        bounds: how long a request may be held.
+        tell: called when a workflow is held, with the most seconds for which it will be, and with None when it is
+            admitted.
+
     Attributes:
         counts: decisions of the policy, and exemptions.
         longest_held_s: maximum over workflows of the time held over their lives.
@@ -131,6 +138,8 @@ class AdmissionController:
         switch: Switch,
         modes: Modes,
         returning: Returning,
+        bounds: WaitBounds,
+        tell: Callable[[str, float | None], object],
     ) -> None:
         self.switch = switch
         self._modes = modes
@@ -142,7 +151,7 @@ class AdmissionController:
         self._admission = Admission(port.cache_tokens(), config, self.counts)
         self._held_at_most_s = held_at_most_s
         self._block_tokens, self._most_decoding = port.hash_tokens, port.most_running
-        self._clock = clock
+        self._clock, self._bounds, self._tell = clock, bounds, tell
         self._workload = WorkloadMeans()
         self._columns = Columns(self._admission.crowd, self._workload, port.hash_tokens, returning)
         self._accounts: dict[str, Account] = {}
@@ -183,10 +192,14 @@ class AdmissionController:
                 self._workload.paused(account.workflow_type, account.agent, now - account.since)
             # NaN counts as unknown.
             remaining = math.inf if remaining_tokens is None or not remaining_tokens >= 0 else remaining_tokens
+            bound_s = self._bounds.of(step)
+            account.bound_s = math.nan if bound_s is None else bound_s
             reusable = min(prompt_tokens, account.blocks.known(hashes) * self._block_tokens)
             self._workflow_of[request_id] = step.workflow
             account.arrives(request_id, step.agent, prompt_tokens, reusable, remaining, now)
             self._changes(step.workflow, account)
+            if account.held:  # retention takes a request that has arrived as due now
+                self._tell_of(step.workflow, account)
 
         self._happens(arrives)
 
@@ -275,8 +288,10 @@ class AdmissionController:
         if not waiting:
             return []
         self.longest_held_s = self._longest(now)
-        one = self._held.pop(max(waiting, key=lambda name: self._held[name].waited_s(now)))
+        name = max(waiting, key=lambda name: self._held[name].waited_s(now))
+        one = self._held.pop(name)
         self.switch.attempt(one.hold, False, now)
+        self._tell_of(name, one)
         self.counts.add(ADMISSION_CHANGES, "let in")
         return list(one.requests) if self.switch.on else self.close()
 
@@ -294,6 +309,7 @@ class AdmissionController:
             "held_s": self._held_s + sum(account.waited_s(now) for account in self._accounts.values()),
             "longest_held_s": self._longest(now),
             "held_times": self._held_times.status(),
+            "bound_s": self._bounds.default_s if math.isfinite(self._bounds.default_s) else None,
             "decisions": self.counts.by_key(),
             "reasons": dict(Counter(last.held.values())) if last else {},
             "outlook": {"chosen": asdict(last.chosen), "everybody": asdict(last.everybody)} if last else None,
@@ -330,6 +346,8 @@ class AdmissionController:
         """Admits all workflows and forgets them; returns their requests."""
         self.switch.attempt(self._catch_up)
         opened, now = list(self._workflow_of), self._clock()
+        for name in self._held:
+            self._tell(name, None)
         self._held_s += sum(account.waited_s(now) for account in self._accounts.values())
         for account in self._accounts.values():
             for request in account.requests.values():
@@ -364,7 +382,7 @@ class AdmissionController:
         self._forget(now)
         self._rates = self._workload.rates(self.times.costs(now), self._most_decoding)
         self._columns.refresh()
-        self._last = decision = self._admission.decide(self._rates, now)
+        self._last = decision = self._admission.decide(self._rates, now, self._bounds.default_s)
         acts_on = self._acts_on(decision.held)
         self._let_run = len(decision.held) - len(acts_on)
         if self._let_run:
@@ -382,12 +400,14 @@ class AdmissionController:
             self.longest_held_s = max(self.longest_held_s, account.waited_s(now))
             if account.hold(False, now):
                 changed += account.requests
+            self._tell_of(name, account)
         for name in [name for name in acts_on if name not in before]:  # the others do not change
             account = self._accounts[name]
             if account.hold(not account.exempt, now):
                 changed += account.requests
             if account.held:
                 before[name] = account
+                self._tell_of(name, account)
         self._log(decision, now)
         return changed
 
@@ -408,6 +428,10 @@ class AdmissionController:
             self._admission.crowd.drop(name)
 
     # Helpers.
+
+    def _tell_of(self, name: str, account: Account) -> None:
+        bound_s = self._bounds.default_s if math.isnan(account.bound_s) else account.bound_s
+        self._tell(name, min(bound_s, self._held_at_most_s) if account.held else None)
 
     def _changes(self, name: str, account: Account) -> None:
         self._columns.changed[name] = account

@@ -52,6 +52,7 @@ class Account:
         exempt: whether it has been held for the maximal time.
         held_s: seconds its requests were held over its life, up to `held_since` if they are held now.
         kept: whether it has not been held since its last step, so that other workflows evicted any lost blocks.
+        bound_s: seconds from its arrival for which its request may be held; NaN for the default.
         left_at, load_area: when its last step ended, and ∫ load dt until then.
     """
 
@@ -69,6 +70,7 @@ class Account:
     held_since: float | None = None
     held_s: float = 0.0
     kept: bool = True
+    bound_s: float = math.nan
     left_at: float = -math.inf
     load_area: float = 0.0
 
@@ -185,7 +187,8 @@ class Columns:
         rows, facts, terms = [], [], []
         for name, account in self.changed.items():
             rows.append(columns.place(name))
-            facts.append((account.phase, account.since, 0.0, account.remaining_tokens, math.nan))
+            remaining, bound_s = account.remaining_tokens, account.bound_s
+            facts.append((account.phase, account.since, 0.0, remaining, math.nan, bound_s))
             agent = workload.agent(account.workflow_type, account.agent)
             found = self._returning(name) if account.phase is Phase.TOOL else None
             pause = math.nan if found is None else found[0].half_life_s

@@ -15,6 +15,7 @@ from presage.serving_hooks.policies.eviction import EvictionConfig, Rule
 from presage.serving_hooks.policies.prefetch import PrefetchConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
+from presage.serving_hooks.policies.wait_bounds import Objective, Objectives
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_VARIABLE, ModeName, PolicyName
 from presage.serving_hooks.workflows import MOST_WORKFLOWS, TIME_TO_LIVE_S
@@ -36,6 +37,37 @@ class ModeSettings(BaseModel):
     default: Word = "on"
     policies: Mapping[PolicyName, Word] = {}
     workflow_types: Mapping[str, Word] = {}
+
+
+class ObjectiveSettings(BaseModel):
+    """A service objective; what is null has no objective of its own."""
+
+    model_config = _STRICT
+
+    max_hold_s: Annotated[float, Field(ge=0)] | None = None
+    first_token_s: Annotated[float, Field(gt=0)] | None = None
+
+    def settings(self) -> Objective:
+        """As policies take it."""
+        return Objective(self.max_hold_s, self.first_token_s)
+
+
+class ObjectivesSettings(BaseModel):
+    """Service objectives by tenant and workflow type, and the multiple that bounds all other requests."""
+
+    model_config = _STRICT
+
+    default: ObjectiveSettings = ObjectiveSettings()
+    tenants: Mapping[str, ObjectiveSettings] = {}
+    workflow_types: Mapping[str, ObjectiveSettings] = {}
+    factor: Annotated[float, Field(gt=0)] = Objectives.factor
+
+    def settings(self) -> Objectives:
+        """As policies take them."""
+        tenants, types = (
+            {name: one.settings() for name, one in given.items()} for given in (self.tenants, self.workflow_types)
+        )
+        return Objectives(self.default.settings(), tenants, types, self.factor)
 
 
 class PresageConfig(BaseModel):
@@ -118,6 +150,11 @@ class PresageConfig(BaseModel):
     held_at_most_s: float = Field(600.0, gt=0)
     """seconds a workflow may be held over its life; then it is never held again"""
 
+    objectives: ObjectivesSettings | None = None
+    """service objectives: an object of default, tenants and workflow_types, each with max_hold_s (seconds for which
+    priority and admission may delay a request) and first_token_s (seconds to the first token, met by ending delays in
+    time), and factor: without an objective a delay ends after so many mean times to first token"""
+
     prefetch: bool = False
     """load or compute forecast prompts into idle blocks before they are requested; needs eviction"""
     prefetch_least_value: float = Field(PrefetchConfig.least_value, gt=0)
@@ -129,6 +166,10 @@ class PresageConfig(BaseModel):
 
     step_times_file: str | None = Field(None, min_length=1)
     """file for the tokens and seconds of each iteration, for `presage calibrate-cost`"""
+
+    def objectives_settings(self) -> Objectives:
+        """The service objectives."""
+        return Objectives() if self.objectives is None else self.objectives.settings()
 
     def modes(self) -> ModeSettings:
         """The modes, from a single word or an object."""

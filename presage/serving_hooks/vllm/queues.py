@@ -6,12 +6,14 @@ on again it starts from the requests in the engine. Nothing is lost between shad
 
 from __future__ import annotations
 
+import heapq
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from presage.serving_hooks.policies.priority import PriorityConfig, ShortestTotalJobFirst, vllm_priority
+from presage.serving_hooks.policies.wait_bounds import WaitBounds
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.admission import AdmissionController
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
@@ -93,6 +95,11 @@ class Priorities:
         """Before an iteration: ids of the requests whose keys fell."""
         return self.switch.attempt(self._policy.age, iteration) or []
 
+    def overdue(self, request: EngineRequest) -> None:
+        """A request has waited for as long as it may: it precedes all others of its class."""
+        if self.switch.attempt(self._policy.overdue, request.request_id) is not None:
+            self.fold(request)
+
     def selected(self, request_ids: Collection[str], iteration: int) -> list[str]:
         """After an iteration: ids of the requests whose keys rose."""
         return self.switch.attempt(self._policy.selected, request_ids, iteration) or []
@@ -127,6 +134,7 @@ class QueuePolicies:
 
     Args:
         priority, admission: their switches; None where a policy is not configured.
+        bounds: how long a request may be delayed; measured here.
         make_priorities, make_admission: construct a policy with its switch when its mode is first not off.
 
     Attributes:
@@ -141,6 +149,8 @@ class QueuePolicies:
         workflows: WorkflowTable,
         priority: Switch | None,
         admission: Switch | None,
+        bounds: WaitBounds,
+        clock: Callable[[], float],
         make_priorities: Callable[[Switch], Priorities],
         make_admission: Callable[[Switch], AdmissionController],
     ) -> None:
@@ -151,6 +161,10 @@ class QueuePolicies:
         self._port, self._modes, self._workflows = port, modes, workflows
         self._make_priorities, self._make_admission = make_priorities, make_admission
         self._iteration = 0
+        self._bounds, self._clock = bounds, clock
+        self._arrived_at: dict[str, float] = {}  # of requests that have not been selected
+        self._prefilling: list[tuple[EngineRequest, float, float]] = []  # arrival, selection
+        self._deadlines: list[tuple[float, str]] = []
 
     @property
     def active(self) -> bool:
@@ -161,7 +175,12 @@ class QueuePolicies:
 
     def arrives(self, request: EngineRequest, step: Step | None, remaining_tokens: float | None) -> None:
         """A request is about to be queued."""
+        now = self._arrived_at[request.request_id] = self._clock()
         if self.priorities is not None:
+            bound_s = self._bounds.of(step)
+            deadline = now + (self._bounds.default_s if bound_s is None else bound_s)
+            if math.isfinite(deadline):
+                heapq.heappush(self._deadlines, (deadline, request.request_id))
             workflow_type = step.workflow_type if step else ""
             self.priorities.add(request, self._iteration, workflow_type, remaining_tokens, self._ranks(step))
         if self.admission is not None and step is not None:
@@ -182,6 +201,7 @@ class QueuePolicies:
 
     def left(self, request: EngineRequest, completed: bool) -> None:
         """A request has left the engine."""
+        self._arrived_at.pop(request.request_id, None)
         if self.admission is not None:
             hashes, output_tokens = self._port.computed_hashes(request), request.num_output_tokens
             self.admission.switch.attempt(self.admission.leaves, request.request_id, hashes, completed, output_tokens)
@@ -202,6 +222,7 @@ class QueuePolicies:
         if priorities is not None:
             for request_id in priorities.age(self._iteration + 1):
                 priorities.switch.attempt(self._moved, request_id)
+            self._hurry(priorities)
             if not priorities.switch.on:  # it has failed: vLLM's order is restored
                 for request in self._port.requests.values():
                     priorities.give_back(request)
@@ -219,9 +240,11 @@ class QueuePolicies:
                 self._refile(self.admission.let_one_in())
 
     def started(self, output: Iteration, began_at: float) -> None:
-        """An iteration has been scheduled: admission learns which requests it starts."""
+        """An iteration has been scheduled: admission learns which requests it starts, and waits are measured."""
+        found = self._port.found_tokens(output)
+        self._measure((request for request, _ in found), began_at)
         if self.admission is not None:
-            self.admission.switch.attempt(self._started, self.admission, output, began_at)
+            self.admission.switch.attempt(self._started, self.admission, output, found, began_at)
 
     def selected(self, output: Iteration) -> None:
         """Ageing counts the requests of a scheduled iteration."""
@@ -307,10 +330,40 @@ class QueuePolicies:
             return self._port.vllm_order(held)
         return WaitingQueue(self.priorities.key, held)
 
-    def _started(self, admission: AdmissionController, output: Iteration, began_at: float) -> None:
+    def _started(
+        self,
+        admission: AdmissionController,
+        output: Iteration,
+        found: Iterable[tuple[EngineRequest, int]],
+        began_at: float,
+    ) -> None:
         admission.times.scheduled(output, self._port.iteration_tokens(output), began_at)
-        for request, found in self._port.found_tokens(output):
-            admission.begins(request.request_id, found, self._port.prompt_hashes(request))
+        for request, tokens in found:
+            admission.begins(request.request_id, tokens, self._port.prompt_hashes(request))
+
+    def _measure(self, selected: Iterable[EngineRequest], now: float) -> None:
+        """Measures waits until selection and until the iteration that completes the prompt."""
+        for request in selected:
+            arrived_at = self._arrived_at.pop(request.request_id, None)
+            if arrived_at is not None:
+                self._prefilling.append((request, arrived_at, now))
+        if self._prefilling:
+            still = []
+            for request, arrived_at, selected_at in self._prefilling:
+                if request.num_computed_tokens >= request.num_prompt_tokens:
+                    self._bounds.observe(selected_at - arrived_at, now - selected_at)
+                elif request.request_id in self._port.requests:
+                    still.append((request, arrived_at, selected_at))
+            self._prefilling = still
+
+    def _hurry(self, priorities: Priorities) -> None:
+        """Puts the requests that have waited for as long as they may before all others."""
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request_id = heapq.heappop(self._deadlines)[1]
+            if request_id in self._arrived_at:
+                priorities.overdue(self._port.requests[request_id])
+                priorities.switch.attempt(self._moved, request_id)
 
     def _moved(self, request_id: str) -> None:
         if self.priorities is not None:

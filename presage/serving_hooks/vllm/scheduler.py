@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from presage.serving_hooks.counts import ERRORS, EVENTS, FORECASTS, EventCounts
+from presage.serving_hooks.policies.wait_bounds import WaitBounds
 from presage.serving_hooks.status import ModelStatus
 from presage.serving_hooks.vllm import engine, engine_check
 from presage.serving_hooks.vllm.admission import AdmissionController
@@ -99,12 +100,15 @@ class Policies(engine.SchedulerSeam):
         admission = Switch("admission", self._counts) if config.admission and caches else None
         takes = (eviction,) if admission is None else (eviction, admission)
         self._bookkeeping = Switch("bookkeeping of workflows", self._counts, takes=takes)
+        self._wait_bounds = WaitBounds(config.objectives_settings())
         self.queue_policies = QueuePolicies(
             port,
             self._modes,
             self.workflow_table,
             Switch("priority", self._counts) if config.priority else None,
             admission,
+            self._wait_bounds,
+            type(self).clock,
             lambda switch: Priorities(config.priority_settings(), forecasts.medians, port.by_priority, switch),
             partial(self.make_admission, config),
         )
@@ -509,6 +513,8 @@ class Policies(engine.SchedulerSeam):
             switch,
             self._modes,
             self.step_forecasts.returning,
+            self._wait_bounds,
+            self.step_forecasts.held,
         )
 
     def _make_prefetcher(self, config: PresageConfig, switch: Switch) -> Prefetcher | None:

@@ -46,6 +46,9 @@ first row becomes certain. The later rows stay, since they are conditional on th
 _PREEMPTED: Final = slice(-1)
 """Those once a step must be computed again: it comes first, all others one step later."""
 
+_HOLD: Final = (0.1, 0.5, 0.9, 0.99)
+"""Shares of a hold's bound, and how likely the hold is no longer than that: uniform."""
+
 _FIRST_STEP_S: Final = 10.0
 """Seconds from step to step before any was measured; the same for all workflows."""
 
@@ -92,6 +95,7 @@ class StepForecasts:
         self._pending: dict[str, tuple[Step, LiveForecast | None, slice | None]] = {}
         self._without_state: dict[str, LiveForecast] = {}
         self._preempted: set[str] = set()
+        self._held: dict[str, tuple[ReturnCurve, float]] = {}  # and since when
         self._next_agents_switch = Switch("forecasts of next agents", counts)
         self._remaining_switch = Switch("forecasts of remaining tokens", counts)
         self._returns_switch = Switch("forecasts of return times", counts)
@@ -205,6 +209,21 @@ class StepForecasts:
         curve, since = self._curves.get(workflow, (None, 0.0))
         return None if curve is None else (curve, since)
 
+    def held(self, workflow: str, most_s: float | None) -> None:
+        """Admission holds a workflow for at most so long, or admits it (None); its blocks are needed after the hold.
+
+        Without this, retention would keep the blocks of held workflows, as their requests have arrived, and evict those
+        of the workflows that run.
+        """
+        running = self._table.get(workflow)
+        if most_s is not None:
+            self._held[workflow] = ReturnCurve(_HOLD, [part * most_s for part in _HOLD]), self._clock()
+        elif self._held.pop(workflow, None) is None:
+            return
+        if running is not None:
+            known = self._pending.get(workflow)
+            self._change(running.step, known[2] if known is not None else _ARRIVED if running.requests else None)
+
     def flush(self) -> None:
         """Passes the latest forecast of each workflow to retention, if it is new since the last call."""
         if self._pending:
@@ -220,6 +239,7 @@ class StepForecasts:
             "forecasts pending": len(self._pending),
             "return times": len(self._curves),
             "arrivals": len(self._arrived_at),
+            "workflows held": len(self._held),
             "steps without state": len(self._without_state),
             "steps preempted": len(self._preempted),
             **getattr(self._next_agents, "debug_state", dict)(),
@@ -231,6 +251,7 @@ class StepForecasts:
         self._pending.pop(step.workflow, None)
         self._curves.pop(step.workflow, None)
         self._arrived_at.pop(step.workflow, None)
+        self._held.pop(step.workflow, None)
         if self._returns is not None:
             self._returns_switch.attempt(self._returns.ended, step.workflow, reason)
         for request_id in workflow.requests:
@@ -296,7 +317,7 @@ class StepForecasts:
 
     def _pass_on(self, retention: Retention, step: Step, forecast: LiveForecast | None, change: slice | None) -> None:
         lookahead = self._lookahead(step, forecast, change)
-        curve, since = self._curves.get(step.workflow, (None, 0.0))
+        curve, since = self._held.get(step.workflow) or self._curves.get(step.workflow, (None, 0.0))
         step_s = self._pace.step_s(step.stats_key) or _FIRST_STEP_S
         if not self._eviction_acts_on(step) or (lookahead is UNKNOWN and self._returns is None):
             curve = None  # nothing is forecast: blocks are kept as vLLM keeps them

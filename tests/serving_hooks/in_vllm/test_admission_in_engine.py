@@ -43,7 +43,7 @@ class Ticking(Engine):
 def told(monkeypatch: pytest.MonkeyPatch, runs: Callable[[Workflow], bool]) -> None:
     """What the policy decides is decided here."""
 
-    def decide(self: Admission, rates: object, now: float) -> Decision:
+    def decide(self: Admission, rates: object, now: float, bound_s: float) -> Decision:
         there = list(rows(self.crowd))
         held = {w.id: "so it is told" for w in there if not runs(w)}
         return Decision(frozenset(w.id for w in there) - set(held), held, NOTHING, NOTHING)
@@ -72,7 +72,8 @@ def test_with_the_history_first_and_a_small_cache_fewer_run_and_all_is_done_soon
     tmp_path: Path, presage: dict[str, Any]
 ) -> None:
     stock = Turns(tmp_path / "stock", Scheduler, draw(100, 0), "shared", 72, blocks=4000)
-    ours = Turns(tmp_path / "ours", SyncWorkflowScheduler, draw(100, 0), "shared", 72, blocks=4000, presage=presage)
+    patient = {**presage, "objectives": {"factor": 10}}
+    ours = Turns(tmp_path / "ours", SyncWorkflowScheduler, draw(100, 0), "shared", 72, blocks=4000, presage=patient)
     assert ours.makespan() < 0.75 * stock.makespan()
     assert ours.hit_rate > 2 * stock.hit_rate
     assert len(ours.finished) == len(stock.finished) == 100

@@ -17,10 +17,12 @@ from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.policies.prefetch import PrefetchConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
+from presage.serving_hooks.policies.wait_bounds import Objective, Objectives
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, read_config
 from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.registered import load_forecasts
+from presage.serving_hooks.workflows.identity import Step, scoped
 
 SECONDS = (
     *("time_to_live_s", "reload_s", "forecast_deadline_ms", "held_at_most_s"),
@@ -60,6 +62,24 @@ def test_what_is_said_arrives() -> None:
     said = {"margin": 0.2, "patience_s": 5, "horizon_s": 9.5, "forget_s": 60}
     config = read_config({"presage": {f"admission_{name}": value for name, value in said.items()}})
     assert config.admission_settings() == AdmissionConfig(**said)
+
+
+def test_service_objectives_are_those_of_the_type_then_of_the_tenant_then_the_default() -> None:
+    assert read_config({}).objectives_settings() == Objectives()
+    said = {"default": {"max_hold_s": 9}, "tenants": {"key-0": {"first_token_s": 2.5}}, "factor": 4}
+    objectives = read_config(
+        {"presage": {"objectives": {**said, "workflow_types": {"chat": {"max_hold_s": 0}}}}}
+    ).objectives_settings()
+    of = [(kind, name) for kind in ("chat", "batch") for name in (scoped("key-0", "w"), "w")]
+    assert [objectives.of(Step(kind, name, "a")) for kind, name in of] == [
+        Objective(0),
+        Objective(0),
+        Objective(None, 2.5),
+        Objective(9),
+    ]
+    assert (objectives.of(None), objectives.factor) == (Objective(9), 4)
+    with pytest.raises(ConfigurationError, match=r"presage.objectives.tenants.key-0.max_hold_s is -1"):
+        read_config({"presage": {"objectives": {"tenants": {"key-0": {"max_hold_s": -1}}}}})
 
 
 def test_an_unknown_key_is_one_clear_error() -> None:
