@@ -223,20 +223,28 @@ def test_only_the_rows_of_finished_requests_are_sent_and_none_that_nobody_wants(
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["in step", "one step ahead"])
-def test_a_worker_keeps_the_rows_of_iterations_that_are_not_read_and_of_no_others(tmp_path: Path, ahead: bool) -> None:
+def test_a_worker_keeps_the_rows_of_iterations_that_are_not_read_and_of_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
     kind = WorkflowScheduler if ahead else SyncWorkflowScheduler
     scheduler = recording(tmp_path, kind, recorder={"states": "both"}, connector=ALONE)
     engine = Worked(scheduler, ahead)
     scheduler.add_request(ask("r-7", list(range(40)), 200, workflow_type="t", workflow_id="w", agent="coder"))
-    kept = []
+    bind, unread, kept = engine.worker.bind_connector_metadata, set[int](), list[int]()
+
+    def noted(meta: Any) -> None:
+        unread.difference_update([iteration for iteration in unread if iteration <= meta.read])
+        unread.update({meta.iteration} - {0})
+        kept.append(len(unread))
+        bind(meta)
+
+    engine.worker.bind_connector_metadata = noted
     for _ in range(40):
         engine.step()
-        kept.append(len(engine.worker._kept))
     assert max(kept) == 1 + ahead
-    scheduler._states.read = lambda iteration, output: None
+    monkeypatch.setattr(steps.StatesOfSteps, "read", lambda *_: None)
     for _ in range(40):
         engine.step()
-        kept.append(len(engine.worker._kept))
     assert max(kept) == 16
     engine.run()
     scheduler.shutdown()
