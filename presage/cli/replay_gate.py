@@ -190,5 +190,6 @@ def _figures(runs: Sequence[Done]) -> Any:
     return Replayed(
         tuple(run.figures["hit_rate"] for run in runs),
         tuple(run.figures["completion_mean_s"] for run in runs),
+        tuple(run.figures["ttft_p99_s"] for run in runs),
         tuple(sorted({name for run in runs for name in run.off})),
     )

@@ -433,12 +433,13 @@ def _order_and_picks(prefix: str, beside: RouterComparison) -> Iterator[Gate]:
 class Replayed:
     """Figures of one contender by run; all contenders have the same runs.
 
-    The share of prompt tokens found in the cache, 0 to 1; the mean completion of workflows, seconds; and the policies
-    that failed and were switched off.
+    The share of prompt tokens found in the cache, 0 to 1; the mean completion of workflows and the 99th percentile of
+    the times to first token, seconds; and the policies that failed and were switched off.
     """
 
     hit_rate: tuple[float, ...]
     completion_s: tuple[float, ...]
+    first_token_p99_s: tuple[float, ...]
     switched_off: tuple[str, ...] = ()
 
 
@@ -459,6 +460,9 @@ def judge_replay(candidate: Replayed, champion: Replayed | None, stock: Replayed
         mean, low, high = _mean_difference(candidate.completion_s, rival.completion_s)
         reason = f"mean completion {mean:+.3f} s beside {whom}, 95 % interval {low:+.3f} to {high:+.3f} s"
         gates.append(at_most(f"replay-completion-{name}", low, 0.0, reason))
+        mean, low, high = _mean_difference(candidate.first_token_p99_s, rival.first_token_p99_s)
+        reason = f"p99 of first tokens {mean:+.3f} s beside {whom}, 95 % interval {low:+.3f} to {high:+.3f} s"
+        gates.append(at_most(f"replay-first-token-p99-{name}", low, 0.0, reason))
     return tuple(gates)
 
 

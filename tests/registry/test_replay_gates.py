@@ -1,17 +1,20 @@
 """What a replay's figures let pass and what they refuse, against an interval reckoned by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from presage.registry.evidence import Replayed, judge_replay
 from presage.registry.gates import Gate
 
-STOCK = Replayed((0.30, 0.32, 0.31), (20.0, 21.0, 20.5))
+STOCK = Replayed((0.30, 0.32, 0.31), (20.0, 21.0, 20.5), (4.0, 4.5, 5.0))
 
 
 def better_by(hits: tuple[float, ...], seconds: tuple[float, ...], than: Replayed = STOCK) -> Replayed:
     return Replayed(
         tuple(one + more for one, more in zip(than.hit_rate, hits, strict=True)),
         tuple(one - less for one, less in zip(than.completion_s, seconds, strict=True)),
+        than.first_token_p99_s,
     )
 
 
@@ -28,7 +31,19 @@ def test_the_interval_is_students_t_with_the_spread_of_halves_undivided() -> Non
 
 
 def test_the_first_of_its_kind_is_held_against_vllm_alone() -> None:
-    assert set(gates(STOCK, None, STOCK)) == {"replay-ran", "replay-hit-rate-stock", "replay-completion-stock"}
+    assert set(gates(STOCK, None, STOCK)) == {
+        "replay-ran",
+        "replay-hit-rate-stock",
+        "replay-completion-stock",
+        "replay-first-token-p99-stock",
+    }
+
+
+def test_a_longer_tail_is_refused_though_the_mean_is_better() -> None:
+    late = replace(better_by((0.1,) * 3, (5.0,) * 3), first_token_p99_s=(8.0, 8.6, 9.1))
+    found = gates(late, None, STOCK)
+    assert [name for name, gate in found.items() if not gate.passed] == ["replay-first-token-p99-stock"]
+    assert "p99 of first tokens +4.067 s beside vLLM's alone" in found["replay-first-token-p99-stock"].reason
 
 
 def test_the_same_figures_pass() -> None:
@@ -52,7 +67,7 @@ def test_worse_than_vllm_alone_is_refused_though_the_champion_was_no_better() ->
 
 
 def test_a_policy_that_failed_with_its_forecasts_is_refused() -> None:
-    failed = Replayed(STOCK.hit_rate, STOCK.completion_s, ("eviction",))
+    failed = replace(STOCK, switched_off=("eviction",))
     found = gates(failed, None, STOCK)["replay-ran"]
     assert not found.passed
     assert found.reason == "eviction failed and switched off with its forecasts"
@@ -61,4 +76,4 @@ def test_a_policy_that_failed_with_its_forecasts_is_refused() -> None:
 @pytest.mark.parametrize("runs", [2, 4])
 def test_runs_that_are_not_the_same_are_a_mistake_of_the_caller(runs: int) -> None:
     with pytest.raises(ValueError, match="the same of both are wanted, 3 or more"):
-        judge_replay(Replayed((0.1,) * runs, (1.0,) * runs), None, STOCK)
+        judge_replay(Replayed(*((1.0,) * runs for _ in range(3))), None, STOCK)

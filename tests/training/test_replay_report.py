@@ -15,7 +15,7 @@ RUNS = {
 
 def metrics(runs: dict[str, dict[int, float]], with_pauses: bool = False) -> dict[str, Any]:
     keys = ("completion_mean_s", "completion_p95_s", "ttft_mean_s", "queueing_mean_s", "longest_wait_s", "makespan_s")
-    keys += ("throughput_tokens_per_s", "preemptions", "recomputed_tokens")
+    keys += ("ttft_p50_s", "ttft_p99_s", "throughput_tokens_per_s", "preemptions", "recomputed_tokens")
     keys += ("evicted_blank", "evicted_retired", "evicted_active")
     figures = {
         name: {

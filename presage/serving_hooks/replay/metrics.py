@@ -87,7 +87,8 @@ def figures(run: PolicyRun, with_pauses: bool = False) -> Figures:
         hit_tokens_gpu, hit_tokens_host: the same by tier; only with a host tier.
         loaded_tokens: from the host, including prefetches and reloads after preemptions; only with a host tier.
         reusable_share: hit rate of an endless cache, an upper bound for every policy.
-        completion_mean_s, completion_p95_s: of workflows, from arrival to end, without pauses unless `with_pauses`.
+        completion_mean_s, completion_p50_s, completion_p95_s, completion_p99_s: of workflows, from arrival to end,
+            without pauses unless `with_pauses`.
         makespan_s: end of the last workflow.
         ttft_mean_s, ttft_p50_s, ttft_p95_s, ttft_p99_s: of requests, from arrival to the first token; "ttft_mean_s of
             AGENT" for an agent.
@@ -112,7 +113,7 @@ def figures(run: PolicyRun, with_pauses: bool = False) -> Figures:
         "hit_tokens": float(hit),
         "reusable_share": again / prompt,
         "completion_mean_s": float(np.mean(completions_s)),
-        "completion_p95_s": float(np.percentile(completions_s, 95)),
+        **{f"completion_p{share}_s": float(np.percentile(completions_s, share)) for share in (50, 95, 99)},
         "makespan_s": run.end_s,
         "ttft_mean_s": float(first.mean()),
         **{f"ttft_p{share}_s": float(np.percentile(first, share)) for share in (50, 95, 99)},

@@ -14,6 +14,8 @@ _FIGURES: Final = {
     "completion s": ("completion_mean_s", 1),
     "its p95": ("completion_p95_s", 1),
     "first token s": ("ttft_mean_s", 2),
+    "p50": ("ttft_p50_s", 2),
+    "p99": ("ttft_p99_s", 2),
     "queueing s": ("queueing_mean_s", 2),
     "worst": ("longest_wait_s", 1),
     "makespan s": ("makespan_s", 0),

@@ -105,7 +105,7 @@ def test_pauses_are_counted_on_request(store: Path) -> None:
     without, included = (json.loads(ran(*options, *more).stdout) for more in ((), ("--with-pauses",)))
     figures, with_pauses = (of["policies"]["stock"] for of in (without, included))
     assert with_pauses["completion_mean_s"]["mean"] > figures["completion_mean_s"]["mean"] + 30
-    for name in figures.keys() - {"completion_mean_s", "completion_p95_s"}:
+    for name in [name for name in figures if not name.startswith("completion_")]:
         assert figures[name] == with_pauses[name]
 
 

@@ -39,6 +39,7 @@ def test_figures_of_a_run() -> None:
     )  # the second between 4 and 5 is a pause
     with_pauses = figures(run(), with_pauses=True)
     assert (with_pauses["completion_mean_s"], with_pauses["completion_p95_s"]) == (5.0, pytest.approx(8.6))
+    assert (with_pauses["completion_p50_s"], with_pauses["completion_p99_s"]) == (5.0, pytest.approx(8.92))
     assert (found["ttft_mean_s"], found["ttft_mean_s of p"], found["ttft_mean_s of q"]) == (2.0, 3.0, 1.0)
     assert (found["queueing_mean_s"], found["longest_wait_s"]) == (0.5, 1.0)
     assert (found["throughput_tokens_per_s"], found["workflows_per_s"], found["makespan_s"]) == (5.0, 0.2, 10.0)
