@@ -239,7 +239,7 @@ def main(model: str, served: str) -> dict[str, Any]:
     if APART:
         tokens, reasons = serve(llm, noted)
         status = llm.llm_engine.engine_core.call_utility("presage_call", "presage_status")  # type: ignore[attr-defined]
-        llm.llm_engine.engine_core.shutdown()  # what waits is written
+        llm.llm_engine.engine_core.shutdown(timeout=120.0)  # what waits is written, however busy the machine
         back = recorded(noted, hugging_face(model, tokens), tokens)
         return {"tokens": tokens, "reasons": reasons, "status": status, "recorded": back}
     scheduler: Any = llm.llm_engine.engine_core.engine_core.scheduler
