@@ -137,7 +137,7 @@ def test_the_common_history_is_known_whoever_comes_and_with_what_was_answered() 
 class Port:
     """An engine whose cache is empty."""
 
-    block_tokens, longest = BLOCK, 10_000
+    block_tokens, hash_lookahead, longest = BLOCK, 0, 10_000
 
     def cached(self, hashes: list[bytes]) -> list[int]:
         return []
