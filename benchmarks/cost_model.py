@@ -15,108 +15,23 @@ machine does not count. On a dedicated device use `--clock wall`. Prints a table
 from __future__ import annotations
 
 import argparse
-import heapq
-import itertools
 import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
 
-from real_engine import BLOCK, give_scheduler, start
-from retry_loops import TYPE, Planned, Written, draw, working_set
+from real_engine import BLOCK, PAUSE_S, Served, VirtualClock, give_scheduler, serve, start
+from retry_loops import TYPE, Planned, Style, Written, draw, working_set
 
-STYLE = "shared"
-PAUSE_S = 0.02
-"""Of a pause that is drawn in iterations."""
+STYLE: Style = "shared"
 
 OFF = {"priority": False, "eviction": False, "admission": False, "next_agent": None, "remaining_length": None}
-
-
-@dataclass
-class Served:
-    """Measured times of workflows on a real or replayed engine, seconds."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completions_s: dict[str, float] = field(default_factory=dict)
-    makespan_s: float = 0.0
-
-
-class VirtualClock:
-    """A clock that advances with CPU time or wall time, and that can wait."""
-
-    def __init__(self, kind: str) -> None:
-        self._wall, self._skipped = kind == "wall", 0.0
-
-    def __call__(self) -> float:
-        """Seconds."""
-        return time.monotonic() if self._wall else time.process_time() + self._skipped
-
-    def wait_until(self, at_s: float) -> None:
-        """Waits until this time."""
-        more = max(0.0, at_s - self())
-        if self._wall:
-            time.sleep(more)
-        else:
-            self._skipped += more
-
-
-def serve(llm: Any, workflows: Mapping[str, Sequence[Planned]], at_once: int, clock: VirtualClock) -> Served:
-    """Serves all workflows in a closed loop with `at_once` at a time."""
-    from vllm import SamplingParams
-
-    engine, served = llm.llm_engine, Served()
-    written = {name: Written(STYLE) for name in workflows}
-    coming, turn = iter(workflows), itertools.count()
-    came: dict[str, float] = {}
-    wakes: list[tuple[float, int, str, int]] = []
-    running: dict[str, tuple[str, int]] = {}
-
-    def send(at_s: float, name: str, number: int) -> None:
-        step = workflows[name][number]
-        came.setdefault(name, at_s)
-        prompt = written[name].prompt(step)
-        served.prompt_tokens += len(prompt)
-        wanted = SamplingParams(temperature=0.0, max_tokens=step.answer, ignore_eos=True, detokenize=False)
-        running[f"{name}.{number}"] = name, number
-        engine.add_request(f"{name}.{number}", {"prompt_token_ids": prompt}, wanted)
-
-    def ended(answer: Any, now: float) -> None:
-        name, number = running.pop(answer.request_id)
-        step = workflows[name][number]
-        served.cached_tokens += answer.num_cached_tokens
-        written[name].answered(step, answer.outputs[0].token_ids)
-        if number + 1 < len(workflows[name]):
-            pause_s = workflows[name][number + 1].pause * PAUSE_S
-            heapq.heappush(wakes, (now + pause_s, next(turn), name, number + 1))
-            return
-        served.completions_s[name] = now - came[name]
-        if (after := next(coming, None)) is not None:
-            heapq.heappush(wakes, (now, next(turn), after, 0))
-
-    begun = clock()
-    for name in itertools.islice(coming, at_once):
-        heapq.heappush(wakes, (begun, next(turn), name, 0))
-    while wakes or running:
-        if not running:
-            clock.wait_until(wakes[0][0])
-        while wakes and wakes[0][0] <= clock():
-            at_s, _, name, number = heapq.heappop(wakes)
-            send(at_s, name, number)
-        answers = engine.step() if running else []
-        now = clock()
-        for answer in answers:
-            if answer.finished:
-                ended(answer, now)
-    served.makespan_s = clock() - begun
-    return served
 
 
 def replay(workflows: Mapping[str, Sequence[Planned]], at_once: int, engine: Any, folder: Path) -> Served:
@@ -156,10 +71,10 @@ def replay(workflows: Mapping[str, Sequence[Planned]], at_once: int, engine: Any
     ended = {job: max(one.ended_s for one in run.asked if one.job == job) for job in range(len(jobs))}
     began = {one.job: one.came_s for one in run.asked if not one.step}
     return Served(
-        sum(one.prompt_tokens for one in run.asked),
-        sum(one.hit_tokens for one in run.asked),
-        {job.workflow_id: ended[number] - began[number] for number, job in enumerate(jobs)},
-        run.end_s,
+        prompt_tokens=sum(one.prompt_tokens for one in run.asked),
+        cached_tokens=sum(one.hit_tokens for one in run.asked),
+        makespan_s=run.end_s,
+        completions_s={job.workflow_id: ended[number] - began[number] for number, job in enumerate(jobs)},
     )
 
 
@@ -188,7 +103,7 @@ def main() -> None:
         def timed(workflows: Mapping[str, Sequence[Planned]], at_once: int, name: str) -> tuple[Served, Path]:
             path = folder / name
             give_scheduler(llm, timing, blocks, {**OFF, "step_times_file": str(path)})
-            return serve(llm, workflows, at_once, clock), path
+            return serve(llm, workflows, STYLE, clock, at_once=at_once, plain=True), path
 
         timed(draw(8, 7), 4, "warm.jsonl")
         fitted_to, measured = [], {}
@@ -234,8 +149,8 @@ def compare(cost: Any, times: Any, served: Served, virtual: Served) -> dict[str,
         "predicted_completion_mean_s": statistics.mean(p for p, _ in pairs),
         "makespan_s": served.makespan_s,
         "predicted_makespan_s": virtual.makespan_s,
-        "hit_rate": served.cached_tokens / served.prompt_tokens,
-        "predicted_hit_rate": virtual.cached_tokens / virtual.prompt_tokens,
+        "hit_rate": served.hit_rate,
+        "predicted_hit_rate": virtual.hit_rate,
     }
 
 

@@ -1,19 +1,27 @@
-"""On a real engine with too little cache: how many prompt tokens do the hooks find in it, beside vLLM alone?
+"""What does each policy, and each forecast, bring on a real engine: tokens from the cache, first tokens, completion?
 
-vLLM's own engine with a tiny model of random weights, on any device. 72 concurrent workflows with retry loops
-(retry_loops.py); the cache holds a third of what they reuse. All schedulers get the same requests; answers are greedy
-and compared. A pause between two steps is counted in iterations, so the speed of the machine does not matter. The
-engine starts once and gets a new scheduler and an empty cache for each run: vLLM's own, or with the hooks and
-forecasts of three kinds: "none"; "learned" by a next-agent predictor from other workflows drawn in the same way, with
-lengths from online counts; "oracle", which knows the draws.
+vLLM's own engine, with a model of random weights in which 2,048 prompt tokens cost about ten decode steps. Workflows
+with retry loops (retry_loops.py) arrive by themselves, faster than vLLM alone serves them (`--load`), and the cache
+holds a third of what is reused. Each pair draws other workflows and other arrivals; within a pair every variant serves
+the same ones, in random order, with an empty cache:
 
-    python benchmarks/real_engine.py [--workflows 110] [--seeds 0 1] [--styles shared own]
-                                    [--settings '{"eviction_rule": "pbkv"}']
+    vLLM alone        vLLM's scheduler; served twice, and the second time is the error of the method
+    shadow            all policies compute their decisions and act on none; with the trained models
+    admission         only admission, without forecasts
+    + priority        and shortest job first
+    + eviction        and the order of free blocks: all policies, without forecasts
+    + counts          and forecasts from online counts, which start empty: an installation without models
+    + models          and the next-agent, remaining-length and return-time models, trained on other workflows
+    truth             all policies with the agents, tokens and pauses that were drawn
 
-`--settings` is the object of `--additional-config '{"presage": …}'`. A prompt costs the tiny model almost nothing, so
-seconds mean nothing and admission, which weighs seconds, gains nothing. With `--hidden-size 512`, 2,048 prompt tokens
-cost about ten decode steps, as with a real model on a GPU. Needs vLLM 0.32. Prints a table of cached prompt tokens,
-ratios to stock and seconds, and one JSON line.
+Seconds are CPU seconds of this process (model, scheduler, hooks and forecasts), so other load on the machine hardly
+counts; pauses and idle times are skipped. "decode" is another workload: 64 plain requests at once with short prompts,
+long answers and cache enough, where the hooks can only cost; its variants are vLLM alone and all policies with models.
+
+    python benchmarks/real_engine.py [--pairs 10] [--workloads shared own decode] [--variants "+ counts" truth]
+
+Needs vLLM; 10 pairs of both workloads take about an hour. Prints a line a run; then a table of medians over pairs and
+of geometric means of the ratios to vLLM alone with 95 % intervals (Student's t over pairs); then one JSON line.
 """
 
 from __future__ import annotations
@@ -26,36 +34,112 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
+import gc
 import heapq
 import itertools
 import json
-import statistics
+import random
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
 
-from retry_loops import TYPE, Planned, Style, Written, draw, working_set
+from retry_loops import TYPE, VOCABULARY, Planned, Style, Written, draw, traced, working_set
 from tiny_qwen import save_qwen
 
+if TYPE_CHECKING:
+    from presage.serving_hooks.vllm.forecasts import Forecasts
+
 BLOCK, MOST_BLOCKS, MODEL_LENGTH = 32, 4096, 4096
+PAUSE_S: Final = 0.02
+"""Of one of the iterations in which pauses are drawn: a pause is 0.4 s at the mean."""
+TAUGHT, TAUGHT_SEED = 400, 1_000_000
+"""Workflows the models learn from, and the seed they are drawn by."""
+AT_ONCE: Final = 24
+"""Workflows at once by which the cache is sized and vLLM's work on a workflow is measured."""
+
+Modes = Mapping[str, Any]
+
+
+def only(*policies: str) -> Modes:
+    """The mode in which these policies act."""
+    return {"default": "off", "policies": dict.fromkeys(policies, "on")}
+
+
+ALL: Final = only("admission", "priority", "eviction")
+VARIANTS: Final[Mapping[str, tuple[str, Modes]]] = {
+    "vLLM again": ("", {}),
+    "shadow": ("models", {"default": "shadow"}),
+    "admission": ("none", only("admission")),
+    "+ priority": ("none", only("admission", "priority")),
+    "+ eviction": ("none", ALL),
+    "+ counts": ("counts", ALL),
+    "+ models": ("models", ALL),
+    "truth": ("truth", ALL),
+}
+"""Forecasts and modes of each variant beside vLLM alone; without forecasts it is vLLM alone."""
+ALONE: Final = "vLLM alone"
+LOWER: Final = {
+    "first token p50": lambda ran: float(np.quantile(ran.first_tokens_s, 0.5)),
+    "p99": lambda ran: float(np.quantile(ran.first_tokens_s, 0.99)),
+    "completion mean": lambda ran: float(np.mean(list(ran.completions_s.values()))),
+    "completion p99": lambda ran: float(np.quantile(list(ran.completions_s.values()), 0.99)),
+    "CPU s": lambda ran: ran.busy_s,
+}
+"""Figures of a run, seconds."""
+
+
+class VirtualClock:
+    """A clock that advances with CPU time or wall time, and that can wait."""
+
+    def __init__(self, kind: str = "cpu") -> None:
+        self._wall, self._skipped = kind == "wall", 0.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return time.monotonic() if self._wall else time.process_time() + self._skipped
+
+    def wait_until(self, at_s: float) -> None:
+        """Waits until this time."""
+        more = max(0.0, at_s - self())
+        if self._wall:
+            time.sleep(more)
+        else:
+            self._skipped += more
 
 
 @dataclass
-class Ran:
-    """The result of one scheduler."""
+class Served:
+    """The result of a scheduler; times in seconds of the clock.
+
+    Attributes:
+        first_tokens_s: of each request, from its arrival to its first token.
+        completions_s: of each workflow, from its arrival to the end of its last answer.
+        busy_s: in steps of the engine.
+        answers: token ids by workflow and step.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     iterations: int = 0
-    seconds: float = 0.0
-    status: dict[str, Any] = field(default_factory=dict)
+    busy_s: float = 0.0
+    makespan_s: float = 0.0
+    first_tokens_s: list[float] = field(default_factory=list)
+    completions_s: dict[str, float] = field(default_factory=dict)
     answers: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prompt tokens found in the cache."""
+        return self.cached_tokens / self.prompt_tokens
 
 
 def start(folder: Path, **model: Any) -> Any:
@@ -97,121 +181,264 @@ def give_scheduler(llm: Any, kind: type[Any], blocks: int, settings: Mapping[str
     return core.scheduler
 
 
-def serve(llm: Any, workflows: Mapping[str, Sequence[Planned]], style: Style, at_once: int) -> Ran:
-    """Serves all workflows in a closed loop with `at_once` at a time."""
+def serve(
+    llm: Any,
+    workflows: Mapping[str, Sequence[Planned]],
+    style: Style,
+    clock: VirtualClock,
+    *,
+    arrivals: Sequence[float] = (),
+    at_once: int = 0,
+    pause_s: float = PAUSE_S,
+    plain: bool = False,
+) -> Served:
+    """Serves all workflows.
+
+    Args:
+        llm: the engine.
+        workflows: steps by workflow id.
+        style: of the prompts.
+        clock: of the engine's scheduler.
+        arrivals: of the workflows in their order, seconds from now; empty for a closed loop.
+        at_once: workflows at a time of a closed loop.
+        pause_s: seconds of one of the iterations in which pauses are drawn.
+        plain: send no metadata: the requests belong to no workflow.
+    """
     from vllm import SamplingParams
 
-    engine, ran, now = llm.llm_engine, Ran(), 0
+    engine, served = llm.llm_engine, Served()
     written = {name: Written(style) for name in workflows}
-    coming = iter(workflows)
-    wakes: list[tuple[int, int, str, int]] = []
-    turn = itertools.count()
-    running: dict[str, tuple[str, int]] = {}
+    coming, turn, begun = iter(workflows), itertools.count(), clock()
+    wakes = [(begun + at_s, next(turn), name, 0) for at_s, name in zip(arrivals, coming, strict=False)]
+    wakes += [(begun, next(turn), name, 0) for name in itertools.islice(coming, at_once)]
+    heapq.heapify(wakes)
+    came: dict[str, float] = {}
+    running: dict[str, tuple[str, int, float]] = {}
+    silent: set[str] = set()
 
-    def send(name: str, number: int) -> None:
+    def send(at_s: float, name: str, number: int) -> None:
         step, last = workflows[name][number], number == len(workflows[name]) - 1
         sent = {"workflow_type": TYPE, "workflow_id": name, "agent": step.agent, "step": number, "workflow_end": last}
         wanted = SamplingParams(
-            temperature=0.0, max_tokens=step.answer, ignore_eos=True, detokenize=False, extra_args=sent
+            temperature=0.0,
+            max_tokens=step.answer,
+            ignore_eos=True,
+            detokenize=False,
+            extra_args=None if plain else sent,
         )
-        prompt = written[name].prompt(step)
-        ran.prompt_tokens += len(prompt)
-        running[f"{name}.{number}"] = name, number
-        engine.add_request(f"{name}.{number}", {"prompt_token_ids": prompt}, wanted)
+        prompt, request = written[name].prompt(step), f"{name}.{number}"
+        came.setdefault(name, at_s)
+        served.prompt_tokens += len(prompt)
+        running[request] = name, number, at_s
+        silent.add(request)
+        engine.add_request(request, {"prompt_token_ids": prompt}, wanted)
 
-    def ended(answer: Any) -> None:
-        name, number = running.pop(answer.request_id)
-        tokens, step = tuple(answer.outputs[0].token_ids), workflows[name][number]
-        ran.cached_tokens += answer.num_cached_tokens
-        ran.answers[name, number] = tokens
-        written[name].answered(step, tokens)
-        if number + 1 < len(workflows[name]):
-            heapq.heappush(wakes, (now + step.pause, next(turn), name, number + 1))
-        elif (after := next(coming, None)) is not None:
+    def ended(answer: Any, now: float) -> None:
+        name, number, _ = running.pop(answer.request_id)
+        tokens, steps = tuple(answer.outputs[0].token_ids), workflows[name]
+        served.cached_tokens += answer.num_cached_tokens
+        served.answers[name, number] = tokens
+        written[name].answered(steps[number], tokens)
+        if number + 1 < len(steps):
+            heapq.heappush(wakes, (now + steps[number + 1].pause * pause_s, next(turn), name, number + 1))
+            return
+        served.completions_s[name] = now - came[name]
+        if (after := next(coming, None)) is not None:
             heapq.heappush(wakes, (now, next(turn), after, 0))
 
-    for place, name in enumerate(itertools.islice(coming, at_once)):
-        heapq.heappush(wakes, (2 * place, next(turn), name, 0))
-    begun = time.monotonic()
     while wakes or running:
         if not running:
-            now = max(now, wakes[0][0])
-        while wakes and wakes[0][0] <= now:
-            send(*heapq.heappop(wakes)[2:])
-        for answer in engine.step():
+            clock.wait_until(wakes[0][0])
+        while wakes and wakes[0][0] <= clock():
+            at_s, _, name, number = heapq.heappop(wakes)
+            send(at_s, name, number)
+        before = clock()
+        answers = engine.step() if running else []
+        now = clock()
+        served.busy_s += now - before
+        served.iterations += 1
+        for answer in answers:
+            if answer.request_id in silent:
+                silent.discard(answer.request_id)
+                served.first_tokens_s.append(now - running[answer.request_id][2])
             if answer.finished:
-                ended(answer)
-        now += 1
-        ran.iterations += 1
-    ran.seconds = time.monotonic() - begun
-    return ran
+                ended(answer, now)
+    served.makespan_s = clock() - begun
+    return served
 
 
-def held(status: Mapping[str, Any]) -> int:
-    """How many times admission held a workflow."""
-    counts = (status.get("admission") or {}).get("decisions", {})
-    return int(counts.get("held", 0)) + int(counts.get("paused", 0))
+def teach(style: Style, folder: Path) -> Path:
+    """Trains the three models on other workflows of the same kind; their folders lie in the answer."""
+    import pyarrow as pa
+    from replayed_cells import train_models
+
+    from presage.datasets.schema import conform
+    from presage.datasets.schema.validate import validate
+
+    rows = traced(draw(TAUGHT, TAUGHT_SEED), style, pause_s=PAUSE_S)
+    train_models(validate(conform(pa.Table.from_pylist(rows), "drawn"), "drawn"), folder)
+    return folder
+
+
+def forecasts_of(
+    kind: str, workflows: Mapping[str, Sequence[Planned]], models: Path, clock: Callable[[], float]
+) -> Forecasts:
+    """The sources of forecasts: none, counts, models, or truth."""
+    from presage.serving_hooks.replay.forecasts import return_times, source
+    from presage.serving_hooks.replay.workload import JobStep, ReplayJob
+    from presage.serving_hooks.vllm.forecasts import Forecasts
+
+    if kind == "none":
+        return Forecasts()
+    named = {"counts": ("counts", None, "counts"), "truth": ("oracle", None, "oracle")}
+    agents, lengths, returns = named.get(
+        kind, (str(models / "next-agent"), str(models / "lengths"), str(models / "return-time"))
+    )
+    jobs = []
+    for name, steps in workflows.items():
+        planned = [
+            JobStep(one.agent, None, 0, 0, 0, 0, one.answer, (at - 1,) if at else (), one.pause * PAUSE_S, one.answer)
+            for at, one in enumerate(steps)
+        ]
+        jobs.append(ReplayJob(TYPE, name, tuple(planned)))
+    asked = source(agents, lengths)(jobs, clock)
+    return Forecasts(asked, asked, returns=return_times(returns)(jobs, clock))
+
+
+def plain_requests(count: int, seed: int) -> dict[str, list[Planned]]:
+    """Requests of one step each with short prompts and long answers."""
+    rng = random.Random(seed)
+    return {
+        f"p{seed}-{number}": [
+            Planned("plain", [rng.randrange(VOCABULARY) for _ in range(32)], rng.randint(150, 250), 0)
+        ]
+        for number in range(count)
+    }
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Geometric mean of the ratios and its 95 % interval, Student's t over pairs; the mean alone from one pair."""
+    from scipy.stats import t
+
+    logs = np.log(ratios)
+    half = t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / len(logs) ** 0.5 if len(logs) > 1 else np.nan
+    return tuple(float(value) for value in np.exp([logs.mean(), logs.mean() - half, logs.mean() + half]))  # type: ignore[return-value]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--workflows", type=int, default=110)
-    parser.add_argument("--at-once", type=int, default=72)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--workflows", type=int, default=100, help="in each run")
+    parser.add_argument("--workloads", nargs="+", default=["shared", "own"], choices=["shared", "own", "decode"])
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--load", type=float, default=2.5, help="arrivals over vLLM's own throughput")
     parser.add_argument("--share", type=float, default=1 / 3, help="of the working set that fits the cache")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--styles", nargs="+", default=["shared", "own"], choices=["shared", "own"])
-    parser.add_argument(
-        "--forecasts", nargs="+", default=["none", "learned", "oracle"], choices=["none", "learned", "oracle"]
-    )
-    parser.add_argument("--settings", type=json.loads, default={})
-    parser.add_argument("--hidden-size", type=int, default=64, help="of the model that is made")
+    parser.add_argument("--hidden-size", type=int, default=512, help="of the model that is made")
+    parser.add_argument("--settings", type=json.loads, default={}, help="object of additional_config's `presage`")
+    parser.add_argument("--models", type=Path, help="folder to keep the trained models in")
     args = parser.parse_args()
-    report: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        llm = start(Path(folder) / "model", hidden_size=args.hidden_size, inner=2 * args.hidden_size)
-        # vLLM looks through all modules that are loaded when it starts, and stumbles over some.
-        from loop_forecasts import hooked, learn, told
-        from vllm.v1.core.sched.scheduler import Scheduler
+    report = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        llm = start(Path(scratch) / "model", hidden_size=args.hidden_size, inner=4 * args.hidden_size)
+        for workload in args.workloads:
+            report[workload] = measured(llm, workload, args, (args.models or Path(scratch)) / workload)
+    print(json.dumps({"benchmark": "real_engine", "load": args.load, "settings": args.settings, **report}))
 
-        print(
-            f"{'':24}{'blocks':>8}{'prompt':>10}{'cached':>10}{'share':>8}{'x stock':>9}{'iterations':>12}"
-            f"{'s':>8}{'paused':>8}"
+
+def measured(llm: Any, workload: str, args: argparse.Namespace, models: Path) -> dict[str, Any]:
+    """Serves a workload in pairs; prints its runs and its table."""
+    # vLLM looks through all modules that are loaded when it starts, and stumbles over some.
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
+
+    decodes, clock = workload == "decode", VirtualClock()
+    style: Style = "own" if workload == "own" else "shared"
+    variants = ["vLLM again", "+ models"] if decodes else list(args.variants)
+    if "models" in {VARIANTS[name][0] for name in variants}:
+        teach(style, models)
+    blocks = MOST_BLOCKS if decodes else int(AT_ONCE * working_set(draw(200, TAUGHT_SEED), style) * args.share / BLOCK)
+
+    def run(name: str, workflows: Mapping[str, Sequence[Planned]], **load: Any) -> Served:
+        kind, mode = VARIANTS.get(name, ("", {}))
+        scheduler: type[Any] = Scheduler
+        if kind:
+            told = forecasts_of(kind, workflows, models, clock)
+            called = {"forecasts": lambda self, config: told, "clock": staticmethod(clock)}
+            scheduler = type("Told", (SyncWorkflowScheduler,), called)
+        given = give_scheduler(llm, scheduler, blocks, {"mode": mode, **args.settings} if kind else {})
+        gc.collect()
+        served = serve(llm, workflows, style, clock, **load)
+        served.status = given.presage_status() if kind else {}
+        return served
+
+    def drawn(seed: int) -> dict[str, list[Planned]]:
+        return plain_requests(2 * args.workflows, seed) if decodes else draw(args.workflows, seed)
+
+    for name in variants:  # everything is compiled after this
+        run(name, dict(itertools.islice(drawn(TAUGHT_SEED + 1).items(), 6)), at_once=6)
+    whole = run(ALONE, drawn(TAUGHT_SEED + 2), at_once=AT_ONCE)
+    rate = args.load * args.workflows / whole.busy_s
+    print(f"\n{workload}: {blocks} blocks" + ("" if decodes else f", {rate:.2f} workflows a second"), flush=True)
+    head = ("hit rate", *LOWER, "iterations", "other answers")
+    print(f"{'':14}" + "".join(f"{name:>17}" for name in head))
+    runs: list[dict[str, Served]] = []
+    for seed in range(args.pairs):
+        rng = random.Random(seed)
+        workflows = drawn(seed)
+        arrivals = list(itertools.accumulate(rng.expovariate(rate) for _ in workflows))
+        order = [ALONE, *variants]
+        rng.shuffle(order)
+        pair = {}
+        for name in order:
+            pair[name] = run(name, workflows, **({"at_once": 64} if decodes else {"arrivals": arrivals}))
+        runs.append(pair)
+        for name in (ALONE, *variants):
+            ran = pair[name]
+            figures = [of(ran) for of in LOWER.values()]
+            other = sum(pair[ALONE].answers[at] != said for at, said in ran.answers.items())
+            print(f"{name:14}{ran.hit_rate:17.3f}" + "".join(f"{value:17.2f}" for value in figures), end="")
+            print(f"{ran.iterations:17}{other:17}", flush=True)
+    table = {name: row(runs, name) for name in (ALONE, *variants)}
+    print(f"\n{workload}, {len(runs)} pairs: medians for {ALONE}, then ratios to it with 95 % intervals")
+    print(f"{'':14}" + "".join(f"{name:>21}" for name in head[: 1 + len(LOWER)]))
+    for name, cells in table.items():
+        shown = (
+            f"{cell[0]:.3f}" if len(cell) == 1 else f"{cell[0]:.2f} ({cell[1]:.2f} to {cell[2]:.2f})"
+            for cell in cells.values()
         )
-        for style in args.styles:
-            predictor = learn(style, Path(folder) / style) if "learned" in args.forecasts else None
-            ratios: dict[str, list[float]] = {kind: [] for kind in args.forecasts}
-            report[style] = {"seeds": {}, "times": {}}
-            for seed in args.seeds:
-                workflows = draw(args.workflows, seed)
-                blocks = int(args.at_once * working_set(workflows, style) * args.share / BLOCK)
-                rows: dict[str, Ran] = {}
-                for kind in ("stock", *args.forecasts):
-                    scheduler: Any = Scheduler if kind == "stock" else hooked(told(kind, workflows, predictor))
-                    given = give_scheduler(llm, scheduler, blocks, args.settings)
-                    ran = rows[kind] = serve(llm, workflows, style, args.at_once)
-                    if kind != "stock":
-                        ran.status = given.presage_status()
-                        ratios[kind].append(ran.cached_tokens / rows["stock"].cached_tokens)
-                    print(
-                        f"{style:8}{f'seed {seed}':8}{kind:8}{blocks:8}{ran.prompt_tokens:10}{ran.cached_tokens:10}"
-                        f"{ran.cached_tokens / ran.prompt_tokens:8.3f}"
-                        f"{ran.cached_tokens / rows['stock'].cached_tokens:9.2f}{ran.iterations:12}"
-                        f"{ran.seconds:8.1f}{held(ran.status):8}",
-                        flush=True,
-                    )
-                report[style]["seeds"][seed] = {
-                    kind: {
-                        "prompt_tokens": ran.prompt_tokens,
-                        "cached_tokens": ran.cached_tokens,
-                        "iterations": ran.iterations,
-                        "seconds": round(ran.seconds, 1),
-                        "other_answers": sum(ran.answers[at] != said for at, said in rows["stock"].answers.items()),
-                        "status": ran.status,
-                    }
-                    for kind, ran in rows.items()
-                }
-            report[style]["times"] = {kind: round(statistics.mean(of), 3) for kind, of in ratios.items()}
-    print(json.dumps({"benchmark": "real_engine", "settings": args.settings, **report}))
+        print(f"{name:14}" + "".join(f"{text:>21}" for text in shown))
+    return {
+        "pairs": len(runs),
+        "blocks": blocks,
+        "rate": rate,
+        "table": table,
+        "runs": [{name: told(ran, pair[ALONE]) for name, ran in pair.items()} for pair in runs],
+    }
+
+
+def row(runs: Sequence[Mapping[str, Served]], name: str) -> dict[str, list[float]]:
+    """A variant's cells: of vLLM alone the median, else the mean ratio and its interval."""
+    figures: dict[str, Callable[[Served], float]] = {"hit rate": lambda ran: ran.hit_rate, **LOWER}
+    if name == ALONE:
+        return {figure: [float(np.median([of(pair[ALONE]) for pair in runs]))] for figure, of in figures.items()}
+    return {
+        figure: list(interval([(of(pair[name]) or 1e-9) / (of(pair[ALONE]) or 1e-9) for pair in runs]))
+        for figure, of in figures.items()
+    }
+
+
+def told(ran: Served, alone: Served) -> dict[str, Any]:
+    """A run for the JSON line."""
+    return {
+        "prompt_tokens": ran.prompt_tokens,
+        "cached_tokens": ran.cached_tokens,
+        "iterations": ran.iterations,
+        "makespan_s": round(ran.makespan_s, 3),
+        **{name: round(of(ran), 4) for name, of in LOWER.items()},
+        "other_answers": sum(alone.answers[at] != said for at, said in ran.answers.items()),
+        "status": ran.status,
+    }
 
 
 if __name__ == "__main__":

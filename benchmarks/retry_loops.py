@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import numpy as np
@@ -89,14 +90,34 @@ def working_set(workflows: Mapping[str, Sequence[Planned]], style: Style) -> flo
     return float(np.mean(held))
 
 
-def traced(workflows: Mapping[str, Sequence[Planned]], style: Style) -> list[dict[str, Any]]:
-    """These workflows as rows of a trace."""
+def traced(workflows: Mapping[str, Sequence[Planned]], style: Style, pause_s: float) -> list[dict[str, Any]]:
+    """These workflows as rows of a trace, from an engine where a step takes half a second.
+
+    Args:
+        workflows: steps by workflow id.
+        style: of the prompts.
+        pause_s: seconds of one of the iterations in which pauses are drawn.
+    """
     rows = []
     for name, steps in workflows.items():
-        written = Written(style)
+        written, at = Written(style), datetime(2026, 1, 1, tzinfo=UTC)
         for number, step in enumerate(steps):
-            sizes = {"input_tokens": len(written.prompt(step)), "output_tokens": step.answer}
-            rows.append({"workflow_type": TYPE, "workflow_id": name, "step": number, "agent": step.agent, **sizes})
+            began = at + timedelta(seconds=step.pause * pause_s)
+            at = began + timedelta(seconds=0.5)
+            rows.append(
+                {
+                    "workflow_type": TYPE,
+                    "workflow_id": name,
+                    "step": number,
+                    "agent": step.agent,
+                    "parent_steps": [number - 1] if number else [],
+                    "input_tokens": len(written.prompt(step)),
+                    "output_tokens": step.answer,
+                    "started_at": began,
+                    "ended_at": at,
+                    "complete": True,
+                }
+            )
             written.answered(step, [0] * step.answer)
     return rows
 

@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_workflows_find_more_of_their_prompts_than_with_vllm_alone() -> None:
-    load = ["--workflows", "24", "--at-once", "16", "--seeds", "0", "--styles", "own"]
+    load = ["--pairs", "1", "--workflows", "40", "--hidden-size", "64", "--workloads", "own"]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "real_engine.py"), *load, "--forecasts", "none", "oracle"],
+        [sys.executable, str(ROOT / "benchmarks" / "real_engine.py"), *load, "--variants", "+ counts", "truth"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -25,10 +25,10 @@ def test_workflows_find_more_of_their_prompts_than_with_vllm_alone() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"benchmark"')))
-    ran = told["own"]["seeds"]["0"]
-    assert ran["oracle"]["cached_tokens"] > ran["stock"]["cached_tokens"] > 0
-    for kind in ("none", "oracle"):
-        assert ran[kind]["other_answers"] == 0
-        assert ran[kind]["prompt_tokens"] == ran["stock"]["prompt_tokens"]
-        assert ran[kind]["status"]["on"] == {"priority": True, "eviction": True, "admission": True}
-        assert ran[kind]["status"]["workflows"] == 0
+    (ran,) = told["own"]["runs"]
+    assert ran["truth"]["cached_tokens"] > ran["vLLM alone"]["cached_tokens"] > 0
+    for variant in ("+ counts", "truth"):
+        assert ran[variant]["other_answers"] == 0
+        assert ran[variant]["prompt_tokens"] == ran["vLLM alone"]["prompt_tokens"]
+        assert ran[variant]["status"]["on"] == {"priority": True, "eviction": True, "admission": True}
+        assert ran[variant]["status"]["workflows"] == 0
