@@ -5,22 +5,24 @@ with retry loops (retry_loops.py) arrive by themselves, faster than vLLM alone s
 holds a third of what is reused. Each pair draws other workflows and other arrivals; within a pair every variant serves
 the same ones, in random order, with an empty cache:
 
-    vLLM alone        vLLM's scheduler; served twice, and the second time is the error of the method
+    vLLM alone        vLLM's scheduler; served twice: the second time shows the error of the method
     shadow            all policies compute their decisions and act on none; with the trained models
     admission         only admission, without forecasts
     + priority        and shortest job first
     + eviction        and the order of free blocks: all policies, without forecasts
     + counts          and forecasts from online counts, which start empty: an installation without models
     + models          and the next-agent, remaining-length and return-time models, trained on other workflows
+    - admission …     one of the three policies left out, with the models
     truth             all policies with the agents, tokens and pauses that were drawn
 
 Seconds are CPU seconds of this process (model, scheduler, hooks and forecasts), so other load on the machine hardly
-counts; pauses and idle times are skipped. "decode" is another workload: 64 plain requests at once with short prompts,
-long answers and cache enough, where the hooks can only cost; its variants are vLLM alone and all policies with models.
+counts; pauses and idle times are skipped. "decode" is another workload: 64 workflows of one step at once, with short
+prompts, long answers and cache enough, where the hooks can only cost; its variants are vLLM alone and all policies with
+models.
 
     python benchmarks/real_engine.py [--pairs 10] [--workloads shared own decode] [--variants "+ counts" truth]
 
-Needs vLLM; 10 pairs of both workloads take about an hour. Prints a line a run; then a table of medians over pairs and
+Needs vLLM; 10 pairs of a workload take about an hour. Prints a line a run; then a table of medians over pairs and
 of geometric means of the ratios to vLLM alone with 95 % intervals (Student's t over pairs); then one JSON line.
 """
 
@@ -51,7 +53,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
 
-from retry_loops import TYPE, VOCABULARY, Planned, Style, Written, draw, traced, working_set
+from retry_loops import AGENTS, TYPE, VOCABULARY, Planned, Style, Written, draw, traced, working_set
 from tiny_qwen import save_qwen
 
 if TYPE_CHECKING:
@@ -82,6 +84,9 @@ VARIANTS: Final[Mapping[str, tuple[str, Modes]]] = {
     "+ eviction": ("none", ALL),
     "+ counts": ("counts", ALL),
     "+ models": ("models", ALL),
+    "- admission": ("models", only("priority", "eviction")),
+    "- priority": ("models", only("admission", "eviction")),
+    "- eviction": ("models", only("admission", "priority")),
     "truth": ("truth", ALL),
 }
 """Forecasts and modes of each variant beside vLLM alone; without forecasts it is vLLM alone."""
@@ -305,12 +310,12 @@ def forecasts_of(
     return Forecasts(asked, asked, returns=return_times(returns)(jobs, clock))
 
 
-def plain_requests(count: int, seed: int) -> dict[str, list[Planned]]:
-    """Requests of one step each with short prompts and long answers."""
+def single_steps(count: int, seed: int) -> dict[str, list[Planned]]:
+    """Workflows of one step each with short prompts and long answers."""
     rng = random.Random(seed)
     return {
         f"p{seed}-{number}": [
-            Planned("plain", [rng.randrange(VOCABULARY) for _ in range(32)], rng.randint(150, 250), 0)
+            Planned(rng.choice(AGENTS), [rng.randrange(VOCABULARY) for _ in range(32)], rng.randint(150, 250), 0)
         ]
         for number in range(count)
     }
@@ -373,7 +378,7 @@ def measured(llm: Any, workload: str, args: argparse.Namespace, models: Path) ->
         return served
 
     def drawn(seed: int) -> dict[str, list[Planned]]:
-        return plain_requests(2 * args.workflows, seed) if decodes else draw(args.workflows, seed)
+        return single_steps(2 * args.workflows, seed) if decodes else draw(args.workflows, seed)
 
     for name in variants:  # everything is compiled after this
         run(name, dict(itertools.islice(drawn(TAUGHT_SEED + 1).items(), 6)), at_once=6)
