@@ -169,7 +169,7 @@ the numbers."""
 _ALL: Final = 2**64 - 1
 _SIGN: Final = 2**63
 
-_TURNS: Final = 3
+_TURNS: Final = 8
 """Workflows that may move to the next stage of their return times in one call, so that no call takes long."""
 
 _MOST_STALE: Final = 1000
