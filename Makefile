@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml
 	@echo "[2/3] torch: learns the predictors; the largest download"
 	$(BIN)/python -m pip install torch==2.13.0
 	@echo "[3/3] Presage and the libraries it learns, registers, tests and documents with"
-	$(BIN)/python -m pip install --editable '.[train,dev,docs,notebooks]'
+	$(BIN)/python -m pip install --editable '.[train,dev,distributed,docs,notebooks]'
 	touch $(STAMP)
 
 demo: setup

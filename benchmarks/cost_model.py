@@ -36,7 +36,7 @@ OFF = {"priority": False, "eviction": False, "admission": False, "next_agent": N
 
 def replay(workflows: Mapping[str, Sequence[Planned]], at_once: int, engine: Any, folder: Path) -> Served:
     """The same in virtual time: vLLM's scheduler with the cost model instead of the model."""
-    from presage.serving_hooks.replay.engine import ReplayEngine
+    from presage.serving_hooks.replay.engine import EngineLoop, ReplayEngine
     from presage.serving_hooks.replay.metrics import VirtualClock
     from presage.serving_hooks.replay.policies import POLICIES
     from presage.serving_hooks.replay.prompts import PromptIds
@@ -62,10 +62,7 @@ def replay(workflows: Mapping[str, Sequence[Planned]], at_once: int, engine: Any
         jobs,
         PromptIds(jobs, convention),
         Schedule(first, tuple(range(len(first), len(jobs)))),
-        make_scheduler(kind, engine, longest, None, folder),
-        engine.cost,
-        engine.block_tokens,
-        clock,
+        [EngineLoop(make_scheduler(kind, engine, longest, None, folder), engine.cost, engine.block_tokens, clock)],
     )
     run = player.play()
     ended = {job: max(one.ended_s for one in run.asked if one.job == job) for job in range(len(jobs))}

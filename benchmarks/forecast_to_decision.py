@@ -41,10 +41,10 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm_samples import Engine, ask, build
 
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
+from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.policies.score import Lookahead
 from presage.serving_hooks.vllm.config import PresageConfig
-from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.serving_hooks.workflows.identity import Step
 

@@ -26,7 +26,7 @@ from presage.serving_hooks.replay.policies import Policy
 from presage.serving_hooks.replay.workload import ReplayJob
 
 if TYPE_CHECKING:
-    from presage.serving_hooks.vllm.modes import Switch
+    from presage.serving_hooks.modes import Switch
     from presage.serving_hooks.workflows import EndReason, RunningWorkflow
     from presage.serving_hooks.workflows.identity import Step
 

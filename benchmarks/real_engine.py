@@ -22,7 +22,7 @@ models.
 
     python benchmarks/real_engine.py [--pairs 10] [--workloads shared own decode] [--variants "+ counts" truth]
 
-Needs vLLM; 10 pairs of a workload take about an hour. Prints a line a run; then a table of medians over pairs and
+Needs vLLM; 10 pairs of a workload take one to two hours. Prints a line a run; then a table of medians over pairs and
 of geometric means of the ratios to vLLM alone with 95 % intervals (Student's t over pairs); then one JSON line.
 """
 
@@ -57,7 +57,7 @@ from retry_loops import AGENTS, TYPE, VOCABULARY, Planned, Style, Written, draw,
 from tiny_qwen import save_qwen
 
 if TYPE_CHECKING:
-    from presage.serving_hooks.vllm.forecasts import Forecasts
+    from presage.serving_hooks.forecasting.forecasts import Forecasts
 
 BLOCK, MOST_BLOCKS, MODEL_LENGTH = 32, 4096, 4096
 PAUSE_S: Final = 0.02
@@ -91,7 +91,7 @@ VARIANTS: Final[Mapping[str, tuple[str, Modes]]] = {
 }
 """Forecasts and modes of each variant beside vLLM alone; without forecasts it is vLLM alone."""
 ALONE: Final = "vLLM alone"
-LOWER: Final = {
+LESS_IS_BETTER: Final = {
     "first token p50": lambda ran: float(np.quantile(ran.first_tokens_s, 0.5)),
     "p99": lambda ran: float(np.quantile(ran.first_tokens_s, 0.99)),
     "completion mean": lambda ran: float(np.mean(list(ran.completions_s.values()))),
@@ -148,7 +148,7 @@ class Served:
 
 
 def start(folder: Path, **model: Any) -> Any:
-    """Starts an engine with a model of random weights; `sizes` override those of the tiny model."""
+    """Starts an engine with a model of random weights; `model` overrides those of the tiny model."""
     from vllm import LLM
 
     save_qwen(folder, length=MODEL_LENGTH, **model)
@@ -289,9 +289,9 @@ def forecasts_of(
     kind: str, workflows: Mapping[str, Sequence[Planned]], models: Path, clock: Callable[[], float]
 ) -> Forecasts:
     """The sources of forecasts: none, counts, models, or truth."""
+    from presage.serving_hooks.forecasting.forecasts import Forecasts
     from presage.serving_hooks.replay.forecasts import return_times, source
     from presage.serving_hooks.replay.workload import JobStep, ReplayJob
-    from presage.serving_hooks.vllm.forecasts import Forecasts
 
     if kind == "none":
         return Forecasts()
@@ -327,7 +327,8 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 
     logs = np.log(ratios)
     half = t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / len(logs) ** 0.5 if len(logs) > 1 else np.nan
-    return tuple(float(value) for value in np.exp([logs.mean(), logs.mean() - half, logs.mean() + half]))  # type: ignore[return-value]
+    mean, low, high = np.exp([logs.mean(), logs.mean() - half, logs.mean() + half]).tolist()
+    return mean, low, high
 
 
 def main() -> None:
@@ -385,7 +386,7 @@ def measured(llm: Any, workload: str, args: argparse.Namespace, models: Path) ->
     whole = run(ALONE, drawn(TAUGHT_SEED + 2), at_once=AT_ONCE)
     rate = args.load * args.workflows / whole.busy_s
     print(f"\n{workload}: {blocks} blocks" + ("" if decodes else f", {rate:.2f} workflows a second"), flush=True)
-    head = ("hit rate", *LOWER, "iterations", "other answers")
+    head = ("hit rate", *LESS_IS_BETTER, "iterations", "other answers")
     print(f"{'':14}" + "".join(f"{name:>17}" for name in head))
     runs: list[dict[str, Served]] = []
     for seed in range(args.pairs):
@@ -400,13 +401,13 @@ def measured(llm: Any, workload: str, args: argparse.Namespace, models: Path) ->
         runs.append(pair)
         for name in (ALONE, *variants):
             ran = pair[name]
-            figures = [of(ran) for of in LOWER.values()]
+            figures = [of(ran) for of in LESS_IS_BETTER.values()]
             other = sum(pair[ALONE].answers[at] != said for at, said in ran.answers.items())
             print(f"{name:14}{ran.hit_rate:17.3f}" + "".join(f"{value:17.2f}" for value in figures), end="")
             print(f"{ran.iterations:17}{other:17}", flush=True)
     table = {name: row(runs, name) for name in (ALONE, *variants)}
     print(f"\n{workload}, {len(runs)} pairs: medians for {ALONE}, then ratios to it with 95 % intervals")
-    print(f"{'':14}" + "".join(f"{name:>21}" for name in head[: 1 + len(LOWER)]))
+    print(f"{'':14}" + "".join(f"{name:>21}" for name in head[: 1 + len(LESS_IS_BETTER)]))
     for name, cells in table.items():
         shown = (
             f"{cell[0]:.3f}" if len(cell) == 1 else f"{cell[0]:.2f} ({cell[1]:.2f} to {cell[2]:.2f})"
@@ -424,7 +425,7 @@ def measured(llm: Any, workload: str, args: argparse.Namespace, models: Path) ->
 
 def row(runs: Sequence[Mapping[str, Served]], name: str) -> dict[str, list[float]]:
     """A variant's cells: of vLLM alone the median, else the mean ratio and its interval."""
-    figures: dict[str, Callable[[Served], float]] = {"hit rate": lambda ran: ran.hit_rate, **LOWER}
+    figures: dict[str, Callable[[Served], float]] = {"hit rate": lambda ran: ran.hit_rate, **LESS_IS_BETTER}
     if name == ALONE:
         return {figure: [float(np.median([of(pair[ALONE]) for pair in runs]))] for figure, of in figures.items()}
     return {
@@ -440,7 +441,7 @@ def told(ran: Served, alone: Served) -> dict[str, Any]:
         "cached_tokens": ran.cached_tokens,
         "iterations": ran.iterations,
         "makespan_s": round(ran.makespan_s, 3),
-        **{name: round(of(ran), 4) for name, of in LOWER.items()},
+        **{name: round(of(ran), 4) for name, of in LESS_IS_BETTER.items()},
         "other_answers": sum(alone.answers[at] != said for at, said in ran.answers.items()),
         "status": ran.status,
     }

@@ -56,9 +56,9 @@ from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.registry.connect import Registry, open_registry
 from presage.registry.package import register
+from presage.serving_hooks.forecasting.registry_process import version_of
+from presage.serving_hooks.forecasting.reload import Reload
 from presage.serving_hooks.forecasting.sources import Held, load
-from presage.serving_hooks.vllm.registry_process import version_of
-from presage.serving_hooks.vllm.reload import Reload
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.training.next_agent.train import train
 

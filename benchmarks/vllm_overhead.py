@@ -42,8 +42,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_
 from noise import AGENTS, Noise
 from vllm_samples import AsyncScheduler, Engine, Scheduler, ask, build
 
+from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.vllm.config import PresageConfig
-from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 
 BLOCKS, SEQS, BUDGET, STEPS = 50_000, 64, 2048, 5

@@ -1,6 +1,6 @@
 """Presage: learns from the traces of multi-agent LLM applications what a running workflow will do next.
 
-`NextAgent`, `RemainingLength`, `ReturnTime` and `Router` are estimators with scikit-learn's conventions
+`NextAgent`, `RemainingLength`, `ReturnTime`, `Profile` and `Router` are estimators with scikit-learn's conventions
 (`presage.api`). Importing this package loads neither torch, MLflow nor vLLM; a name is imported when it is first used.
 """
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from presage.version import __version__
 
 if TYPE_CHECKING:
-    from presage.api import NextAgent, RemainingLength, Report, ReturnTime, Router, load, promote, split
+    from presage.api import NextAgent, Profile, RemainingLength, Report, ReturnTime, Router, load, promote, split
     from presage.datasets.outcomes.files import read_outcomes
     from presage.datasets.read import Traces, read_traces
     from presage.datasets.synthetic.workflows import generate_traces
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _FROM = {
     **dict.fromkeys(
-        ("NextAgent", "RemainingLength", "ReturnTime", "Report", "Router", "load", "promote", "split"), "presage.api"
+        ("NextAgent", "Profile", "RemainingLength", "ReturnTime", "Report", "Router", "load", "promote", "split"),
+        "presage.api",
     ),
     **dict.fromkeys(("Traces", "read_traces"), "presage.datasets.read"),
     "generate_traces": "presage.datasets.synthetic.workflows",
@@ -26,6 +27,7 @@ _FROM = {
 }
 __all__ = [
     "NextAgent",
+    "Profile",
     "RemainingLength",
     "Report",
     "ReturnTime",

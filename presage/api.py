@@ -51,6 +51,8 @@ from presage.predictor_kinds import KINDS
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.predictors.next_agent.predictor import NextAgentPredictor
+from presage.predictors.profile.predictor import ProfilePredictor
+from presage.predictors.profile.profile import ProfileConfig
 from presage.predictors.quantiles.choice import QuantileConfig
 from presage.predictors.return_time.predictor import ReturnTimeConfig, ReturnTimePredictor
 from presage.predictors.router.predictor import RouterConfig, RouterPredictor
@@ -502,6 +504,50 @@ class ReturnTime(Estimator):
         return self._table
 
 
+class Profile(Estimator):
+    """Describes what an application does: its expression, automaton and agents, one profile a workflow type.
+
+    Args:
+        config: of the automaton and the expression.
+        random_state: seed of the bootstrap.
+
+    Attributes:
+        profiles_: by workflow type; `profiles_[name].text` is the expression.
+    """
+
+    kind = "profile"
+
+    def __init__(self, *, config: ProfileConfig | None = None, random_state: int = 0) -> None:
+        self.config, self.random_state = config, random_state
+
+    @classmethod
+    def of(cls, predictor: ProfilePredictor) -> Self:
+        """A fitted estimator around a loaded predictor."""
+        return cls(config=predictor.config, random_state=predictor.seed)._hold(predictor)
+
+    def fit(self, traces: TraceLike, y: None = None) -> Self:
+        """Learn from traces."""
+        from presage.training.profile.train import fit_profiles
+
+        self._table = _table(traces)
+        self._fitted = fit_profiles(self._table, self.config, seed=self.random_state)
+        return self._hold(self._fitted.predictor)
+
+    def _hold(self, predictor: ProfilePredictor) -> Self:
+        self.predictor_, self.profiles_ = predictor, predictor.profiles
+        return self
+
+    def _assess(self, data: pa.Table, baselines: str) -> Training[Any, Any]:
+        from presage.training.profile.evaluate import PROFILE_BASELINES
+        from presage.training.profile.train import assess_profiles
+
+        chosen = choose_names(baselines, PROFILE_BASELINES)
+        return assess_profiles(self._fitted, Split(self._table, data, _SEPARATE), baselines=chosen)
+
+    def _trained_on(self) -> pa.Table:
+        return self._table
+
+
 class Router(Estimator):
     """Forecasts which models solve a prompt. The transformer head is fine-tuned by `train-predictor router`.
 
@@ -556,7 +602,9 @@ class Router(Estimator):
         return outcomes
 
 
-_ESTIMATORS: dict[str, type[Estimator]] = {of.kind: of for of in (NextAgent, RemainingLength, ReturnTime, Router)}
+_ESTIMATORS: dict[str, type[Estimator]] = {
+    of.kind: of for of in (NextAgent, RemainingLength, ReturnTime, Profile, Router)
+}
 _SEPARATE = "separate test traces"
 
 

@@ -41,6 +41,11 @@ KINDS: Final = {
         "presage.cli.return_time:RETURN_TIME",
         prediction="double",
     ),
+    "profile": KindParts(
+        "presage.predictors.profile.predictor:ProfilePredictor",
+        "presage.training.report.profile:document",
+        "presage.cli.profile:PROFILE",
+    ),
     "router": KindParts(
         "presage.predictors.router.predictor:RouterPredictor",
         "presage.training.report.router:document",

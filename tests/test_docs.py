@@ -22,7 +22,7 @@ PASSES_OPTIONS_ON = {"serve"}
 """Commands that hand options they do not know to another program."""
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-PATH = re.compile(r"(?<![\w/~.-])(?:presage|docs|tests|benchmarks|notebooks|tools)/[\w./-]*\w")
+PATH = re.compile(r"(?<![\w/~.-])(?:presage(?!/auto\b)|docs|tests|benchmarks|notebooks|tools)/[\w./-]*\w")
 FILE = re.compile(r"`(\w+\.py)`")
 MODULE = re.compile(
     r"(?<![\w/.-])presage\.(?:datasets|features|predictors|training|registry|serving_hooks|cli)[\w.]*\w"

@@ -6,6 +6,7 @@ refused. Replay runs vLLM's scheduler; where vLLM is not installed, the demo sho
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
@@ -21,6 +22,7 @@ from typing import Annotated, Any, Final, NoReturn, TextIO
 import typer
 
 from presage.cli import options
+from presage.cli.demo_gateway import APPLICATIONS, drive, running
 from presage.cli.output import FAILED, REFUSED
 from presage.errors import OutputError
 
@@ -31,10 +33,14 @@ _REPLAYED: Final = 40
 _LENGTHS, _PROMPTS = 1200, 2000
 """Workflows with lengths, and prompts for the router; a third as many are held out."""
 
-_STAGES: Final = 8
+_STAGES: Final = 9
 _REPLAY: Final = (
     "replay burst --policy stock,full --forecasts model --concurrency 16 --cache-tokens 100000 --report replay"
 )
+_GATEWAY_WORKFLOWS, _GATEWAY_LOAD = 60, 40
+"""Workflows that the gateway records, and those that run at once afterwards."""
+_ENDED_S: Final = 4.0
+"""Seconds after which the gateway takes workflows that send nothing for ended."""
 _MARK: Final = ".made-by-demo"
 
 
@@ -143,11 +149,16 @@ class _Demo:
         self.shell(f"presage traces generate --process retry --workflows {_REPLAYED} --seed 3 --to burst")
         replayed = self.replay(replay_with)
 
+        self.stage(
+            9, "Gateway. Applications that name nothing, before an engine without a model: recognise, record, learn."
+        )
+        completed = self.gateway()
+
         verdicts = {entry["version"]: entry["verdict"] for entry in listed}
         champion = [entry["version"] for entry in listed if "champion" in entry["aliases"]]
         if verdicts != {1: "promoted", 2: "refused"} or champion != [1]:
             _fail(f"verdicts {verdicts} and champion {champion}; the good model should serve and no other")
-        self.summarize(trained, lengths, router, replayed)
+        self.summarize(trained, lengths, router, replayed, completed)
         return {
             "accuracy": {moment: figures["accuracy"] for moment, figures in trained["moments"].items()},
             "markov-3": trained["baselines"]["markov-3"]["completion"]["accuracy"],
@@ -160,6 +171,7 @@ class _Demo:
             "macro_map": router["macro_map"],
             "tfidf-logistic": router["baselines"]["tfidf-logistic"]["macro_map"],
             "replay": replayed,
+            "gateway": completed,
             "next": max(forecast["horizons"][0]["agents"].items(), key=lambda item: item[1])[0],
         }
 
@@ -173,12 +185,36 @@ class _Demo:
         completion_s = {name: figures["completion_mean_s"]["mean"] for name, figures in metrics["policies"].items()}
         return {"verdict": metrics["verdict"]["text"], "completion_mean_s": completion_s}
 
+    def gateway(self) -> dict[str, float]:
+        """Mean completion time in seconds by what the gateway does."""
+        environment = _environment()
+        watching = ("--mode", "shadow", "--record", "served", "--time-to-live", "2")
+        forecasting = ("--forecaster", "remaining-length=served-lengths")
+        self.show(f"\n$ presage gateway --simulate {' '.join(watching)} &   # and an application of its own")
+        with running(self.folder, environment, *watching) as url:
+            asyncio.run(drive(url, _GATEWAY_WORKFLOWS, seed=0))
+            time.sleep(_ENDED_S)
+        self.shell("presage traces ingest served --to served-traces")
+        self.shell("presage traces describe served-traces")
+        self.shell(
+            "train-predictor remaining-length served-traces --out served-lengths --name served-lengths "
+            "--estimator ridge --baselines median-per-step"
+        )
+        found = {}
+        for mode in ("off", "on"):
+            self.show(f"\n$ presage gateway --simulate --mode {mode} {' '.join(forecasting)} &")
+            with running(self.folder, environment, "--mode", mode, *forecasting) as url:
+                found[mode] = asyncio.run(drive(url, _GATEWAY_LOAD, seed=1))
+            self.show(f"mean completion of {_GATEWAY_LOAD} workflows at once: {found[mode]:.2f} s")
+        return found
+
     def summarize(
         self,
         trained: dict[str, Any],
         lengths: dict[str, Any],
         router: dict[str, Any],
         replayed: dict[str, Any] | None,
+        completed: dict[str, float],
     ) -> None:
         """Print what was gained, on held-out workflows and prompts, and where everything is."""
         ours = trained["moments"]["completion"]["accuracy"]
@@ -193,6 +229,8 @@ class _Demo:
             "router": f"{router['picked_accuracy']:.0%} of prompts solved by the model it picks "
             f"(the best single model: {router['best_single']:.0%})",
             "replay": "skipped: vLLM is not installed" if replayed is None else replayed["verdict"],
+            "gateway": f"{len(APPLICATIONS)} unchanged applications recorded; with priorities their workflows complete "
+            f"in {completed['on']:.2f} s on the mean (proxied alone: {completed['off']:.2f} s)",
             "reports": "model/report.html, lengths/report.html, router/report.html"
             + (", replay/report.html" if replayed else ""),
             "registry": "mlflow.db; mlflow ui --backend-store-uri sqlite:///mlflow.db shows it",

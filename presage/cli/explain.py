@@ -60,6 +60,9 @@ def _render(one: Mapping[str, Any]) -> Iterator[Any]:
         rows = [_forecast(made) for made in one["forecasts"][-_FORECASTS_SHOWN:]]
         head = ["after", "moment", "made", "by", "evidence", "next", "end", "tokens left"]
         yield table("\nForecasts, oldest first", head, rows)
+    if one.get("decisions"):
+        head = ["decided", "model", "because", "server", "because", "priority", "workflow by", "agent by"]
+        yield table("\nDecisions of the gateway, oldest first", head, [_decision(made) for made in one["decisions"]])
     if one["requests"]:
         rows = [_request(request) for request in one["requests"]]
         yield table("\nRequests", ["agent", "state", "place", "level", "tokens left", "prompt", "output"], rows)
@@ -109,6 +112,13 @@ def _request(request: Mapping[str, Any]) -> list[str]:
         str(request["prompt_tokens"]),
         str(request["output_tokens"]),
     ]
+
+
+def _decision(made: Mapping[str, Any]) -> list[str]:
+    names = ("model", "model_reason", "upstream", "placement_reason", "rank", "workflow_from", "agent_from")
+    found = [made.get(name) for name in names]
+    ago = f"{made['ago_s']:.1f} s ago"
+    return [ago, *("–" if one is None else f"{one:.0f}" if isinstance(one, float) else str(one) for one in found)]
 
 
 def _number(value: int | None) -> str:

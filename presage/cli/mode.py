@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -11,7 +11,13 @@ from presage.cli import options
 from presage.cli.output import Output, table
 from presage.cli.server import ApiKey, Url, ask
 from presage.errors import ConfigurationError
-from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_HEADER, ADMIN_KEY_VARIABLE, ModeName, PolicyName
+from presage.serving_hooks.mode_names import (
+    ADMIN_KEY_HEADER,
+    ADMIN_KEY_VARIABLE,
+    GatewayPolicyName,
+    ModeName,
+    PolicyName,
+)
 
 PATH = "/v1/workflows/mode"
 REFUSALS = {
@@ -30,15 +36,15 @@ def mode(
         ModeName | None,
         typer.Argument(metavar="[off|shadow|on]", help="The mode to set; omit to show the current modes."),
     ] = None,
-    policy: Annotated[PolicyName | None, typer.Option(help="Only this policy.")] = None,
+    policy: Annotated[Literal[PolicyName, GatewayPolicyName] | None, typer.Option(help="Only this policy.")] = None,
     workflow_type: Annotated[str | None, typer.Option(help="Only for this type.")] = None,
     api_key: ApiKey = None,
     as_json: options.Json = False,
 ) -> None:
-    """Set policies of a running engine to off, shadow (decisions are computed and shown, not applied) or on.
+    """Set policies of a running engine or gateway to off, shadow (decisions are computed and shown, not applied) or on.
 
     Without --policy and --workflow-type the mode applies to all, and replaces modes set for single policies or types.
-    The admin key is read from the environment variable PRESAGE_ADMIN_KEY. A restart of the engine resets the modes.
+    The admin key is read from the environment variable PRESAGE_ADMIN_KEY. A restart resets the modes.
     """
     if mode is None and (policy or workflow_type is not None):
         raise ConfigurationError("--policy and --workflow-type want a mode: off, shadow or on")

@@ -60,6 +60,7 @@ def promote(
     replay: replay_gate.Asked = False,
     engine: replay_gate.Engine = None,
     cache_tokens: replay_gate.CacheTokens = None,
+    fleet: replay_gate.Fleet = None,
     concurrency: replay_gate.Concurrency = None,
     rate: replay_gate.Rate = None,
     prompts: replay_gate.Prompts = None,

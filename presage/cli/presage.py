@@ -11,10 +11,13 @@ from presage.cli import (
     compare,
     demo,
     explain,
+    export,
     forecast,
+    gateway,
     mode,
     models,
     outcomes,
+    profile,
     replay,
     report,
     retrain_check,
@@ -56,8 +59,10 @@ def presage(
 
 app.add_typer(traces.app, name="traces")
 app.add_typer(outcomes.app, name="outcomes")
+app.add_typer(profile.app, name="profile")
 app.add_typer(study.app, name="study")
 app.add_typer(report.app, name="report")
+app.add_typer(export.app, name="export")
 app.command(
     epilog="Example:  presage evaluate models:/next-agent@champion held-out/ --json",
 )(forecast.evaluate)
@@ -91,6 +96,11 @@ app.command(
     epilog="Example:  presage serve Qwen/Qwen3-8B --max-model-len 8192 --additional-config.presage.gamma 0.8\n\n"
     "docs/serving.md describes what clients send and how to check the result.",
 )(serve.serve)
+app.command(
+    epilog="Examples:\n\npresage gateway --upstream http://127.0.0.1:8000\n\n"
+    "presage gateway --config gateway.toml\n\n"
+    "Clients then use http://127.0.0.1:8100/v1 as their base URL.",
+)(gateway.gateway)
 app.command(epilog="Example:  presage status http://localhost:8000 --watch 2")(status.status)
 app.command(epilog="Example:  presage mode http://localhost:8000 shadow --policy eviction")(mode.mode)
 app.command(epilog="Example:  presage explain http://localhost:8000 r1 --type review --picture r1.svg")(explain.explain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,12 +17,15 @@ from presage.registry.connect import open_existing
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from presage.serving_hooks.replay.fleet_file import FleetMember
     from presage.serving_hooks.replay.policies import Policy
     from presage.serving_hooks.replay.runs import Done, Setting
     from presage.serving_hooks.replay.workload import Workload
 
 _CONCURRENCY: Final = 16
 """Concurrent workflows, unless --concurrency, --rate or --as-recorded is given."""
+
+_ENGINE: Final = "invented"
 
 _POLICIES: Final = "stock,lifecycle,next-use,oracle"
 
@@ -100,7 +104,15 @@ def replay(
             "engine, waiting or running, since no policy can shorten a pause.",
         ),
     ] = False,
-    engine: Annotated[str, typer.Option(help="TOML file of an engine, or a built-in name.")] = "invented",
+    engine: Annotated[
+        str | None, typer.Option(help=f"TOML file of an engine, or a built-in name. Default: {_ENGINE}.")
+    ] = None,
+    fleet: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file of several engines (docs/fleet.md): --policy then names routing policies, all by default."
+        ),
+    ] = None,
     cache_tokens: Annotated[int | None, typer.Option(help="Cache size in tokens; overrides the file.")] = None,
     host_cache_tokens: Annotated[
         int | None,
@@ -118,11 +130,15 @@ def replay(
 ) -> None:
     """Run recorded workflows through vLLM's own scheduler in virtual time, once for each policy; needs no GPU.
 
+    With --fleet, through the schedulers of several engines under one clock, behind each routing policy.
+
     Prints each run as it ends, a row for each policy, and a verdict in one sentence. Completion times leave out pauses
     between the steps of a workflow.
     """
+    from presage.errors import ConfigurationError
     from presage.serving_hooks.replay.engine_file import read_engine
-    from presage.serving_hooks.replay.policies import STOCK, crossed, named
+    from presage.serving_hooks.replay.fleet_file import FleetPlan, read_fleet
+    from presage.serving_hooks.replay.policies import ROUTING, STOCK, crossed, named, routing_named
     from presage.serving_hooks.replay.runs import Setting, by_policy, check_vllm, result, run_all
     from presage.serving_hooks.replay.verdict import verdict
     from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, check_fits, workload
@@ -130,12 +146,26 @@ def replay(
 
     if concurrency is None and rate is None and not as_recorded:
         concurrency = _CONCURRENCY
-    policies = named(policy or (_POLICIES if scheduler is None else STOCK))
-    if scheduler is not None:
-        policies = crossed(policies, scheduler)
+    plan = FleetPlan() if fleet is None else read_fleet(fleet)
+    members = plan.engines
+    if members:
+        of_an_engine = {
+            "--engine": engine,
+            "--cache-tokens": cache_tokens,
+            "--host-cache-tokens": host_cache_tokens,
+            "--scheduler": scheduler,
+        }
+        for option, value in of_an_engine.items():
+            if value is not None:
+                raise ConfigurationError(f"{option} applies to one engine: omit it, or say it in the file of --fleet")
+        policies = routing_named(policy or ",".join(ROUTING))
+    else:
+        policies = named(policy or (_POLICIES if scheduler is None else STOCK))
+        if scheduler is not None:
+            policies = crossed(policies, scheduler)
     arrivals = Arrivals(concurrency, rate, cv, as_recorded)
     convention = PromptConvention(prompts, opening_tokens, closing_tokens)  # type: ignore[arg-type]  # it checks the name
-    machine = read_engine(engine, cache_tokens, host_cache_tokens)
+    machine = members[0].engine if members else read_engine(engine or _ENGINE, cache_tokens, host_cache_tokens)
     if report_folder is not None:
         check_folder(report_folder, "--report")
     check_vllm()
@@ -166,8 +196,10 @@ def replay(
             elif prompts == "recorded":
                 convention = replace(convention, prompts="history-first")
             setting = Setting(held.jobs, convention, arrivals, machine, agents, left, back)
-        setting = replace(setting, with_pauses=with_pauses)
+        setting = replace(setting, with_pauses=with_pauses, fleet=members, models=plan.agents, scaling=plan.scaling)
         forecasting = not plain and any("asked" in one.foretellers for one in policies)
+        for one in members:
+            check_fits(held.jobs, one.engine)
         check_fits(held.jobs, machine)
         if as_recorded and seeds > 1:
             out.note("recorded arrivals do not depend on the seed: one run of each policy")
@@ -203,6 +235,8 @@ def replay(
                 max(step.prompt_tokens for job in held.jobs for step in job.steps),
             ),
         }
+        if members:
+            found |= {"engines": len(members), "fleet": [described(one) for one in members]}
         if plain:
             found["workload"] |= {"workflows": 0, "prompts": "hash-ids" if hashed(held) else "nothing-shared"}
         if report_folder is not None:
@@ -222,6 +256,19 @@ def _row(one: Done, policies: Sequence[Policy]) -> str:
         f"{one.policy:{width}}  seed {one.seed}{limit}: hit rate {one.figures['hit_rate']:.3f}, "
         f"mean completion {one.figures['completion_mean_s']:.1f} s, queueing {one.figures['queueing_mean_s']:.2f} s"
     )
+
+
+def described(member: FleetMember) -> dict[str, Any]:
+    """An engine of a fleet, as a report shows it."""
+    return {
+        "name": member.name,
+        "cache_tokens": member.engine.cache_tokens,
+        "host_cache_tokens": member.engine.host_cache_tokens,
+        "policy": member.policy.name,
+        "model": member.model or None,
+        "opens_s": member.opens_s,
+        "closes_s": member.closes_s if math.isfinite(member.closes_s) else None,
+    }
 
 
 def load_of(setting: Setting) -> dict[str, Any]:

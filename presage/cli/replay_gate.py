@@ -2,7 +2,8 @@
 
 The candidate, the champion and stock vLLM serve the same held-out workflows in virtual time, in the same order. The
 policy is eviction by score alone, which uses next-agent forecasts: without admission and priority, any difference
-comes from the forecasts.
+comes from the forecasts. With a fleet, versions of a remaining-length predictor route its workflows, beside session
+affinity.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from presage.serving_hooks.replay.workload import Workload
 
 _POLICY: Final = "next-use"
+_ROUTED: Final = "session-affinity"
+_OURS: Final = "presage"
+"""Without and with forecasts, on a fleet."""
+
 _CONCURRENCY: Final = 16
 _SEEDS: Final = 8
 _FOLDER: Final = "replay"
@@ -43,6 +48,10 @@ Asked = Annotated[
     bool, typer.Option("--replay", help="Replay the traces and gate on hit rate and completion time; needs vLLM.")
 ]
 Engine = Annotated[str | None, _option(help="TOML file of an engine, or a built-in name.")]
+Fleet = Annotated[
+    Path | None,
+    _option(help="TOML file of several engines: gates a remaining-length version by what routing gains."),
+]
 CacheTokens = Annotated[int | None, _option(help="Cache size in tokens; overrides the file.")]
 Concurrency = Annotated[int | None, _option(help=f"Number of concurrent workflows. Default: {_CONCURRENCY}.")]
 Rate = Annotated[float | None, _option(help="Mean arrivals of workflows per second.")]
@@ -77,8 +86,9 @@ class ReplayGate:
 
     def __init__(
         self,
-        engine: str = "invented",
+        engine: str | None = None,
         cache_tokens: int | None = None,
+        fleet: Path | None = None,
         concurrency: int | None = None,
         rate: float | None = None,
         prompts: str = "recorded",
@@ -89,6 +99,7 @@ class ReplayGate:
         processes: int | None = None,
     ) -> None:
         from presage.serving_hooks.replay.engine_file import read_engine
+        from presage.serving_hooks.replay.fleet_file import FleetPlan, read_fleet
         from presage.serving_hooks.replay.runs import check_vllm
         from presage.serving_hooks.replay.workload import Arrivals, PromptConvention
 
@@ -96,14 +107,24 @@ class ReplayGate:
             concurrency = _CONCURRENCY
         self._arrivals = Arrivals(concurrency, rate)
         self._convention = PromptConvention(prompts, opening_tokens, closing_tokens)  # type: ignore[arg-type]  # it checks
-        self._engine = read_engine(engine, cache_tokens)
+        plan = FleetPlan() if fleet is None else read_fleet(fleet)
+        self._fleet, self._models = plan.engines, plan.agents
+        if self._fleet and (engine is not None or cache_tokens is not None):
+            raise ConfigurationError("--engine and --cache-tokens apply to one engine: say them in the file of --fleet")
+        self._engine = self._fleet[0].engine if self._fleet else read_engine(engine or "invented", cache_tokens)
         self._pause_s, self._seeds = pause_s, seeds
         self._processes = processes or len(os.sched_getaffinity(0))
         check_vllm()
 
     def check(self, kind: Kind, name: str) -> None:
         """Raise ConfigurationError unless the policy uses this kind of predictor."""
-        if kind.name != "next-agent":
+        if self._fleet:
+            if kind.name != "remaining-length":
+                raise ConfigurationError(
+                    f"--fleet replays routing by remaining work, and {name!r} is a {kind.name} predictor: promote it "
+                    "without --fleet"
+                )
+        elif kind.name != "next-agent":
             raise ConfigurationError(
                 f"--replay applies to next-agent predictors, and {name!r} is a {kind.name} predictor: "
                 "promote it without --replay"
@@ -121,21 +142,28 @@ class ReplayGate:
             out: receives notes on workflows left out, and on replays in which the cache was never full.
         """
         from presage.registry.evidence import judge_replay
-        from presage.serving_hooks.replay.policies import POLICIES, STOCK
+        from presage.serving_hooks.replay.forecasts import COUNTS
+        from presage.serving_hooks.replay.policies import POLICIES, ROUTING, STOCK
         from presage.serving_hooks.replay.runs import Setting, contest, result
         from presage.serving_hooks.replay.workload import check_fits, workload
 
         held = workload(table, self._convention, self._pause_s)
-        check_fits(held.jobs, self._engine)
+        for engine in {self._engine, *(member.engine for member in self._fleet)}:
+            check_fits(held.jobs, engine)
         if held.left_out:
             out.note(f"{held.left_out} workflows not replayed: their request sizes were not recorded")
         for one in (candidate, champion):
             _check_agents(one, held)
-        setting = Setting(held.jobs, self._convention, self._arrivals, self._engine, "")
+        setting = Setting(
+            held.jobs, self._convention, self._arrivals, self._engine, "", fleet=self._fleet, models=self._models
+        )
         names = {one: f"version {one.version}" for one in (candidate, champion) if one is not None}
-        contenders = {STOCK: (setting, POLICIES[STOCK])}
+        alone, policy = (_ROUTED, ROUTING[_OURS]) if self._fleet else (STOCK, POLICIES[_POLICY])
+        contenders = {alone: (setting, ROUTING[alone] if self._fleet else POLICIES[alone])}
         for one, name in names.items():
-            contenders[name] = replace(setting, forecasts=str(one.folder)), POLICIES[_POLICY]
+            folder = str(one.folder)
+            agents, lengths = (COUNTS, folder) if self._fleet else (folder, None)
+            contenders[name] = replace(setting, forecasts=agents, lengths=lengths), policy
         done = contest(contenders, range(self._seeds), self._processes, report)
         runs = {name: [run for run in done if run.policy == name] for name in contenders}
         figures = [[run.figures for run in of] for of in runs.values()]
@@ -147,7 +175,7 @@ class ReplayGate:
         gates = judge_replay(
             _figures(runs[names[candidate]]),
             None if champion is None else _figures(runs[names[champion]]),
-            _figures(runs[STOCK]),
+            _figures(runs[alone]),
         )
         return gates, {
             "kind": "replay",
@@ -158,7 +186,8 @@ class ReplayGate:
                 **load_of(setting),
             },
             "engine": self._engine.model_dump(),
-            "forecasts": f"of {' and '.join(names.values())}, each with the policy {_POLICY}",
+            "forecasts": f"of {' and '.join(names.values())}, each with the policy {policy.name}",
+            **({"engines": len(self._fleet)} if self._fleet else {}),
             "seeds": self._seeds,
             "interrupted": False,
             "policies": result(done),
@@ -177,7 +206,11 @@ def keep(registry: Registry, name: str, version: int, found: Mapping[str, Any]) 
 
 def _check_agents(one: Loaded | None, held: Workload) -> None:
     agents = {step.agent for job in held.jobs for step in job.steps}
-    if one is not None and not agents & set(one.predictor.vocabulary.agents):
+    if one is None:
+        return
+    predictor = one.predictor
+    known = predictor.encoder.vocabulary if one.kind.name == "remaining-length" else predictor.vocabulary
+    if not agents & set(known.agents):
         raise ConfigurationError(
             f"{one.called} knows none of the {len(agents)} agents of these traces, so it cannot forecast in a "
             "replay: give traces of the applications it was trained on"

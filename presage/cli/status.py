@@ -13,8 +13,8 @@ from presage.cli.output import Output, table
 from presage.cli.server import ApiKey, Url, ask
 from presage.errors import EngineError
 from presage.serving_hooks.counts import ERRORS, EVENTS, FORECASTS, HIDDEN_STATES, METADATA_LEFT_OUT
+from presage.serving_hooks.metrics import accuracies, counted, missing_inputs, return_figures
 from presage.serving_hooks.status import EngineStatus, read_status
-from presage.serving_hooks.vllm.metrics import accuracies, counted, missing_inputs, return_figures
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,7 +69,7 @@ def _read(engine: Mapping[str, Any]) -> EngineStatus | None:
 
 def _tables(engines: list[Mapping[str, Any]]) -> Iterator[Any]:
     for number, reported in enumerate(engines):
-        name = f"Engine {number}" if len(engines) > 1 else "Engine"
+        name = str(reported.get("name") or (f"Engine {number}" if len(engines) > 1 else "Engine"))
         engine = _read(reported)
         if engine is None:
             yield f"{name} runs another scheduler; start it with `presage serve`, or set --scheduler-cls"
@@ -93,7 +93,7 @@ def tables(name: str, engine: EngineStatus) -> Iterator[Table]:
 
 
 def _policies(engine: EngineStatus) -> Rows:
-    on = {**(engine.on or {}), "prefetch": engine.prefetch is not None and engine.prefetch.on}
+    on = {**(engine.on or {}), **({} if engine.prefetch is None else {"prefetch": engine.prefetch.on})}
     return [["policies", ", ".join(f"{name} {'on' if of else 'off'}" for name, of in on.items())]]
 
 

@@ -131,6 +131,24 @@ def describe(
     out.result(data, *(_description(data) if not as_json else ()))
 
 
+@app.command(epilog="Example:  presage traces agents traces/ --to agents.json   # then agent_names in the gateway file")
+def agents(
+    store: options.Traces,
+    to: Annotated[Path, typer.Option("--to", help="JSON file of names and hashes, without texts.")],
+    skip_bad: options.SkipBad = False,
+    as_json: options.Json = False,
+) -> None:
+    """Learn by which system prompts `presage gateway` recognises your agents; traces need the column system_prompt."""
+    from presage.serving_hooks.gateway.identity.agent_names import AgentNames
+
+    out = Output(as_json)
+    with out.working() as report:
+        names = AgentNames.learn(options.read(store, skip_bad, out, report))
+        names.save(to)
+    data = {"system_prompts": len(names), "file": str(to)}
+    out.result(data, f"{counted(len(names), 'system prompt')} of agents: {to}")
+
+
 @app.command(epilog="Example:  presage traces generate --process retry --workflows 1000 --seed 0 --to known/")
 def generate(
     to: _To,

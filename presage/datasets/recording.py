@@ -18,7 +18,9 @@ import pyarrow as pa
 
 from presage.datasets.schema import STATE_COLUMNS, TIMESTAMP
 
-VERSION: Final = "1"
+VERSION: Final = "2"
+ADDED: Final = {"1": ("model", "system_prompt", "decision")}
+"""Versions that are read too, and the last columns of STEPS that they lack."""
 VERSION_KEY: Final = b"presage.recording_version"
 INSTANCE_KEY: Final = b"presage.engine_instance"
 MODEL_KEY: Final = b"presage.served_model"
@@ -53,10 +55,14 @@ STEPS: Final = pa.schema(
         ("input_text", pa.large_string()),
         ("output_text", pa.large_string()),
         *((state, pa.large_binary()) for state in STATE_COLUMNS),
+        ("model", pa.string()),
+        ("system_prompt", pa.large_string()),
+        ("decision", pa.string()),
     ]
 )
 """A finished step. `run` counts the workflows of an engine, `step` the steps of a run in the order they began, both
-from 0; `client_step` is the client's number, `step_id` the engine's request id."""
+from 0; `client_step` is the client's number, `step_id` the engine's request id; `decision` is what a gateway decided on
+the step, as JSON; `model` where one recorder serves several."""
 
 FORECASTS: Final = pa.schema(
     [

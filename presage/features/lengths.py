@@ -58,6 +58,9 @@ CHARS_PER_TOKEN: Final = 4.0
 MODELS_KEPT: Final = 256
 _NOTHING: Final = np.empty(0, np.float32)
 
+PROMPT_READ: Final = "prompt_read"
+"""A step's column for what another process has read of its prompt (`LengthEncoder.read_prompt`), in place of texts."""
+
 AGENTS_TRACKED: Final = 16
 """Number of agents, the most frequent, of which a row has the calls and the steps since."""
 
@@ -94,6 +97,30 @@ class LengthEncoder:
         dimensions = range(self.sketch.size) if self.sketch is not None else range(0)
         sketch = tuple(f"{of}_{i}" for of in ("prompt", "answer") for i in dimensions)
         return PROMPT + PROGRESS + before + tracked + sketch
+
+    @property
+    def answer_size(self) -> int:
+        """S, what is read of an output; 2 + S of a prompt."""
+        return self.sketch.size if self.sketch is not None else 0
+
+    def read_prompt(self, step: Mapping[str, Any]) -> NDArray[np.float32]:
+        """All that is read of the texts of a step's prompt, float32 [2 + S], NaN where unknown.
+
+        It is the characters of the system prompt, those of the user prompt, and the sketch of the latter. Raises
+        InputError for an invalid text.
+        """
+        system, user = _text(step, "system_prompt"), _text(step, "input_text")
+        return np.concatenate([[_length(system), _length(user)], self._sketched(user)], dtype=np.float32)
+
+    def read_answer(self, step: Mapping[str, Any]) -> NDArray[np.float32]:
+        """All that is read of the text of a step's output, float32 [S]; as `read_prompt`."""
+        return self._sketched(_text(step, "output_text") if self.sketch is not None else None)
+
+    def _sketched(self, text: str | None) -> NDArray[np.float32]:
+        """The sketch of a text, float32 [S]: NaN for None, empty without a sketch."""
+        if self.sketch is None:
+            return _NOTHING
+        return np.full(self.sketch.size, np.nan, np.float32) if text is None else self.sketch.transform_one(text)
 
     def model(self, name: Any) -> int:
         """Index of a model: M for one that training never saw, M + 1 for none."""
@@ -163,47 +190,46 @@ class LengthWorkflow:
         self._calls = np.empty(agents + 1, np.int64)
         self._counters = np.empty(COUNTERS, np.float64)
         begin_course(self._history, self._calls, self._counters)
-        self._answer = self._sketched(None)
+        self._answer = encoder.read_answer({})
 
     def begun(self, step: Mapping[str, Any]) -> tuple[int, int, int, NDArray[np.float32]]:
         """Begin a step: its workflow type, agent, model and numbers float32 [F], before its output.
 
-        `step` is keyed by column names of traces. Raises InputError for an invalid token count or text; the workflow
-        is unusable afterwards.
+        `step` is keyed by column names of traces, or has PROMPT_READ in place of texts. Raises InputError for an
+        invalid token count or text; the workflow is unusable afterwards.
         """
+        encoder = self._encoder
         agent, course = self._advanced(step)
-        system, user = _text(step, "system_prompt"), _text(step, "input_text")
+        read = step.get(PROMPT_READ)
+        read = encoder.read_prompt(step) if read is None else _checked(read, 2 + encoder.answer_size)
         prompt = np.empty(len(PROMPT), np.float32)
-        _prompt_tokens(_length(system), _length(user), count_of(step, "input_tokens"), prompt)
-        numbers = np.concatenate([prompt, course, self._sketched(user), self._answer], dtype=np.float32)
-        self._answer = self._sketched(None)
-        return self._type, agent, self._encoder.model(step.get("model")), numbers
+        _prompt_tokens(float(read[0]), float(read[1]), count_of(step, "input_tokens"), prompt)
+        numbers = np.concatenate([prompt, course, read[2:], self._answer], dtype=np.float32)
+        self._answer = encoder.read_answer({})
+        return self._type, agent, encoder.model(step.get("model")), numbers
 
     def completed(self, step: Mapping[str, Any]) -> None:
         """Record the output of the step that began last; raises InputError as `begun`."""
         produce(self._counters, float(np.float32(count_of(step, "output_tokens"))))
-        self._answer = self._sketched(_text(step, "output_text") if self._encoder.sketch is not None else None)
+        self._answer = self._encoder.read_answer(step)
+
+    def answered(self, read: NDArray[np.float32]) -> None:
+        """What another process has read of the output of the step that completed last; raises InputError as `begun`."""
+        self._answer = _checked(read, self._encoder.answer_size)
 
     def passed(self, steps: Sequence[Mapping[str, Any]]) -> None:
         """Record steps that are over: as `begun` and `completed` of each, but only the last output is sketched."""
         for step in steps:
             self._advanced(step)
             produce(self._counters, float(np.float32(count_of(step, "output_tokens"))))
-        if steps and self._encoder.sketch is not None:
-            self._answer = self._sketched(_text(steps[-1], "output_text"))
+        if steps:
+            self._answer = self._encoder.read_answer(steps[-1])
 
     def _advanced(self, step: Mapping[str, Any]) -> tuple[int, NDArray[np.float32]]:
         agent = self._encoder.vocabulary.agent(step["agent"])
         course = np.empty(len(PROGRESS) + len(self._columns), np.float32)
         advance_course(self._history, self._calls, self._counters, agent, self._columns, course)
         return agent, course
-
-    def _sketched(self, text: str | None) -> NDArray[np.float32]:
-        """The sketch of a text, float32 [S]: NaN for None, empty without a sketch."""
-        sketch = self._encoder.sketch
-        if sketch is None:
-            return _NOTHING
-        return np.full(sketch.size, np.nan, np.float32) if text is None else sketch.transform_one(text)
 
 
 def length_rows(table: pa.Table, encoder: LengthEncoder, target: Target = "remaining") -> LabelledRows:
@@ -323,6 +349,13 @@ def _text(step: Mapping[str, Any], name: str) -> str | None:
     if text is not None and not isinstance(text, str):
         raise InputError(f"{name} is a {type(text).__name__}; expected a string, or null")
     return text
+
+
+def _checked(read: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """What another process has read, float32 [size]; checked here, since kernels check no widths."""
+    if read.dtype != np.float32 or read.shape != (size,) or np.isinf(read).any():
+        raise InputError(f"what was read of a text is not {size} numbers of float32; use the encoder of this predictor")
+    return read
 
 
 def _length(text: str | None) -> float:

@@ -122,7 +122,8 @@ def _intervals(metrics: Mapping[str, Any]) -> dict[str, list[float]]:
     for moment, of in metrics.get("moments", {}).items():
         found |= {f"{moment}_accuracy_{k}": ends for k, ends in enumerate(of["ci95"], start=1)}
     for table in TABLES:
-        found |= {f"{table}_{key}": ends for key, ends in metrics.get(f"{table}_ci95", {}).items()}
+        of = metrics.get(f"{table}_ci95")
+        found |= {f"{table}_{key}": ends for key, ends in of.items()} if isinstance(of, Mapping) else {}
     return {name: ends for name, ends in found.items() if isinstance(ends, list) and None not in ends}
 
 

@@ -7,6 +7,9 @@ The caller measures candidate and champion on the same held-out data.
   correlated, and a false refusal costs one more look.
 - Lengths and return times: order (tau distance) and pinball loss, by paired intervals over workflows; coverage of the
   upper quantiles, overall and in the worst workflow type. Quantiles that are too wide pay in pinball loss.
+- Profile: coverage of whole workflows and accuracy of the next step, by paired intervals over workflows. An expression
+of
+  any agent in any order covers everything, so coverage alone is no evidence.
 - Router: macro mean average precision, Brier score and accuracy of the picks, by paired intervals over prompts.
 - Replay: hit rate and mean completion, paired by run. Each run is a random half of the workflows, so the standard
   deviation of the differences between runs, undivided, is the standard error of a difference on all of them, and the
@@ -352,6 +355,73 @@ def _bound(gate: str, found: tuple[float, float, float], q: float, allowed: floa
         f"wanted {q:g}, at least {q - allowed:.4f}"
     )
     return at_least(gate, high, q - allowed, reason)
+
+
+@dataclass(frozen=True)
+class ProfileBudget(GateBudget):
+    """The limits of a profile; the defaults are those of `docs/profiles.md`.
+
+    Latency is of one further step of a workflow, microseconds; `coverage` is the least share of whole workflows
+    covered.
+    """
+
+    latency: float = 500.0
+    size_bytes: int = 5_000_000
+    evidence: int = 10
+    coverage: float = 0.9
+
+
+@dataclass(frozen=True)
+class ProfileEvidence:
+    """The figures of one profile on W held-out workflows.
+
+    Attributes:
+        artefact: with the latency of one further step, microseconds.
+        workflows: W ids, unique over workflow types.
+        covered, whole: int64 [W], 1 if the workflow is covered, and if its end is known.
+        correct, positions: int64 [W], steps forecast right, and judged.
+        doubts: by workflow type, why its profile is not confident; empty if it is.
+    """
+
+    artefact: ArtefactEvidence
+    workflows: tuple[str, ...]
+    covered: NDArray[np.int64]
+    whole: NDArray[np.int64]
+    correct: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    doubts: Mapping[str, tuple[str, ...]]
+
+
+def judge_profile(
+    candidate: ProfileEvidence, champion: ProfileEvidence | None, budget: ProfileBudget, *, seed: int
+) -> list[Gate]:
+    """Judge a candidate against the budget and the current champion, if there is one.
+
+    A profile of which no workflow type is confident is refused: it would be asked and never answer.
+    """
+    gates = [evidence_gate(int(candidate.whole.sum()), budget.evidence, "whole workflow")]
+    sure = [name for name, of in candidate.doubts.items() if not of]
+    why = "; ".join(f"{name}: {' and '.join(of)}" for name, of in candidate.doubts.items() if of)
+    reason = f"{len(sure)} of {counted(len(candidate.doubts), 'workflow type')} with a confident profile"
+    gates.append(at_least("confident", len(sure), 1, f"{reason}{f' ({why})' if why else ''}"))
+    if candidate.whole.any():
+        share = candidate.covered.sum() / candidate.whole.sum()
+        low, high = share_ci(candidate.covered, candidate.whole, np.random.default_rng(seed))
+        reason = f"{share:.4f} of the whole workflows, 95 % interval [{low:.4f}, {high:.4f}]; wanted {budget.coverage}"
+        gates.append(at_least("coverage", high, budget.coverage, reason))
+    if champion is None:
+        gates.append(schema_gate(None))
+    else:
+        gates.append(schema_gate(champion.artefact.interface.broken_by(candidate.artefact.interface)))
+        _check_workflows(candidate.workflows, champion.workflows)
+        for name, part, of in (("coverage", "covered", "whole"), ("accuracy", "correct", "positions")):
+            mine, its, total = getattr(candidate, part), getattr(champion, part), getattr(candidate, of)
+            if total.any():
+                ends = ratio_ci(mine - its, total, np.random.default_rng(seed))
+                compared = Compared(mine.sum() / total.sum(), its.sum() / total.sum(), ends)
+                against = f"the champion's {compared.its:.4f}"
+                gates.append(no_worse(f"{name}-champion", compared, against, higher_is_better=True))
+    return gates + artefact_gates(candidate.artefact, budget, "µs for one further step")
 
 
 @dataclass(frozen=True)

@@ -173,9 +173,9 @@ def headline(metrics: Mapping[str, Any]) -> dict[str, float]:
             if isinstance(values, list) and values and all(map(_is_number, values)):
                 flat |= {f"{moment}_{figure}_{step}": float(value) for step, value in enumerate(values, start=1)}
     for table in TABLES:
-        flat |= {
-            f"{table}_{key}": float(value) for key, value in (metrics.get(table) or {}).items() if _is_number(value)
-        }
+        of = metrics.get(table)
+        if isinstance(of, Mapping):  # of a profile, the coverage is one number
+            flat |= {f"{table}_{key}": float(value) for key, value in of.items() if _is_number(value)}
     return flat
 
 

@@ -25,14 +25,15 @@ OTHER: Final = "other"
 
 MetadataField = Literal[
     "workflow_type", "workflow_id", "agent", "session_id", "step", "workflow_end", "extra_args", "app_metadata",
-    "workflows",
+    "agentic_context", "metadata", "workflows",
 ]  # fmt: skip
 """`workflows`: the table of running workflows is full, so the request is served as one without a workflow."""
 
 Part = Literal[
     "priority", "eviction", "admission", "prefetch", "bookkeeping of workflows", "forecasts of next agents",
     "forecasts of remaining tokens", "forecasts of return times", "evidence of forecasts", "reload of models",
-    "status of models", "recorder", "step times",
+    "status of models", "recorder", "step times", "identity",
+    "demand of models",
 ]  # fmt: skip
 """Parts that fail independently; `presage_errors_total` counts failures by part."""
 
@@ -90,12 +91,22 @@ class EventCounts:
         """All counts by their keys in the JSON status."""
         return {metric.key(*values): times for (metric, values), times in dict(self._counts).items()}
 
+    def samples(self) -> list[tuple[CounterMetric[*tuple[Any, ...]], list[str], int]]:
+        """(metric, values of its labels, count) of each count."""
+        return [
+            (
+                metric,
+                [str(one) for one in values] if len(values) == len(metric.labels) else [metric.key(*values)],
+                times,
+            )
+            for (metric, values), times in dict(self._counts).items()
+        ]
+
     def by_metric(self) -> dict[str, list[dict[str, Any]]]:
         """All counts as plain data, `{name: [{"labels": [value, ...], "count": n}, ...]}`; see `LabelledCount`."""
         found: dict[str, list[dict[str, Any]]] = {metric.name: [] for metric in self._metrics}
-        for (metric, values), times in dict(self._counts).items():
-            labels = values if len(values) == len(metric.labels) else (metric.key(*values),)
-            found.setdefault(metric.name, []).append({"labels": list(labels), "count": times})
+        for metric, labels, times in self.samples():
+            found.setdefault(metric.name, []).append({"labels": labels, "count": times})
         return found
 
 
@@ -138,6 +149,12 @@ ERRORS: Final = CounterMetric[Part, str](
     "presage_errors_total",
     ("what", "reason"),
     "Failures in our code, by what has failed and the kind of exception; all but the first follow from the first.",
+)
+IDENTITIES: Final = CounterMetric[str, str](
+    "presage_gateway_identities_total",
+    ("workflow", "agent"),
+    "Requests of the gateway, by what identified their workflow and by what identified their agent.",
+    "identity: workflow by {}, agent by {}".format,
 )
 METADATA_LEFT_OUT: Final = CounterMetric[MetadataField, Reason](
     "presage_metadata_left_out_total",

@@ -32,7 +32,7 @@ class Ran:
         """The one line that says what is wrong: nothing on standard output, no traceback, exit code 2."""
         assert (self.code, self.out) == (2, ""), (self.code, self.out, self.err)
         assert "Traceback" not in self.err
-        lines = [line for line in self.err.splitlines() if not line.endswith("…")]
+        lines = [line for line in self.err.splitlines() if not line.endswith(("…", " left"))]
         assert len(lines) == 1, self.err
         assert lines[0].startswith("presage: ")
         return lines[0]

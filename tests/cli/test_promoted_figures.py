@@ -18,10 +18,10 @@ from presage.datasets.ingest import append
 from presage.datasets.store import read_store
 from presage.datasets.synthetic.workflows import generate
 from presage.registry.connect import attach, attached, open_registry
+from presage.serving_hooks.forecasting.champions import load_forecasts
 from presage.serving_hooks.forecasting.forecaster import VersionedForecaster
 from presage.serving_hooks.monitoring.drift import Drift
 from presage.serving_hooks.vllm.config import PresageConfig
-from presage.serving_hooks.vllm.registered import load_forecasts
 from presage.serving_hooks.workflows.identity import Step
 
 pytestmark = pytest.mark.slow

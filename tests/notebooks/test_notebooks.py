@@ -22,7 +22,16 @@ pytest.importorskip("ipykernel", reason="the extra `notebooks` is not installed"
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-STUDIED = ("feedback_loop", "first_hour", "next_agent_accuracy", "remaining_length", "replay", "return_times", "router")
+STUDIED = (
+    "feedback_loop",
+    "first_hour",
+    "fleet",
+    "next_agent_accuracy",
+    "remaining_length",
+    "replay",
+    "return_times",
+    "router",
+)
 
 
 def load_tool() -> ModuleType:
@@ -304,6 +313,29 @@ def test_replay(tmp_path: Path) -> None:
     assert hits["cache/40000/stock"] > hits["cache/7000/stock"] == hits["alone/0/stock"]
     assert hits["load/8/oracle"] == hits["noise/0.0/next-use"]
     assert found["forecasts"]["champion"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_fleet(tmp_path: Path) -> None:
+    small = {"WORKFLOWS": 40, "LOADS": (4, 24), "RUNS": 2, "PROCESSES": 1, "PROMPTS_TO_ROUTE": 60}
+    small |= {"PRICES": (0.0, 0.1), "SLACKS": (0.0,)}
+    asked = {
+        "hits": "{'/'.join(map(str, point)): over_seeds(of)['hit_rate']['mean'] for point, of in found.items()}",
+        "frontier": "frontier",
+        "queued": "{name: of['queueing_mean_s'] for name, of in figures.items()}",
+    }
+    executed, found = run("fleet", tmp_path, small, asked)
+    assert figures(executed) == 4
+    assert errors(executed) == []
+    hits = found["hits"]
+    assert hits["24/presage"] > hits["24/least-loaded"]
+    assert hits["4/session-affinity"] > hits["4/least-loaded"]
+    assert found["queued"]["forecast"] < found["queued"]["reactive"]
+    (accurate, slow), (cheap, fast) = found["frontier"]["priced"]
+    assert accurate > cheap
+    assert slow > fast
 
 
 @pytest.mark.slow

@@ -19,12 +19,12 @@ from presage.registry.connect import open_registry
 from presage.registry.gates import Gate, Verdict
 from presage.registry.package import register
 from presage.registry.promote import promote
+from presage.serving_hooks.forecasting.champions import load_forecasts, resolve_registry_uri
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
+from presage.serving_hooks.forecasting.forecasts import ReadsStates
+from presage.serving_hooks.metrics import missing_inputs
 from presage.serving_hooks.status import EngineStatus, ModelStatus, read_status
 from presage.serving_hooks.vllm.config import PresageConfig
-from presage.serving_hooks.vllm.forecasts import ReadsStates
-from presage.serving_hooks.vllm.metrics import missing_inputs
-from presage.serving_hooks.vllm.registered import load_forecasts, resolve_registry_uri
 from presage.serving_hooks.workflows.identity import Step
 from presage.training.next_agent.train import fit_predictor
 

@@ -19,8 +19,8 @@ from presage.errors import ArtefactError, RegistryError
 from presage.predictors.common.artefact import artefact_digest, read_artefact, write_artefact
 from presage.registry.connect import open_registry
 from presage.registry.package import register
+from presage.serving_hooks.forecasting.reload import ProcessEnded, RegistryClient
 from presage.serving_hooks.forecasting.sources import load_validated
-from presage.serving_hooks.vllm.reload import ProcessEnded, RegistryClient
 
 AGENTS = {"next-agent": "models:/next-agent@champion"}
 ROW = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
@@ -159,7 +159,7 @@ def test_closing_breaks_off_what_is_asked(silent: str) -> None:
 
 ENGINE = """
 import sys, threading, time
-from presage.serving_hooks.vllm.reload import RegistryClient
+from presage.serving_hooks.forecasting.reload import RegistryClient
 asked = RegistryClient(lambda: sys.argv[1])
 threading.Thread(target=asked.versions, args=({"next-agent": "models:/next-agent@champion"},), daemon=True).start()
 while asked.process is None:

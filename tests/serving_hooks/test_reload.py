@@ -10,8 +10,8 @@ import pytest
 
 from presage.errors import ArtefactError, RegistryError
 from presage.registry.resolve import parse
+from presage.serving_hooks.forecasting.reload import ProcessEnded, RegistryClient, Reload
 from presage.serving_hooks.forecasting.sources import Held, Predictors
-from presage.serving_hooks.vllm.reload import ProcessEnded, RegistryClient, Reload
 
 AGENTS, LENGTHS = "models:/next-agent@champion", "models:/remaining-length@champion"
 

@@ -72,3 +72,19 @@ def test_a_single_run_is_drawn_without_interval() -> None:
 def test_the_title_says_whether_pauses_count() -> None:
     for with_pauses, title in ((False, "times without pauses"), (True, "times with pauses")):
         assert any(title in section.title for section in document(metrics(RUNS, with_pauses)).sections)
+
+
+def test_a_fleet_is_drawn_over_time_a_drawing_for_each_policy() -> None:
+    found = metrics(RUNS)
+    for scale, of in enumerate(found["policies"].values(), 1):
+        series = {"a-1": [0.5] * 60, "a-2": [0.25 * scale] * 60}
+        of["course"] = {"window_s": 2.0 * scale, "held": [1.0] * 60, "under_way": series, "cache_in_use": series}
+    load, cache = (picture for picture in document(found).pictures() if picture.name.startswith("fleet-"))
+    assert load.legend == ("held by the router", "a-1", "a-2")
+    assert cache.legend == ("a-1", "a-2")
+    for picture in (load, cache):
+        assert [panel.title for panel in picture.panels] == list(RUNS)
+        drawn = [tostring(panel.svg, "unicode") for panel in picture.panels]
+        assert all(one.count("polyline") == len(picture.legend) for one in drawn)
+        assert all(">250<" in one for one in drawn)  # the axes are those of the longer run
+    assert "The fleet over time" in page(document(found))

@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.datasets.recording import (
+    ADDED,
     FILE_NAME,
     INSTANCE_FOLDER,
     INSTANCE_KEY,
@@ -61,6 +62,7 @@ _AS_THEY_ARE: Final = (
     "ended_at",
     "input_text",
     "output_text",
+    "system_prompt",
 )
 
 
@@ -86,8 +88,8 @@ def read_recording(path: Path, skip_bad: bool = False) -> Iterator[Source]:
     if not rows:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in left_out.items()) or "it is empty"
         raise TraceError(
-            f"{name}: a recording without a usable workflow yet ({reasons}): serve workflows that name their "
-            "type and agents, and read it again when some have ended"
+            f"{name}: a recording without a usable workflow yet ({reasons}): read it again when some have "
+            "ended, which their client says or their time to live; to an engine they must name their type and agents"
         )
     yield Source(trace_schema().empty_table(), Origin.of(name, 0), left_out)
 
@@ -127,7 +129,7 @@ def _table(
     columns["workflow_id"] = pc.binary_join_element_wise(batch["workflow_id"], f"@{engine.name}.", runs, "")
     columns["step"] = pa.array(planned.steps[places])
     columns["complete"] = pa.array(planned.complete[places])
-    columns["model"] = pa.repeat(pa.scalar(served.model, pa.string()), batch.num_rows)
+    columns["model"] = pc.coalesce(batch["model"], pa.scalar(served.model, pa.string()))
     has_state = pa.repeat(False, batch.num_rows)
     for name in STATE_COLUMNS:
         states = _states(batch[name], f"{engine.folder}, column {name!r}")
@@ -274,6 +276,7 @@ class Served(NamedTuple):
 
     model: str | None  # None if unknown
     state_layer: int | None  # of the recorded states, counted from 1; None for states after the final norm
+    lacks: tuple[str, ...] = ()  # columns of the last ones that a file of an earlier version lacks
 
 
 def is_recording(path: Path) -> bool:
@@ -365,21 +368,27 @@ def _file_batches(
                 lost[TORN] += 1
                 lost[TORN_BYTES] += size - position
                 return
+            if columns is None and served.lacks:
+                missing = [pa.nulls(batch.num_rows, TABLES[table].field(name).type) for name in served.lacks]
+                batch = pa.RecordBatch.from_arrays([*batch.columns, *missing], schema=TABLES[table])
             yield batch, served
 
 
 def _served(reader: pa.RecordBatchStreamReader, path: Path, table: str, columns: Sequence[str] | None) -> Served:
     facts = reader.schema.metadata or {}
     version = facts.get(VERSION_KEY, b"none").decode(errors="replace")
-    if version != VERSION or INSTANCE_KEY not in facts:
+    if version not in (VERSION, *ADDED) or INSTANCE_KEY not in facts:
         raise TraceError(
-            f"{path}: recording version {version}, this release reads version {VERSION}: ingest it with the release "
-            "that recorded it"
+            f"{path}: recording version {version}, this release reads versions {', '.join((*ADDED, VERSION))}: ingest "
+            "it with the release that recorded it"
         )
-    wanted = TABLES[table] if columns is None else pa.schema([TABLES[table].field(name) for name in columns])
+    lacks = ADDED.get(version, ()) if table == "steps" else ()
+    names = columns or [name for name in TABLES[table].names if name not in lacks]
+    wanted = pa.schema([TABLES[table].field(name) for name in names])
     if not reader.schema.equals(wanted):
         raise TraceError(f"{path}: not the columns of {table} in a recording: remove the file, or record again")
     return Served(
         facts[MODEL_KEY].decode() if MODEL_KEY in facts else None,
         int(facts[LAYER_KEY]) if LAYER_KEY in facts else None,
+        lacks,
     )

@@ -237,19 +237,29 @@ class RouterPredictor:
 
     def forecast(self, prompt: str) -> RouteForecast:
         """Forecast one request; raises InputError if the prompt is not a string."""
-        if not isinstance(prompt, str):
-            raise InputError(f"a prompt of type {type(prompt).__name__}; expected a string")
-        novelty = self.evidence.novelty([prompt])
+        return self.forecasts([prompt])[0]
+
+    def forecasts(self, prompts: Sequence[str]) -> list[RouteForecast]:
+        """Forecast n requests as one batch; raises InputError if a prompt is not a string."""
+        for prompt in prompts:
+            if not isinstance(prompt, str):
+                raise InputError(f"a prompt of type {type(prompt).__name__}; expected a string")
+        novelty = self.evidence.novelty(prompts)
         distance = self.evidence.distance(novelty)
-        found = self._answer([prompt], distance, novelty)
-        return RouteForecast(
-            probabilities=dict(zip(self.models, found[0].tolist(), strict=True)),
-            pick=self.models[int(self.picks(found)[0])],
-            source="back-off" if too_far(distance)[0] else "champion",
-            evidence=dict(zip(self.models, self.labels.tolist(), strict=True)),
-            known=float(novelty.known[0]),
-            distance=float(distance[0]),
-        )
+        found = self._answer(prompts, distance, novelty)
+        picks, far = self.picks(found), too_far(distance)
+        evidence = dict(zip(self.models, self.labels.tolist(), strict=True))
+        return [
+            RouteForecast(
+                probabilities=dict(zip(self.models, found[i].tolist(), strict=True)),
+                pick=self.models[int(picks[i])],
+                source="back-off" if far[i] else "champion",
+                evidence=evidence,
+                known=float(novelty.known[i]),
+                distance=float(distance[i]),
+            )
+            for i in range(len(prompts))
+        ]
 
     def _answer(self, prompts: Sequence[str], distance: NDArray[np.float64], novelty: Novelty) -> NDArray[np.float32]:
         found = self._probabilities(self.scorer.logits(prompts), distance, novelty)

@@ -17,13 +17,14 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.input_profiles import STATES, TEXT, TOKENS
-from presage.features.lengths import LengthWorkflow
+from presage.features.lengths import PROMPT_READ, LengthWorkflow
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.predictors.common.forecast import Source
 from presage.predictors.length.predictor import RemainingLengthPredictor
@@ -31,6 +32,7 @@ from presage.predictors.next_agent.predictor import NextAgentPredictor, Workflow
 from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthAdapter, NextAgentAdapter
 from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker, Refused
+from presage.serving_hooks.forecasting.forecasts import TextModel
 from presage.serving_hooks.forecasting.live import (
     DRIFTED,
     LITTLE_SEEN,
@@ -55,9 +57,9 @@ _NONE: Final = Refused(NO_MODEL)
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """A step that has begun and whose hidden state is still to come: its columns and the forecast made without it.
+    """A step that has begun or completed and whose state is still to come: its columns and the forecast without it.
 
-    `before` is a copy of the workflow's state before the step.
+    `before` is a copy of the workflow's state before that event.
     """
 
     before: Workflow
@@ -73,7 +75,7 @@ class ForecastState:
         steps, within: number of steps begun, and whether the last one has not completed yet.
         remaining: forecast of remaining tokens when the last step began.
         history, stats_key: what online counts will learn from it, and under which key.
-        awaited: the step that began last, while its hidden state is still expected.
+        awaited: the step that began last, while its hidden state or the features of its answer are still expected.
     """
 
     __slots__ = ("agents", "awaited", "history", "lengths", "remaining", "stats_key", "steps", "within")
@@ -105,14 +107,17 @@ class Forecaster:
             forecaster recognises it by its step number and makes no forecast; without step numbers it looks new.
         monitor: receives every event; during its drift alarms the counts forecast.
         inputs: counter of the inputs that come with events; None for a new one.
+        text_models: artefacts of the predictors of which another process can compute what they read of texts.
 
     Attributes:
         counts: forecasts by kind of model, source and reason.
-        states: hidden states that arrived by `on_prefill_state`, by the reason why one was not used; None if it was.
+        states: states that arrived by `on_prefill_state` or `on_completion_state`, by the reason why one was not used;
+            None if it was.
         errors: exceptions caught in `close`, by name.
         inputs: "steps" that began, and of these with "tokens", "text" or "states".
         awaits_states: whether prefill states arrive later, by `on_prefill_state`; costs a copy of a workflow's state
             while its step waits for one.
+        awaits_answers: likewise of completion states, by `on_completion_state`.
     """
 
     def __init__(
@@ -129,15 +134,16 @@ class Forecaster:
         budget: Budget | None = None,
         monitor: ForecastMonitor | None = None,
         inputs: Counter[str] | None = None,
+        text_models: Mapping[ModelKind, TextModel] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.predictor, self.version, self.max_workflows = predictor, version, max_workflows
-        self.lengths = lengths
+        self.lengths, self.text_models, self._served_model = lengths, text_models, served_model
         self.counts: Counter[tuple[ModelKind, Source, str | None]] = Counter()
         self.states: Counter[str | None] = Counter()
         self.errors: Counter[str] = Counter()
         self.inputs: Counter[str] = Counter() if inputs is None else inputs
-        self.awaits_states = False
+        self.awaits_states = self.awaits_answers = False
         self.breakers = {
             kind: CircuitBreaker(kind if number is None else f"{kind} version {number}", budget or Budget(), clock)
             for kind, number in (("next-agent", version), ("remaining-length", lengths_version))
@@ -172,6 +178,8 @@ class Forecaster:
         system_prompt: str | None = None,
         model: str | None = None,
         prefill_state: NDArray[Any] | None = None,
+        projected: NDArray[np.float32] | None = None,
+        prompt_read: NDArray[np.float32] | None = None,
     ) -> LiveForecast:
         """Returns the forecast once a step has read its prompt.
 
@@ -181,19 +189,25 @@ class Forecaster:
             input_tokens, model: size of the prompt, and the model that serves it.
             input_text, system_prompt: the prompt, and the agent's constant part of it, for predictors that read text.
             prefill_state: hidden state after prefill [d], for predictors that read states.
+            projected: the state of the prompt, projected to float32 [p] where its text is (`text_models`), in place of
+                `input_text`.
+            prompt_read: likewise what the predictor of lengths reads of both prompts (`LengthEncoder.read_prompt`); the
+                served model is then known too.
         """
         given = {
             "agent": agent if isinstance(agent, str) else "",  # an agent without a name is an unknown one
             "input_tokens": input_tokens,
             "input_text": input_text,
             "system_prompt": system_prompt,
-            "model": model,
+            "model": model if prompt_read is None else self._served_model,
             "prefill_state": prefill_state,
+            PROJECTED: projected,
+            PROMPT_READ: prompt_read,
         }
         self.inputs["steps"] += 1
         if input_tokens is not None:
             self.inputs[TOKENS] += 1
-        if input_text is not None or system_prompt is not None:
+        if any(of is not None for of in (input_text, system_prompt, projected, prompt_read)):
             self.inputs[TEXT] += 1
         if prefill_state is not None:
             self.inputs[STATES] += 1
@@ -239,6 +253,37 @@ class Forecaster:
         state. None if the state arrives too late or cannot be used: the earlier forecast then stays valid. Only
         `states` counts it.
         """
+        live = self._renewed(workflow_type, workflow_id, projected, of)
+        if live is not None:
+            self.inputs[STATES] += 1
+        return live
+
+    def on_completion_state(
+        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
+    ) -> LiveForecast | None:
+        """Likewise at the completion of the workflow's latest step; `of` is the forecast that `on_completion` returned.
+
+        The state is that of the output's text, which is known only after the last token (`text_models`).
+        """
+        return self._renewed(workflow_type, workflow_id, projected, of)
+
+    def on_answer_read(self, workflow_type: str, workflow_id: str, read: NDArray[np.float32]) -> bool:
+        """What the predictor of lengths reads of the output of the workflow's latest step, for its next forecast.
+
+        As `LengthEncoder.read_answer`. Returns False if the next step has begun already, or it cannot be used.
+        """
+        running = self._state_of((short(workflow_type), short(workflow_id)))
+        if running is None or running.within or isinstance(running.lengths, Refused):
+            return False
+        done = self._call_lengths(partial(running.lengths.answered, read))
+        if isinstance(done, Refused):
+            running.lengths = done
+        return not isinstance(done, Refused)
+
+    def _renewed(
+        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
+    ) -> LiveForecast | None:
+        """The forecast `of` again, with its projected state; None if it cannot be used."""
         try:
             key = short(workflow_type), short(workflow_id)
             running = self._state_of(key)
@@ -253,7 +298,6 @@ class Forecaster:
             self.states[running.agents.reason] += 1
             return None
         self.states[None] += 1
-        self.inputs[STATES] += 1
         if self.monitor is not None and self._claimed is not None:
             self.monitor.again(*key, self._claimed)
         return live
@@ -361,15 +405,19 @@ class Forecaster:
         return forecast
 
     def _with_state(self, workflow_type: str, running: ForecastState, awaited: Awaited, projected: Any) -> LiveForecast:
-        """Forecasts the step that began last again, with its projected state.
+        """Forecasts the last event again, with its projected state.
 
         Online counts and the forecast of remaining tokens stay as they are.
         """
         running.awaited = None
         if not isinstance(running.agents, Refused):
             running.agents[:] = awaited.before
-        live = self._prefilled(running, {**awaited.step, PROJECTED: projected})
-        return self._next(PREFILL, workflow_type, running, live, running.remaining)
+        step, forecast = {**awaited.step, PROJECTED: projected}, awaited.forecast
+        if forecast.moment == PREFILL:
+            live = self._prefilled(running, step)
+        else:
+            live = self._finished(running, step, forecast.remaining)
+        return self._next(forecast.moment, workflow_type, running, live, forecast.remaining)
 
     def _prefilled(self, running: ForecastState, step: Mapping[str, Any]) -> LiveForecast | Refused:
         """The model's forecast of next agents at prefill."""
@@ -377,6 +425,13 @@ class Forecaster:
         if agents is None or isinstance(workflow, Refused):
             return _why_not(agents, workflow)
         return self._call_agents(partial(agents.prefilled, workflow, step["agent"], step, running.remaining))
+
+    def _finished(self, running: ForecastState, step: Mapping[str, Any], left: LiveLengths) -> LiveForecast | Refused:
+        """The model's forecast of next agents at completion."""
+        agents, workflow = self._agents, running.agents
+        if agents is None or isinstance(workflow, Refused):
+            return _why_not(agents, workflow)
+        return self._call_agents(partial(agents.completed, workflow, step, left))
 
     def _at_completion(self, workflow_type: str, running: ForecastState, step: Mapping[str, Any]) -> LiveForecast:
         """The forecast once the step has produced its last token."""
@@ -387,10 +442,11 @@ class Forecaster:
             if isinstance(done, Refused):
                 running.lengths = done
         left = running.remaining if produced is None else running.remaining.after(produced)
-        live: LiveForecast | Refused = _why_not(self._agents, running.agents)
-        if self._agents is not None and not isinstance(running.agents, Refused):
-            live = self._call_agents(partial(self._agents.completed, running.agents, step, left))
-        return self._next(COMPLETION, workflow_type, running, live, left)
+        before = running.agents.copy() if self.awaits_answers and not isinstance(running.agents, Refused) else None
+        forecast = self._next(COMPLETION, workflow_type, running, self._finished(running, step, left), left)
+        if before is not None and not isinstance(running.agents, Refused):
+            running.awaited = Awaited(before, step, forecast)
+        return forecast
 
     def _next(
         self,
@@ -462,7 +518,7 @@ class VersionedForecaster:
     A workflow keeps the version it began with, since a predictor's state of a workflow means nothing to another
     predictor. New workflows begin with the latest version. An older version stays, with its breakers and monitor, while
     workflows of it run. Beyond `_MOST_OLDER` older versions the oldest is dropped; its workflows continue on the latest
-    version as workflows with missed steps. Workers project hidden states for the latest version only.
+    version as workflows with missed steps. States are projected for the latest version only.
     """
 
     def __init__(self, first: Forecaster) -> None:
@@ -476,14 +532,19 @@ class VersionedForecaster:
         return sum(map(len, self._older))
 
     def take_over(self, forecaster: Forecaster) -> None:
-        """Makes `forecaster` the latest. Call `await_states` again if prefill states arrive later."""
+        """Makes `forecaster` the latest. Call `await_states` and `await_answers` again if states arrive later."""
         self._older = [older for older in (self.latest, *self._older) if len(older)][:_MOST_OLDER]
         self.latest = forecaster
 
-    def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
-        """Output tokens of this step, which has just arrived, and of all later ones; None if unknown."""
+    def remaining_tokens(self, step: Step, input_tokens: int, **features: NDArray[np.float32]) -> float | None:
+        """Output tokens of this step, which has just arrived, and of all later ones; None if unknown.
+
+        `features` are `projected` and `prompt_read` of `Forecaster.on_prefill`, by the latest version.
+        """
         key = step.workflow_type, step.workflow_id
-        live = self._of(*key).on_prefill(*key, step.agent, step=step.number, input_tokens=input_tokens)
+        of = self._of(*key)
+        given: dict[str, Any] = features if of is self.latest else {}
+        live = of.on_prefill(*key, step.agent, step=step.number, input_tokens=input_tokens, **given)
         early = self._early.setdefault(key, {})
         early[step.agent, step.number] = live
         if len(early) > _MOST_EARLY:
@@ -498,8 +559,11 @@ class VersionedForecaster:
         *,
         step: int | None = None,
         input_tokens: int | None = None,
+        projected: NDArray[np.float32] | None = None,
+        prompt_read: NDArray[np.float32] | None = None,
+        **inputs: Any,
     ) -> LiveForecast:
-        """The forecast made on arrival; without one, as `Forecaster.on_prefill`."""
+        """The forecast made on arrival; without one, as `Forecaster.on_prefill`, which takes further inputs."""
         kept = self._early.get((workflow_type, workflow_id))
         early = kept.pop((agent, step), None) if kept is not None else None
         if not kept:
@@ -507,7 +571,9 @@ class VersionedForecaster:
         if early is not None:
             return early
         of = self._of(workflow_type, workflow_id)
-        return of.on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens)
+        if of is self.latest:
+            inputs |= {"projected": projected, "prompt_read": prompt_read}
+        return of.on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens, **inputs)
 
     def on_prefill_state(
         self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], forecast: LiveForecast
@@ -524,12 +590,29 @@ class VersionedForecaster:
         workflow_id: str,
         *,
         output_tokens: int | None = None,
+        output_text: str | None = None,
         projected: NDArray[np.float32] | None = None,
     ) -> LiveForecast:
         """As `Forecaster.on_completion`; without its state for a workflow of an older version."""
         of = self._of(workflow_type, workflow_id)
         state = projected if of is self.latest else None
-        return of.on_completion(workflow_type, workflow_id, output_tokens=output_tokens, projected=state)
+        return of.on_completion(
+            workflow_type, workflow_id, output_tokens=output_tokens, output_text=output_text, projected=state
+        )
+
+    def on_completion_state(
+        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], forecast: LiveForecast
+    ) -> LiveForecast | None:
+        """As `Forecaster.on_completion_state`; None for a workflow of an older version."""
+        of = self._of(workflow_type, workflow_id)
+        if of is not self.latest:
+            return None
+        return of.on_completion_state(workflow_type, workflow_id, projected, forecast)
+
+    def on_answer_read(self, workflow_type: str, workflow_id: str, read: NDArray[np.float32]) -> bool:
+        """As `Forecaster.on_answer_read`; False for a workflow of an older version."""
+        of = self._of(workflow_type, workflow_id)
+        return of is self.latest and of.on_answer_read(workflow_type, workflow_id, read)
 
     def close(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
         """As `Forecaster.close`."""
@@ -547,6 +630,15 @@ class VersionedForecaster:
     def await_states(self) -> None:
         """Expects prefill states by `on_prefill_state` from now on."""
         self.latest.awaits_states = True
+
+    @property
+    def text_models(self) -> Mapping[ModelKind, TextModel]:
+        """Those of the latest version."""
+        return self.latest.text_models
+
+    def await_answers(self) -> None:
+        """Expects the features of answers by `on_completion_state` from now on."""
+        self.latest.awaits_answers = True
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""

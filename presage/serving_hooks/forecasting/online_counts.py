@@ -128,13 +128,13 @@ class _OfType:
         if evidence < self.config.min_evidence:
             return None
         used = [*range(len(self.names)), self.config.agents]
-        mixed = np.full((self.config.horizon, len(used)), 1.0 / len(used))
         pair = self.rows.get(tuple(last[-ORDER:])) if len(last) >= ORDER else None
-        for place in (0, row) if pair is None else (0, row, pair):
-            counted = self.counts[place][:, used].astype(np.float64)
-            distinct = np.count_nonzero(counted, axis=1)[:, None]
-            total = counted.sum(axis=1, keepdims=True) + distinct
-            mixed = np.where(total > 0, (counted + distinct * mixed) / np.maximum(total, 1.0), mixed)
+        counted = self.counts[[0, row] if pair is None else [0, row, pair]][:, :, used].astype(np.float64)
+        distinct = np.maximum(np.count_nonzero(counted, axis=2), 1)[:, :, None]  # 1 of nothing: the wider row's mixture
+        total = counted.sum(axis=2, keepdims=True) + distinct
+        mixed: NDArray[np.float64] = np.full(counted.shape[1:], 1.0 / len(used))
+        for place in range(len(counted)):
+            mixed = (counted[place] + distinct[place] * mixed) / total[place]
         return Counted(evidence, mixed.astype(np.float32), self.names)
 
     def left(self, agent: str, tokens: float) -> None:

@@ -2,7 +2,7 @@
 
 If the registry is down, a model missing, an artefact broken or of another kind, or a trial forecast fails, the engine
 runs without that predictor and keeps the reason. The trial forecasts also compile code that the first request would
-otherwise wait for. An alias is resolved once, here; `vllm/reload.py` resolves it again.
+otherwise wait for. An alias is resolved once, here; `reload.py` resolves it again.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from presage.predictors.common.artefact import artefact_digest
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.predictors.return_time.predictor import ReturnTimePredictor
+from presage.predictors.router.predictor import RouterPredictor
 from presage.registry.connect import Registry, attached
 from presage.registry.promote import PROFILE
 from presage.registry.resolve import ResolvedModel, resolve
@@ -198,15 +199,24 @@ def _try_return_time(predictor: ReturnTimePredictor, texts: Mapping[str, str]) -
             adapter.forecast(answered)
 
 
+def _try_router(predictor: RouterPredictor, texts: Mapping[str, str]) -> None:
+    """Forecasts with and without a prompt; a router reads nothing else, so `texts` make no difference."""
+    for forecast in predictor.forecasts(["", _TEXTS["input_text"]]):
+        if not all(0.0 <= share <= 1.0 for share in forecast.probabilities.values()):  # NaN is neither
+            raise ArtefactError("the router forecasts a probability that is not between 0 and 1: train it again")
+
+
 _LOADS: Final[Mapping[str, Callable[[Path], Any]]] = {
     "next-agent": NextAgentPredictor.load,
     "remaining-length": RemainingLengthPredictor.load,
     "return-time": ReturnTimePredictor.load,
+    "router": RouterPredictor.load,
 }
 _TRIALS: Final[Mapping[str, Callable[[Any, Mapping[str, str]], None]]] = {
     "next-agent": _try_next_agent,
     "remaining-length": _try_length,
     "return-time": _try_return_time,
+    "router": _try_router,
 }
 
 

@@ -212,9 +212,9 @@ class OutcomeTracker:
             course.completed(forecast, output_tokens)
 
     def again(self, workflow_type: str, workflow_id: str, forecast: LiveForecast) -> None:
-        """Replaces the prefill forecast of the latest step by one made with its hidden state."""
+        """Replaces the latest forecast of the latest step by one made with its state."""
         course = self._courses.get((short(workflow_type), short(workflow_id)))
-        if course is not None and course.within:
+        if course is not None:
             course.again(forecast)
 
     def ended(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:

@@ -23,6 +23,7 @@ from presage.serving_hooks.recorder.rows import (
     FULL,
     NO_NAME,
     EventBuffer,
+    LateColumns,
     RecordedWorkflow,
     RowAssembler,
     RowQueue,
@@ -104,11 +105,12 @@ class Recorder:
         input_tokens: int | None = None,
         cached_input_tokens: int | None = None,
         input_text: Text | None = None,
+        system_prompt: str | None = None,
     ) -> None:
         """A request was selected for the first time; its step and workflow are numbered from here on.
 
         The `number` of the step is recorded beside ours. `input_text` is the prompt or its token ids, which must not be
-        changed later; it is ignored unless text is on.
+        changed later; it is ignored unless text is on, like `system_prompt`, the part of the prompt that never varies.
         """
         try:
             run = self._runs.get((step.workflow_type, step.workflow_id)) or self._new_run(step)
@@ -120,7 +122,9 @@ class Recorder:
                 self._counts.add(RECORDER, "not recorded", "too many steps at once")
                 return
             text, size = self._kept_text(input_text) if self._text else (None, 0)
-            event = self._now_s(), request_id, run, number, step, input_tokens, cached_input_tokens, text
+            system, more = self._kept_text(system_prompt) if self._text and system_prompt else (None, 0)
+            size += more
+            event = self._now_s(), request_id, run, number, step, input_tokens, cached_input_tokens, text, system
             if self._put(self._begun, event, size):
                 self._running.add(request_id)
                 run.known = True
@@ -158,18 +162,20 @@ class Recorder:
         finish_reason: str | None = None,
         output_text: Text | None = None,
         state_comes: bool = False,
+        found: LateColumns | None = None,
     ) -> None:
         """A request left the engine, with its last token or without; ignored if it never began.
 
         The finish reason is "abort" if it was aborted. `output_text` is the answer or its token ids; see `input_text`.
-        With `state_comes` the row waits for the completion state, for `linger_s` at most.
+        With `state_comes` the row waits for the completion state, for `linger_s` at most. `found` replaces what the
+        beginning told.
         """
         try:
             if request_id not in self._running:
                 return
             self._running.discard(request_id)
             text, size = self._kept_text(output_text) if self._text else (None, 0)
-            event = self._now_s(), request_id, output_tokens, finish_reason, text, state_comes
+            event = self._now_s(), request_id, output_tokens, finish_reason, text, state_comes, found
             self._put(self._completed, event, size, always=True)
         except Exception as error:
             self._failed(error)

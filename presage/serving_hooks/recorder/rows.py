@@ -84,9 +84,12 @@ class StepRow:
     input_tokens: int | None
     cached_input_tokens: int | None
     input_text: Text | None
+    system_prompt: str | None = None
     output_tokens: int | None = None
     output_text: Text | None = None
     finish_reason: str | None = None
+    model: str | None = None
+    decision: str | None = None
     ended_at: int | None = None
     prefill_state: State | None = None
     completion_state: State | None = None
@@ -97,12 +100,25 @@ class StepRow:
     def size(self) -> int:
         """Approximate memory, in bytes."""
         states = sum(len(state.data) for state in (self.prefill_state, self.completion_state) if state is not None)
-        return _ROW_BYTES + states + text_bytes(self.input_text) + text_bytes(self.output_text)
+        texts = sum(map(text_bytes, (self.input_text, self.system_prompt, self.output_text)))
+        return _ROW_BYTES + states + texts
 
     def release(self) -> None:
         """Drops texts and states of a written row, which stays known for late events."""
-        self.input_text = self.output_text = None
+        self.input_text = self.system_prompt = self.output_text = None
         self.prefill_state = self.completion_state = None
+
+
+class LateColumns(NamedTuple):
+    """Columns that a gateway knows only once a step has been answered; an engine knows its own at the beginning.
+
+    `decision` is JSON of what the gateway decided, without texts.
+    """
+
+    input_tokens: int | None = None
+    cached_input_tokens: int | None = None
+    model: str | None = None
+    decision: str | None = None
 
 
 class ForecastRow(NamedTuple):
@@ -286,6 +302,7 @@ class RowAssembler:
         input_tokens: int | None,
         cached_input_tokens: int | None,
         input_text: Text | None,
+        system_prompt: str | None = None,
     ) -> None:
         """A request was selected for the first time; `number` is its place in the run."""
         if not (step.agent == "" or is_name(step.agent)):
@@ -301,6 +318,7 @@ class RowAssembler:
             _count_or_none(input_tokens),
             _count_or_none(cached_input_tokens),
             input_text,
+            system_prompt,
         )
         run.running += 1
         self.running[request_id] = row
@@ -337,6 +355,7 @@ class RowAssembler:
         finish_reason: str | None,
         output_text: Text | None,
         state_comes: bool,
+        found: LateColumns | None = None,
     ) -> None:
         """A request left the engine."""
         row = self.running.pop(request_id, None)
@@ -345,6 +364,10 @@ class RowAssembler:
         row.output_tokens, row.finish_reason = _count_or_none(output_tokens), _name_or_none(finish_reason)
         row.ended_at = self._at_us(at_s)
         row.output_text = output_text
+        if found is not None:
+            row.input_tokens = _count_or_none(found.input_tokens)
+            row.cached_input_tokens = _count_or_none(found.cached_input_tokens)
+            row.model, row.decision = _name_or_none(found.model), found.decision
         row.awaits_state = state_comes and row.completion_state is None
         self._enqueue(at_s, request_id, row)
 

@@ -44,7 +44,7 @@ RECORDING_CLOSED: Final = "closed"
 
 _STEP_COLUMNS: Final = (
     *("step", "client_step", "step_id", "agent", "input_tokens", "output_tokens", "cached_input_tokens"),
-    *("finish_reason", "started_at", "ended_at"),
+    *("finish_reason", "started_at", "ended_at", "model", "decision"),
 )
 
 _log = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class BatchBuilder:
 
     def _steps(self, rows: Sequence[StepRow]) -> pa.RecordBatch:
         columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in _STEP_COLUMNS}
-        for name in ("input_text", "output_text"):
+        for name in ("input_text", "system_prompt", "output_text"):
             columns[name] = [self._texts.kept(getattr(row, name), name) for row in rows]
         for name, column in self._states.items():
             states = [getattr(row, name) for row in rows]

@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.replay.prompts import HASH_BYTES, PromptIds
 from presage.serving_hooks.replay.workload import ReplayJob
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
-from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 
 _FIRST_S_PER_TOKEN: Final = 0.03

@@ -96,6 +96,11 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
         """Whether this iteration took the fast path."""
         return output is self._output
 
+    @property
+    def sure_iterations(self) -> int:
+        """Iterations of the fast path up to the next answer; 0 off it."""
+        return self._left
+
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """One iteration."""
         if self._left > 0 and self._same_queue() and self._allocate():

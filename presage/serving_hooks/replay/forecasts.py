@@ -28,7 +28,7 @@ from presage.serving_hooks.replay.workload import ReplayJob
 from presage.serving_hooks.workflows import EndReason
 
 if TYPE_CHECKING:
-    from presage.serving_hooks.vllm.forecasts import NextAgents, RemainingTokens, ReturnTimes
+    from presage.serving_hooks.forecasting.forecasts import NextAgents, RemainingTokens, ReturnTimes
     from presage.serving_hooks.workflows.identity import Step
 
     class _Both(NextAgents, RemainingTokens, Protocol): ...

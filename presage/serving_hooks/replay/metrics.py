@@ -11,6 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.serving_hooks.policies.scaling import ScalingTick
+
 
 class VirtualClock:
     """Virtual time in seconds. The replay engine advances `now`; schedulers and policies call the clock."""
@@ -32,6 +34,8 @@ class RequestOutcome:
         hit_tokens: prompt tokens found at the first selection, in the GPU's cache or the host's.
         began_s: first selection.
         host_tokens: hit tokens that were loaded from the host.
+        engine: number of the engine that served it.
+        placed_s: when the router placed it there.
     """
 
     job: int
@@ -45,6 +49,8 @@ class RequestOutcome:
     first_token_s: float | None = None
     ended_s: float | None = None
     host_tokens: int = 0
+    engine: int = 0
+    placed_s: float = 0.0
 
 
 @dataclass
@@ -58,6 +64,7 @@ class PolicyRun:
         prefilled_tokens: prompt tokens computed, and output tokens computed again after preemptions.
         evicted: evicted blocks by class; empty if not counted.
         loaded_tokens: from the host, including prefetches and reloads after preemptions; None without a host tier.
+        scaling: what the autoscaler of a fleet saw and did.
     """
 
     asked: list[RequestOutcome] = field(default_factory=list)
@@ -70,6 +77,14 @@ class PolicyRun:
     preemptions: int = 0
     evicted: dict[str, int] = field(default_factory=dict)
     loaded_tokens: int | None = None
+    scaling: list[ScalingTick] = field(default_factory=list)
+
+    def add_counters(self, other: PolicyRun) -> None:
+        """Adds the counters of one engine."""
+        for name in ("iterations", "fast_iterations", "prefilled_tokens", "preemptions"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        if other.loaded_tokens is not None:
+            self.loaded_tokens = (self.loaded_tokens or 0) + other.loaded_tokens
 
 
 Figures = dict[str, float]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from presage.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from presage.serving_hooks.policies.routing.placement import RoutingPolicy
     from presage.serving_hooks.replay.forecasts import Returns, Source
 
 STOCK: Final = "stock"
@@ -36,6 +37,7 @@ class Policy:
         more: further settings of the hooks.
         scheduler: derives your own scheduler class from the hooked one; a module-level function, since it is sent to
             other processes.
+        routing: name of a routing policy, or your own; only for a fleet, whose engines have hooks of their own.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Policy:
     swept: bool = False
     more: Mapping[str, Any] = field(default_factory=dict, hash=False)
     scheduler: Callable[[type[Any]], type[Any]] | None = None
+    routing: str | Callable[[], RoutingPolicy] | None = None
 
     def presage(self) -> dict[str, Any] | None:
         """The object `presage` of `--additional-config`; None without hooks."""
@@ -88,6 +91,22 @@ POLICIES: Final[Mapping[str, Policy]] = {
     )
 }
 
+ROUTING: Final[Mapping[str, Policy]] = {
+    **{
+        name: Policy(name, None, routing=name)
+        for name in (
+            "session-affinity",
+            "round-robin",
+            "least-loaded",
+            "longest-prefix",
+            "program-scheduling",
+            "thunderagent",
+        )
+    },
+    "presage": Policy("presage", None, "asked", returns="asked", routing="presage"),
+}
+"""Routing policies of a fleet; all but the last know no forecasts."""
+
 FIRST_COME: Final = "fcfs"
 CLAIRVOYANT: Final = "stjf-oracle"
 
@@ -112,6 +131,15 @@ def named(names: str) -> list[Policy]:
     own = {name: _own(name) for name in (part.strip() for part in names.split(",")) if ":" in name}
     known = {**POLICIES, **own}
     return [known[name] for name in _each(names, known, "--policy")]
+
+
+def routing_named(names: str) -> list[Policy]:
+    """Routing policies by name.
+
+    Raises:
+        ConfigurationError: unknown name.
+    """
+    return [ROUTING[name] for name in _each(names, ROUTING, "--policy")]
 
 
 def _own(path: str) -> Policy:

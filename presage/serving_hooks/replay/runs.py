@@ -17,22 +17,29 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
 from presage.errors import EngineError, TraceError
 from presage.serving_hooks.counts import FORECASTS
 from presage.serving_hooks.replay.engine_file import EngineFile
+from presage.serving_hooks.replay.fleet_course import fleet_course
 from presage.serving_hooks.replay.forecasts import COUNTS, OutputLengthOracle, Returns, Source, return_times, source
 from presage.serving_hooks.replay.metrics import Figures, PolicyRun, VirtualClock, figures, over_seeds, shares
 from presage.serving_hooks.replay.policies import Foreteller, Policy, ends
 from presage.serving_hooks.replay.prompts import PromptIds
 from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, ReplayJob, schedule
 from presage.serving_hooks.status import EngineStatus, read_status
+
+if TYPE_CHECKING:
+    from presage.serving_hooks.policies.scaling import ScalingConfig
+    from presage.serving_hooks.replay.belady import NextUses
+    from presage.serving_hooks.replay.engine import EngineLoop
+    from presage.serving_hooks.replay.fleet_file import FleetMember
 
 Point = TypeVar("Point", bound=Hashable)
 
@@ -52,6 +59,9 @@ class Setting:
         lengths: folder of a remaining-length model beside it.
         returns: source of return times for policies that ask for them; see `forecasts.return_times`.
         with_pauses: whether completion times include the pauses between steps.
+        fleet: its engines, for routing policies; empty for the one `engine`.
+        models: model by agent, where engines of the fleet serve several; others use that of the first engine.
+        scaling: how engines of the fleet are added and drained; None for as they say.
     """
 
     jobs: tuple[ReplayJob, ...]
@@ -62,6 +72,9 @@ class Setting:
     lengths: str | None = None
     returns: str = COUNTS
     with_pauses: bool = False
+    fleet: tuple[FleetMember, ...] = ()
+    models: Mapping[str, str] = field(default_factory=dict)
+    scaling: ScalingConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,8 @@ class Done:
         forecasts: number of forecasts by source.
         off: policies of the hooks that failed and switched themselves off.
         at_once: limit on concurrent workflows; None without one.
+        placed: requests by engine and reason, in a fleet.
+        course: of a fleet over time; see `fleet_course`.
     """
 
     policy: str
@@ -80,6 +95,8 @@ class Done:
     forecasts: Mapping[str, int]
     off: tuple[str, ...]
     at_once: int | None = None
+    placed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    course: Mapping[str, Any] | None = None
 
 
 def check_vllm() -> None:
@@ -137,47 +154,78 @@ def run_one(
     from presage.serving_hooks.replay import vllm_scheduler
     from presage.serving_hooks.replay.belady import NextUses
     from presage.serving_hooks.replay.engine import Evictions, ReplayEngine
+    from presage.serving_hooks.replay.fleet import FleetRouter
     from presage.serving_hooks.vllm.engine import EnginePort
 
-    jobs, engine, clock = setting.jobs, setting.engine, VirtualClock()
+    jobs, engine = setting.jobs, setting.engine
     prompts = PromptIds(jobs, setting.convention) if prompts is None else prompts
     prompts.hash_all(engine.block_tokens, vllm_scheduler.block_hash)
     next_uses = NextUses(jobs, prompts) if policy.foresight else None
+    hooks = [policy] if policy.routing is None else [member.policy for member in setting.fleet]
+    files = [engine] if policy.routing is None else [member.engine for member in setting.fleet]
+    loops = [_loop(setting, *one, fast_path, next_uses) for one in zip(files, hooks, strict=True)]
+    for number, loop in enumerate(loops):
+        loop.number = number
+    router = None
+    if policy.routing is not None:
+        clock = VirtualClock()
+        members, models, scaling = setting.fleet, setting.models, setting.scaling
+        foretold = policy.foretold
+        if foretold is None and scaling is not None and scaling.policy == "forecast":
+            foretold = "asked"
+        agents = forecaster_for(setting, foretold, clock)
+        returns = return_times_for(setting, policy.returns, clock)
+        router = FleetRouter(members, loops, policy.routing, jobs, prompts, clock, agents, returns, models, scaling)
+    evictions = Evictions(jobs, prompts)
+    for loop in loops:
+        EnginePort(loop.scheduler).on_reuse(evictions.gives_up)
+    replay = ReplayEngine(
+        jobs,
+        prompts,
+        schedule(setting.arrivals, jobs, seed),
+        loops,
+        policy.at_once,
+        (evictions,) if next_uses is None else (evictions, next_uses),
+        router,
+    )
+    with _seldom_collected():
+        run = replay.play()
+    run.evicted = evictions.counts
+    on_run(run)
+    found = figures(run, setting.with_pauses)
+    made: Counter[str] = Counter()
+    off: set[str] = set()
+    for loop, hook in zip(loops, hooks, strict=True):
+        status = read_status(loop.scheduler.presage_status() if loop.hooked else {}) or EngineStatus()
+        off |= {name for name in hook.settings or () if (status.on or {}).get(name) is False}
+        if status.ageing is not None:
+            found["promotions"] = found.get("promotions", 0.0) + status.ageing.promoted
+        made.update({source: n for (kind, source), n in status.counts(FORECASTS).items() if kind == "next-agent"})
+    if router is not None:
+        found |= router.figures(run)
+    placed = {} if router is None else router.placed
+    course = None if router is None else fleet_course(run, loops, [member.name for member in setting.fleet])
+    return Done(policy.name, seed, found, dict(made), tuple(sorted(off)), policy.at_once, placed, course)
+
+
+def _loop(
+    setting: Setting, engine: EngineFile, policy: Policy, fast_path: bool, next_uses: NextUses | None
+) -> EngineLoop:
+    """An engine with the hooks of a policy, and its own clock."""
+    from presage.serving_hooks.replay import vllm_scheduler
+    from presage.serving_hooks.replay.engine import EngineLoop
+
+    clock = VirtualClock()
     agents = forecaster_for(setting, policy.foretold, clock)
     lengths = forecaster_for(setting, policy.ranked, clock) if policy.ranked != policy.foretold else None
     returns = return_times_for(setting, policy.returns, clock)
     kind = vllm_scheduler.scheduler_class(
         policy, agents, clock, fast_path, lengths=lengths, returns=returns, next_uses=next_uses
     )
-    longest = max(step.prompt_tokens + step.output_tokens for job in jobs for step in job.steps)
+    longest = max(step.prompt_tokens + step.output_tokens for job in setting.jobs for step in job.steps)
     with tempfile.TemporaryDirectory() as folder:
-        presage = policy.presage()
-        scheduler = vllm_scheduler.make_scheduler(kind, engine, longest, presage, Path(folder))
-    evictions = Evictions(jobs, prompts)
-    EnginePort(scheduler).on_reuse(evictions.gives_up)
-    replay = ReplayEngine(
-        jobs,
-        prompts,
-        schedule(setting.arrivals, jobs, seed),
-        scheduler,
-        engine.cost,
-        engine.block_tokens,
-        clock,
-        policy.at_once,
-        (evictions,) if next_uses is None else (evictions, next_uses),
-    )
-    with _seldom_collected():
-        run = replay.play()
-    run.evicted = evictions.counts
-    on_run(run)
-    status = read_status(scheduler.presage_status() if presage is not None else {}) or EngineStatus()
-    wanted = sorted(policy.settings or ())
-    off = tuple(name for name in wanted if (status.on or {}).get(name) is False)
-    found = figures(run, setting.with_pauses)
-    if status.ageing is not None:
-        found["promotions"] = float(status.ageing.promoted)
-    made = {source: n for (kind, source), n in status.counts(FORECASTS).items() if kind == "next-agent"}
-    return Done(policy.name, seed, found, made, off, policy.at_once)
+        scheduler = vllm_scheduler.make_scheduler(kind, engine, longest, policy.presage(), Path(folder))
+    return EngineLoop(scheduler, engine.cost, engine.block_tokens, clock)
 
 
 def forecaster_for(setting: Setting, who: Foreteller | Source | None, clock: Callable[[], float]) -> Any:
@@ -431,6 +479,16 @@ def half(jobs: Sequence[ReplayJob], seed: int) -> tuple[ReplayJob, ...]:
     return tuple(jobs[number] for number in sorted(chosen))
 
 
+def _placed(runs: Sequence[Done]) -> dict[str, dict[str, float]]:
+    """Mean requests by reason and engine."""
+    total: dict[str, Counter[str]] = {}
+    for one in runs:
+        for engine, reasons in one.placed.items():
+            for reason, count in reasons.items():
+                total.setdefault(reason, Counter())[engine] += count
+    return {reason: {engine: n / len(runs) for engine, n in sorted(of.items())} for reason, of in sorted(total.items())}
+
+
 def by_policy(done: Sequence[Done]) -> dict[str, dict[int, Figures]]:
     """Figures by policy and seed."""
     found: dict[str, dict[int, Figures]] = {}
@@ -440,7 +498,8 @@ def by_policy(done: Sequence[Done]) -> dict[str, dict[int, Figures]]:
 
 
 def result(done: Sequence[Done]) -> dict[str, Any]:
-    """Figures of each policy over its seeds, and its share of the oracle's gain if stock and oracle were run too."""
+    """Figures of each policy over its seeds, a fleet's course with the first of them, and the share of the oracle's
+    gain if stock and oracle were run too."""
     figures_of = by_policy(done)
     found: dict[str, Any] = {}
     for name, runs in figures_of.items():
@@ -450,6 +509,9 @@ def result(done: Sequence[Done]) -> dict[str, Any]:
         off = sorted({switch for one in mine for switch in one.off})
         if off:
             found[name]["switched_off"] = off
+        if mine[0].placed:
+            found[name]["placed"] = _placed(mine)
+            found[name]["course"] = mine[0].course
         if mine[0].at_once is not None:
             found[name]["at_once"] = mine[0].at_once
         nothing, everything = ends(name)

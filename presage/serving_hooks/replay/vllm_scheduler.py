@@ -21,6 +21,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from presage.serving_hooks.forecasting.forecasts import Forecasts
+from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.replay.belady import BeladyBlocks, NextUses
 from presage.serving_hooks.replay.decode_fast_path import FastPathScheduler
 from presage.serving_hooks.replay.engine_file import EngineFile
@@ -31,8 +33,6 @@ from presage.serving_hooks.replay.prompts import Hashes, LazyTokens
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.engine import EngineRequest
-from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.vllm.scheduler import Policies
 
 _HASH: Final = get_hash_fn_by_name("sha256")  # vLLM's default

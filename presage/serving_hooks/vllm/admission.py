@@ -20,13 +20,13 @@ from itertools import accumulate
 from typing import Any, Final, Generic, TypeVar
 
 from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS, EventCounts
+from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision
 from presage.serving_hooks.policies.throughput import Rates
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
 from presage.serving_hooks.policies.workload import IterationCost, IterationCosts, WorkloadMeans
 from presage.serving_hooks.vllm.admission_accounts import Account, AdmissionRequest, Columns, Returning
 from presage.serving_hooks.vllm.engine import EnginePort
-from presage.serving_hooks.vllm.modes import Mode, Modes, Switch
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 from presage.serving_hooks.workflows.identity import Step
 

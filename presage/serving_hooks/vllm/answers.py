@@ -16,8 +16,8 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.vllm.metadata import MAX_NAME, read
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.metadata import MAX_NAME, read
 
 PATH: Final = "/v1/chat/completions"
 LONGEST: Final = 2**18

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
+from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.policies.eviction import EvictionConfig, FreeOrder
 from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.score import NO_ROWS, Lookahead
 from presage.serving_hooks.vllm.engine import Block, EngineRequest, FreeQueue
-from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 from presage.serving_hooks.workflows.identity import Step
 

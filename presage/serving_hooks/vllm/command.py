@@ -17,11 +17,11 @@ from typing import Any, Final, Literal
 
 from presage.errors import ConfigurationError
 from presage.registry.connect import open_existing
+from presage.serving_hooks.forecasting.champions import model_status, predictors, resolve_registry_uri
+from presage.serving_hooks.forecasting.reload import by_kind
 from presage.serving_hooks.forecasting.sources import Held
 from presage.serving_hooks.vllm import engine, engine_check
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
-from presage.serving_hooks.vllm.registered import model_status, predictors, resolve_registry_uri
-from presage.serving_hooks.vllm.reload import by_kind
 
 SCHEDULER: Final = "presage.serving_hooks.vllm.WorkflowScheduler"
 WORKER: Final = "presage.serving_hooks.vllm.StatesWorker"

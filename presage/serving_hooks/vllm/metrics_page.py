@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from starlette.datastructures import MutableHeaders
 
+from presage.serving_hooks.metrics import HISTOGRAMS, METRICS
 from presage.serving_hooks.status import read_status
-from presage.serving_hooks.vllm.metrics import HISTOGRAMS, METRICS
 
 logger = logging.getLogger(__name__)
 
@@ -65,28 +65,28 @@ class StatusCache:
 
 def exposition(engines: Engines | None) -> bytes:
     """Our metrics in Prometheus' text format, including those without samples; None where engines have not answered."""
-    from prometheus_client import generate_latest  # type: ignore[import-not-found]  # comes with vLLM
-    from prometheus_client.core import (  # type: ignore[import-not-found]
+    from prometheus_client import generate_latest  # comes with vLLM
+    from prometheus_client.core import (
         CounterMetricFamily,
         GaugeMetricFamily,
         HistogramMetricFamily,
     )
 
-    families = [GaugeMetricFamily(ANSWERED, ANSWERED_HELP, value=float(engines is not None))]
+    families: list[Any] = [GaugeMetricFamily(ANSWERED, ANSWERED_HELP, value=float(engines is not None))]
     statuses = [(name, status) for name, reported in engines or () if (status := read_status(reported)) is not None]
     for metric in METRICS if engines is not None else ():
-        kind = CounterMetricFamily if metric.type == "counter" else GaugeMetricFamily
+        kind: Any = CounterMetricFamily if metric.type == "counter" else GaugeMetricFamily
         family = kind(metric.name, metric.help, labels=["engine", *metric.labels])
         for name, status in statuses:
             for labels, value in metric.read(status):
                 family.add_metric([name, *labels], value)
         families.append(family)
     for histogram in HISTOGRAMS if engines is not None else ():
-        family = HistogramMetricFamily(histogram.name, histogram.help, labels=["engine"])
+        series = HistogramMetricFamily(histogram.name, histogram.help, labels=["engine"])
         for name, status in statuses:
             if (found := histogram.read(status)) is not None:
-                family.add_metric([name], list(found.up_to_s.items()), found.sum_s)
-        families.append(family)
+                series.add_metric([name], list(found.up_to_s.items()), found.sum_s)
+        families.append(series)
     text: bytes = generate_latest(SimpleNamespace(collect=lambda: families))
     return text
 

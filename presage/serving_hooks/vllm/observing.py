@@ -9,11 +9,11 @@ from presage.datasets.recording import RECORDED_EXPIRED, RECORDED_FINISHED
 from presage.features.moment import Moment
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
+from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder, start
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
-from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
 
 

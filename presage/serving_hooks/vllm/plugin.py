@@ -20,30 +20,28 @@ Status codes: 404 no admin key is set, 401 none was sent, 403 the key is wrong.
 
 from __future__ import annotations
 
-import hmac
 import logging
-import os
 from collections.abc import Callable, Sequence
-from hashlib import sha256
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.vllm import engine
-from presage.serving_hooks.vllm.answers import AnswerMiddleware, generates
+from presage.serving_hooks import admin
+from presage.serving_hooks.mode_names import ADMIN_KEY_HEADER, ModeName, PolicyName
+from presage.serving_hooks.vllm import answers, engine, texts
+from presage.serving_hooks.vllm.answers import AnswerMiddleware
 from presage.serving_hooks.vllm.config import read_config
 from presage.serving_hooks.vllm.engine import EngineClient
-from presage.serving_hooks.vllm.metadata import MAX_NAME
 from presage.serving_hooks.vllm.metrics_page import Appended, StatusCache
-from presage.serving_hooks.vllm.mode_names import ADMIN_KEY_HEADER, ModeName, PolicyName
-from presage.serving_hooks.vllm.tenants import TenantMiddleware, Tenants, keys_of, mark, tenant
+from presage.serving_hooks.vllm.texts import ServerTexts, TextMiddleware
 from presage.serving_hooks.workflows.identity import Step, scoped
+from presage.serving_hooks.workflows.metadata import MAX_NAME
+from presage.serving_hooks.workflows.tenants import TenantMiddleware, Tenants, keys_of, mark, tenant
 
 logger = logging.getLogger(__name__)
-
-SHORTEST_KEY: Final = 16
 
 METHOD: Final = "presage_call"
 """Name of `call_scheduler` in vLLM's engine core."""
@@ -68,22 +66,15 @@ def admin_key(args: Any) -> str | None:
     Raises:
         ConfigurationError: the key is too short, or the settings are invalid.
     """
-    name = read_config(getattr(args, "additional_config", None)).admin_key_variable
-    key = os.environ.get(name)
-    if key and len(key) < SHORTEST_KEY:
-        raise ConfigurationError(f"{name} has {len(key)} characters; give {SHORTEST_KEY} or more, or unset it")
-    return key or None
+    return admin.admin_key(read_config(getattr(args, "additional_config", None)).admin_key_variable)
 
 
 def add_admin_routes(app: FastAPI, key: str, call: Call) -> None:
     """Adds the routes that require this key in the header."""
-    expected = sha256(key.encode()).digest()
 
     def check_key(sent: Annotated[str | None, Header(alias=ADMIN_KEY_HEADER)] = None) -> None:
-        if sent is None:
-            raise HTTPException(401, f"send the admin key in the header {ADMIN_KEY_HEADER}")
-        if not hmac.compare_digest(sha256(sent.encode()).digest(), expected):
-            raise HTTPException(403, "this is not the admin key")
+        if refused := admin.refusal(sent, key):
+            raise HTTPException(*refused)
 
     async def set_one(request: ModeRequest) -> dict[str, list[Any]]:
         answers = await call("set_mode", request.mode, request.policy, request.workflow_type)
@@ -135,19 +126,28 @@ class WorkflowEnd(BaseModel):
 
 
 class WorkflowRoutes:
-    """The endpoint plugin."""
+    """The endpoint plugin.
+
+    Attributes:
+        texts: what computes features of texts; None where the setting `texts` is off.
+    """
 
     name = "presage"
     required_tasks: tuple[str, ...] | None = ("generate",)
 
     def __init__(self) -> None:
         self._engines: EngineClient | None = None
+        self.texts: ServerTexts | None = None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Adds the routes, and the middleware that isolates tenants and reads answers."""
+        """Adds the routes, and the middleware that isolates tenants and reads prompts and answers."""
         args = getattr(app.state, "args", None)
-        if read_config(getattr(args, "additional_config", None)).answers:
+        config = read_config(getattr(args, "additional_config", None))
+        if config.answers:
             app.add_middleware(AnswerMiddleware, report=self._answered)
+        if config.texts:
+            self.texts = ServerTexts(partial(self._call, "text_models"))
+            app.add_middleware(TextMiddleware, texts=self.texts, report=self._answer_text)
         app.add_middleware(TenantMiddleware, tenants=Tenants(keys_of(args)))
         key = admin_key(args)
         if key is not None:
@@ -182,10 +182,16 @@ class WorkflowRoutes:
         if engine_client is not None:
             self._engines = EngineClient(engine_client)
             self._engines.on_generate(_generates)
+            if self.texts is not None:
+                self.texts.start()
 
     async def _answered(self, step: Step, finish_reason: str, tools: list[str], lost: int) -> None:
         names = step.workflow_type, step.workflow_id, step.agent, step.number
         await self._call("step_answered", *names, finish_reason, tools, lost)
+
+    async def _answer_text(self, step: Step, features: dict[str, str]) -> None:
+        names = step.workflow_type, step.workflow_id, step.agent, step.number
+        await self._call("answer_text", *names, features)
 
     async def _statuses(self) -> list[tuple[str, dict[str, Any]]]:
         answers = await self._call("presage_status")
@@ -201,7 +207,8 @@ class WorkflowRoutes:
 def _generates(params: Any, session_id: object) -> None:
     """A request is about to reach the engine."""
     mark(params)
-    generates(params, session_id)
+    answers.generates(params, session_id)
+    texts.generates(params, session_id)
 
 
 def _own(workflow_id: str) -> str:

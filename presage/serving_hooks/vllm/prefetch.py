@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.prefetch import PrefetchConfig, plan
 from presage.serving_hooks.policies.score import Lookahead
@@ -35,7 +36,6 @@ from presage.serving_hooks.vllm.admission import IterationTimer
 from presage.serving_hooks.vllm.admission_accounts import Returning
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
-from presage.serving_hooks.vllm.modes import Mode, Modes, Switch
 from presage.serving_hooks.vllm.prefetch_prompts import ExpectedPrompts, Prompt
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 from presage.serving_hooks.workflows.identity import Step

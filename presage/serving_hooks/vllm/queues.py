@@ -12,17 +12,18 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
-from presage.serving_hooks.policies.priority import PriorityConfig, ShortestTotalJobFirst, vllm_priority
+from presage.serving_hooks.modes import Mode, Modes, Switch
+from presage.serving_hooks.policies.priority import ShortestTotalJobFirst, vllm_priority
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.admission import AdmissionController
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
-from presage.serving_hooks.vllm.modes import Mode, Modes, Switch
 from presage.serving_hooks.vllm.waiting import Order, ShadowOrder, WaitingQueue, holds_none
 from presage.serving_hooks.workflows import WorkflowTable
 from presage.serving_hooks.workflows.identity import Step
 
 _CLASS: Final = 2**64
+_FEW: Final = 1000
 """More than any level and number of tokens, so that a key never leaves its class."""
 
 
@@ -34,17 +35,20 @@ class Priorities:
     policy ends. With `fcfs` vLLM ignores that number, and so do we.
 
     Args:
-        config, medians: of `ShortestTotalJobFirst`.
+        policy: the keys, or what has its methods.
+        medians: remaining output tokens at the start, the median of each workflow type.
         classes: whether vLLM schedules by `priority`.
 
     Attributes:
         acts: whether vLLM schedules by the keys; in shadow they are only computed.
     """
 
-    def __init__(self, config: PriorityConfig, medians: Mapping[str, float], classes: bool, switch: Switch) -> None:
+    def __init__(
+        self, policy: ShortestTotalJobFirst, medians: Mapping[str, float], classes: bool, switch: Switch
+    ) -> None:
         self.switch = switch
         self.acts = True
-        self._policy = ShortestTotalJobFirst(config, medians)
+        self._policy = policy
         self._classes = classes
         self._given: dict[str, int] = {}
         self._unranked: set[str] = set()
@@ -181,6 +185,9 @@ class QueuePolicies:
             deadline = now + (self._bounds.default_s if bound_s is None else bound_s)
             if math.isfinite(deadline):
                 heapq.heappush(self._deadlines, (deadline, request.request_id))
+                if len(self._deadlines) > _FEW + 4 * len(self._arrived_at):  # entries of selected requests
+                    self._deadlines = [one for one in self._deadlines if one[1] in self._arrived_at]
+                    heapq.heapify(self._deadlines)
             workflow_type = step.workflow_type if step else ""
             self.priorities.add(request, self._iteration, workflow_type, remaining_tokens, self._ranks(step))
         if self.admission is not None and step is not None:
@@ -361,8 +368,9 @@ class QueuePolicies:
         now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
             request_id = heapq.heappop(self._deadlines)[1]
-            if request_id in self._arrived_at:
-                priorities.overdue(self._port.requests[request_id])
+            request = self._port.requests.get(request_id)
+            if request is not None and request_id in self._arrived_at:
+                priorities.overdue(request)
                 priorities.switch.attempt(self._moved, request_id)
 
     def _moved(self, request_id: str) -> None:

@@ -20,6 +20,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from presage.serving_hooks.counts import ERRORS, EVENTS, FORECASTS, EventCounts
+from presage.serving_hooks.explain import LastForecasts, reasons, return_as_plain
+from presage.serving_hooks.forecasting.forecasts import Forecasts
+from presage.serving_hooks.modes import POLICIES, Evidence, Mode, Modes, Switch
+from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
 from presage.serving_hooks.status import ModelStatus
 from presage.serving_hooks.vllm import engine, engine_check
@@ -27,18 +31,16 @@ from presage.serving_hooks.vllm.admission import AdmissionController
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, read_config
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
-from presage.serving_hooks.vllm.explain import LastForecasts, reasons, return_as_plain
-from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.hidden_states.steps import StatesOfSteps
-from presage.serving_hooks.vllm.metadata import read
-from presage.serving_hooks.vllm.modes import POLICIES, Evidence, Mode, Modes, Switch
 from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.prefetch import Prefetcher
 from presage.serving_hooks.vllm.queues import Priorities, QueuePolicies
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
+from presage.serving_hooks.vllm.step_texts import TextsOfSteps
 from presage.serving_hooks.vllm.step_times_file import StepTimesFile
 from presage.serving_hooks.workflows import EndReason, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of, unscoped, workflow_key
+from presage.serving_hooks.workflows.metadata import read
 
 engine_check.check()
 
@@ -109,7 +111,7 @@ class Policies(engine.SchedulerSeam):
             admission,
             self._wait_bounds,
             type(self).clock,
-            lambda switch: Priorities(config.priority_settings(), forecasts.medians, port.by_priority, switch),
+            partial(self.make_priorities, config, forecasts.medians),
             partial(self.make_admission, config),
         )
         self.block_order = self.make_block_order(config, eviction) if config.eviction and caches else None
@@ -122,6 +124,7 @@ class Policies(engine.SchedulerSeam):
         self._states = StatesOfSteps(
             port, forecasts, self.step_forecasts, self.workflow_table, self._observing, recorded
         )
+        self._texts = TextsOfSteps(forecasts, self.step_forecasts, self._counts, config.texts)
         self._timing, file = Switch("step times", self._counts), config.step_times_file
         self._step_times = StepTimesFile(Path(file), port.described()) if file is not None else None
         self._renewal = Switch("reload of models", self._counts)
@@ -130,9 +133,10 @@ class Policies(engine.SchedulerSeam):
 
     def forecasts(self, config: PresageConfig) -> Forecasts:
         """The sources of forecasts; called once."""
-        from presage.serving_hooks.vllm.registered import load_forecasts  # only if used
+        from presage.serving_hooks.forecasting.champions import load_forecasts  # only if used
 
-        return load_forecasts(config, self.engine_port.config.served_model, self._state_layer)
+        texts = ("next-agent", "remaining-length") if config.texts else ()
+        return load_forecasts(config, self.engine_port.config.served_model, self._state_layer, texts)
 
     # What vLLM calls.
 
@@ -145,7 +149,8 @@ class Policies(engine.SchedulerSeam):
             step = self.workflow_table.step(request.request_id)
             stats_key, remaining = step.stats_key if step else "", None
             if self._modes.of("priority", stats_key) or self._modes.of("admission", stats_key):
-                remaining = self.step_forecasts.remaining_tokens(request.request_id, request.num_prompt_tokens)
+                text = self._bookkeeping.attempt(self._texts.arrived, request) or {}
+                remaining = self.step_forecasts.remaining_tokens(request.request_id, request.num_prompt_tokens, text)
             self.queue_policies.arrives(request, step, remaining)
         super().add_request(request)  # type: ignore[misc]
         if comes:
@@ -274,6 +279,24 @@ class Policies(engine.SchedulerSeam):
         if self.queue_policies.admission is not None:
             self.queue_policies.admission.renewed(running.step.workflow)
         return True
+
+    def text_models(self) -> dict[str, dict[str, str]]:
+        """By kind the folder and digest of each predictor that reads texts."""
+        return self._texts.models
+
+    def answer_text(
+        self, workflow_type: str, workflow_id: str, agent: str, number: int | None, features: dict[str, str]
+    ) -> bool:
+        """The features of the answer of a completed step, by kind of predictor; see `step_texts.py`.
+
+        Returns whether the step is the latest of a running workflow.
+        """
+        running = self.workflow_table.get(workflow_key(workflow_type, workflow_id))
+        if running is None:
+            return False
+        latest = (running.step.agent, running.step.number) == (agent, number)
+        self._bookkeeping.attempt(self._texts.answered, running.step.workflow if latest else None, features)
+        return latest
 
     def presage_status(self) -> dict[str, Any]:
         """The status of policies, models and counters, and the number of running workflows."""
@@ -406,7 +429,8 @@ class Policies(engine.SchedulerSeam):
             if self.workflow_table.step(request.request_id) is not None:
                 for found_in, tokens in zip(self._prompt_tokens, engine.prompt_by_tier(request), strict=True):
                     self._prompt_tokens[found_in] += tokens
-            self.step_forecasts.started(request.request_id, request.num_prompt_tokens)
+            text = self._texts.started(request)
+            self.step_forecasts.started(request.request_id, request.num_prompt_tokens, text)
 
     def catch_up(self) -> None:
         """Expires workflows and passes the latest forecasts to the block order; for iterations that skip `schedule`."""
@@ -423,6 +447,7 @@ class Policies(engine.SchedulerSeam):
     def _renew(self) -> None:
         if self.upkeep is not None and self.upkeep.renew():
             self._states.renew()
+            self._texts.renew()
 
     def _scheduled(self, file: StepTimesFile, output: Iteration, began_at: float) -> None:
         decoded, prefilled = self.engine_port.iteration_tokens(output)
@@ -502,6 +527,11 @@ class Policies(engine.SchedulerSeam):
         port = self.engine_port
         settings, clock = config.eviction_settings(), type(self).clock
         return ScoredBlocks(port.free_queue, port.blocks, settings, self._step_of, switch, clock)
+
+    def make_priorities(self, config: PresageConfig, medians: Mapping[str, float], switch: Switch) -> Priorities:
+        """Priority; called whenever it is switched on."""
+        policy = ShortestTotalJobFirst(config.priority_settings(), medians)
+        return Priorities(policy, medians, self.engine_port.by_priority, switch)
 
     def make_admission(self, config: PresageConfig, switch: Switch) -> AdmissionController:
         """Admission; called whenever it is switched on."""

@@ -8,22 +8,22 @@ step completes, and again when its answer was parsed. Eviction receives the late
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.counts import FORECASTS, HIDDEN_STATES, EventCounts
+from presage.serving_hooks.explain import LastForecasts
+from presage.serving_hooks.forecasting.forecasts import Forecasts, ReadsStates, ReadsTexts
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveReturn
+from presage.serving_hooks.modes import Evidence, Mode, Modes, Switch
 from presage.serving_hooks.monitoring.outcomes import OutcomeTracker
 from presage.serving_hooks.policies.next_use import READY, ReturnCurve, StepPace, paced
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
-from presage.serving_hooks.vllm.explain import LastForecasts
-from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
-from presage.serving_hooks.vllm.modes import Evidence, Mode, Modes, Switch
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step
 
@@ -52,6 +52,14 @@ _HOLD: Final = (0.1, 0.5, 0.9, 0.99)
 _FIRST_STEP_S: Final = 10.0
 """Seconds from step to step before any was measured; the same for all workflows."""
 
+PROJECTED: Final = "projected"
+PROMPT_READ: Final = "prompt_read"
+"""Arguments of a forecast source for the features of a text: those of next agents, those of remaining lengths."""
+
+TextOf = Mapping[str, NDArray[np.float32]]
+"""The features of a text by argument, float32 [p]; of each predictor that reads any."""
+_NO_TEXT: Final[TextOf] = {}
+
 CompletionState = Callable[[str], "NDArray[np.float32] | None"]
 """The completion state of a request that has just produced its last token; None if there is none."""
 
@@ -68,6 +76,7 @@ class StepForecasts:
         retention: receives forecasts; None while eviction is vLLM's own.
         state_source: the forecast source that reads hidden states, and where completion states come from; prefill
             states come by `prefill_state`. None while no states are read.
+        text_source: the forecast source that reads features of texts. None while no texts are read.
     """
 
     def __init__(
@@ -85,6 +94,9 @@ class StepForecasts:
     ) -> None:
         self.retention: Retention | None = None
         self.state_source: tuple[ReadsStates, CompletionState] | None = None
+        self.text_source: ReadsTexts | None = None
+        remaining: object = forecasts.remaining
+        self._same_source = remaining is forecasts.next_agents
         self._table, self._next_agents, self._remaining = table, forecasts.next_agents, forecasts.remaining
         self._returns, self._pace, self._clock = forecasts.returns, StepPace(), clock
         self._score, self._counts, self._modes = score, counts, modes
@@ -94,6 +106,7 @@ class StepForecasts:
         self._curves: dict[str, tuple[ReturnCurve | None, float]] = {}  # and since when; None for one by the pace
         self._pending: dict[str, tuple[Step, LiveForecast | None, slice | None]] = {}
         self._without_state: dict[str, LiveForecast] = {}
+        self._unanswered: dict[str, tuple[str, LiveForecast]] = {}  # completed, by request id
         self._preempted: set[str] = set()
         self._held: dict[str, tuple[ReturnCurve, float]] = {}  # and since when
         self._next_agents_switch = Switch("forecasts of next agents", counts)
@@ -117,15 +130,22 @@ class StepForecasts:
             self._returns_switch.attempt(self._returns.arrived, step, input_tokens, now)
         self._change(step, _ARRIVED, READY)
 
-    def remaining_tokens(self, request_id: str, input_tokens: int) -> float | None:
-        """Output tokens of a step that has just arrived and of all later ones; None if unknown."""
+    def remaining_tokens(self, request_id: str, input_tokens: int, text: TextOf = _NO_TEXT) -> float | None:
+        """Output tokens of a step that has just arrived and of all later ones; None if unknown.
+
+        `text` are the features of its prompt.
+        """
         step = self._table.step(request_id)
         if step is None or self._remaining is None:
             return None
-        return self._remaining_switch.attempt(self._remaining.remaining_tokens, step, input_tokens)
+        given: dict[str, Any] = dict(text) if self._same_source else {}
+        return self._remaining_switch.attempt(partial(self._remaining.remaining_tokens, **given), step, input_tokens)
 
-    def started(self, request_id: str, input_tokens: int) -> None:
-        """A step is scheduled for the first time. Its prompt is not read yet; its hidden state may come later."""
+    def started(self, request_id: str, input_tokens: int, text: TextOf = _NO_TEXT) -> None:
+        """A step is scheduled for the first time. Its prompt is not read yet; its hidden state may come later.
+
+        `text` are the features of its prompt.
+        """
         step, source = self._table.step(request_id), self._next_agents
         if step is None:
             return
@@ -134,7 +154,9 @@ class StepForecasts:
             self._change(step, None)
             return
         names = step.workflow_type, step.workflow_id, step.agent
-        make = partial(source.on_prefill, *names, step=step.number, input_tokens=input_tokens)
+        given: dict[str, Any] = dict(text)
+        make = partial(source.on_prefill, *names, step=step.number, input_tokens=input_tokens, **given)
+        self._unanswered.pop(step.workflow, None)
         self._forecast(request_id, step, make)
         self._show(step, lambda tracker, made: tracker.begun(*_names(step), step.agent, made, step.number))
         if self.state_source is not None and step.workflow in self._latest:
@@ -188,6 +210,8 @@ class StepForecasts:
             state = self._completion_state(request_id, missing)
             make = partial(source.on_completion, step.workflow_type, step.workflow_id, output_tokens=output_tokens)
             self._forecast(request_id, step, partial(make, **state), ends=step.last)
+            if self.text_source is not None and step.workflow in self._latest:
+                self._unanswered[step.workflow] = request_id, self._latest[step.workflow]
             self._show(step, lambda tracker, made: tracker.completed(*_names(step), made))
         elif not step.last:
             self._change(step, None)
@@ -203,6 +227,31 @@ class StepForecasts:
         if made is not None:
             self._returning(running.step, made, self._curves.get(workflow, (None, self._clock()))[1])
             self._change(running.step, None)
+
+    def answer_state(self, workflow: str, text: TextOf) -> set[str]:
+        """The features of the answer of a workflow's latest step, which has completed; the keys of those used.
+
+        Those of the next-agent predictor renew the step's forecast; those of lengths wait for the next step.
+        """
+        running, made = self._table.get(workflow), self._unanswered.pop(workflow, None)
+        if self.text_source is None or running is None or made is None or not self._next_agents_switch.on:
+            return set()
+        step, (request_id, earlier) = running.step, made
+        names, attempt, used = (step.workflow_type, step.workflow_id), self._next_agents_switch.attempt, set()
+        read, projected = text.get(PROMPT_READ), text.get(PROJECTED)
+        if read is not None and attempt(self.text_source.on_answer_read, *names, read):
+            used.add(PROMPT_READ)
+        if projected is None:
+            return used
+        forecast = attempt(self.text_source.on_completion_state, *names, projected, earlier)
+        if forecast is None:
+            return used
+        if self._record is not None:
+            self._record(request_id, forecast)
+        self._latest[workflow] = forecast
+        if not running.requests:  # else its next step has arrived, which the blocks are ranked by
+            self._change(step, None)
+        return used | {PROJECTED}
 
     def returning(self, workflow: str) -> tuple[ReturnCurve, float] | None:
         """When a workflow is expected, and since when; None while a step of it is computed, or without a forecast."""
@@ -241,6 +290,7 @@ class StepForecasts:
             "arrivals": len(self._arrived_at),
             "workflows held": len(self._held),
             "steps without state": len(self._without_state),
+            "answers without features": len(self._unanswered),
             "steps preempted": len(self._preempted),
             **getattr(self._next_agents, "debug_state", dict)(),
         }
@@ -252,6 +302,7 @@ class StepForecasts:
         self._curves.pop(step.workflow, None)
         self._arrived_at.pop(step.workflow, None)
         self._held.pop(step.workflow, None)
+        self._unanswered.pop(step.workflow, None)
         if self._returns is not None:
             self._returns_switch.attempt(self._returns.ended, step.workflow, reason)
         for request_id in workflow.requests:

@@ -1,7 +1,7 @@
 """Identity of workflows: workflow type, workflow id and tenant; and of requests as steps.
 
 With several API keys, the tenant is a prefix of the workflow id, separated by a mark that no client can send, since
-names must be printable (vllm/metadata.py). So tenants cannot share a workflow. Without tenants a name is as the client
+names must be printable (metadata.py). So tenants cannot share a workflow. Without tenants a name is as the client
 sent it.
 """
 

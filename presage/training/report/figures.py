@@ -123,13 +123,17 @@ def side_by_side(metrics: Mapping[str, Any]) -> Figure:
         panels["pinball loss of the median, log seconds"] = {
             name: (of["pinball"]["0.5"], of["pinball_ci95"]["0.5"]) for name, of in judged.items()
         }
+    elif metrics["kind"] == "profile":
+        for name, label in (("coverage", "whole workflows covered"), ("accuracy", "accuracy of the next step")):
+            known = {of: figures for of, figures in judged.items() if figures.get(name) is not None}
+            panels[label] = {of: (figures[name], figures[f"{name}_ci95"]) for of, figures in known.items()}
     else:
         panels["macro mAP"] = {name: (of["macro_map"], of["macro_map_ci95"]) for name, of in judged.items()}
     figure, axes = plt.subplots(
         1,
         len(panels),
         figsize=(4.8 * len(panels), 0.36 * len(judged) + 1.2),
-        sharey=True,
+        sharey=metrics["kind"] != "profile",
         squeeze=False,
         layout="constrained",
     )

@@ -63,9 +63,15 @@ def share_axis(label: str, values: Sequence[float]) -> Axis:
 
 
 def line_plot(
-    lines: Sequence[Sequence[PlotPoint]], x: Axis, y: Axis, *, diagonal: bool = False, side_by_side: bool = False
+    lines: Sequence[Sequence[PlotPoint]],
+    x: Axis,
+    y: Axis,
+    *,
+    diagonal: bool = False,
+    side_by_side: bool = False,
+    dots: bool = True,
 ) -> Element:
-    """One panel; line i has colour i. With a diagonal where y equals x.
+    """One panel; line i has colour i. With a diagonal where y equals x; `dots` marks each point.
 
     With `side_by_side` each line is moved a little to the side, so that intervals at the same x do not overlap.
     """
@@ -91,7 +97,7 @@ def line_plot(
         _line(svg, at(x.low, y.low), at(x.high, y.high), "diagonal")
     for index in reversed(range(len(lines))):  # ours is drawn last, on top
         aside = _ASIDE * (index - (len(lines) - 1) / 2) if side_by_side else 0.0
-        _draw(svg, lines[index], at, f"s{index % COLOURS}", aside)
+        _draw(svg, lines[index], at, f"s{index % COLOURS}", aside, dots)
     return svg
 
 
@@ -101,6 +107,7 @@ def _draw(
     to_page: Callable[[float, float], tuple[float, float]],
     colour: str,
     aside: float,
+    dots: bool,
 ) -> None:
     def at(x: float, y: float) -> tuple[float, float]:
         column, row = to_page(x, y)
@@ -112,7 +119,7 @@ def _draw(
     path = " ".join(f"{_number(a)},{_number(b)}" for a, b in (at(point.x, point.y) for point in points))
     if len(points) > 1:
         SubElement(svg, "polyline", {"points": path, "class": f"line {colour}"})
-    for point in points:
+    for point in points if dots else ():
         column, row = at(point.x, point.y)
         dot = SubElement(svg, "circle", {"cx": _number(column), "cy": _number(row), "r": "3", "class": f"dot {colour}"})
         if point.tooltip:
@@ -209,7 +216,7 @@ def interval_plot(rows: Mapping[str, PlotPoint], shown: Callable[[float], str], 
         mark: a value at which a dashed line stands.
     """
     values = [v for point in rows.values() for v in (point.y, point.low, point.high) if v is not None]
-    axis = _round_axis(values if mark is None else [*values, mark])
+    axis = round_axis(values if mark is None else [*values, mark])
     bottom = _TOP + _NAMED_ROW * len(rows)
     svg = Element("svg", {"viewBox": f"0 0 {_WIDTH} {bottom + 24}", "class": "plot", "role": "img"})
 
@@ -232,7 +239,7 @@ def interval_plot(rows: Mapping[str, PlotPoint], shown: Callable[[float], str], 
     return svg
 
 
-def _round_axis(values: Sequence[float]) -> Axis:
+def round_axis(values: Sequence[float], label: str = "") -> Axis:
     """An axis around values, with at most six ticks at round numbers."""
     low, high = min(values), max(values)
     about = max((high - low) / 5, abs(high) * 1e-3, 1e-9)
@@ -240,4 +247,4 @@ def _round_axis(values: Sequence[float]) -> Axis:
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= about * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     last = max(last, first + 1)
-    return Axis("", first * step, last * step, [n * step for n in range(first, last + 1)])
+    return Axis(label, first * step, last * step, [n * step for n in range(first, last + 1)])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from presage.training.report.blocks import Document, Facts, Metrics, Panel, Picture, Section, Table, Text, signed
-from presage.training.report.plot import PlotPoint, interval_plot
+from presage.training.report.plot import PlotPoint, interval_plot, line_plot, round_axis
 
 _FIGURES: Final = {
     "hit rate": ("hit_rate", 3),
@@ -35,6 +35,16 @@ _TIERS: Final = {
     "loaded, prefetched or again included": ("loaded_tokens", 0),
 }
 
+_ROUTED: Final = {
+    "held by the router, s": ("held_mean_s", 2),
+    "moves": ("moves", 0),
+    "imbalance of prefill": ("imbalance", 2),
+    "running": ("running_share", 2),
+    "of it recomputed": ("recomputed_share", 3),
+    "idle": ("idle_share", 2),
+    "unused": ("unused_share", 2),
+}
+
 _BY_AGENT: Final = "ttft_mean_s of "
 
 
@@ -49,6 +59,9 @@ def document(metrics: Metrics) -> Document:
         _pictures(metrics),
         Section(f"Policies side by side, {_pauses(metrics)}", [_side_by_side(metrics), *_notes(policies)], True),
         _shares(policies),
+        _routing(policies),
+        _placed(policies),
+        _over_time(policies),
         _queueing(policies),
         _tiers(policies),
         _evictions(policies),
@@ -110,6 +123,7 @@ def _saved(of: Mapping[str, Any] | None) -> str:
 
 def _lead(metrics: Metrics) -> str:
     load, engine = metrics["workload"], metrics["engine"]
+    several = f"{metrics['engines']} engines, the first with a cache" if "engines" in metrics else "a cache"
     host = f" and {engine['host_cache_tokens']} in the host" if engine["host_cache_tokens"] else ""
     if load.get("as_recorded"):
         came = "as recorded"
@@ -118,9 +132,9 @@ def _lead(metrics: Metrics) -> str:
     else:
         came = f"{load['rate']:g} a second with cv {load.get('cv', 1.0):g}"
     lead = (
-        f"{load['workflows']} workflows, {load['requests']} requests, {came}; {load['prompts']} prompts; a cache of "
-        f"{engine['cache_tokens']} tokens{host}; costs: {engine['cost']['source']}. Decisions are those of vLLM's own "
-        f"scheduler, in virtual time. Mean over {metrics['seeds']} seeds, ± half the width of the 95 % interval "
+        f"{load['workflows']} workflows, {load['requests']} requests, {came}; {load['prompts']} prompts; {several} "
+        f"of {engine['cache_tokens']} tokens{host}; costs: {engine['cost']['source']}. Decisions are those of vLLM's "
+        f"own scheduler, in virtual time. Mean over {metrics['seeds']} seeds, ± half the width of the 95 % interval "
         "(Student's t), or its ends where it is cut at 0, since nothing here can be negative. "
     )
     if load.get("with_pauses"):
@@ -177,6 +191,68 @@ def _queueing(policies: Mapping[str, Any]) -> Section | None:
             )
     head = ["policy", "queueing s", "of the oracle's saving", "worst s", "of the worst of fcfs", "promoted by ageing"]
     return Section("Queueing, from arrival to the first selection", [Table(head, rows)], True) if rows else None
+
+
+def _routing(policies: Mapping[str, Any]) -> Section | None:
+    routed = {name: of for name, of in policies.items() if "moves" in of}
+    if not routed:
+        return None
+    text = Text(
+        "The last four columns are shares of tokens times seconds of all caches: contexts being computed, prompt "
+        "tokens computed again, contexts that wait for a tool and are found again, and the rest."
+    )
+    return Section("The fleet", [text, _table(routed, _ROUTED)], in_terminal=True)
+
+
+def _placed(policies: Mapping[str, Any]) -> Section | None:
+    """Requests by policy, reason and engine."""
+    of = {name: found["placed"] for name, found in policies.items() if "placed" in found}
+    if not of:
+        return None
+    engines = sorted({engine for reasons in of.values() for counts in reasons.values() for engine in counts})
+    rows = [
+        [name, reason, *(f"{counts.get(engine, 0):.0f}" for engine in engines)]
+        for name, reasons in of.items()
+        for reason, counts in reasons.items()
+    ]
+    return Section("Where requests went, and why", [Table(["policy", "reason", *engines], rows)])
+
+
+def _over_time(policies: Mapping[str, Any]) -> Section | None:
+    """Load and cache of each engine, a drawing for each policy; all drawings of a picture have the same axes."""
+    courses = {name: of["course"] for name, of in policies.items() if of.get("course")}
+    if not courses:
+        return None
+    held = {name: {"held by the router": of["held"], **of["under_way"]} for name, of in courses.items()}
+    used = {name: of["cache_in_use"] for name, of in courses.items()}
+    windows = {name: of["window_s"] for name, of in courses.items()}
+    first = "with the first seed, by windows of a sixtieth of the run"
+    load = f"Requests held by the router, and requests of each engine, waiting or running, {first}."
+    cache = (
+        f"Share of each engine's cache that its requests use, {first}. The rest may hold prefixes to be found again."
+    )
+    pictures = [
+        _courses("fleet-load", load, held, windows, "requests"),
+        _courses("fleet-cache", cache, used, windows, "share of the cache"),
+    ]
+    return Section("The fleet over time", pictures)
+
+
+def _courses(
+    name: str, caption: str, courses: Mapping[str, Mapping[str, list[float]]], windows: Mapping[str, float], label: str
+) -> Picture:
+    """A drawing for each policy, a line for each series."""
+    series = next(iter(courses.values()))
+    count = len(next(iter(series.values())))
+    x = round_axis([0.0, count * max(windows.values())], "seconds")
+    y = round_axis([0.0, *(value for of in courses.values() for one in of.values() for value in one)], label)
+    panels = []
+    for policy, of in courses.items():
+        lines = [
+            [PlotPoint((at + 0.5) * windows[policy], value) for at, value in enumerate(one)] for one in of.values()
+        ]
+        panels.append(Panel(policy, line_plot(lines, x, y, dots=False)))
+    return Picture(name, caption, panels, tuple(series))
 
 
 def _tiers(policies: Mapping[str, Any]) -> Section | None:

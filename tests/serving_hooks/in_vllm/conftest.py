@@ -1,9 +1,19 @@
 """What the tests in vLLM's scheduler share."""
 
+import math
 import sys
 from collections.abc import Iterator
 
 import pytest
+
+from presage.serving_hooks.forecasting.circuit_breaker import Budget
+from presage.serving_hooks.settings import ForecastSettings
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models may take as long as they need: none is switched off because the machine is busy."""
+    monkeypatch.setattr(ForecastSettings, "forecast_budget", lambda _: Budget(deadline_s=math.inf, hang_s=None))
 
 
 @pytest.fixture(autouse=True)
@@ -12,6 +22,6 @@ def nothing_beside() -> Iterator[None]:
     yield
     samples = sys.modules.get("vllm_samples")
     for scheduler in list(samples.BUILT) if samples is not None else ():
-        upkeep = getattr(scheduler, "_upkeep", None)
+        upkeep = getattr(scheduler, "upkeep", None)
         if upkeep is not None:
             upkeep.close()

@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import ClassVar
 
+from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.vllm.admission import AdmissionController
 from presage.serving_hooks.vllm.config import PresageConfig
-from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.workflows.identity import Step
 

@@ -8,9 +8,9 @@ import numpy as np
 from vllm_samples import HASHER, Engine, Request, ask, build
 
 from presage.features.moment import COMPLETION, Moment
+from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveReturn
 from presage.serving_hooks.vllm.config import PresageConfig
-from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.serving_hooks.workflows.identity import Step
 

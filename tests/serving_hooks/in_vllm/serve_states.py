@@ -22,6 +22,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
 
 import numpy as np
+from own_engine import end
 
 from presage.features.moment import COMPLETION, PREFILL
 
@@ -230,7 +231,11 @@ def main(model: str, served: str) -> dict[str, Any]:
         disable_log_stats=False,
         seed=0,
         additional_config={
-            "presage": {"recorder": {"folder": os.environ["RECORDING"], "states": "both"}, "state_layer": LAYER}
+            "presage": {
+                "recorder": {"folder": os.environ["RECORDING"], "states": "both"},
+                "state_layer": LAYER,
+                "forecast_deadline_ms": 1000,  # the machine may be busy
+            }
         },
         **({"distributed_executor_backend": "mp"} if APART else {}),
         **HOOKS,
@@ -239,7 +244,7 @@ def main(model: str, served: str) -> dict[str, Any]:
     if APART:
         tokens, reasons = serve(llm, noted)
         status = llm.llm_engine.engine_core.call_utility("presage_call", "presage_status")  # type: ignore[attr-defined]
-        llm.llm_engine.engine_core.shutdown(timeout=120.0)  # what waits is written, however busy the machine
+        end(llm.llm_engine.engine_core)  # what waits is written
         back = recorded(noted, hugging_face(model, tokens), tokens)
         return {"tokens": tokens, "reasons": reasons, "status": status, "recorded": back}
     scheduler: Any = llm.llm_engine.engine_core.engine_core.scheduler

@@ -26,7 +26,7 @@ def returns() -> Any:
     """The planner comes next, for certain."""
     from prefetch_samples import Says
 
-    from presage.serving_hooks.vllm.forecasts import Forecasts
+    from presage.serving_hooks.forecasting.forecasts import Forecasts
 
     return Forecasts(Says({}))
 

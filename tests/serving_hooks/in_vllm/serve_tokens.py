@@ -20,7 +20,7 @@ def by_chance() -> Any:
     """Forecasts of no use."""
     from noise import Noise
 
-    from presage.serving_hooks.vllm.forecasts import Forecasts
+    from presage.serving_hooks.forecasting.forecasts import Forecasts
 
     noise = Noise(1)
     return Forecasts(noise, noise)

@@ -9,9 +9,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed; these tests use its q
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from presage.serving_hooks.counts import EventCounts
+from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
-from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 from presage.serving_hooks.workflows.identity import Step
 

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import ConfigurationError
+from presage.serving_hooks.forecasting.champions import load_forecasts
 from presage.serving_hooks.forecasting.circuit_breaker import HANG_S, Budget
+from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.policies.admission import AdmissionConfig
 from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.policies.prefetch import PrefetchConfig
@@ -20,8 +22,6 @@ from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.policies.wait_bounds import Objective, Objectives
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, read_config
-from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.registered import load_forecasts
 from presage.serving_hooks.workflows.identity import Step, scoped
 
 SECONDS = (

@@ -66,7 +66,7 @@ def url() -> Iterator[str]:
 
 def draw(url: str, to: Path, *more: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, str(DOCS / "dashboard" / "draw.py"), url, "--since", "1000", "--until", "1060"]
-    return subprocess.run([*line, "--to", str(to), *more], capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run([*line, "--to", str(to), *more], capture_output=True, text=True, check=False, timeout=600)
 
 
 def test_variables_are_filled_in_as_grafana_does() -> None:

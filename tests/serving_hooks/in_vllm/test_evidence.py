@@ -7,7 +7,7 @@ import pytest
 
 from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.forecasting.live import LiveForecast
-from presage.serving_hooks.vllm.modes import RISK, TOLERANCE, Evidence, Mode, Modes
+from presage.serving_hooks.modes import RISK, TOLERANCE, Evidence, Mode, Modes
 from presage.serving_hooks.workflows import EndReason
 
 AGENTS = ("coder", "tester")

@@ -9,8 +9,8 @@ from test_policies_in_engine import prompt, served, step
 from vllm_samples import ask
 
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
-from presage.serving_hooks.vllm.tenants import ARGUMENT
 from presage.serving_hooks.workflows.identity import scoped
+from presage.serving_hooks.workflows.tenants import ARGUMENT
 
 pytestmark = pytest.mark.vllm
 

@@ -14,12 +14,12 @@ from vllm_samples import Engine, Scheduler, ask, build, everything_is_free
 from presage.errors import ConfigurationError
 from presage.features.moment import PREFILL
 from presage.serving_hooks.counts import EventCounts
+from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.forecasting.live import LiveForecast
+from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.policies.eviction import FreeOrder
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
 from presage.serving_hooks.vllm.config import PresageConfig
-from presage.serving_hooks.vllm.forecasts import Forecasts
-from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.workflows import WorkflowTable
 

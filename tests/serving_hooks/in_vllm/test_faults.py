@@ -158,7 +158,7 @@ def test_a_predictor_hangs(tmp_path: Path, predictor: Any, caplog: pytest.LogCap
     # Other calls may compile: only the one that hangs must be given up early, and it is asked first or soon after.
     serve(engine_of(tmp_path, told(Forecaster(predictor))), 2)
     forecaster = Forecaster(
-        whole(predictor, **{method: hangs}), back_off=OnlineCounts(), budget=Budget(hang_s=0.5, first_hang_s=0.5)
+        whole(predictor, **{method: hangs}), back_off=OnlineCounts(), budget=Budget(hang_s=3.0, first_hang_s=3.0)
     )
     engine = engine_of(tmp_path, told(forecaster))
     with caplog.at_level(logging.ERROR, logger="presage"):

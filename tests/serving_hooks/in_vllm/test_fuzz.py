@@ -8,8 +8,8 @@ import pytest
 from noise import AGENTS, Noise
 from vllm_samples import AsyncScheduler, Engine, Request, Scheduler, ask, build, everything_is_free, token
 
+from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.vllm.config import PresageConfig
-from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 
 pytestmark = pytest.mark.vllm

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.vllm.metadata import MAX_NAME, read
 from presage.serving_hooks.workflows.identity import Step, workflow_key
+from presage.serving_hooks.workflows.metadata import MAX_NAME, read
 
 
 def counted(sent: object, session_id: object = None) -> tuple[Step | None, dict[str, int]]:

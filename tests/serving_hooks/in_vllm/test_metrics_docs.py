@@ -17,7 +17,7 @@ from dashboard import (
     shown,
 )
 
-from presage.serving_hooks.vllm.metrics import HISTOGRAMS, METRICS
+from presage.serving_hooks.metrics import HISTOGRAMS, METRICS
 from presage.serving_hooks.vllm.metrics_page import ANSWERED, ANSWERED_HELP
 
 SPREAD = {

@@ -14,12 +14,12 @@ from test_admission_in_engine import ALONE, Ticking, busy, told, work
 from test_policies_in_engine import Clock, prompt, served
 from vllm_samples import TIER, Engine, ask
 
+from presage.serving_hooks.forecasting.champions import Champions
 from presage.serving_hooks.forecasting.sources import Held, Predictors
+from presage.serving_hooks.metrics import HISTOGRAMS, METRICS
 from presage.serving_hooks.policies.eviction import FreeOrder
 from presage.serving_hooks.status import EngineStatus, read_status
 from presage.serving_hooks.vllm.config import PresageConfig
-from presage.serving_hooks.vllm.metrics import HISTOGRAMS, METRICS
-from presage.serving_hooks.vllm.registered import Champions
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 pytestmark = pytest.mark.vllm

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from presage.serving_hooks import counts
 from presage.serving_hooks.counts import CounterMetric, EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
+from presage.serving_hooks.metrics import METRICS, MOST_TYPES, OTHER, Sample
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.policies.admission import Admission, Phase
 from presage.serving_hooks.policies.throughput import Rates
 from presage.serving_hooks.status import EngineStatus, read_status
-from presage.serving_hooks.vllm.metadata import read
-from presage.serving_hooks.vllm.metrics import METRICS, MOST_TYPES, OTHER, Sample
 from presage.serving_hooks.workflows import EndReason
+from presage.serving_hooks.workflows.metadata import read
 
 
 def samples(name: str, status: dict[str, Any]) -> dict[tuple[str, ...], float]:
@@ -42,7 +42,9 @@ def test_names_are_as_prometheus_wants_them() -> None:
         assert "engine" not in one.labels
 
 
-DECLARED = [of for of in vars(counts).values() if isinstance(of, CounterMetric)]
+DECLARED = [  # without those of the gateway
+    of for of in vars(counts).values() if isinstance(of, CounterMetric) and not of.name.startswith("presage_gateway_")
+]
 LABELS = st.text(min_size=1, max_size=20)
 EVENTS = st.sampled_from(DECLARED).flatmap(
     lambda metric: st.tuples(st.just(metric), st.tuples(*[LABELS] * len(metric.labels)), st.integers(1, 10**6))

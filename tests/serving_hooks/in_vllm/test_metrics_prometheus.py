@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not PROGRAM, reason="no program `prometheus` on PATH (Debian's package prometheus has it)"),
 ]
-WITHIN_S = 60.0
+WITHIN_S = 300.0
 TOLD = {
     "model_versions": {"next-agent": {"reference": "models:/next-agent@champion", "version": 3}},
     "reload": {"renewed": 1},
@@ -162,7 +162,7 @@ def test_what_is_held_is_what_the_histogram_says(url: str) -> None:
 def test_the_dashboard_is_drawn_from_it(url: str, tmp_path: Path) -> None:
     draw = [sys.executable, str(DOCS / "dashboard" / "draw.py"), url, "--scraped-every", "1"]
     draw += ["--since", str(time.time() - 5), "--to", str(tmp_path / "drawn.png")]
-    done = subprocess.run(draw, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(draw, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 were rejected" in done.stdout
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")

@@ -11,8 +11,8 @@ from test_policies_in_engine import prompt, served, step
 from turns import Turns, draw
 from vllm_samples import AsyncScheduler, Engine, Scheduler, ask, build, everything_is_free
 
+from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.forecasting.live import LiveForecast
-from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 pytestmark = pytest.mark.vllm

@@ -16,6 +16,9 @@ from soak import ANSWERED, BLOCKS, GAVE_UP, MODEL, OURS, SERVERS, TEMPLATE, WORD
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 IDLE_S = 6.0
 """Longer than vLLM's own keep-alive time-out, 5 s."""
+HELD_S = 2 * IDLE_S
+"""Long enough that a busy machine, too, asks for the status meanwhile."""
+LINES = 16
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def client(server: Server) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=server.url, timeout=60, limits=httpx.Limits(keepalive_expiry=90))
+    return httpx.AsyncClient(base_url=server.url, timeout=300, limits=httpx.Limits(keepalive_expiry=90))
 
 
 def request(number: int, *, held_s: float = 0.0, gives_up_s: float | None = None) -> Planned:
@@ -51,10 +54,11 @@ def request(number: int, *, held_s: float = 0.0, gives_up_s: float | None = None
 
 
 def test_requests_held_for_longer_than_time_outs_are_answered_beside_clients_that_go(server: Server) -> None:
-    async def line(number: int) -> None:
+    async def line(number: int, together: asyncio.Barrier) -> None:
         async with client(server) as kept:
             plain = await send(kept, request(number))
-            sent = await send(kept, request(number, held_s=IDLE_S, gives_up_s=1.0 if number >= 8 else None))
+            await together.wait()
+            sent = await send(kept, request(number, held_s=HELD_S, gives_up_s=1.0 if number >= 8 else None))
             after = await send(kept, request(number))
         assert (plain.outcome, after.outcome) == (ANSWERED, ANSWERED)
         assert sent.outcome == (GAVE_UP if number >= 8 else ANSWERED)
@@ -62,7 +66,8 @@ def test_requests_held_for_longer_than_time_outs_are_answered_beside_clients_tha
         assert after.tokens == plain.tokens
 
     async def all_lines() -> int:
-        lines = asyncio.gather(*map(line, range(16)))
+        together = asyncio.Barrier(LINES)
+        lines = asyncio.gather(*(line(number, together) for number in range(LINES)))
         most = 0
         async with client(server) as other:
             while not lines.done():  # also keeps the engine from standing still

@@ -37,7 +37,7 @@ from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.predictors.quantiles.choice import QuantileConfig
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
-from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.training.length.texts import LengthTexts
 from presage.training.next_agent.train import fit_predictor

@@ -10,10 +10,10 @@ from vllm_samples import Engine, Scheduler, ask, build
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.engine import SchedulerSeam
-from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import Policies, SyncWorkflowScheduler
 from presage.serving_hooks.workflows.identity import Step
 
@@ -237,6 +237,7 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
         "_state_layer",
         "_states",
         "_step_times",
+        "_texts",
         "_timing",
         "_unnoted",
         "block_order",

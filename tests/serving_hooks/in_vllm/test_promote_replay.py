@@ -16,6 +16,7 @@ from cli_samples import FAST, Ran, run, train, write
 
 from presage.cli.remaining_length import REMAINING_LENGTH
 from presage.cli.replay_gate import ReplayGate
+from presage.cli.train_predictor import app as train_predictor
 from presage.errors import ConfigurationError
 from presage.registry.connect import open_registry
 from presage.serving_hooks.replay.runs import half
@@ -147,3 +148,20 @@ def test_halves_differ_by_seed_and_need_something_to_be_drawn_of() -> None:
     assert len(set(drawn)) > 3
     assert drawn[0] == half(jobs, 0)  # type: ignore[arg-type]
     assert all(list(one) == sorted(one) for one in drawn)
+
+
+def test_a_fleet_gates_a_remaining_length_version(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    traces = write(tmp_path / "learnt.jsonl", draw(100, 1))
+    boosted = ("--name", "lengths", "--tracking-uri", uri, "--estimator", "boosted")
+    done = Ran(train_predictor, "remaining-length", traces, *boosted)
+    assert done.code == 0, done.err
+    (tmp_path / "fleet.toml").write_text("[[engines]]\ncount = 2\ncache_tokens = 16000\n")
+    held = write(tmp_path / "held.jsonl", draw(32, 9))
+    asked = ("promote", "lengths", "--version", 1, "--traces", held, "--tracking-uri", uri, "--replay", "--fleet")
+    more = ("--pause-s", 1, "--concurrency", 24, "--seeds", 3, "--processes", 1, "--dry-run", "--json")
+    judged = run(*asked, tmp_path / "fleet.toml", *more)
+    assert judged.json["replay"]["engines"] == 2, judged.err
+    assert list(judged.json["replay"]["policies"]) == ["session-affinity", "version 1"]
+    assert any(gate["name"].startswith("replay-completion") for gate in judged.json["gates"])
+    assert "apply to one engine" in run(*asked, tmp_path / "fleet.toml", "--cache-tokens", 5).complaint

@@ -16,11 +16,11 @@ from presage.features.moment import COMPLETION, PREFILL
 from presage.predictors.common.artefact import read_artefact, write_artefact
 from presage.registry.connect import Registry, open_registry
 from presage.registry.package import register
+from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.vllm.config import PresageConfig
-from presage.serving_hooks.vllm.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.usefixtures("patient")]
 
 ROW = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
 BROKEN = 3

@@ -11,7 +11,7 @@ from vllm_samples import everything_is_free
 
 from presage.errors import TraceError
 from presage.serving_hooks.replay import vllm_scheduler
-from presage.serving_hooks.replay.engine import Evictions, ReplayEngine
+from presage.serving_hooks.replay.engine import EngineLoop, Evictions, ReplayEngine
 from presage.serving_hooks.replay.engine_file import Cost, EngineFile
 from presage.serving_hooks.replay.forecasts import source
 from presage.serving_hooks.replay.metrics import PolicyRun, VirtualClock
@@ -97,10 +97,7 @@ def play(
         played,
         prompts,
         schedule(arrivals or Arrivals(concurrency=9), played, seed),
-        scheduler,
-        machine.cost,
-        machine.block_tokens,
-        clock,
+        [EngineLoop(scheduler, machine.cost, machine.block_tokens, clock)],
         watchers=watchers,
     ).play()
     run.evicted = watchers[0].counts if counted else {}

@@ -11,16 +11,17 @@ from fastapi.responses import StreamingResponse
 from fastapi.testclient import TestClient
 
 from presage.errors import ConfigurationError
+from presage.serving_hooks.admin import SHORTEST_KEY
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
+from presage.serving_hooks.modes import Modes
 from presage.serving_hooks.vllm import plugin
-from presage.serving_hooks.vllm.metadata import read
-from presage.serving_hooks.vllm.modes import Modes
-from presage.serving_hooks.vllm.plugin import SHORTEST_KEY, admin_key
-from presage.serving_hooks.vllm.tenants import ANONYMOUS, ARGUMENT, Tenants
+from presage.serving_hooks.vllm.plugin import admin_key
 from presage.serving_hooks.workflows import TENANT_SHARE, EndReason, WorkflowTable
 from presage.serving_hooks.workflows.identity import MARK, scoped, tenant_of, unscoped, workflow_key
+from presage.serving_hooks.workflows.metadata import read
+from presage.serving_hooks.workflows.tenants import ANONYMOUS, ARGUMENT, Tenants
 
 ADMIN = "an admin's long key"
 

@@ -5,7 +5,7 @@ from typing import Any
 from vllm_samples import Engine, ask
 
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
-from presage.serving_hooks.vllm.forecasts import Forecasts
+from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 AGENTS = ("planner", "coder", "tester")

@@ -23,7 +23,7 @@ from presage.datasets.synthetic.workflows import generate
 from presage.errors import TraceError
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.recorder.recorder import Recorder
-from presage.serving_hooks.vllm.metadata import read
+from presage.serving_hooks.workflows.metadata import read
 
 
 def taken(path: Path) -> dict[str, tuple[str, bool]]:
@@ -270,10 +270,10 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     one.close()
     path = tmp_path / "engine-one" / "steps-000001.arrows"
     table = pa.ipc.open_stream(path.read_bytes()).read_all()
-    later = table.schema.with_metadata({**table.schema.metadata, b"presage.recording_version": b"2"})
+    later = table.schema.with_metadata({**table.schema.metadata, b"presage.recording_version": b"3"})
     with pa.ipc.new_stream(str(path), later) as sink:
         sink.write_table(table.cast(later))
-    with pytest.raises(TraceError, match="recording version 2, this release reads version 1"):
+    with pytest.raises(TraceError, match="recording version 3, this release reads versions 1, 2"):
         read_traces([tmp_path])
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from presage.serving_hooks.counts import EventCounts
+from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.replay.belady import BeladyBlocks
-from presage.serving_hooks.vllm.modes import Switch
 
 
 @dataclass(eq=False)

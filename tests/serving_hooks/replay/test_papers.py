@@ -9,10 +9,10 @@ from replay_samples import chain
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.counts import EventCounts
+from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.policies.score import UNIT, ScoreConfig, lookahead
 from presage.serving_hooks.replay.policies import named
 from presage.serving_hooks.replay.workload import PromptConvention
-from presage.serving_hooks.vllm.modes import Switch
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 from presage.serving_hooks.workflows.identity import Step
 

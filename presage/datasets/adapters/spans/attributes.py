@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from presage.datasets.adapters.messages import finish_reason, from_json, plain, split_system, unflattened
 from presage.datasets.adapters.spans.conventions import (
     KINDS,
     MESSAGE_EVENTS,
@@ -21,6 +20,7 @@ from presage.datasets.adapters.spans.conventions import (
     Naming,
     Role,
 )
+from presage.datasets.schema.messages import finish_reason, from_json, plain, split_system, unflattened
 
 _KIND, _STRING, _COUNT, _OBJECT, _TEXT, _REASONS = range(6)  # the first two are strings
 _TYPES: Final = {

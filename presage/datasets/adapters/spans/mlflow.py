@@ -12,10 +12,10 @@ from typing import Any, Final
 import msgspec
 
 from presage.datasets.adapters.files.text import Place
-from presage.datasets.adapters.messages import from_json
 from presage.datasets.adapters.spans.attributes import Found, keep
 from presage.datasets.adapters.spans.intake import Intake, described
 from presage.datasets.adapters.spans.otlp import take_object
+from presage.datasets.schema.messages import from_json
 
 _SESSION: Final = "mlflow.trace.session"
 _RUNNING: Final = "IN_PROGRESS"

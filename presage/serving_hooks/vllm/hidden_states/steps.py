@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
+from presage.serving_hooks.forecasting.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.forecasting.live import Projection
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.engine import EnginePort, Iteration
-from presage.serving_hooks.vllm.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.vllm.hidden_states.connector import States, StatesConnector
 from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts

@@ -1,0 +1,161 @@
+"""What does it cost the gateway to choose a model, and how long does a request wait for it?
+
+A router with the linear head, trained on the spot, forecasts short and long prompts: in its own process, as the gateway
+runs it, and beside that in the caller's thread, as it does not. `rule` is a choice with the probabilities at hand: the
+rows of all upstreams and the arithmetic. `busy µs` is the CPU time of the gateway's thread for one choice, in which no
+other request advances; `waits µs` is from asking to answer. Median and 99th percentile; `at once` requests ask
+together, and their answers come in batches.
+
+    .venv/bin/python benchmarks/gateway_choice.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from presage.datasets.outcomes.split import split_outcomes
+from presage.datasets.synthetic.outcomes import generate_outcomes
+from presage.predictors.common.artefact import artefact_digest
+from presage.predictors.router.predictor import RouterPredictor
+from presage.serving_hooks.gateway.models.model_choice import AUTO, TOO_FAR, ModelChooser, Pool
+from presage.serving_hooks.gateway.models.router_client import RouterAnswer, RouterClient
+from presage.serving_hooks.gateway.monitor.fleet_monitor import FleetMonitor, FleetUpstream
+from presage.serving_hooks.gateway.request import ApiRequest
+from presage.serving_hooks.policies.routing.chimera import WORTH
+
+Cells = dict[str, dict[str, float]]
+
+
+class AtHand:
+    """A router that has the answer."""
+
+    def __init__(self, models: tuple[str, ...]) -> None:
+        self._answer = RouterAnswer({model: 1 / (2 + at) for at, model in enumerate(models)}, far=False)
+
+    async def forecast(self, prompt: str) -> RouterAnswer:
+        """The answer."""
+        return self._answer
+
+
+class Inline:
+    """A router in the caller's thread."""
+
+    def __init__(self, router: RouterPredictor) -> None:
+        self._router = router
+
+    async def forecast(self, prompt: str) -> RouterAnswer:
+        """The answer, computed here."""
+        of = self._router.forecast(prompt)
+        return RouterAnswer(of.probabilities, of.source == "back-off")
+
+
+def trained() -> RouterPredictor:
+    train, calibration = split_outcomes(generate_outcomes(1200, 0).outcomes, 0.25, 0)
+    return RouterPredictor().fit(
+        train.prompts, train.correct, calibration.prompts, calibration.correct, models=train.models
+    )
+
+
+def prompts_of(characters: int, count: int) -> list[str]:
+    rng, found = random.Random(0), []
+    drawn = generate_outcomes(400, 7).outcomes.prompts
+    for _ in range(count):
+        text = ""
+        while len(text) < characters:
+            text += rng.choice(drawn) + " "
+        found.append(text[:characters])
+    return found
+
+
+async def measured(one: Callable[[int], Awaitable[object]], choices: int, at_once: int) -> dict[str, float]:
+    """Microseconds of a choice."""
+    busy, waits = [], []
+
+    async def timed(number: int) -> None:
+        begun = time.perf_counter_ns()
+        await one(number)
+        waits.append(time.perf_counter_ns() - begun)
+
+    for start in range(-at_once * 10, choices, at_once):  # the first ones are not counted
+        begun = time.thread_time_ns()
+        await asyncio.gather(*(timed(start + offset) for offset in range(at_once)))
+        if start >= 0:
+            busy.append((time.thread_time_ns() - begun) / at_once)
+        else:
+            waits.clear()
+    percentiles = {"": 50, "_p99": 99}
+    found = {f"busy{name}_us": float(np.percentile(busy, at)) / 1e3 for name, at in percentiles.items()}
+    return found | {f"waits{name}_us": float(np.percentile(waits, at)) / 1e3 for name, at in percentiles.items()}
+
+
+async def compared(router: RouterPredictor, folder: Path, upstreams: int, choices: int) -> Cells:
+    models = router.models
+    monitor = FleetMonitor(
+        [FleetUpstream(f"u{n}", "http://127.0.0.1", (models[n % len(models)],)) for n in range(upstreams)],
+        time.monotonic,
+    )
+    for number in range(20 * upstreams):
+        monitor.sent(f"u{number % upstreams}", number, 2000)
+    pool = Pool(AUTO, models, models[0])
+    client = RouterClient(time.monotonic, deadline_s=5.0)
+    await client.load(str(folder), artefact_digest(folder))
+    found: Cells = {}
+    cases = [
+        ("rule", AtHand(models), 140, 1),
+        ("inline, 140 characters", Inline(router), 140, 1),
+        ("inline, 4,000 characters", Inline(router), 4_000, 1),
+        ("process, 140 characters", client, 140, 1),
+        ("process, 4,000 characters", client, 4_000, 1),
+        ("process, 100,000 characters", client, 100_000, 1),
+        ("process, 140 characters, 16 at once", client, 140, 16),
+    ]
+    for name, source, characters, at_once in cases:
+        chooser = ModelChooser(monitor, source)
+        requests = [
+            ApiRequest("chat", {"messages": [{"role": "user", "content": prompt}]})
+            for prompt in prompts_of(characters, 200)
+        ]
+        for request in requests:
+            _ = request.texts  # read before, for the identity of the workflow
+        found[name] = await measured(
+            lambda number, chooser=chooser, requests=requests: chooser.choose(
+                requests[number % len(requests)], pool, f"{number % 1000}"
+            ),
+            choices,
+            at_once,
+        )
+        skipped = {reason for _, _, reason in chooser.counts} - {WORTH, TOO_FAR}
+        assert not skipped, skipped
+    await client.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--upstreams", type=int, default=8)
+    parser.add_argument("--choices", type=int, default=2_000)
+    args = parser.parse_args()
+    router = trained()
+    with tempfile.TemporaryDirectory() as folder:
+        router.save(Path(folder) / "router")
+        found = asyncio.run(compared(router, Path(folder) / "router", args.upstreams, args.choices))
+    print(f"{'':37}{'busy µs':>8}{'p99':>8}{'waits µs':>10}{'p99':>8}")
+    for name, of in found.items():
+        print(f"{name:37}{of['busy_us']:8.0f}{of['busy_p99_us']:8.0f}{of['waits_us']:10.0f}{of['waits_p99_us']:8.0f}")
+    print(json.dumps({"benchmark": "gateway_choice", "upstreams": args.upstreams, "choices": found}))
+
+
+if __name__ == "__main__":
+    main()

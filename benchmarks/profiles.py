@@ -1,0 +1,285 @@
+"""Does a profile find the plan of an application, and does it cover workflows that it was not made of?
+
+1. Size: seconds and MiB for 100,000 steps of several kinds, good and bad.
+2. Known applications: from 500 workflows, is the expression the one that made them? `covered` is the share of 2,000
+   further workflows that the expression covers, `sound` the share of 2,000 random walks over the learnt automaton that
+   the application could have made.
+3. Public traces: five folds by task, so that every workflow is judged once, by a profile of the other folds. Coverage
+   of whole workflows and of calls, the former also with every edge below 5 % pruned (min_coverage 0); the next step
+   beside an n-gram. Intervals are bootstrapped over workflows.
+
+    python benchmarks/profiles.py [FOLDER] [--parts size,known,traces] [--sets autocoderover,hyperagent]
+
+FOLDER has the public traces as .jsonl.gz; without it the first two parts run. Prints tables and one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from presage.datasets.read import read_traces
+from presage.datasets.schema import conform
+from presage.datasets.synthetic.processes import END as PROCESS_END
+from presage.datasets.synthetic.processes import PROCESSES
+from presage.datasets.synthetic.workflows import generate
+from presage.datasets.tasks import task_of
+from presage.features.sequences import sequences_of
+from presage.predictors.common.bootstrap import ratio_ci, share_ci
+from presage.predictors.profile.automaton import END
+from presage.predictors.profile.predictor import ProfilePredictor
+from presage.predictors.profile.profile import ProfileConfig, TypeProfile, profile_of
+from presage.training.profile.evaluate import NGRAM, ProfileCounts, evaluate, fit_profile_baseline
+
+FOLDS = 5
+LEARNT, JUDGED, TRUTH = 500, 2000, 3000
+STEPS = 100_000
+SETS = (
+    "ag2_gsm",
+    "autocoderover",
+    "chatdev",
+    "claude_code",
+    "hyperagent",
+    "magentic_whowhen",
+    "swe_agent_glm",
+    "taubench",
+)
+
+Steps = tuple[list[str], list[list[int]] | None]
+"""Agents, and the parents of each; None: one after the other."""
+
+
+def counted_loops(rng: random.Random) -> Steps:
+    agents = ["planner", *["explorer"] * rng.randint(3, 12), *["coder", "tester"] * rng.randint(1, 4)]
+    return agents + ["reviewer"] * (rng.random() < 0.5), None
+
+
+def retries(rng: random.Random) -> Steps:
+    agents = ["planner", "coder", "tester"]
+    while rng.random() < 0.4 and len(agents) < 9:
+        agents += ["coder", "tester"]
+    return [*agents, "writer"], None
+
+
+def memory(rng: random.Random) -> Steps:
+    """What follows the search depends on who asked for it."""
+    first, last = rng.choice([("planner", "writer"), ("critic", "judge")])
+    return [first, "search", last], None
+
+
+def fan_out(rng: random.Random) -> Steps:
+    wide = [rng.choice(["searcher", "reader"]) for _ in range(rng.randint(2, 5))]
+    parents = [[], *([0] for _ in wide), list(range(1, len(wide) + 1))]
+    return ["planner", *wide, "writer"], parents
+
+
+KNOWN: dict[str, tuple[Callable[[random.Random], Steps], str]] = {
+    "counted loops": (counted_loops, "planner explorer{3,12} (coder tester){1,4} reviewer?"),
+    "retries": (retries, "planner (coder tester){1,4} writer"),
+    "memory": (memory, "critic search judge | planner search writer"),
+    "fan-out": (fan_out, "planner [reader ‖ searcher]{2,5} writer"),
+}
+
+
+def table_of(workflows: Sequence[Steps]) -> pa.Table:
+    rows = [
+        {"workflow_type": "app", "workflow_id": f"w{at:06d}", "step": step, "agent": agent}
+        | ({} if parents is None else {"parent_steps": parents[step]})
+        for at, (agents, parents) in enumerate(workflows)
+        for step, agent in enumerate(agents)
+    ]
+    return conform(pa.Table.from_pylist(rows), "benchmark")
+
+
+def profile(table: pa.Table, config: ProfileConfig | None = None) -> TypeProfile:
+    (of,) = sequences_of(table).values()
+    return profile_of(of, config or ProfileConfig())
+
+
+def walk(of: TypeProfile, rng: random.Random) -> Steps:
+    """A random walk over the kept edges."""
+    at, agents, parents, before = 0, [], [], []
+    while True:
+        state = of.automaton.states[at]
+        edges = {to: times for to, times in state.counts.items() if to in state.kept}
+        at = rng.choices(list(edges), list(edges.values()))[0]
+        if at == END:
+            return agents, parents
+        symbol, sizes = of.automaton.states[at].symbol, of.automaton.states[at].sizes
+        size = rng.choices(list(sizes), list(sizes.values()))[0] if sizes else 1
+        names = [rng.choice(symbol) if isinstance(symbol, tuple) else symbol for _ in range(size)]
+        parents += [before] * size
+        before = list(range(len(agents), len(agents) + size))
+        agents += names
+
+
+def known_applications(seeds: int) -> dict[str, object]:
+    print(f"\n| application | found from {LEARNT} | covered | sound | states |\n|---|---|---|---|---|")
+    result: dict[str, object] = {}
+    for name, (draw, wanted) in KNOWN.items():
+        same, covered, sound, states = 0, [], [], []
+        for seed in range(seeds):
+            rng = random.Random(seed)
+            of = profile(table_of([draw(rng) for _ in range(LEARNT)]))
+            truth = profile(table_of([draw(rng) for _ in range(TRUTH)]))
+            fresh = sequences_of(table_of([draw(rng) for _ in range(JUDGED)]))["app"].workflows
+            walked = sequences_of(table_of([walk(of, rng) for _ in range(JUDGED)]))["app"].workflows
+            same += of.text == wanted
+            covered.append(np.mean([of.covers(one) for one in fresh]))
+            sound.append(np.mean([truth.covers(one) for one in walked]))
+            states.append(len(of.automaton.states))
+        shown = [float(np.mean(of)) for of in (covered, sound, states)]
+        result[name] = {"same": same, "seeds": seeds, "covered": shown[0], "sound": shown[1], "states": shown[2]}
+        print(f"| `{wanted}` | {same} of {seeds} | {shown[0]:.4f} | {shown[1]:.4f} | {shown[2]:.0f} |", flush=True)
+    for name, process in PROCESSES.items():
+        covered, sound, states = [], [], []
+        for seed in range(seeds):
+            of = profile(generate(name, LEARNT, seed, state_size=16).table)
+            fresh = next(
+                iter(sequences_of(generate(name, JUDGED, 10_000 + seed, state_size=16).table).values())
+            ).workflows
+            covered.append(np.mean([of.covers(one) for one in fresh]))
+            rng = random.Random(seed)
+            sound.append(np.mean([allowed(walk(of, rng)[0], process) for _ in range(JUDGED)]))
+            states.append(len(of.automaton.states))
+        shown = [float(np.mean(of)) for of in (covered, sound, states)]
+        result[name] = {"covered": shown[0], "sound": shown[1], "states": shown[2]}
+        print(
+            f"| synthetic process {name} | {of.level} | {shown[0]:.4f} | {shown[1]:.4f} | {shown[2]:.0f} |", flush=True
+        )
+    return result
+
+
+def allowed(agents: list[str], process: object) -> bool:
+    """Whether every call is one of the call graph."""
+    graph = process.graph  # type: ignore[attr-defined]
+    path = [*agents, PROCESS_END]
+    return agents[0] == process.start and all(  # type: ignore[attr-defined]
+        any(branch.next == b for branch in graph[a]) for a, b in pairwise(path)
+    )
+
+
+def folds_of(table: pa.Table) -> np.ndarray:
+    """A fold for each row, the same for all rows of a task."""
+    code = pc.dictionary_encode(task_of(table).combine_chunks()).indices.to_numpy()
+    return (np.random.default_rng(0).permutation(code.max() + 1) % FOLDS)[code]
+
+
+def public_traces(folder: Path, sets: Sequence[str]) -> dict[str, object]:
+    head = ["traces", "workflows", "covered", "covered, all below 5 % pruned", "calls covered", "level"]
+    head += ["accuracy: profile / n-gram", "recall of two", "set: recall, precision", "n-gram's set"]
+    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
+    result: dict[str, object] = {}
+    for name in sets:
+        whole = read_traces(folder / f"{name}.jsonl.gz").table
+        for kind in sorted(pc.unique(whole["workflow_type"]).to_pylist()):
+            table = whole.filter(pc.equal(whole["workflow_type"], kind))
+            fold = folds_of(table)
+            found: list[list[ProfileCounts]] = []
+            levels = []
+            for number in range(FOLDS):
+                train, test = (table.filter(pa.array(rows)) for rows in (fold != number, fold == number))
+                sequences = sequences_of(train)
+                fitted = ProfilePredictor().fit(sequences)
+                plain = ProfilePredictor(ProfileConfig(min_coverage=0.0)).fit(sequences)
+                levels.append(fitted.profiles[kind].level)
+                counts = [evaluate(one, test, 0).counts for one in (fitted, plain)]
+                found.append([*counts, fit_profile_baseline(NGRAM, train, test)])
+            ours, plain_counts, ngram = (
+                ProfileCounts(
+                    *(
+                        np.concatenate([getattr(one, field) for one in of])
+                        for field in ProfileCounts.__dataclass_fields__
+                    )
+                )
+                for of in zip(*found, strict=True)
+            )
+            result[kind] = shown = {
+                "workflows": len(ours.whole),
+                "levels": levels,
+                **{
+                    of: counts.figures(0) for of, counts in (("profile", ours), ("plain", plain_counts), (NGRAM, ngram))
+                },
+            }
+            mine, its = shown["profile"], shown[NGRAM]
+            gap = ratio_ci(ours.correct - ngram.correct, ours.positions, np.random.default_rng(0))
+            low, high = share_ci(ours.covered, ours.whole, np.random.default_rng(0))
+            cells = [kind, str(int(ours.whole.sum())), f"{mine['coverage']:.3f} [{low:.3f}, {high:.3f}]"]
+            cells += [f"{shown['plain']['coverage']:.3f}", f"{mine['call_coverage']:.4f}"]
+            cells += [", ".join(sorted(set(levels)))]
+            cells += [f"{mine['accuracy']:.3f} / {its['accuracy']:.3f} [{gap[0]:+.3f}, {gap[1]:+.3f}]"]
+            cells += [
+                f"{mine['top2']:.3f} / {its['top2']:.3f}",
+                f"{mine['set_recall']:.3f}, {mine['set_precision']:.3f}",
+            ]
+            cells += [f"{its['set_recall']:.3f}, {its['set_precision']:.3f}"]
+            print(f"| {' | '.join(cells)} |", flush=True)
+    return result
+
+
+def many(draw: Callable[[random.Random], Steps]) -> list[Steps]:
+    rng, found, steps = random.Random(0), [], 0
+    while steps < STEPS:
+        found.append(draw(rng))
+        steps += len(found[-1][0])
+    return found
+
+
+LARGE: dict[str, Callable[[random.Random], Steps]] = {
+    "counted loops": counted_loops,
+    "fan-out": fan_out,
+    "any order of 7 agents": lambda rng: (rng.choices("abcdefg", k=rng.randint(5, 60)), None),
+    "10,000 names": lambda rng: ([f"agent{rng.randrange(10_000)}" for _ in range(rng.randint(5, 60))], None),
+    "loops of 10,000 steps": lambda rng: (["coder", "tester"] * rng.randint(2_000, 5_000), None),
+    "one workflow": lambda rng: (["planner", *["coder", "tester"] * (STEPS // 2)], None),
+    "one parallel block": lambda rng: (["planner", *["searcher"] * 2_000], [[], *([0] for _ in range(2_000))]),
+}
+
+
+def large() -> dict[str, object]:
+    print(f"\n| {STEPS:,} steps | s | peak MiB of the process so far | states | level |\n|---|---|---|---|---|")
+    result: dict[str, object] = {}
+    for name, draw in LARGE.items():
+        table = table_of(many(draw))
+        begun = time.perf_counter()
+        of = profile(table)
+        seconds = time.perf_counter() - begun
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        result[name] = {"seconds": round(seconds, 2), "peak_mib": round(peak), "level": of.level}
+        print(f"| {name} | {seconds:.1f} | {peak:,.0f} | {len(of.automaton.states)} | {of.level} |", flush=True)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--sets", default=",".join(SETS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--parts", default="size,known,traces")
+    chosen = parser.parse_args()
+    result: dict[str, object] = {"benchmark": "profiles"}
+    parts = chosen.parts.split(",")
+    if "size" in parts:
+        result["size"] = large()
+    if "known" in parts:
+        result["known"] = known_applications(chosen.seeds)
+    if "traces" in parts and chosen.folder is not None:
+        result["traces"] = public_traces(chosen.folder, chosen.sets.split(","))
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

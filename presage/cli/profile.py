@@ -1,0 +1,260 @@
+"""`train-predictor profile`, `presage profile show` and `diff`, and the description of this kind for other commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from presage.cli import options
+from presage.cli.kinds import TRACES, Kind, Loaded, lazily, load
+from presage.cli.output import Output, Progress, report_lines, table
+from presage.cli.training import TrainingJob, carry_out
+from presage.errors import ArtefactError, InputError
+from presage.registry.connect import open_existing
+from presage.training.report.blocks import number
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from presage.predictors.profile.predictor import ProfilePredictor
+    from presage.predictors.profile.profile import TypeProfile
+    from presage.registry.evidence import ProfileEvidence
+    from presage.registry.gates import Gate
+    from presage.training.profile.train import ProfileTraining
+
+app = typer.Typer(no_args_is_help=True, help="What an application does: its profile, and what changed.")
+_LIKELIEST = 6
+
+
+def profile(
+    traces: options.Traces,
+    test: options.Test = None,
+    config: options.ConfigFile = None,
+    settings: options.Settings = None,
+    seed: options.Seed = 0,
+    baselines: options.Baselines = "default",
+    out_folder: options.OutFolder = None,
+    report_folder: options.ReportFolder = None,
+    force: options.Force = False,
+    name: Annotated[str, typer.Option(help="Name of the registered model.")] = "profile",
+    register: options.Register = True,
+    skip_bad: options.SkipBad = False,
+    tracking_uri: options.TrackingUri = None,
+    as_json: options.Json = False,
+) -> None:
+    """Describe what an application does: its calls as an expression and an automaton, and percentiles of its agents.
+
+    Needs agents and their order alone; parent_steps show what runs in parallel, token counts and times give
+    percentiles, prompts (input_text) give templates of how prompts begin.
+    """
+    from presage.predictors.profile.profile import LIMITS, ProfileConfig
+    from presage.training.baselines import choose_names
+    from presage.training.configuration import read_configuration
+    from presage.training.profile.evaluate import PROFILE_BASELINES
+    from presage.training.profile.train import train_profiles
+
+    configuration = read_configuration(ProfileConfig, config, settings or (), LIMITS)
+    wanted = choose_names(baselines, PROFILE_BASELINES)
+
+    def fit(data: pa.Table, test_data: pa.Table | None, report: Progress) -> ProfileTraining:
+        return train_profiles(data, test_data, configuration, seed=seed, baselines=wanted, name=name, progress=report)
+
+    job = TrainingJob(
+        PROFILE, traces, test or [], skip_bad, out_folder, report_folder, force, name, register, tracking_uri
+    )
+    carry_out(job, fit, Output(as_json))
+
+
+Which = Annotated[
+    str, typer.Argument(metavar="MODEL|FOLDER", help="models:/NAME@ALIAS, models:/NAME/VERSION, or an artefact folder.")
+]
+TypeOption = Annotated[str | None, typer.Option("--type", help="One workflow type. Default: all.")]
+
+
+@app.command(epilog="Examples:\n\npresage profile show models:/profile@champion\n\npresage profile show model/ --json")
+def show(
+    which: Which,
+    workflow_type: TypeOption = None,
+    tracking_uri: options.TrackingUri = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show the expression, the states, the agents and the templates of prompts of each workflow type."""
+    from presage.training.profile.evaluate import describe_profile
+    from presage.training.report.profile import type_sections
+
+    out = Output(as_json)
+    with out.working() as report:
+        report("loading the profile", None)
+        loaded, predictor = _loaded(which, tracking_uri)
+        profiles = _chosen(predictor, workflow_type, which)
+        types = {name: describe_profile(predictor, name) for name in profiles}
+    data = {"model": loaded.model, "version": loaded.version, "workflow_types": types}
+    out.result(data, *(report_lines(type_sections(loaded.called, types)) if not as_json else ()))
+
+
+@app.command(
+    epilog="Examples:\n\npresage profile diff models:/app/1 models:/app/2\n\npresage profile diff before/ after/"
+)
+def diff(
+    first: Which,
+    second: Which,
+    workflow_type: TypeOption = None,
+    tracking_uri: options.TrackingUri = None,
+    as_json: options.Json = False,
+) -> None:
+    """Say what changed from the first profile to the second, in sentences with 95 % intervals.
+
+    Workflow types are compared by name; without an equal one, by the part before an @, as in coding@1 and coding@2.
+    """
+    from presage.predictors.profile.drift import LEVEL, drift
+
+    out = Output(as_json)
+    with out.working() as report:
+        report("loading the profiles", None)
+        both = [_loaded(which, tracking_uri) for which in (first, second)]
+        before, after = (_chosen(of, None, which) for (_, of), which in zip(both, (first, second), strict=True))
+        pairs = _pairs(before, after)
+        if workflow_type is not None:
+            pairs = [pair for pair in pairs if workflow_type in pair]
+        if not pairs:
+            there = f"{', '.join(before)} and {', '.join(after)}"
+            raise InputError(f"no workflow type is in both profiles, which have {there}; give two of one application")
+        types = []
+        for a, b in pairs:
+            one, other = before[a], after[b]
+            types.append(
+                {
+                    "workflow_types": [a, b],
+                    "expressions": [one.text, other.text],
+                    **drift(one.usage, other.usage).to_dict(),
+                    "percentiles": _moved(one, other),
+                }
+            )
+    paired = [set(names) for names in zip(*pairs, strict=True)]
+    alone = {"only_in_first": sorted(before.keys() - paired[0]), "only_in_second": sorted(after.keys() - paired[1])}
+    data = {"models": [loaded.called for loaded, _ in both], "types": types, **alone}
+    lines: list[Any] = []
+    for of in types:
+        a, b = of["workflow_types"]
+        lines += [f"{a if a == b else f'{a} → {b}'} ({of['workflows'][0]} and {of['workflows'][1]} workflows)"]
+        lines += [f"  before  {of['expressions'][0]}", f"  after   {of['expressions'][1]}"]
+        changes = [*of["sentences"], *of["percentiles"]]
+        lines += [f"  {one}" for one in changes] or [
+            f"  Nothing changed beyond chance (p {of['p']:.2g}, level {LEVEL})."
+        ]
+        lines += [f"  Distance {of['distance']:.3f} between the agents' shares of all steps; p {of['p']:.2g}.", ""]
+    for key, words in (("only_in_first", "no longer there"), ("only_in_second", "new")):
+        lines += [f"{words}: {', '.join(alone[key])}"] if alone[key] else []
+    out.result(data, *lines)
+
+
+def _loaded(which: str, tracking_uri: str | None) -> tuple[Loaded, ProfilePredictor]:
+    loaded = load(which, lambda: open_existing(tracking_uri))
+    if loaded.kind.name != PROFILE.name:
+        raise ArtefactError(f"{which}: a {loaded.kind.name} predictor; expected a profile (train-predictor profile)")
+    return loaded, loaded.predictor
+
+
+def _chosen(predictor: ProfilePredictor, workflow_type: str | None, which: str) -> dict[str, TypeProfile]:
+    if workflow_type is None:
+        return predictor.profiles
+    if workflow_type not in predictor.profiles:
+        raise InputError(f"{which}: no workflow type {workflow_type!r}; there are {', '.join(predictor.profiles)}")
+    return {workflow_type: predictor.profiles[workflow_type]}
+
+
+def _pairs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found = [(name, name) for name in before if name in after]
+    for name in before.keys() - after.keys():
+        same = [one for one in after.keys() - before.keys() if one.partition("@")[0] == name.partition("@")[0]]
+        if len(same) == 1:
+            found.append((name, same[0]))
+    return sorted(found)
+
+
+def _moved(before: TypeProfile, after: TypeProfile) -> list[str]:
+    """Sentences on the medians whose intervals do not overlap."""
+    words = {"output_tokens": "output tokens", "return_s": "seconds until it returns", "input_tokens": "input tokens"}
+    found = []
+    for agent in sorted(before.numbers.keys() & after.numbers.keys()):
+        for name, unit in words.items():
+            a, b = (of.numbers[agent].get(name) for of in (before, after))
+            if a is None or b is None:
+                continue
+            (low, high), (least, most) = a.intervals[0], b.intervals[0]
+            if high < least or most < low:
+                found.append(
+                    f"{agent}: the median of its {unit} is now {b.values[0]:.4g} [{least:.4g}, {most:.4g}], before "
+                    f"{a.values[0]:.4g} [{low:.4g}, {high:.4g}]."
+                )
+    return found
+
+
+def _gates(candidate: Loaded, champion: Loaded | None, data: pa.Table, seed: int, profile: str) -> list[Gate]:
+    from presage.registry.evidence import ProfileBudget, judge_profile
+
+    mine = _evidence(candidate, data, seed)
+    its = None if champion is None else _evidence(champion, data, seed)
+    return judge_profile(mine, its, ProfileBudget(), seed=seed)
+
+
+def _evidence(loaded: Loaded, data: pa.Table, seed: int) -> ProfileEvidence:
+    from presage.predictors.common.artefact import FORMAT_VERSION
+    from presage.registry.evidence import ProfileEvidence
+    from presage.registry.gates import Interface
+    from presage.training.profile.train import evaluate_profiles
+
+    judged = evaluate_profiles(loaded.predictor, data, seed)
+    counts, profiles = judged.evaluation.counts, loaded.predictor.profiles
+    interface = Interface({"format version": FORMAT_VERSION}, frozenset(profiles))
+    return ProfileEvidence(
+        loaded.artefact_evidence(judged.latency_us, interface),
+        judged.workflows,
+        counts.covered,
+        counts.whole,
+        counts.correct,
+        counts.positions,
+        {name: of.doubts for name, of in profiles.items()},
+    )
+
+
+def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
+    last = rows[-1]
+    likeliest = sorted([*data["agents"].items(), ("END", data["end"])], key=lambda one: -one[1])[:_LIKELIEST]
+    title = f"After step {len(rows) - 1} ({last['agent']}) of {last['workflow_id']}"
+    shown: list[Any] = [table(title, ["next", "probability"], [[name, f"{p:.3f}"] for name, p in likeliest if p])]
+    if data["left"]:
+        left = data["left"]
+        shown.append(
+            f"\nsteps left: {left['mean']:.1f} on average, 90 % of the workflows have {left['0.9']:.0f} or fewer"
+        )
+    if data["expression"]:
+        shown.append(f"the application: {data['expression']}")
+    where = "on the graph" if data["on_graph"] else "OFF THE GRAPH: it made a call that no training workflow made there"
+    shown.append(f"{called}; source {data['source']}, {data['evidence']} training visits of this state; {where}")
+    return shown
+
+
+def _headline(figures: Mapping[str, float]) -> dict[str, str]:
+    return {name.replace("_", " "): number(figures.get(name)) for name in ("coverage", "accuracy", "top2")}
+
+
+PROFILE = Kind(
+    name="profile",
+    legend="share of whole workflows that the expression covers, accuracy and recall of two of the next step",
+    advice="more workflows, agent names that distinguish roles, or parent_steps where steps run in parallel",
+    data=TRACES,
+    train=profile,
+    examples="train-predictor profile traces/\n\n"
+    "train-predictor profile traces/ --set min_coverage=0      # prune every edge below 5 %, as Pythia does\n\n"
+    "train-predictor profile traces/ --set templates=false      # learn nothing from prompts",
+    evaluate=lazily("presage.training.profile.train:evaluate_profiles"),
+    gates=_gates,
+    forecast=_forecast,
+    headline=_headline,
+    tags=lambda metrics: {
+        "presage.confident": str(all(of["confident"] for of in metrics["by_workflow_type"].values()))
+    },
+)

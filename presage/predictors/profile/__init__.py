@@ -1,0 +1,1 @@
+"""The profile of an application: its automaton, its expression, and the percentiles of its agents."""

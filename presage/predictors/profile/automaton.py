@@ -1,0 +1,343 @@
+"""The probabilistic automaton of one workflow type, and how a running workflow moves through it.
+
+States come from `merging.py`; state 0 is the start. Probabilities are shares of the visits whose outcome is known, with
+Wilson's interval. It takes each visit of a state as a new draw, which is what the automaton claims.
+
+Pruning follows the learning: an edge below `min_probability` is dropped, the least used first, as long as the share of
+training workflows that run through kept edges alone stays at or above `min_coverage`. Pythia (§4.1) prunes every edge
+below 5 %; `min_coverage` 0 does that, too. Where loops are long, that leaves few whole workflows: of 20 steps with 3 %
+of rare calls each, 54 %. Dropped edges keep their counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from presage.features.sequences import Alphabet, Item, Parents, Symbol
+from presage.predictors.profile.merging import Merging, merge_tree, prefix_tree
+
+END: Final = -1
+"""The outcome that a workflow ends, among the numbers of states."""
+
+QUANTILES: Final = (0.5, 0.9, 0.99)
+_Z95: Final = 1.959964
+
+
+def wilson(count: float, total: float) -> tuple[float, float]:
+    """95 % interval of a share (Wilson, 1927); 0 to 1 without any observation."""
+    if not total:
+        return 0.0, 1.0
+    share, z2 = count / total, _Z95**2
+    centre = (share + z2 / (2 * total)) / (1 + z2 / total)
+    half = _Z95 / (1 + z2 / total) * math.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+@dataclass(frozen=True)
+class StepsLeft:
+    """Steps until the end after a step in one state: how many observations, their mean and QUANTILES."""
+
+    observations: int
+    mean: float
+    quantiles: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ProfileState:
+    """A state.
+
+    Attributes:
+        symbol: of every edge that leads here; None at the start.
+        visits: of training workflows.
+        counts: how often each state, or END, came next.
+        kept: the outcomes that were not pruned.
+        left: None if no workflow is known to have ended from here.
+        distance: fewest steps to the end over kept edges; None if there is no way.
+        members, sizes: of a block, steps by agent, and blocks by number of steps.
+    """
+
+    symbol: Symbol | None
+    visits: int
+    counts: Mapping[int, int]
+    kept: frozenset[int]
+    left: StepsLeft | None = None
+    distance: int | None = None
+    members: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def known(self) -> int:
+        """Visits whose outcome is known."""
+        return sum(self.counts.values())
+
+    @property
+    def pruned(self) -> float:
+        """Share of the known outcomes that was pruned."""
+        return sum(times for to, times in self.counts.items() if to not in self.kept) / max(self.known, 1)
+
+    def agents(self) -> dict[str | None, float]:
+        """Shares of the agents of a step here."""
+        total = sum(self.members.values())
+        return {agent: times / total for agent, times in self.members.items()}
+
+
+@dataclass(frozen=True)
+class ProfilePlace:
+    """Where a workflow is: a state, how many steps of its block have begun, and whether every step took a known edge.
+
+    `state` is None after an agent that no state has.
+    """
+
+    state: int | None = 0
+    within: int = 0
+    on_graph: bool = True
+    block: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Automaton:
+    """The states of one workflow type."""
+
+    states: Sequence[ProfileState]
+
+    def successors(self, at: int) -> dict[Symbol, int]:
+        """The states that an edge leads to, pruned ones too, by symbol."""
+        found: dict[Symbol, int] = {}
+        for to in self.states[at].counts:
+            symbol = self.states[to].symbol if to != END else None
+            if symbol is not None:
+                found[symbol] = to
+        return found
+
+    def calls(self, items: Iterable[Item], complete: bool) -> Iterator[bool]:
+        """Whether each call of a workflow, and its end if it is `complete`, takes a kept edge."""
+        at: int | None = 0
+        for item in items:
+            to = None if at is None else self.successors(at).get(item.symbol)
+            yield at is not None and to in self.states[at].kept
+            at = self._usual(item.symbol) if to is None else to
+        if complete:
+            yield at is not None and END in self.states[at].kept
+
+    def _usual(self, *symbols: Symbol | None) -> int | None:
+        """The most visited state with one of the symbols."""
+        alike = [at for at, state in enumerate(self.states) if at and state.symbol in symbols]
+        return max(alike, key=lambda at: self.states[at].visits, default=None)
+
+    def step(self, place: ProfilePlace, agent: str, index: int, parents: Parents, alphabet: Alphabet) -> ProfilePlace:
+        """The place after a further step of a running workflow.
+
+        A step of the block's agents that waits for no step of the block belongs to it. After an unknown edge the most
+        visited state of the agent is taken; the workflow has left the graph.
+        """
+        name, block = alphabet.name(agent), alphabet.block(agent)
+        if (
+            place.state is not None
+            and block is not None
+            and self.states[place.state].symbol == block
+            and parents is not None
+            and place.block.isdisjoint(parents)
+        ):
+            return ProfilePlace(place.state, place.within + 1, place.on_graph, place.block | {index})
+        after = {} if place.state is None else self.successors(place.state)
+        to = max(
+            (after[symbol] for symbol in (name, block) if symbol is not None and symbol in after),
+            key=lambda state: self.states[place.state or 0].counts[state],
+            default=None,
+        )
+        on_graph = place.on_graph and to is not None
+        if to is None:
+            to = self._usual(name, block)
+        return ProfilePlace(to, 1, on_graph, frozenset((index,)))
+
+    def outcomes(self, place: ProfilePlace) -> dict[str | None, float]:
+        """Probability of each next agent and of END (None); a block that has begun continues with those of its agents.
+
+        Empty where nothing is known.
+        """
+        if place.state is None:
+            return {}
+        state = self.states[place.state]
+        found: dict[str | None, float] = {}
+        ended: dict[str | None, float] = {None: 1.0}
+        longer = sum(times for size, times in state.sizes.items() if size > place.within)
+        more = longer / max(longer + state.sizes.get(place.within, 0), 1) if isinstance(state.symbol, tuple) else 0.0
+        for agent, share in state.agents().items() if more else ():
+            found[agent] = more * share
+        for to, times in state.counts.items():
+            p = (1 - more) * times / state.known
+            if not p:
+                continue
+            for agent, share in (ended if to == END else self.states[to].agents()).items():
+                found[agent] = found.get(agent, 0.0) + p * share
+        return found
+
+    def dominant_path(self) -> tuple[list[int], float]:
+        """The likeliest whole path, without the start, and its probability (Dijkstra's algorithm)."""
+        import heapq
+
+        queue: list[tuple[float, int, list[int]]] = [(0.0, 0, [])]
+        done: set[int] = set()
+        while queue:
+            cost, at, path = heapq.heappop(queue)
+            if at == END:
+                return path, math.exp(-cost)
+            if at in done:
+                continue
+            done.add(at)
+            for to, times in self.states[at].counts.items():
+                further = path if to == END else [*path, to]
+                heapq.heappush(queue, (cost - math.log(times / self.states[at].known), to, further))
+        return [], 0.0
+
+    @property
+    def pruned(self) -> float:
+        """Share of all known outcomes that was pruned."""
+        return sum(of.pruned * of.known for of in self.states) / max(sum(of.known for of in self.states), 1)
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """JSON values."""
+        return [
+            {
+                "symbol": list(of.symbol) if isinstance(of.symbol, tuple) else of.symbol,
+                "visits": of.visits,
+                "edges": [[to, times, to in of.kept] for to, times in sorted(of.counts.items())],
+                "left": None if of.left is None else vars(of.left),
+                "distance": of.distance,
+                "members": of.members,
+                "sizes": sorted(of.sizes.items()),
+            }
+            for of in self.states
+        ]
+
+    @classmethod
+    def from_dict(cls, data: Sequence[Mapping[str, Any]]) -> Automaton:
+        """Inverse of `to_dict`; raises ValueError for an edge to no state."""
+        states = []
+        for of in data:
+            symbol, left = of["symbol"], of["left"]
+            if any(not END <= to < len(data) for to, _, _ in of["edges"]):
+                raise ValueError("an edge leads to no state")
+            states.append(
+                ProfileState(
+                    tuple(symbol) if isinstance(symbol, list) else symbol,
+                    of["visits"],
+                    {to: times for to, times, _ in of["edges"]},
+                    frozenset(to for to, _, kept in of["edges"] if kept),
+                    left and StepsLeft(left["observations"], left["mean"], tuple(left["quantiles"])),
+                    of["distance"],
+                    dict(of["members"]),
+                    dict(map(tuple, of["sizes"])),
+                )
+            )
+        return cls(states)
+
+
+@dataclass(frozen=True)
+class Sequenced:
+    """A training workflow: its items, whether it reached its end, and its agents by item."""
+
+    items: Sequence[Item]
+    complete: bool
+    agents: Sequence[Sequence[str]]
+
+
+def learn(
+    workflows: Sequence[Sequenced], merging: Merging, min_probability: float, min_coverage: float
+) -> tuple[Automaton, list[list[int]]]:
+    """Learn, prune and measure the automaton; also returns the run of each workflow, without the start."""
+    tree = prefix_tree(([item.symbol for item in w.items], w.complete) for w in workflows)
+    nodes = merge_tree(tree, merging)
+    number = {node: at for at, node in enumerate(nodes)}
+    counts: list[dict[int, int]] = [
+        {
+            **{number[node.next[symbol]]: times for symbol, times in node.taken.items()},
+            **({END: node.ends} if node.ends else {}),
+        }
+        for node in nodes
+    ]
+    runs = [_run(nodes[0], w.items, number) for w in workflows]
+    kept = _pruned(counts, runs, [w.complete for w in workflows], min_probability, min_coverage)
+    left: list[list[int]] = [[] for _ in nodes]
+    members, sizes = [Counter[str]() for _ in nodes], [Counter[int]() for _ in nodes]
+    for w, run in zip(workflows, runs, strict=True):
+        total, done = sum(item.size for item in w.items), 0
+        if w.complete:
+            left[0].append(total)
+        for at, item, names in zip(run, w.items, w.agents, strict=True):
+            done += item.size
+            members[at].update(names)
+            if isinstance(item.symbol, tuple):
+                sizes[at][item.size] += 1
+            if w.complete:
+                left[at].append(total - done)
+    distance = _distances(counts, kept)
+    states = [
+        ProfileState(
+            node.symbol, node.visits, counts[at], kept[at], _left(left[at]), distance[at], dict(members[at]), sizes[at]
+        )
+        for at, node in enumerate(nodes)
+    ]
+    return Automaton(states), runs
+
+
+def _run(start: Any, items: Iterable[Item], number: Mapping[Any, int]) -> list[int]:
+    at, found = start, []
+    for item in items:
+        at = at.next[item.symbol]
+        found.append(number[at])
+    return found
+
+
+def _left(observed: list[int]) -> StepsLeft | None:
+    if not observed:
+        return None
+    values = np.asarray(observed)
+    return StepsLeft(len(values), float(values.mean()), tuple(np.quantile(values, QUANTILES, method="higher").tolist()))
+
+
+def _pruned(
+    counts: Sequence[Mapping[int, int]],
+    runs: Sequence[Sequence[int]],
+    complete: Sequence[bool],
+    min_probability: float,
+    min_coverage: float,
+) -> list[frozenset[int]]:
+    rare: dict[tuple[int, int], set[int]] = {}
+    for at, of in enumerate(counts):
+        total = sum(of.values())
+        rare |= {(at, to): set() for to, times in of.items() if times < min_probability * total}
+    for workflow, run in enumerate(runs):
+        path = [0, *run, *((END,) if complete[workflow] else ())]
+        for edge in {*pairwise(path)} & rare.keys():
+            rare[edge].add(workflow)
+    budget, lost = (1 - min_coverage) * len(runs), set[int]()
+    kept = [set(of) for of in counts]
+    for (at, to), users in sorted(rare.items(), key=lambda one: (len(one[1]), one[0])):
+        if len(lost | users) <= budget:
+            lost |= users
+            kept[at].discard(to)
+    return [frozenset(of) for of in kept]
+
+
+def _distances(counts: Sequence[Mapping[int, int]], kept: Sequence[frozenset[int]]) -> list[int | None]:
+    """Fewest steps to the end over kept edges, breadth first from the end."""
+    before: dict[int, list[int]] = {}
+    for at in range(len(counts)):
+        for to in kept[at]:
+            before.setdefault(to, []).append(at)
+    found: list[int | None] = [None] * len(counts)
+    front, steps = before.get(END, []), 0
+    while front:
+        for at in front:
+            found[at] = steps
+        steps += 1
+        front = list({one for at in front for one in before.get(at, ()) if found[one] is None})
+    return found

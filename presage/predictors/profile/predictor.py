@@ -1,0 +1,198 @@
+"""The profile of an application as a predictor: one profile a workflow type.
+
+Pythia (§4.1) mines the traces of an application into a probabilistic automaton, a bounded regular expression and the
+percentiles of its agents. The artefact has `profiles.json` with these, by workflow type, and, where prompts were
+recorded, `templates.json` with how those of each agent begin (`templates.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.errors import ArtefactError, TraceError
+from presage.features.input_profiles import Sources
+from presage.features.sequences import TypeSequences
+from presage.predictors.common import Progress
+from presage.predictors.common.artefact import read_artefact, rebuilding, write_artefact
+from presage.predictors.common.forecast import Source
+from presage.predictors.common.steps import check_steps
+from presage.predictors.profile.automaton import QUANTILES, ProfilePlace
+from presage.predictors.profile.profile import ProfileConfig, TypeProfile, profile_of
+from presage.predictors.profile.templates import PromptTemplates, TemplateConfig, Workflows
+
+KIND: Final = "profile"
+PROFILES_FILE: Final = "profiles.json"
+TEMPLATES_FILE: Final = "templates.json"
+
+
+@dataclass(frozen=True)
+class ProfileForecast:
+    """What a profile says of a running workflow.
+
+    Attributes:
+        source: `champion`; `back-off` if the profile is not confident, the state is rare, or the workflow has left the
+            graph; `none` for an unknown workflow type, or an agent that no state has.
+        evidence: training visits of the state.
+        state: its number in the automaton; None if unknown.
+        on_graph: whether every step so far took a known edge.
+        agents, end: probabilities of the next step.
+        left: mean and quantiles of the steps that are left; empty if unknown.
+        distance: fewest steps to the end; None if unknown.
+        expression: of the workflow type; "" if unknown.
+    """
+
+    source: Source
+    evidence: int
+    state: int | None
+    on_graph: bool
+    agents: Mapping[str, float]
+    end: float
+    left: Mapping[str, float]
+    distance: int | None
+    expression: str
+
+    @property
+    def prediction(self) -> str:
+        """The likeliest next agent, or "END"; "" if nothing is known."""
+        likeliest = max(self.agents, key=lambda agent: self.agents[agent], default="")
+        return likeliest if self.agents.get(likeliest, 0.0) >= self.end and likeliest else "END" if self.end else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `presage forecast --json` prints it."""
+        return {**vars(self), "agents": dict(self.agents), "left": dict(self.left)}
+
+
+class ProfilePredictor:
+    """The profiles of workflow types; create one with `fit` or `load`."""
+
+    reads: Sources = frozenset()
+    """It needs agents and their order alone."""
+    profiles: dict[str, TypeProfile]
+    templates: dict[str, PromptTemplates]
+    """Of the workflow types with recorded prompts."""
+    trained_on: NDArray[np.uint64]
+
+    def __init__(self, config: ProfileConfig | None = None, seed: int = 0) -> None:
+        self.config = config or ProfileConfig()
+        self.seed = seed
+        self.templates = {}
+
+    def fit(
+        self,
+        sequences: Mapping[str, TypeSequences],
+        *,
+        prompts: Mapping[str, Workflows] | None = None,
+        trained_on: NDArray[np.uint64] | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Profile each workflow type; raises TraceError without a workflow.
+
+        Args:
+            prompts: as `recorded_prompts` gives them, for templates.
+            trained_on: the keys of the tasks.
+        """
+        if not sequences:
+            raise TraceError("no workflow; a profile needs at least one")
+        report = progress or (lambda _, __: None)
+        self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
+        self.profiles, self.templates = {}, {}
+        wanted = prompts if prompts and self.config.templates else {}
+        for at, (name, of) in enumerate(sequences.items()):
+            report("profiling", at / len(sequences))
+            self.profiles[name] = profile_of(of, self.config)
+            if name in wanted:
+                report("learning how prompts begin", at / len(sequences))
+                self.templates[name] = self._learn_templates(wanted[name], self.profiles[name])
+        return self
+
+    def _learn_templates(self, workflows: Workflows, profile: TypeProfile) -> PromptTemplates:
+        """The templates of the agents that are known by name: run numbers in names would give as many templates."""
+        of = PromptTemplates.fit(workflows, TemplateConfig(keep_stems=self.config.keep_stems))
+        known = [one for one in of.templates.values() if profile.alphabet.name(one.context.agent) == one.context.agent]
+        return PromptTemplates(of.config, known, of.unit, of.prompts, of.steps)
+
+    def forecast(self, steps: Sequence[Mapping[str, Any]]) -> ProfileForecast:
+        """What follows the given steps of one workflow, in order, keyed by column names of traces.
+
+        `parent_steps` are read where present. Raises InputError for no step, steps of different workflows, or a step
+        without an agent.
+        """
+        check_steps(steps)
+        profile = self.profiles.get(steps[0]["workflow_type"])
+        if profile is None:
+            return ProfileForecast("none", 0, None, False, {}, 0.0, {}, None, "")
+        place = ProfilePlace()
+        for index, step in enumerate(steps):
+            parents = step.get("parent_steps")
+            place = profile.automaton.step(
+                place, step["agent"], index, None if parents is None else tuple(parents), profile.alphabet
+            )
+        return self.forecast_at(profile, place)
+
+    def forecast_at(self, profile: TypeProfile, place: ProfilePlace) -> ProfileForecast:
+        """The forecast at a place of a profile."""
+        if place.state is None:
+            return ProfileForecast("none", 0, None, False, {}, 0.0, {}, None, profile.text)
+        state = profile.automaton.states[place.state]
+        outcomes = profile.automaton.outcomes(place)
+        sure = profile.confident and place.on_graph and state.visits >= self.config.min_evidence
+        left = state.left
+        return ProfileForecast(
+            "champion" if sure else "back-off",
+            state.visits,
+            place.state,
+            place.on_graph,
+            {agent: p for agent, p in outcomes.items() if agent is not None},
+            outcomes.get(None, 0.0),
+            {} if left is None else {"mean": left.mean, **dict(zip(map(str, QUANTILES), left.quantiles, strict=True))},
+            state.distance,
+            profile.text,
+        )
+
+    def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
+        """Write the artefact: config.json, model.safetensors (keys of the training tasks) and the files named above."""
+        files = {PROFILES_FILE: _packed({name: of.to_dict() for name, of in self.profiles.items()})}
+        if self.templates:
+            files[TEMPLATES_FILE] = _packed({name: of.to_json() for name, of in self.templates.items()})
+        write_artefact(
+            Path(folder),
+            kind=KIND,
+            config={"predictor": asdict(self.config), "seed": self.seed},
+            tensors={"tasks": self.trained_on},
+            training_data=training_data or {},
+            files=files,
+        )
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Load an artefact folder; raises ArtefactError unless it is a valid artefact of this kind."""
+        artefact = read_artefact(Path(folder), kind=KIND)
+        with rebuilding(folder, KIND):
+            predictor = cls(ProfileConfig(**artefact.config["predictor"]), artefact.config["seed"])
+            predictor.trained_on = artefact.tensors["tasks"].astype(np.uint64)
+            profiles = json.loads(artefact.files[PROFILES_FILE])
+            predictor.profiles = {name: TypeProfile.from_dict(of) for name, of in profiles.items()}
+            if TEMPLATES_FILE in artefact.files:
+                templates = json.loads(artefact.files[TEMPLATES_FILE])
+                predictor.templates = _templates_of(templates, predictor.profiles, Path(folder) / TEMPLATES_FILE)
+        return predictor
+
+
+def _templates_of(data: Any, profiles: Mapping[str, Any], path: Path) -> dict[str, PromptTemplates]:
+    if not isinstance(data, dict) or not data.keys() <= profiles.keys():
+        raise ArtefactError(f"{path}: expected an object by workflow type, of {PROFILES_FILE}; train the profile again")
+    try:
+        return {name: PromptTemplates.from_json(of) for name, of in data.items()}
+    except ArtefactError as error:
+        raise ArtefactError(f"{path}: {error}") from error
+
+
+def _packed(data: Mapping[str, Any]) -> bytes:
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True).encode()

@@ -1,0 +1,274 @@
+"""Forecasts from the registry's models, the default of an engine.
+
+They are the champions of next agents, remaining lengths and return times. Without them, or while the registry is down,
+online counts forecast once they have enough data.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import os
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from presage.errors import ConfigurationError, PresageError, RegistryError
+from presage.features.input_profiles import PROFILES, STATES, TARGETS, TEXT, TOKENS, Sources
+from presage.features.moment import COMPLETION, PREFILL, Moment
+from presage.registry.connect import DATABASE_FILE, Registry, open_existing
+from presage.serving_hooks.counts import ModelKind
+from presage.serving_hooks.forecasting.adapters import warm
+from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
+from presage.serving_hooks.forecasting.forecasts import Forecasts, TextModel
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts
+from presage.serving_hooks.forecasting.reload import RegistryClient, Reload, by_kind
+from presage.serving_hooks.forecasting.return_times import ReturnTimeForecaster
+from presage.serving_hooks.forecasting.sources import Held, Predictors, resolve_predictors
+from presage.serving_hooks.monitoring.drift import Drift
+from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
+from presage.serving_hooks.monitoring.monitor import ForecastMonitor
+from presage.serving_hooks.monitoring.promoted import merged_promoted
+from presage.serving_hooks.settings import ForecastSettings
+from presage.serving_hooks.status import ModelStatus
+
+NO_REGISTRY: Final = (
+    f"no registry: neither the setting presage.registry nor MLFLOW_TRACKING_URI names one, and the working directory "
+    f"holds no {DATABASE_FILE}"
+)
+
+_log = logging.getLogger(__name__)
+
+
+def resolve_registry_uri(setting: str | None) -> str | None:
+    """The MLflow tracking URI of an engine's registry; None if there is none.
+
+    It is the setting, MLFLOW_TRACKING_URI, or the database in the working directory, if it exists: opening a missing
+    MLflow database would create one, and an engine started in the wrong folder would serve from an empty registry.
+    """
+    if named := setting or os.environ.get("MLFLOW_TRACKING_URI"):
+        return named
+    database = Path.cwd() / DATABASE_FILE
+    return f"sqlite:///{database}" if database.is_file() else None
+
+
+class Champions:
+    """The configured models while an engine runs, of which `found` are those loaded: forecasts, monitoring, reload.
+
+    `texts` are the kinds of models that get texts, or what they read of them.
+    """
+
+    def __init__(
+        self,
+        config: ForecastSettings,
+        found: Predictors,
+        served_model: str | None,
+        state_layer: int | None = None,
+        texts: Collection[str] = (),
+    ) -> None:
+        self.models: dict[str, ModelStatus] = {}
+        self._config, self._served_model, self._state_layer = config, served_model, state_layer
+        self._texts = texts
+        self._counts, self._live = OnlineCounts(), LiveAccuracy()
+        self._inputs: Counter[str] = Counter()
+        self._promoted_under: dict[str, Sources] = {}
+        self._renewed = 0
+        self.source = VersionedForecaster(self._forecaster(found))
+        self.returns = ReturnTimeForecaster(
+            found.return_time.predictor,
+            found.return_time.version,
+            budget=config.forecast_budget(),
+            max_workflows=config.max_workflows,
+            drifted=self._drifted,
+        )
+        if config.reload_s is not None:
+            warm()  # compiles now, in case a model is loaded while serving
+        registry = RegistryClient(partial(resolve_registry_uri, config.registry))
+        self.reload = Reload(found, registry, config.reload_s)
+        self._report_models(found)
+
+    def start(self) -> None:
+        """Starts to watch the registry for newer versions."""
+        self.reload.start()
+
+    def renew(self) -> bool:
+        """Activates a validated set of newer models between two iterations; returns False if there is none."""
+        found = self.reload.take()
+        if found is None:
+            return False
+        before, forecaster = self.source.latest, self._forecaster(found)
+        for kind, same in (
+            ("next-agent", found.next_agent.predictor is before.predictor),
+            ("remaining-length", found.remaining_length.predictor is before.lengths),
+        ):
+            if same and before.breakers[kind].hung:  # the abandoned thread may still change the predictor
+                forecaster.breakers[kind].off = forecaster.breakers[kind].hung = True
+        self.source.take_over(forecaster)
+        self.returns.take_over(found.return_time.predictor, found.return_time.version)
+        self._renewed += 1
+        self._report_models(found)
+        _log.info("newer models are live; %d running workflows keep the earlier ones", self.source.under_older)
+        return True
+
+    def status(self) -> dict[str, Any]:
+        """Status of reloads, inputs and the monitor."""
+        status: dict[str, Any] = {
+            "reload": {
+                "on": self._config.reload_s is not None,
+                "renewed": self._renewed,
+                "refused": dict(self.reload.refused),
+                "troubles": dict(self.reload.troubles),
+                "workflows_under_older": self.source.under_older,
+            },
+            "inputs": {"counts": dict(self._inputs), "missing": self._missing()},
+            "returns": self.returns.status(),
+        }
+        truth = self.source.latest.monitor
+        return status | ({"truth": truth.status()} if truth is not None else {})
+
+    def close(self) -> None:
+        """The engine shuts down."""
+        self.reload.close()
+
+    def _drifted(self, workflow_type: str) -> bool:
+        monitor = self.source.latest.monitor
+        return monitor is not None and bool(monitor.drift.alarms) and monitor.falls_back(workflow_type, "return-time")
+
+    def _missing(self) -> dict[str, list[str]]:
+        """The inputs that each champion was promoted with and that no step here had."""
+        seen = {source for source in (TOKENS, TEXT, STATES) if self._inputs[source]}
+        expected = seen if self._inputs["steps"] else {TOKENS, STATES, *([TEXT] if self._texts else ())}
+        return {kind: sorted(of - expected) for kind, of in self._promoted_under.items() if of - expected}
+
+    def _forecaster(self, found: Predictors) -> Forecaster:
+        promoted = merged_promoted(found.next_agent.promoted, found.remaining_length.promoted)
+        most = self._config.max_workflows
+        return Forecaster(
+            found.next_agent.predictor,
+            found.next_agent.version,
+            lengths=found.remaining_length.predictor,
+            lengths_version=found.remaining_length.version,
+            back_off=self._counts,
+            served_model=self._served_model,
+            state_layer=self._state_layer,
+            max_workflows=most,
+            budget=self._config.forecast_budget(),
+            # Each version is compared with its own promoted figures.
+            monitor=ForecastMonitor(Drift(promoted), self._live, max_workflows=most) if self._config.truth else None,
+            inputs=self._inputs,
+            text_models=_text_models(found),
+        )
+
+    def _report_models(self, found: Predictors) -> None:
+        for kind, held in by_kind(found).items():
+            self.models[kind] = model_status(held)
+            self._promoted_under.pop(kind, None)
+            if held.predictor is None:
+                continue
+            _log.info("%s: %s", kind, self.models[kind])
+            if held.profile is not None and held.profile in TARGETS:
+                answers = kind == "return-time" and self._config.answers  # they are its texts
+                self._promoted_under[kind] = PROFILES[TARGETS[held.profile]] & held.predictor.reads
+                self._promoted_under[kind] -= {TEXT} if answers else set()
+                if TEXT in self._promoted_under[kind] and kind not in self._texts:
+                    _log.warning(
+                        "%s was promoted under the profile %s, with texts that this engine does not supply: expect its "
+                        "figures under the profile engine (presage promote --profile engine judges by those)",
+                        self.models[kind],
+                        held.profile,
+                    )
+
+
+def predictors(config: ForecastSettings) -> Predictors:
+    """The configured models, each loaded or with the reason why not. Logs what is missing."""
+    uri = resolve_registry_uri(config.registry)
+    registry: Registry | None = None
+    without = NO_REGISTRY
+    if uri is not None:
+        try:
+            registry = open_existing(uri)
+        except Exception as error:
+            without = str(error) if isinstance(error, PresageError) else f"{uri}: {type(error).__name__}"
+
+    def opened() -> Registry:
+        if registry is None:
+            raise RegistryError(without)
+        return registry
+
+    wanted = {kind.name: getattr(config, kind.name) for kind in fields(Predictors)}
+    # Without a registry nothing is resolved, so that the log warns once and not for each model.
+    missing: dict[str, Any] = {
+        kind: Held(None, name, reason=without)
+        for kind, name in wanted.items()
+        if registry is None and name is not None and name.startswith("models:")
+    }
+    if missing:
+        _log.warning("%s; using online counts once there are enough", without.rstrip("."))
+    found = resolve_predictors(opened, **(wanted | dict.fromkeys(missing)))
+    return replace(found, **missing)
+
+
+def _text_models(found: Predictors) -> dict[ModelKind, TextModel]:
+    """The artefacts of models that read sketches of texts; text encoders are too slow to run beside an HTTP server."""
+    agents, lengths = found.next_agent.predictor, found.remaining_length.predictor
+    widths: dict[ModelKind, dict[Moment, int]] = {}
+    if agents is not None and agents.source.kind == "sketch":
+        projections = {moment: agents.projection(moment) for moment in agents.source.sizes}
+        widths["next-agent"] = {moment: len(of[1]) for moment, of in projections.items() if of is not None}
+    if lengths is not None and TEXT in lengths.reads:
+        size = lengths.encoder.answer_size
+        widths["remaining-length"] = {PREFILL: 2 + size, COMPLETION: size}
+    made: dict[ModelKind, TextModel] = {}
+    for kind, of_kind in widths.items():
+        held = by_kind(found)[kind]
+        if of_kind and held.folder is not None and held.digest is not None:
+            made[kind] = TextModel(held.folder, held.digest, of_kind)
+    return made
+
+
+def model_status(held: Held[Any]) -> ModelStatus:
+    """Which model of a kind is loaded, or why none is."""
+    return ModelStatus(held.reference, held.version, str(held.reason) if held.predictor is None else None)
+
+
+def load_forecasts(
+    config: ForecastSettings,
+    served_model: str | None = None,
+    state_layer: int | None = None,
+    texts: Collection[str] = (),
+) -> Forecasts:
+    """The forecast sources: those of the configured function, else the registry's models, with online counts behind.
+
+    A registry that is down or a missing model raises nothing: the engine serves without it.
+
+    Args:
+        served_model: hidden states belong to one model. Given to a function that takes it.
+        state_layer: the layer that is captured; None for the states after the final norm.
+        texts: kinds of the registry's models that will get texts, or what they read of them.
+
+    Raises:
+        ConfigurationError: there is no such function, it fails, or it returns something else.
+    """
+    name = config.forecasts
+    if name is None:
+        of = Champions(config, predictors(config), served_model, state_layer, texts)
+        return Forecasts(next_agents=of.source, remaining=of.source, returns=of.returns, models=of.models, upkeep=of)
+    module, function = name.split(":")
+    try:
+        make = getattr(importlib.import_module(module), function)
+        takes = "served_model" in inspect.signature(make).parameters
+        made = make(served_model=served_model) if takes else make()
+    except Exception as error:
+        raise ConfigurationError(
+            f"presage.forecasts is {name}, which cannot be loaded and called ({type(error).__name__}: {error}); name a "
+            "function without arguments, or with served_model, that returns Forecasts"
+        ) from error
+    if not isinstance(made, Forecasts):
+        raise ConfigurationError(
+            f"presage.forecasts is {name}, which returns a {type(made).__name__}; return Forecasts"
+        )
+    return made

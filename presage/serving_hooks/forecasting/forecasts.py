@@ -1,0 +1,156 @@
+"""Protocols for forecast sources. `Forecaster` is a `NextAgents`; an oracle is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.features.moment import Moment
+from presage.serving_hooks.counts import ModelKind
+from presage.serving_hooks.forecasting.live import LiveForecast, LiveReturn, Projection
+from presage.serving_hooks.status import ModelStatus
+from presage.serving_hooks.workflows import EndReason
+from presage.serving_hooks.workflows.identity import Step
+
+
+class NextAgents(Protocol):
+    """Forecasts the next agents of a workflow; see `Forecaster`."""
+
+    def on_prefill(  # noqa: D102
+        self,
+        workflow_type: str,
+        workflow_id: str,
+        agent: str,
+        *,
+        step: int | None = None,
+        input_tokens: int | None = None,
+    ) -> LiveForecast: ...
+
+    def on_completion(  # noqa: D102
+        self, workflow_type: str, workflow_id: str, *, output_tokens: int | None = None
+    ) -> LiveForecast: ...
+
+    def close(self, workflow_type: str, workflow_id: str) -> None:
+        """The workflow has ended. A `close` with a third parameter `reason` also receives why, an `EndReason`."""
+
+
+@runtime_checkable
+class ReadsStates(Protocol):
+    """A next-agent source that reads hidden states of the served model; see `Forecaster`.
+
+    Its `on_completion` also takes the completion state, `projected`.
+    """
+
+    @property
+    def projections(self) -> Mapping[Moment, Projection]:
+        """W and b by moment; empty where no states are read."""
+
+    def await_states(self) -> None:
+        """Prefill states come after `on_prefill` from now on."""
+
+    def on_prefill_state(  # noqa: D102
+        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
+    ) -> LiveForecast | None: ...
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """The artefact of a predictor that reads sketches of texts, for the process that has the texts.
+
+    Attributes:
+        widths: numbers of its features of texts, by moment.
+    """
+
+    folder: Path
+    digest: str
+    widths: Mapping[Moment, int]
+
+
+@runtime_checkable
+class ReadsTexts(Protocol):
+    """A next-agent source that reads texts as features that another process computes; see `Forecaster`.
+
+    Its `on_prefill`, and `remaining_tokens` if it has that, also take the features of the prompt: `projected` those of
+    a next-agent predictor, `prompt_read` those of a remaining-length predictor.
+    """
+
+    @property
+    def text_models(self) -> Mapping[ModelKind, TextModel]:
+        """The predictors that compute features; empty if no texts are read."""
+
+    def await_answers(self) -> None:
+        """The features of answers come after `on_completion` from now on."""
+
+    def on_completion_state(  # noqa: D102
+        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
+    ) -> LiveForecast | None: ...
+
+    def on_answer_read(self, workflow_type: str, workflow_id: str, read: NDArray[np.float32]) -> bool:  # noqa: D102
+        ...
+
+
+class RemainingTokens(Protocol):
+    """Forecasts the remaining output tokens of a workflow."""
+
+    def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
+        """Output tokens of an arriving step and all later ones; None if unknown."""
+
+
+class ReturnTimes(Protocol):
+    """Forecasts when workflows come back; see `ReturnTimeForecaster`. Times are seconds of the engine's clock."""
+
+    def arrived(self, step: Step, input_tokens: int, now: float) -> None:
+        """A request of a workflow has arrived: the workflow is back."""
+
+    def completed(self, step: Step, output_tokens: int, finish_reason: str | None, now: float) -> LiveReturn:
+        """A step has left the engine: it has produced its last token, or was aborted. The engine's finish reason."""
+
+    def answered(self, step: Step, finish_reason: str | None, tools: Sequence[str] | None) -> LiveReturn | None:
+        """The answer of a completed step was parsed: the API's finish reason, and the tools it calls, None if unknown.
+
+        Returns the renewed forecast; None if the workflow has gone on, or is unknown.
+        """
+
+    def away(self, workflow: str) -> tuple[LiveReturn, float] | None:
+        """The forecast of a workflow that is away, and since when; None while it runs, or if it is unknown."""
+
+    def ended(self, workflow: str, reason: EndReason = EndReason.FINISHED) -> None:
+        """The workflow with this key has ended."""
+
+
+class Upkeep(Protocol):
+    """Keeps models up to date while an engine runs. Its methods are called by the engine's thread."""
+
+    def start(self) -> None:
+        """The engine has started."""
+
+    def renew(self) -> bool:
+        """Swaps in newer models between two iterations; returns whether there were any."""
+
+    def status(self) -> Mapping[str, Any]:
+        """Entries of the engine's status, for operators."""
+
+    def close(self) -> None:
+        """The engine shuts down."""
+
+
+@dataclass(frozen=True)
+class Forecasts:
+    """Every source of forecasts.
+
+    Attributes:
+        medians: median remaining output tokens at the start of a workflow, by type; for requests without a forecast.
+        models: the model of each kind, for operators; may change while the engine runs.
+    """
+
+    next_agents: NextAgents | None = None
+    remaining: RemainingTokens | None = None
+    medians: Mapping[str, float] = field(default_factory=dict)
+    models: Mapping[str, ModelStatus | str] = field(default_factory=dict)
+    upkeep: Upkeep | None = None
+    returns: ReturnTimes | None = None

@@ -1,0 +1,257 @@
+"""Gateway files (TOML): the servers behind it, what it may decide, and its limits.
+
+listen = "127.0.0.1:8100"
+
+[[upstreams]]
+url = "http://127.0.0.1:8000"
+dialect = "vllm"                # or presage, vllm-router, llm-d, dynamo
+
+[forecasts]
+next_agent = "models:/next-agent@champion"
+
+[forecasts.recorder]
+folder = "recording"
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self, get_args
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
+
+from presage.errors import ConfigurationError
+from presage.serving_hooks.gateway.dialects import DIALECTS
+from presage.serving_hooks.gateway.models.model_choice import AUTO, Pool
+from presage.serving_hooks.mode_names import GatewayPolicyName
+from presage.serving_hooks.policies.routing import ROUTERS
+from presage.serving_hooks.settings import STRICT, ForecastSettings, ObjectivesSettings, Word
+from presage.wording import nearest
+
+POLICIES: Final[tuple[str, ...]] = get_args(GatewayPolicyName)
+
+_Seconds = Annotated[float, Field(gt=0)]
+
+
+def host_and_port(value: str) -> str:
+    """An address to listen on, as it came.
+
+    Raises:
+        ValueError: it is not HOST:PORT, or there is no such port.
+    """
+    host, _, port = value.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ValueError(f"{value!r:.100}; give HOST:PORT, such as 127.0.0.1:9002")
+    return value
+
+
+def _url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ValueError("give an address such as http://127.0.0.1:8000, without user name or query")
+    return value.rstrip("/").removesuffix("/v1")
+
+
+def _dialect(value: str) -> str:
+    if value not in DIALECTS:
+        raise ValueError(f"{nearest(value, DIALECTS)}give one of {', '.join(DIALECTS)}")
+    return value
+
+
+def _routing(value: str) -> str:
+    if value not in ROUTERS:
+        raise ValueError(f"give one of {', '.join(ROUTERS)}")
+    return value
+
+
+class UpstreamSettings(BaseModel):
+    """A server behind the gateway."""
+
+    model_config = STRICT
+
+    url: Annotated[str, AfterValidator(_url)]
+    """address of an OpenAI-compatible server, with or without /v1"""
+    name: str = Field(default="", max_length=64)
+    """in metrics and headers; default: host and port"""
+    models: tuple[str, ...] = ()
+    """models it serves; default: what its /v1/models lists"""
+    dialect: Annotated[str, AfterValidator(_dialect)] = "vllm"
+    """how it takes annotations"""
+    api_key_variable: str = ""
+    """environment variable with its API key, sent in place of the client's; default: the client's is passed on"""
+    engine: str = ""
+    """engine file with its costs (`presage calibrate-cost`); default: measured while it serves"""
+
+    @property
+    def label(self) -> str:
+        """Its name."""
+        return self.name or urlsplit(self.url).netloc
+
+
+class PoolSettings(BaseModel):
+    """Models among which the gateway chooses for a client that asks for the pool; see `model_choice.Pool`."""
+
+    model_config = STRICT
+
+    name: str = Field(default=AUTO, min_length=1, max_length=256)
+    """model that clients ask for"""
+    models: tuple[str, ...] = Field(min_length=1)
+    """its models; each must be listed by an upstream"""
+    default: str = ""
+    """model without evidence; default: the first"""
+    rule: Literal["price", "slack"] = "price"
+    """price: confidence less λ for each second; slack: Chimera's rule"""
+    price: float = Pool.price
+    """λ, confidence that a second is worth"""
+    slack: float = Pool.slack
+    """τ, share by which the answer may be later than the fastest"""
+    margin: float = Pool.margin
+    """Δs, confidence that another model must have more"""
+    costs: Mapping[str, float] = {}
+    """confidence that a request to a model must bring; others cost nothing"""
+
+    def pool(self) -> Pool:
+        """As the chooser takes it; raises ConfigurationError for numbers or names that it refuses."""
+        return Pool(
+            self.name, self.models, self.default or self.models[0], self.rule, self.price, self.slack, self.margin,
+            dict(self.costs),
+        )  # fmt: skip
+
+
+class ModesSettings(BaseModel):
+    """Modes by policy and workflow type: off, shadow or on."""
+
+    model_config = STRICT
+
+    default: Word = "on"
+    policies: Mapping[GatewayPolicyName, Word] = {}
+    workflow_types: Mapping[str, Word] = {}
+
+
+class Limits(BaseModel):
+    """What clients can use of the gateway."""
+
+    model_config = STRICT
+
+    body_mb: int = Field(default=64, ge=1)
+    """MiB of a request"""
+    requests: int = Field(default=2048, ge=1)
+    """requests in flight; further ones are answered 503 with Retry-After"""
+    body_s: _Seconds = 60.0
+    """seconds for a request's body to arrive"""
+    connect_s: _Seconds = 5.0
+    """seconds to connect to an upstream"""
+    silence_s: _Seconds = 600.0
+    """seconds without a byte from an upstream, or in which a client takes none"""
+    drain_s: _Seconds = 30.0
+    """seconds for running requests to finish at shutdown"""
+
+
+class GatewayConfig(BaseModel):
+    """A gateway file; only an upstream is required."""
+
+    model_config = STRICT
+
+    listen: Annotated[str, AfterValidator(host_and_port)] = "127.0.0.1:8100"
+    """host:port"""
+    upstreams: tuple[UpstreamSettings, ...] = Field(min_length=1)
+    routing: Annotated[str, AfterValidator(_routing)] = "session-affinity"
+    """among several upstreams that serve one model"""
+    pools: tuple[PoolSettings, ...] = ()
+    """models to choose among"""
+    router: str | None = Field(default="models:/router@champion", min_length=1)
+    """router of the pools: models:/NAME@ALIAS, models:/NAME/VERSION or an artefact folder; null for none"""
+    forecasts: ForecastSettings = Field(default_factory=lambda: ForecastSettings.model_validate({}))
+    """models, monitoring and recorder; as in the engine's settings"""
+    demand_ahead_s: _Seconds = 30.0
+    """seconds ahead for which the demand of each model is exported: until a replica asked for now would serve"""
+    modes: ModesSettings = ModesSettings()
+    objectives: ObjectivesSettings = ObjectivesSettings()
+    """service objectives; `first_token_s` of a request is its deadline in annotations"""
+    limits: Limits = Limits()
+    keys_variable: str = ""
+    """environment variable with the gateway's API keys, separated by commas; each key is a tenant"""
+    client_priority: bool = False
+    """let clients set `priority` themselves"""
+    agent_names: str = ""
+    """file of agent names by fingerprint (`presage traces agents`)"""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [one.label for one in self.upstreams]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two upstreams are called {twice[0]}: give each its own name")
+        listed = {model for one in self.upstreams for model in one.models}
+        for pool in self.pools:
+            pool.pool()
+            if missing := sorted(set(pool.models) - listed):
+                raise ValueError(f"pool {pool.name}: no upstream lists {missing[0]!r} in its `models`; add it there")
+        return self
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port to listen on."""
+        host, _, port = self.listen.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def keys(self) -> list[str]:
+        """The gateway's API keys.
+
+        Raises:
+            ConfigurationError: the variable is named and not set.
+        """
+        if not self.keys_variable:
+            return []
+        found = [key.strip() for key in os.environ.get(self.keys_variable, "").split(",") if key.strip()]
+        if not found:
+            raise ConfigurationError(f"keys_variable is {self.keys_variable}, which is not set; set it to the API keys")
+        return found
+
+
+def read_gateway_given(path: Path) -> dict[str, Any]:
+    """The content of a gateway file, not validated yet.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"{path}: cannot be read ({type(error).__name__}); give a TOML file with [[upstreams]] tables"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path}: not valid TOML: {error}; correct the file") from None
+
+
+def gateway_config(given: Mapping[str, Any], where: str) -> GatewayConfig:
+    """Settings from a mapping; `where` begins error messages.
+
+    Raises:
+        ConfigurationError: unknown or invalid settings.
+    """
+    try:
+        return GatewayConfig.model_validate(_as_json(given))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from None
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, one['loc'])) or 'file'}: {one['msg'].removeprefix('Value error, ')}"
+            for one in error.errors()
+        )
+        raise ConfigurationError(f"{where}: invalid gateway settings: {problems}") from None
+
+
+def _as_json(value: Any) -> Any:
+    """Lists as tuples, which strict models require."""
+    if isinstance(value, Mapping):
+        return {key: _as_json(one) for key, one in value.items()}
+    return tuple(map(_as_json, value)) if isinstance(value, list) else value

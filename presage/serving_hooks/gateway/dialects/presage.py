@@ -1,0 +1,43 @@
+"""vLLM with our hooks: identity in `vllm_xargs` (`workflows/metadata.py` reads it).
+
+No `priority`: there it is a class, within which the engine orders by forecasts of its own, which are fresher and age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from presage.serving_hooks.gateway.annotation import Annotation
+from presage.serving_hooks.gateway.dialects.names import body_name, known
+from presage.serving_hooks.workflows.identity import scoped, tenant_of
+
+XARGS: Final = "vllm_xargs"
+
+
+def annotate(
+    body: Mapping[str, Any], headers: Mapping[str, str], annotation: Annotation
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """A copy of the body with the step's identity, which replaces the client's; no headers."""
+    return with_xargs(body, annotation), {}
+
+
+def with_xargs(body: Mapping[str, Any], annotation: Annotation, **more: str) -> dict[str, Any]:
+    """A copy of the body with the step in `vllm_xargs`, and `more`; the client's other arguments stay.
+
+    Something other than an object is left for the server to refuse.
+    """
+    sent = body.get(XARGS)
+    if sent is not None and not isinstance(sent, Mapping):
+        return dict(body)
+    step, sent = annotation.step, sent or {}
+    tenant, session = tenant_of(step.workflow_id), sent.get("session_id")
+    ours = {
+        "workflow_type": body_name(step.workflow_type),
+        "workflow_id": body_name(step.workflow_id),
+        "agent": body_name(step.agent),
+        "step": annotation.number if step.number is None else step.number,
+        "workflow_end": "true" if step.last else None,
+        "session_id": body_name(scoped(tenant, str(session))) if tenant and session else None,
+    }
+    return {**body, XARGS: {**sent, **known(ours), **more}}

@@ -1,0 +1,88 @@
+"""vLLM's router with program scheduling: `vllm_xargs.agentic_context`, a JSON string; the LARGER priority first.
+
+A workflow is one program. The router resumes held programs by priority, and 0 is that of a request without a hint, so
+annotated requests come behind requests that are not. A deadline admits a held request even above the router's limits.
+The names of our own hooks go with it, as the router passes `vllm_xargs` on to the engine.
+
+Read in src/program_scheduling/identity.rs and tried with vllm-router 0.1.17. The router answers 400 to a context that
+it cannot read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from presage.serving_hooks.gateway.annotation import Annotation
+from presage.serving_hooks.gateway.dialects.names import body_name, known
+from presage.serving_hooks.gateway.dialects.numbers import larger_first, whole
+from presage.serving_hooks.gateway.dialects.presage import XARGS, with_xargs
+from presage.serving_hooks.workflows.identity import scoped, tenant_of
+
+CONTEXT: Final = "agentic_context"
+
+MOST_BYTES: Final = 16 * 1024
+"""Of a context; longer ones are refused."""
+
+_IDS: Final = ("program_id", "task_id", "session_id", "parent_program_id", "parent_id", "root_program_id", "root_id")
+
+
+def annotate(
+    body: Mapping[str, Any], headers: Mapping[str, str], annotation: Annotation
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """A copy of the body with identity and hints; no headers.
+
+    A context that the client sent keeps its fields, its ids with the tenant; without an id it gets ours.
+    """
+    sent = body.get(XARGS)
+    client = read_context(sent.get(CONTEXT)) if isinstance(sent, Mapping) else {}
+    tenant = tenant_of(annotation.step.workflow_id)
+    theirs = {name: _own(tenant, value) if name in _IDS else value for name, value in client.items()}
+    ours = _hints(annotation) if any(name in client for name in _IDS) else _program(annotation) | _hints(annotation)
+    context = json.dumps({**ours, **theirs})
+    if len(context) > MOST_BYTES and theirs:
+        context = json.dumps(theirs)
+    return with_xargs(body, annotation, **{CONTEXT: context}), {}
+
+
+def _program(annotation: Annotation) -> dict[str, Any]:
+    """The workflow as a program that waits for no other one."""
+    step = annotation.step
+    program = body_name(step.workflow_id)
+    ids = known({"program_id": program, "task_id": program, "agent_role": body_name(step.agent)})
+    return {**ids, "blocks_parent": False, "expected_resume": not step.last}
+
+
+def _hints(annotation: Annotation) -> dict[str, Any]:
+    step = annotation.step
+    return known(
+        {
+            "workflow_profile_id": body_name(step.workflow_type),
+            "step_id": annotation.number if step.number is None else step.number,
+            "priority": larger_first(annotation.rank),
+            "deadline_seconds": _seconds(annotation.deadline_s),
+            "expected_output_length": whole(annotation.output_tokens[0], 1) if annotation.output_tokens else None,
+            "kv_retention_ttl_seconds": _seconds(annotation.time_to_live_s),
+        }
+    )
+
+
+def _seconds(value: float | None) -> float | None:
+    milliseconds = whole(None if value is None else 1e3 * value, 0)
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+def _own(tenant: str, value: Any) -> Any:
+    """An id of the client's with its tenant."""
+    return body_name(scoped(tenant, str(value))) if tenant and isinstance(value, str | int) else value
+
+
+def read_context(context: Any) -> dict[str, Any]:
+    """A client's context, a JSON string or an object; {} if it is neither."""
+    if isinstance(context, str):
+        try:
+            context = json.loads(context)
+        except (ValueError, RecursionError):
+            return {}
+    return dict(context) if isinstance(context, Mapping) else {}

@@ -1,0 +1,1 @@
+"""The gateway's decisions inside systems that route requests themselves: Envoy and Ray Serve."""

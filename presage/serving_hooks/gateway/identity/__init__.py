@@ -1,0 +1,1 @@
+"""Whose request is it: workflow and agent, from what clients send unchanged."""

@@ -1,0 +1,161 @@
+"""Names of agents by fingerprints of their system prompts, learnt from a trace: a JSON file.
+
+    {"format": "presage-agent-names", "format_version": 1, "agents": [
+      {"workflow_type": "review", "agent": "coder", "exact": "…", "head": "…", "sketch": [1, …], "words": [5, …]}, …]}
+
+It holds names and hashes, and no text. A trace has no sets of tools, so two agents with one system prompt have none of
+its names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import msgspec
+import pyarrow as pa
+
+from presage.errors import ArtefactError, InputError, OutputError
+from presage.serving_hooks.gateway.identity.fingerprint import Fingerprint, fingerprint
+from presage.serving_hooks.workflows.metadata import MAX_NAME
+
+FORMAT: Final = "presage-agent-names"
+FORMAT_VERSION: Final = 1
+MOST_PROMPTS: Final = 64
+"""Fingerprints of one agent that are kept, the most frequent ones."""
+_COLUMNS: Final = ("workflow_type", "agent", "system_prompt")
+
+Name = tuple[str, str]
+"""Workflow type and agent."""
+
+
+class AgentNames:
+    """Names of agents by fingerprint."""
+
+    def __init__(self, known: Iterable[tuple[Fingerprint, Name]]) -> None:
+        self._known = list(known)
+        exact: dict[str, set[Name]] = defaultdict(set)
+        self._by_head: dict[str, list[tuple[Fingerprint, Name]]] = defaultdict(list)
+        for one, name in self._known:
+            exact[one.exact].add(name)
+            self._by_head[one.head].append((one, name))
+        self._exact = {digest: next(iter(names)) for digest, names in exact.items() if len(names) == 1}
+        self._shared = {digest for digest, names in exact.items() if len(names) > 1}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, found: Fingerprint) -> tuple[Name, float] | None:
+        """The name of an agent and the similarity of its system prompt; None if it is unknown or has several names."""
+        if found.exact in self._exact:
+            return self._exact[found.exact], 1.0
+        if found.exact in self._shared:
+            return None
+        best: dict[Name, float] = {}
+        for one, name in self._by_head.get(found.head, ()):
+            if found.same_agent(one):
+                best[name] = max(best.get(name, 0.0), found.similarity(one))
+        if not best:
+            return None
+        name = max(best, key=best.__getitem__)
+        return (name, best[name]) if list(best.values()).count(best[name]) == 1 else None
+
+    @classmethod
+    def learn(cls, table: pa.Table) -> AgentNames:
+        """Names from a trace with the column `system_prompt`.
+
+        Raises:
+            InputError: the trace has no system prompts.
+        """
+        if any(name not in table.column_names for name in _COLUMNS):
+            raise InputError("the trace has no column system_prompt: agents cannot be recognised by it; record texts")
+        rows = table.select(_COLUMNS).group_by(list(_COLUMNS)).aggregate([([], "count_all")]).to_pylist()
+        by_name: dict[Name, dict[str, tuple[int, Fingerprint]]] = defaultdict(dict)
+        for row in rows:
+            if row["system_prompt"]:
+                one = fingerprint(row["system_prompt"])
+                prompts = by_name[row["workflow_type"], row["agent"]]
+                prompts[one.exact] = prompts.get(one.exact, (0, one))[0] + row["count_all"], one
+        if not by_name:
+            raise InputError(
+                "no step of the trace has a system prompt: agents cannot be recognised by it; record texts"
+            )
+        known: list[tuple[Fingerprint, Name]] = []
+        for name, prompts in sorted(by_name.items()):
+            often = sorted(prompts.values(), key=lambda of: (-of[0], of[1].exact))[:MOST_PROMPTS]
+            known += [(one, name) for _, one in often]
+        return cls(known)
+
+    def save(self, path: Path) -> None:
+        """Writes the file.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        agents = [
+            {
+                "workflow_type": name[0],
+                "agent": name[1],
+                "exact": one.exact,
+                "head": one.head,
+                "sketch": list(one.sketch),
+                "words": sorted(one.words),
+            }
+            for one, name in self._known
+        ]
+        content = {"format": FORMAT, "format_version": FORMAT_VERSION, "agents": agents}
+        fresh = path.with_name(f".{path.name}.new")
+        try:
+            fresh.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+            fresh.replace(path)
+        except OSError as error:
+            fresh.unlink(missing_ok=True)
+            raise OutputError(f"{path}: the names of agents cannot be written ({error.strerror})") from error
+
+    @classmethod
+    def load(cls, path: Path) -> AgentNames:
+        """Reads the file.
+
+        Raises:
+            ArtefactError: it is no file of agent names, of another version, or damaged.
+        """
+        try:
+            content: Any = msgspec.json.decode(path.read_bytes())
+        except OSError as error:
+            _refuse(path, f"no readable file ({error.strerror})", "a file of agent names")
+        except (msgspec.DecodeError, RecursionError):
+            _refuse(path, "no valid JSON", "a file of agent names")
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            _refuse(path, "another file", f"a file of the format {FORMAT}")
+        if content.get("format_version") != FORMAT_VERSION:
+            version = content.get("format_version")
+            _refuse(path, f"format version {version!r}", f"format version {FORMAT_VERSION}; learn the names anew")
+        try:
+            entries = msgspec.convert(content.get("agents"), list[_Entry])
+        except msgspec.ValidationError as error:
+            _refuse(path, f"a damaged entry ({error})", "names, digests and hashes; copy the file again")
+        return cls((one.fingerprint(), (one.workflow_type, one.agent)) for one in entries)
+
+
+class _Entry(msgspec.Struct):
+    workflow_type: str
+    agent: str
+    exact: str
+    head: str
+    sketch: list[int]
+    words: list[int]
+
+    def __post_init__(self) -> None:
+        for name in (self.workflow_type, self.agent):
+            if len(name) > MAX_NAME or not name.isprintable():
+                raise ValueError("a name is too long or not printable")
+
+    def fingerprint(self) -> Fingerprint:
+        return Fingerprint(self.exact, self.head, tuple(self.sketch), frozenset(self.words))
+
+
+def _refuse(path: Path, found: str, wanted: str) -> NoReturn:
+    raise ArtefactError(f"{path}: found {found}; expected {wanted}.")

@@ -1,0 +1,143 @@
+"""Recognises the agent of a request by its system prompt and its tools.
+
+Named from a trace where its fingerprint is known (`agent_names.py`), else `agent-<8 hex>`. Prompts of one agent form a
+cluster, whose first prompt names it. Clusters are of one tenant each and bounded; one that was dropped and comes back
+has the same name, since the name is a hash of the prompt's head and the tools.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+from presage.serving_hooks.gateway.identity.agent_names import AgentNames
+from presage.serving_hooks.gateway.identity.fingerprint import (
+    Fingerprint,
+    MaskedPrompt,
+    Pieces,
+    masked_prompt,
+    tools_digest,
+)
+
+UNKNOWN: Final = "assistant"
+"""The agent of requests without system prompt and tools."""
+MOST_CLUSTERS: Final = 256
+"""Agents of a tenant that are told apart at a time."""
+MOST_PROMPTS: Final = 4096
+"""Digests of system prompts of a tenant whose agent is remembered."""
+MOST_ROLES: Final = 8
+"""Agents whose prompts differ in few words only; of more, these words are values, such as a user's name."""
+MOST_TOOLS: Final = 512
+CONFIDENCE: Final = 0.95
+"""Of an agent without a name from a trace; measured by benchmarks/gateway_identity.py."""
+_LONG_NUMBERS: Final = re.compile(rb"\d[\d:.,T-]*\d")
+
+
+@dataclass(frozen=True, slots=True)
+class RecognisedAgent:
+    """The agent of a request.
+
+    Attributes:
+        name: from a trace, or made of a hash.
+        workflow_type: from a trace; "" if unknown.
+        key: 8 hexadecimal digits, for a workflow type made of a hash.
+        confidence: 0 if nothing identifies it.
+    """
+
+    name: str
+    workflow_type: str
+    key: str
+    confidence: float
+
+
+@dataclass(slots=True)
+class _Cluster:
+    first: Fingerprint
+    tools: str
+    agent: RecognisedAgent
+
+
+class _Tenant:
+    __slots__ = ("clusters", "prompts")
+
+    def __init__(self) -> None:
+        self.clusters: OrderedDict[str, _Cluster] = OrderedDict()
+        self.prompts: OrderedDict[bytes, RecognisedAgent] = OrderedDict()
+
+
+class Agents:
+    """The agents of all tenants."""
+
+    def __init__(self, names: AgentNames | None) -> None:
+        self._names = names
+        self._tenants: dict[str, _Tenant] = {}
+        self._pieces: Pieces = {}
+
+    def recognise(self, tenant: str, system: str, tools: Sequence[str]) -> RecognisedAgent:
+        """The agent with this system prompt ("" for none) and these tools."""
+        of = self._tenants.get(tenant)
+        if of is None:
+            of = self._tenants[tenant] = _Tenant()
+        offered = "\0".join(tools[:MOST_TOOLS]).encode("utf-8", "surrogatepass")
+        text = system.encode("utf-8", "surrogatepass")
+        exact = blake2b(text + b"\0" + offered, digest_size=12).digest()
+        known = of.prompts.get(exact)
+        if known is not None:
+            of.prompts.move_to_end(exact)
+            return known
+        # A clock in the prompt changes it with each request: most such prompts are known without their numbers.
+        timeless = blake2b(_LONG_NUMBERS.sub(b"0", text) + b"\0" + offered, digest_size=12, person=b"timeless").digest()
+        found = of.prompts.get(timeless)
+        digests = [exact, timeless]
+        if found is None:
+            prompt = masked_prompt(system, self._pieces)
+            digests.append(blake2b(prompt.exact.encode() + b"\0" + offered, digest_size=12, person=b"masked").digest())
+            found = of.prompts.get(digests[-1])
+        if found is None:
+            found = self._cluster(of, system, prompt, tools[:MOST_TOOLS])
+        for digest in digests:
+            of.prompts[digest] = found
+            of.prompts.move_to_end(digest)
+        while len(of.prompts) > MOST_PROMPTS:
+            of.prompts.popitem(last=False)
+        return found
+
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        return {
+            "agent_clusters": sum(len(of.clusters) for of in self._tenants.values()),
+            "agent_prompts": sum(len(of.prompts) for of in self._tenants.values()),
+        }
+
+    def _cluster(self, of: _Tenant, system: str, prompt: MaskedPrompt, tools: Sequence[str]) -> RecognisedAgent:
+        if not system.strip() and not tools:
+            return RecognisedAgent(UNKNOWN, "", prompt.exact[:8], 0.0)
+        one, offered = prompt.fingerprint(), tools_digest(tools)
+        key = blake2b(f"{one.head}\0{offered}".encode(), digest_size=4).hexdigest()
+        named = self._names.find(one) if self._names is not None and system.strip() else None
+        if named is not None:
+            (workflow_type, name), similarity = named
+            return RecognisedAgent(name, workflow_type, key, similarity)
+        family = [cluster for cluster in of.clusters.values() if _alike(cluster, one, offered)]
+        same = [cluster for cluster in family if cluster.first.same_agent(one)]
+        if not same and len(family) >= MOST_ROLES:
+            same = family
+        if same:
+            nearest = max(same, key=lambda cluster: cluster.first.similarity(one))
+            of.clusters.move_to_end(nearest.agent.key)
+            return nearest.agent
+        if key in of.clusters:
+            key = blake2b(f"{one.exact}\0{offered}".encode(), digest_size=4).hexdigest()
+        agent = RecognisedAgent(f"agent-{key}", "", key, CONFIDENCE)
+        of.clusters[key] = _Cluster(one, offered, agent)
+        if len(of.clusters) > MOST_CLUSTERS:
+            of.clusters.popitem(last=False)
+        return agent
+
+
+def _alike(cluster: _Cluster, one: Fingerprint, tools: str) -> bool:
+    return cluster.tools == tools and cluster.first.resembles(one)

@@ -1,0 +1,491 @@
+"""Whose request is it? Recognises the workflow and the agent of a request whose client was not changed.
+
+Sources, the best first:
+
+1. explicit: names that the client sent (`sent_names.py`)
+2. session: an id of a session or conversation, in a header, a field of the API or the baggage of a trace; without a
+   workflow id a session is a workflow. `prompt_cache_key` only where nothing else identifies the request and it looks
+   drawn at random, since applications also set it by user or for all their requests
+3. response: `previous_response_id` of an answer that passed through here
+4. trace: the W3C trace id of a request that was seen before. A new trace id does not begin a workflow where the prompt
+   continues one: a client without an enclosing span draws one for each request
+5. continuation: the prompt goes on from an earlier prompt and its answer, or holds what marks a workflow (ids of its
+   tool calls, sentences of its answers)
+6. new: nothing identifies it
+
+Whatever a request sends beside its identity is learnt, so later requests of its workflow need less.
+
+An identical prompt is not a continuation: many workflows begin with the same prompt. Repeated by its agent, it begins a
+new workflow, unless the client's library marks it as a retry (`x-stainless-retry-count`). Sent within a minute by
+another agent, it is of the same workflow: a router hands a question on, or several agents get it. A prompt that goes on
+from one that several workflows sent belongs to the one whose answer it holds; if they have one answer too, to one of
+them that nobody went on from, or that this agent is new to.
+
+Only digests are kept (`continuation.py`). All of it is a tenant's own: another tenant's id, trace, response or prompt
+identifies nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, count, islice
+from secrets import token_hex
+from sys import intern
+from typing import Any, Final, Literal
+
+from presage.serving_hooks.counts import ERRORS, IDENTITIES, EventCounts
+from presage.serving_hooks.gateway.identity.agent_names import AgentNames
+from presage.serving_hooks.gateway.identity.agents import Agents, RecognisedAgent
+from presage.serving_hooks.gateway.identity.continuation import Conversation, Conversations, Kind, Owners, TenantIndex
+from presage.serving_hooks.gateway.identity.fingerprint import LONGEST_SYSTEM
+from presage.serving_hooks.gateway.identity.sent_names import sent_names, sent_session
+from presage.serving_hooks.gateway.identity.trace_context import TraceContext, trace_context
+from presage.serving_hooks.gateway.identity.turns import (
+    completion_bytes,
+    is_unique,
+    of_messages,
+    sentences,
+    system_text,
+    tool_ids,
+    turns,
+    values_of,
+)
+from presage.serving_hooks.gateway.request import ApiRequest
+from presage.serving_hooks.workflows import RunningWorkflow
+from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of, workflow_key
+from presage.serving_hooks.workflows.metadata import SentNames, name
+from presage.serving_hooks.workflows.tenants import ANONYMOUS
+
+WorkflowSource = Literal["explicit", "session", "response", "trace", "continuation", "new"]
+AgentSource = Literal["explicit", "trace", "fingerprint", "none"]
+
+ANSWERED, PROMPT, SHARED, TOOL_ID, PASSED_ON = "answered", "prompt", "shared", "tool id", "passed on"
+CONFIDENCE: Final[Mapping[str, float]] = {
+    "explicit": 1.0,
+    "session": 1.0,
+    "response": 1.0,
+    "trace": 0.95,
+    "cache key": 0.9,
+    ANSWERED: 0.99,
+    PROMPT: 0.95,
+    SHARED: 0.9,
+    TOOL_ID: 0.99,
+    PASSED_ON: 0.95,
+    "new": 0.7,
+}
+"""Shares of requests given to the right workflow, by what identified them, rounded down. Those of continuations and new
+workflows are measured (benchmarks/gateway_identity.py), the others are what the protocols promise."""
+
+LEAST_PREFIX: Final = 64
+"""Bytes of an earlier prompt that a later one must begin with, if it does not hold the answer."""
+LEAST_SHARED: Final = 20
+"""Bytes of a prompt that another agent may have been given too."""
+SHARED_S: Final = 60.0
+"""Seconds since the latest request of a workflow within which another agent joins it by the same prompt."""
+LEAST_PASSED_ON: Final = 96
+"""Bytes of sentences of one workflow's answers that a prompt must hold. With 48, two of a hundred pairs were wrong in
+traces of agents that work on the same questions at the same time; with 96 none, at next to the same recall."""
+LEAST_WHOLE: Final = 20
+"""Bytes of an answer, of an argument of a tool call or of a tool's result, that is the whole input of another agent."""
+_LEAST_WORDS: Final = 4
+MOST_SENTENCES: Final = 96
+"""Of one answer."""
+MOST_LOOKED_UP: Final = 256
+"""Sentences of one prompt."""
+_MOST_CHOICES: Final = 16
+_MOST_IDS: Final = 16
+_LATEST: Final = 32
+"""Messages at the end of a prompt whose tool calls are looked up."""
+_LATEST_LEARNT: Final = 4
+_LATEST_TURNS: Final = 8
+_MOST_AGENTS: Final = 64
+_LONGEST_ID: Final = 512
+_OWN_BYTES: Final = 2**16
+"""Of a prompt's end, where sentences of its answer are searched that it only repeats."""
+RETRY_HEADER: Final = "x-stainless-retry-count"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose request it is, and how sure that is.
+
+    Attributes:
+        step: workflow and agent; of a request that nothing identifies, of a workflow of its own.
+        workflow_confidence, agent_confidence: share of such requests that get the right one, from 0 to 1.
+        end: digest of the prompt, for `Identifier.answered`.
+    """
+
+    step: Step
+    workflow_source: WorkflowSource
+    workflow_confidence: float
+    agent_source: AgentSource
+    agent_confidence: float
+    end: bytes = field(default=b"", repr=False, compare=False)
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """What is compared of a prompt.
+
+    Attributes:
+        points: digests of its beginnings, the longest first, with their lengths in bytes; the first is all of it.
+    """
+
+    turns: list[bytes]
+    points: list[tuple[bytes, int]]
+    links: list[bytes]
+    end: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A workflow, and what identified it.
+
+    Attributes:
+        own: turns at the beginning of the prompt that hold an answer of this workflow, so that no other has them; 0 if
+            the prompt does not show that.
+    """
+
+    conversation: Conversation
+    source: WorkflowSource
+    confidence: float
+    own: int = 0
+
+
+class Identifier:
+    """Identity of requests, on one thread.
+
+    Args:
+        names: of agents, from a trace.
+        counts: where identities are counted by their sources.
+        most_conversations: workflows that are known at a time.
+    """
+
+    def __init__(self, *, names: AgentNames | None = None, counts: EventCounts, most_conversations: int) -> None:
+        self._counts = counts
+        self._conversations = Conversations(most_conversations)
+        self._agents = Agents(names)
+        self._process, self._numbers = token_hex(4), count()
+
+    def identify(self, request: ApiRequest) -> Identity:
+        """The identity of a request that has arrived. Does not raise."""
+        try:
+            found = self._identify(request)
+        except Exception as error:
+            self._counts.add(ERRORS, "identity", type(error).__name__)
+            found = Identity(Step("", scoped(request.tenant, self._new_id()), ""), "new", 0.0, "none", 0.0)
+        self._counts.add(IDENTITIES, found.workflow_source, found.agent_source)
+        return found
+
+    def answered(
+        self, identity: Identity, request: ApiRequest, response_id: str | None, answers: Sequence[Any]
+    ) -> None:
+        """The answers to a request, one a choice (of the responses API: its output items). Does not raise."""
+        try:
+            self._answered(identity, request, response_id, answers)
+        except Exception as error:
+            self._counts.add(ERRORS, "identity", type(error).__name__)
+
+    def ended(self, workflow: RunningWorkflow, reason: object = None) -> None:
+        """A workflow has ended: what is kept of it is dropped."""
+        step = workflow.step
+        self._conversations.forget(tenant_of(step.workflow_id), step.workflow)
+
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        return {**self._conversations.debug_state(), **self._agents.debug_state()}
+
+    def _identify(self, request: ApiRequest) -> Identity:
+        tenant, system = request.tenant, system_text(request, LONGEST_SYSTEM)
+        agent = self._agents.recognise(tenant, system, request.tools)
+        if tenant == ANONYMOUS:  # whoever they are, they are not one client
+            step = Step(f"app-{agent.key}", scoped(tenant, self._new_id()), agent.name)
+            return Identity(step, "new", CONFIDENCE["new"], "fingerprint" if agent.confidence else "none", 0.0)
+        sent, trace = sent_names(request, self._counts), trace_context(request.headers)
+        index = self._conversations.of(tenant)
+        prompt = _read(index, request)
+        found = self._workflow(index, request, sent, trace, prompt, agent, system)
+        role, agent_source, agent_confidence = self._role(sent, trace, agent)
+        self._learn(index, found, request, trace, prompt, role)
+        of = found.conversation
+        step = Step(of.workflow_type, of.workflow_id, role, sent.number, sent.last)
+        return Identity(step, found.source, found.confidence, agent_source, agent_confidence, prompt.end)
+
+    def _role(self, sent: SentNames, trace: TraceContext, agent: RecognisedAgent) -> tuple[str, AgentSource, float]:
+        if sent.agent:
+            return intern(str(sent.agent)), "explicit", 1.0
+        named = name(trace.agent, "agent", self._counts)
+        if named:
+            return intern(str(named)), "trace", CONFIDENCE["trace"]
+        return intern(agent.name), "fingerprint" if agent.confidence else "none", agent.confidence
+
+    def _workflow(
+        self,
+        index: TenantIndex,
+        request: ApiRequest,
+        sent: SentNames,
+        trace: TraceContext,
+        prompt: _Prompt,
+        agent: RecognisedAgent,
+        system: str,
+    ) -> _Found:
+        """The workflow of a request, a new one if it continues none."""
+        tenant = request.tenant
+        given_type = sent.workflow_type or name(trace.workflow_type, "workflow_type", self._counts)
+        workflow_type = given_type or agent.workflow_type or f"app-{agent.key}"
+        session = sent.workflow_id or sent.session_id or sent_session(request, self._counts)
+        session = session or name(trace.session, "session_id", self._counts)
+        if session:
+            named = self._named(index, tenant, session, sent.workflow_type, workflow_type)
+            return _Found(named, "explicit" if sent.workflow_id else "session", CONFIDENCE["session"])
+        known = _only(index, "response", request.body.get("previous_response_id"))
+        if known is not None:
+            return _Found(known, "response", CONFIDENCE["response"])
+        known = _only(index, "trace", trace.trace_id)
+        if known is not None:
+            return _Found(known, "trace", CONFIDENCE["trace"])
+        found = _continued(index, prompt, agent.name, request.headers.get(RETRY_HEADER))
+        if found is not None:
+            return found
+        known = _only(index, "cache key", _cache_key(request))
+        if known is not None:
+            return _Found(known, "session", CONFIDENCE["cache key"])
+        found = _marked(index, request, prompt, system, agent.name)
+        if found is None and agent.confidence:
+            found = _shared(index, prompt, agent.name, request.at_s)
+        if found is not None:
+            return found
+        workflow_id = f"trace-{trace.trace_id}" if trace.trace_id else self._new_id()
+        begun: WorkflowSource = "trace" if trace.trace_id else "new"
+        return _Found(self._begin(tenant, workflow_type, workflow_id), begun, CONFIDENCE[begun])
+
+    def _named(
+        self, index: TenantIndex, tenant: str, workflow_id: str, given_type: str | None, workflow_type: str
+    ) -> Conversation:
+        digest = index.digest("workflow", workflow_id.encode())
+        owners = [one for one in index.owners("ids", digest) if given_type in (None, one.workflow_type)]
+        conversation = owners[-1] if owners else self._begin(tenant, workflow_type, workflow_id)
+        index.add(conversation, "ids", digest)
+        return conversation
+
+    def _begin(self, tenant: str, workflow_type: str, workflow_id: str) -> Conversation:
+        workflow_type, scoped_id = intern(str(workflow_type)), scoped(tenant, workflow_id)
+        conversation = Conversation(tenant, workflow_type, scoped_id, workflow_key(workflow_type, scoped_id))
+        self._conversations.begin(conversation)
+        return conversation
+
+    def _new_id(self) -> str:
+        return f"auto-{self._process}-{next(self._numbers)}"
+
+    def _learn(
+        self,
+        index: TenantIndex,
+        found: _Found,
+        request: ApiRequest,
+        trace: TraceContext,
+        prompt: _Prompt,
+        role: str,
+    ) -> None:
+        conversation = found.conversation
+        index.conversations.move_to_end(conversation.workflow)
+        conversation.active_at = request.at_s
+        if len(conversation.agents) < _MOST_AGENTS:
+            conversation.agents[role] = None
+        for what, sent in (("trace", trace.trace_id), ("cache key", _cache_key(request))):
+            if sent:
+                index.add(conversation, "ids", index.digest(what, sent.encode()))
+        for tool_id in _tool_ids(request, _LATEST_LEARNT):
+            index.add(conversation, "ids", index.digest("tool", tool_id.encode()))
+        for result in filter(_is_telling, _tool_results(request)):  # a handoff may pass it on without its call
+            index.add(conversation, "marks", index.digest("whole", result))
+        kind: Kind = "answered" if found.own else "prompts"
+        if prompt.links:
+            index.add_text(conversation, kind, prompt.turns[0], prompt.links)
+        elif prompt.turns:
+            index.add(conversation, kind, prompt.end)
+            if 0 < found.own < len(prompt.turns) - 1:  # clients change the latest message when it has been answered
+                index.add(conversation, kind, prompt.points[1][0])
+
+    def _answered(self, identity: Identity, request: ApiRequest, response_id: object, answers: Sequence[Any]) -> None:
+        index = self._conversations.of(request.tenant)
+        conversation = index.conversations.get(identity.step.workflow)
+        if conversation is None:  # it has ended, or its tenant is nobody
+            return
+        if isinstance(response_id, str) and 0 < len(response_id) <= _LONGEST_ID:
+            index.add(conversation, "ids", index.digest("response", response_id.encode("utf-8", "surrogatepass")))
+        given = list(answers[:_MOST_CHOICES]) if request.endpoint != "responses" else [list(answers)]
+        texts: list[bytes] = []
+        for answer in given:
+            parts = answer if isinstance(answer, list) else [answer]
+            said = of_messages(parts)
+            texts += said
+            if request.endpoint == "completions":
+                text = completion_bytes(request.body.get("prompt")) + _raw(answer)
+                index.add_text(conversation, "answered", text, index.links(text))
+            elif said and identity.end:
+                index.add(conversation, "answered", index.chain(said, identity.end)[-1])
+            for part in parts:
+                for tool_id in tool_ids(part):
+                    index.add(conversation, "ids", index.digest("tool", tool_id.encode()))
+        own = _own(request)
+        for value in [value for text in texts for value in values_of(text)]:
+            if _is_telling(value) and value not in own:
+                index.add(conversation, "marks", index.digest("whole", value))
+            for sentence in sentences(value, MOST_SENTENCES):
+                if sentence not in own:
+                    index.add(conversation, "marks", index.digest("sentence", sentence))
+
+
+def _read(index: TenantIndex, request: ApiRequest) -> _Prompt:
+    if request.endpoint == "completions":
+        text = completion_bytes(request.body.get("prompt"))
+        if not text:
+            return _Prompt([], [], [], b"", 0)
+        links = index.links(text)
+        return _Prompt([text], index.text_points(text, links), links, b"", len(text))
+    found = turns(request)
+    digests = index.chain(found)
+    lengths = list(accumulate(map(len, found)))
+    points = list(zip(reversed(digests), reversed(lengths), strict=True))
+    return _Prompt(found, points, [], digests[-1] if digests else b"", lengths[-1] if lengths else 0)
+
+
+def _continued(index: TenantIndex, prompt: _Prompt, agent: str, retry: object) -> _Found | None:
+    """The workflow that sent the longest beginning of this prompt."""
+    for place, (digest, length) in enumerate(prompt.points):
+        own = len(prompt.points) - place
+        owners = index.owners("answered", digest)
+        if owners:
+            alone = len(owners) == 1
+            of = owners[0] if alone else _least_continued(owners, digest, agent)
+            index.continued(of, "answered", digest)
+            return _Found(of, "continuation", CONFIDENCE[ANSWERED] / len(owners), own if alone else 0)
+        retried = length == prompt.size and retry not in (None, "0")
+        if length < LEAST_PREFIX and not retried:
+            continue
+        owners = index.owners("prompts", digest)
+        if length == prompt.size:
+            owners = owners[-1:] if retried else ()
+        if len(owners) == 1:  # many workflows may begin like this, but only one did
+            index.continued(owners[0], "prompts", digest)
+            return _Found(owners[0], "continuation", CONFIDENCE[PROMPT])
+    return None
+
+
+def _least_continued(owners: Owners, digest: bytes, agent: str) -> Conversation:
+    return min(owners, key=lambda one: (one.digests["answered"].get(digest, 0), agent not in one.agents))
+
+
+def _shared(index: TenantIndex, prompt: _Prompt, agent: str, now: float) -> _Found | None:
+    """The only workflow with this prompt in which this agent has sent nothing; with several, precision goes first."""
+    if prompt.size < LEAST_SHARED or not prompt.points:
+        return None
+    fits = [
+        one
+        for one in index.owners("prompts", prompt.points[0][0])
+        if agent not in one.agents and now - one.active_at <= SHARED_S
+    ]
+    return _Found(fits[0], "continuation", CONFIDENCE[SHARED]) if len(fits) == 1 else None
+
+
+def _sole(owners: Owners, agent: str) -> Conversation | None:
+    """The only workflow, or the only one that this agent is new to."""
+    fits = owners if len(owners) == 1 else [one for one in owners if agent not in one.agents]
+    return fits[0] if len(fits) == 1 else None
+
+
+def _marked(index: TenantIndex, request: ApiRequest, prompt: _Prompt, system: str, agent: str) -> _Found | None:
+    """The workflow whose tool calls or answers this prompt holds."""
+    for tool_id in _tool_ids(request, _LATEST):
+        known = _only(index, "tool", tool_id)
+        if known is not None:
+            return _Found(known, "continuation", CONFIDENCE[TOOL_ID])
+    places = range(len(prompt.turns) - 1, -1, -1)
+    for place in (*places[:_LATEST_TURNS], *places[max(_LATEST_TURNS, len(places) - 1) :]):
+        digest = index.digest("whole", prompt.turns[place])
+        of = _sole(index.owners("marks", digest), agent)
+        if of is not None:
+            index.add(of, "marks", digest)  # now the latest
+            own = place + 1 if place < len(places) - 1 else 0
+            return _Found(of, "continuation", CONFIDENCE[PASSED_ON], own)
+    matched: dict[Conversation, list[bytes]] = defaultdict(list)
+    lengths: Counter[Conversation] = Counter()
+    for sentence in _sentences(prompt.turns, system):
+        digest = index.digest("sentence", sentence)
+        of = _sole(index.owners("marks", digest), agent)
+        if of is not None:
+            matched[of].append(digest)
+            lengths[of] += len(sentence)
+    best = lengths.most_common(2)
+    if not best or best[0][1] < LEAST_PASSED_ON or (len(best) > 1 and best[1][1] * 2 > best[0][1]):
+        return None
+    of = best[0][0]
+    for digest in matched[of]:
+        index.add(of, "marks", digest)
+    return _Found(of, "continuation", CONFIDENCE[PASSED_ON])
+
+
+def _sentences(texts: Sequence[bytes], system: str) -> dict[bytes, None]:
+    found = dict.fromkeys(sentences(system.encode("utf-8", "surrogatepass"), MOST_LOOKED_UP // 4))
+    for text in reversed(texts):
+        if len(found) >= MOST_LOOKED_UP:
+            break
+        found |= dict.fromkeys(sentences(text, MOST_LOOKED_UP - len(found)))
+    return found
+
+
+def _only(index: TenantIndex, kind: str, sent: object) -> Conversation | None:
+    """The workflow with this id, if there is only one."""
+    if not isinstance(sent, str) or not 0 < len(sent) <= _LONGEST_ID:
+        return None
+    owners = index.owners("ids", index.digest(kind, sent.encode("utf-8", "surrogatepass")))
+    return owners[0] if len(owners) == 1 else None
+
+
+def _cache_key(request: ApiRequest) -> str | None:
+    key = request.body.get("prompt_cache_key")
+    return key if isinstance(key, str) and is_unique(key) else None
+
+
+def _tool_ids(request: ApiRequest, latest: int) -> list[str]:
+    given = request.body.get("messages" if request.endpoint == "chat" else "input")
+    messages: list[Any] = given[-latest:] if isinstance(given, list) and request.endpoint != "completions" else []
+    return list(islice((found for message in reversed(messages) for found in tool_ids(message)), _MOST_IDS))
+
+
+def _tool_results(request: ApiRequest) -> list[bytes]:
+    """Results of tools among the latest messages."""
+    given = request.body.get("messages" if request.endpoint == "chat" else "input")
+    latest = given[-_LATEST_LEARNT:] if isinstance(given, list) and request.endpoint != "completions" else []
+    return of_messages(
+        [
+            message
+            for message in latest
+            if isinstance(message, dict)
+            and (message.get("role") == "tool" or message.get("type") == "function_call_output")
+        ]
+    )
+
+
+def _is_telling(text: bytes) -> bool:
+    """Whether a whole text is long enough to be told apart."""
+    return len(text) >= LEAST_WHOLE and text.count(b" ") >= _LEAST_WORDS - 1
+
+
+def _own(request: ApiRequest) -> bytes:
+    """The end of a prompt with its system prompt: what an answer may only repeat."""
+    if request.endpoint == "completions":
+        return completion_bytes(request.body.get("prompt"))[-_OWN_BYTES:]
+    given = request.body.get("messages" if request.endpoint == "chat" else "input")
+    latest = of_messages(given[-_LATEST:] if isinstance(given, list) else given)
+    values = [value for turn in latest for value in values_of(turn)]
+    return b"\n".join((system_text(request, LONGEST_SYSTEM).encode("utf-8", "surrogatepass"), *values))[-_OWN_BYTES:]
+
+
+def _raw(answer: object) -> bytes:
+    """The text of a completion, to the letter."""
+    content = answer.get("content") if isinstance(answer, dict) else answer
+    return content.encode("utf-8", "surrogatepass") if isinstance(content, str) else b""

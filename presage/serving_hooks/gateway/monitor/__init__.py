@@ -1,0 +1,1 @@
+"""Watches the servers behind the gateway: health, load, speed."""

@@ -1,0 +1,127 @@
+"""Builds a gateway from its settings, and serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+
+from presage.serving_hooks.counts import FORECASTS, RECORDER, EventCounts
+from presage.serving_hooks.forecasting.champions import load_forecasts
+from presage.serving_hooks.gateway.config import POLICIES, GatewayConfig
+from presage.serving_hooks.gateway.decisions import Decisions
+from presage.serving_hooks.gateway.front import Front
+from presage.serving_hooks.gateway.identity.agent_names import AgentNames
+from presage.serving_hooks.gateway.identity.identifier import Identifier
+from presage.serving_hooks.gateway.metrics import GatewayMetrics
+from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine
+from presage.serving_hooks.modes import Modes
+from presage.serving_hooks.recorder.recorder import start
+
+Host = Callable[[Front], AbstractAsyncContextManager[Any]]
+
+_log = logging.getLogger(__name__)
+
+
+def build_decisions(config: GatewayConfig, clock: Callable[[], float] = time.monotonic) -> Decisions:
+    """What a gateway decides with, its models loaded, for a host that routes requests itself.
+
+    Raises:
+        PresageError: API keys are not set, the file of agent names is broken, or the configured redaction or function
+            of forecasts cannot be loaded. A missing model or registry raises nothing.
+    """
+    given, counts = config.forecasts, EventCounts(FORECASTS, RECORDER)
+    names = AgentNames.load(Path(config.agent_names)) if config.agent_names else None
+    modes = Modes(config.modes.default, config.modes.policies, config.modes.workflow_types, known=POLICIES)
+    forecasts = load_forecasts(given, texts=("next-agent", "remaining-length"))
+    decisions = Decisions(
+        Identifier(names=names, counts=counts, most_conversations=given.max_workflows),
+        forecasts,
+        modes,
+        counts,
+        recorder=start(given.recorder),
+        time_to_live_s=given.time_to_live_s,
+        most_workflows=given.max_workflows,
+        retention_target=given.retention_target,
+        objectives=config.objectives.settings(),
+        shown=given.explain,
+        clock=clock,
+    )
+    if forecasts.upkeep is not None:
+        forecasts.upkeep.start()
+    return decisions
+
+
+def build(config: GatewayConfig, clock: Callable[[], float] = time.monotonic) -> Front:
+    """A gateway with its models loaded; `front.app()` is its ASGI application.
+
+    Raises:
+        PresageError: as `build_decisions`, or an engine file is broken.
+    """
+    decisions = build_decisions(config, clock)
+    return Front(config, decisions, GatewayMetrics(decisions.status), clock)
+
+
+def simulated() -> str:
+    """Starts a simulated engine on a free port of this machine, for as long as the process runs; returns its URL."""
+    listening = socket.socket(proto=socket.IPPROTO_TCP)  # with another one asyncio leaves Nagle's algorithm on
+    listening.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(SimulatedEngine().app(), log_level="error", access_log=False))
+    threading.Thread(target=asyncio.run, args=(server.serve(sockets=[listening]),), daemon=True).start()
+    host, port = listening.getsockname()
+    return f"http://{host}:{port}"
+
+
+def beside(app: Starlette, front: Front, hosts: Sequence[Host]) -> Starlette:
+    """The application, with hosts that run for as long as it does, in its event loop."""
+    alone = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with AsyncExitStack() as running:
+            await running.enter_async_context(alone(app))
+            for host in hosts:
+                await running.enter_async_context(host(front))
+            yield
+
+    app.router.lifespan_context = lifespan
+    return app
+
+
+def serve(config: GatewayConfig, hosts: Sequence[Host] = ()) -> None:
+    """Serves until it is told to stop; running requests get `drain_s` to finish.
+
+    Args:
+        hosts: that ask the gateway for decisions, beside its HTTP.
+
+    Raises:
+        PresageError: as `build`.
+        SystemExit: the address cannot be listened on.
+    """
+    front = build(config)
+    host, port = config.address
+    names = ", ".join(f"{one.name} ({one.settings.dialect})" for one in front.upstreams.all)
+    _log.info("the gateway listens on %s and forwards to %s", config.listen, names)
+    gc.collect()
+    gc.freeze()  # a full collection of what is loaded now stops all requests for 60 ms
+    uvicorn.run(
+        beside(front.app(), front, hosts),
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=120,
+        timeout_graceful_shutdown=round(config.limits.drain_s),
+    )

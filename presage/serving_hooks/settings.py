@@ -1,0 +1,114 @@
+"""Settings of whatever serves with forecasts, an engine or the gateway: models, monitoring, recorder and modes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from presage.predictors.common.forecast import RETENTION_TARGET
+from presage.serving_hooks.forecasting.circuit_breaker import HANG_S, Budget
+from presage.serving_hooks.mode_names import ADMIN_KEY_VARIABLE, ModeName, PolicyName
+from presage.serving_hooks.policies.wait_bounds import Objective, Objectives
+from presage.serving_hooks.recorder.config import RecorderConfig
+from presage.serving_hooks.workflows import MOST_WORKFLOWS, TIME_TO_LIVE_S
+
+# YAML reads `on` and `off` as booleans.
+Word = Annotated[
+    ModeName,
+    BeforeValidator(lambda word: {True: "on", False: "off"}[word] if isinstance(word, bool) else word),
+]
+
+STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class ModeSettings(BaseModel):
+    """Modes by policy and workflow type."""
+
+    model_config = STRICT
+
+    default: Word = "on"
+    policies: Mapping[PolicyName, Word] = {}
+    workflow_types: Mapping[str, Word] = {}
+
+
+class ObjectiveSettings(BaseModel):
+    """A service objective; what is null has no objective of its own."""
+
+    model_config = STRICT
+
+    max_hold_s: Annotated[float, Field(ge=0)] | None = None
+    first_token_s: Annotated[float, Field(gt=0)] | None = None
+
+    def settings(self) -> Objective:
+        """As policies take it."""
+        return Objective(self.max_hold_s, self.first_token_s)
+
+
+class ObjectivesSettings(BaseModel):
+    """Service objectives by tenant and workflow type, and the multiple that bounds all other requests."""
+
+    model_config = STRICT
+
+    default: ObjectiveSettings = ObjectiveSettings()
+    tenants: Mapping[str, ObjectiveSettings] = {}
+    workflow_types: Mapping[str, ObjectiveSettings] = {}
+    factor: Annotated[float, Field(gt=0)] = Objectives.factor
+
+    def settings(self) -> Objectives:
+        """As policies take them."""
+        tenants, types = (
+            {name: one.settings() for name, one in given.items()} for given in (self.tenants, self.workflow_types)
+        )
+        return Objectives(self.default.settings(), tenants, types, self.factor)
+
+
+class ForecastSettings(BaseModel):
+    """Which models forecast, how they are watched, and what is recorded; each setting has a default."""
+
+    model_config = STRICT
+
+    forecasts: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
+    """package.module:function, called without arguments when the engine starts; returns Forecasts, which replace the
+    registry's models"""
+    next_agent: str | None = Field("models:/next-agent@champion", min_length=1)
+    """next-agent model, for eviction: models:/NAME@ALIAS, models:/NAME/VERSION or an artefact folder; null for none"""
+    remaining_length: str | None = Field("models:/remaining-length@champion", min_length=1)
+    """remaining-length model, for priority; given like next_agent"""
+    return_time: str | None = Field("models:/return-time@champion", min_length=1)
+    """return-time model: when a workflow's next request comes; given like next_agent"""
+    answers: bool = True
+    """read from the HTTP server's chat responses why they ended and the names of the tools they call, for return
+    times"""
+    retention_target: float = Field(RETENTION_TARGET, gt=0, lt=1)
+    """probability of the times to live that `presage explain` gives for caches outside the engine"""
+    registry: str | None = Field(None, min_length=1)
+    """MLflow tracking URI of the registry; by default MLFLOW_TRACKING_URI, else mlflow.db in the working directory if
+    it exists, else no registry. The engine never creates one"""
+    forecast_deadline_ms: float = Field(1000 * Budget.deadline_s, ge=0.001)
+    """milliseconds a forecast may take before it counts as late"""
+    error_budget: float = Field(Budget.share, ge=0, lt=1)
+    """share of a model's latest forecasts that may fail or be late; above it the model is switched off"""
+    reload_s: float | None = Field(30.0, gt=0)
+    """seconds between two checks of the registry for newer versions; null for never"""
+    truth: bool = True
+    """compare forecasts of the registry's models with outcomes; a workflow type that has drifted gets forecasts from
+    online counts"""
+    recorder: RecorderConfig | None = None
+    """records served workflows as traces: an object with at least `folder`"""
+    evidence: int = Field(0, ge=0)
+    """workflows of a type that a model must have forecast well before policies act on it; 0: at once"""
+    explain: int = Field(2000, ge=0)
+    """latest forecasts kept for `presage explain`, over all workflows"""
+    admin_key_variable: str = Field(ADMIN_KEY_VARIABLE, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """environment variable with the key for routes that change the engine; without a key these routes do not exist"""
+    time_to_live_s: float = Field(TIME_TO_LIVE_S, gt=0)
+    """seconds without a request after which a workflow counts as ended"""
+    max_workflows: int = Field(MOST_WORKFLOWS, ge=1)
+    """workflows running at once; requests of more are served without one. With `time_to_live_s` it bounds the memory of
+    workflows that are never ended"""
+
+    def forecast_budget(self) -> Budget:
+        """The limits of each model; first calls get no longer deadline, since the trial has compiled the models."""
+        return Budget(deadline_s=self.forecast_deadline_ms / 1000, share=self.error_budget, first_hang_s=HANG_S)

@@ -1,0 +1,1 @@
+"""The training of profiles, and its figures."""

@@ -1,0 +1,86 @@
+"""`presage gateway` and `presage traces agents`, as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from presage.cli.presage import app
+
+UPSTREAM = "http://127.0.0.1:8000"
+
+
+def presage(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_check_prints_the_settings_that_would_serve(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text('[[upstreams]]\nurl = "http://a:8000/v1"\ndialect = "presage"\n[forecasts]\nnext_agent = "model"\n')
+    found = presage(
+        "gateway", "--config", str(file), "--mode", "shadow", "--record", str(tmp_path / "served"), "--check"
+    )
+    assert found.exit_code == 0, found.output
+    settings = json.loads(found.stdout)
+    assert settings["upstreams"][0]["url"] == "http://a:8000"
+    assert settings["modes"]["default"] == "shadow"
+    assert settings["forecasts"]["next_agent"] == "model"
+    assert settings["forecasts"]["recorder"]["folder"] == str(tmp_path / "served")
+    short = presage("gateway", "--upstream", UPSTREAM, "--dialect", "vllm-router", "--check")
+    assert json.loads(short.stdout)["upstreams"][0]["dialect"] == "vllm-router"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give one of --config FILE, --upstream URL"),
+        (("--upstream", UPSTREAM, "--simulate"), "give one of"),
+        (("--config", "missing.toml"), "cannot be read"),
+        (("--upstream", "nowhere"), "give an address"),
+        (("--upstream", UPSTREAM, "--dialect", "vlm"), "dialect"),
+        (("--upstream", UPSTREAM, "--mode", "loud"), "modes.default"),
+        (("--upstream", UPSTREAM, "--forecaster", "router=x"), "KIND=MODEL"),
+        (("--upstream", UPSTREAM, "--time-to-live", "-1"), "time_to_live_s"),
+        (("--upstream", UPSTREAM, "--listen", "8100"), "listen"),
+        (("--upstream", UPSTREAM, "--ext-proc", "9002"), "--ext-proc is '9002'; give HOST:PORT"),
+        (("--upstream", UPSTREAM, "--ext-proc", "127.0.0.1:70000"), "--ext-proc is '127.0.0.1:70000'; give HOST:PORT"),
+        (("--upstream", UPSTREAM, "--listen", "127.0.0.1:70000"), "give HOST:PORT"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_clear_error(arguments: tuple[str, ...], message: str) -> None:
+    found = presage("gateway", *arguments, "--check")
+    assert found.exit_code == 2
+    assert message in found.stderr.replace("\n", " ")
+    assert "Traceback" not in found.output
+
+
+def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text("[[upstreams]")
+    found = presage("gateway", "--config", str(file))
+    assert found.exit_code == 2
+    assert "not valid TOML" in found.stderr.replace("\n", " ")
+
+
+def test_names_of_agents_are_learnt_from_traces(tmp_path: Path) -> None:
+    rows = [
+        {"workflow_type": "t", "workflow_id": f"w{number}", "step": step, "agent": agent, "system_prompt": prompt}
+        for number in range(2)
+        for step, (agent, prompt) in enumerate([("planner", "You plan trips to the sea."), ("writer", "You write.")])
+    ]
+    traces = tmp_path / "steps.jsonl"
+    traces.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    to = tmp_path / "agents.json"
+    found = presage("traces", "agents", str(traces), "--to", str(to), "--json")
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["system_prompts"] == 2
+    assert "sea" not in to.read_text()
+    for row in rows:
+        row["system_prompt"] = ""
+    traces.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    refused = presage("traces", "agents", str(traces), "--to", str(tmp_path / "none.json"))
+    assert refused.exit_code == 2
+    assert not (tmp_path / "none.json").exists()
