@@ -25,6 +25,7 @@ from presage.errors import RegistryError
 from presage.predictor_kinds import KINDS
 from presage.predictors.common.artefact import CONFIG_FILE, TENSORS_FILE, Artefact, artefact_size_bytes, read_artefact
 from presage.registry.connect import Registry, registry_errors
+from presage.registry.resolve import DIGEST
 from presage.version import __version__
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def register(
     content = read_artefact(artefact)
     facts = {
         "presage.kind": content.kind,
-        "presage.digest": content.digest,
+        DIGEST: content.digest,
         "presage.data_digest": str(content.training_data.get("digest", "")),
         "presage.size_bytes": str(artefact_size_bytes(artefact)),
         "presage.version": __version__,

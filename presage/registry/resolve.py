@@ -1,25 +1,36 @@
 """Resolve a reference such as `models:/next-agent@champion` to a checked artefact folder.
 
 The folder is the data-only artefact inside the registered version; MLflow's loader, which would run the version's code,
-is not used. Local files are read in place, remote ones are copied once into a cache. An alias may move at any time:
-callers that need a stable answer keep the resolved version.
+is not used. Local files are read in place, remote ones are copied once into a cache, which engines of one host share.
+An alias may move at any time: callers that need a stable answer keep the resolved version.
+
+A version never changes: its digest is a tag from its registration on, and an artefact with another one is refused.
 """
 
+import fcntl
 import hashlib
 import os
+import random
 import re
-import shutil
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlparse
 
-from presage.errors import ArtefactError, RegistryError
+from presage.errors import ArtefactError, RegistryError, why
 from presage.predictors.common.artefact import read_artefact
 from presage.registry.connect import Registry, registry_errors
 from presage.wording import nearest
+
+DIGEST: Final = "presage.digest"
+"""Tag of a version: the digest of its artefact."""
+
+_TRIES: Final = 3
+"""Downloads of one version before the error counts."""
 
 _REFERENCE: Final = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 
@@ -34,17 +45,32 @@ class ResolvedModel:
     source: str
 
 
-def resolve(reference: str, registry: Callable[[], Registry], *, cache: Path | None = None) -> ResolvedModel:
+def _pause(tries: int) -> None:
+    """Wait about 1, 2, … s after failed downloads, at random, so that engines that failed together do not ask together
+    again.
+    """
+    time.sleep(random.uniform(0.5, 1.5) * tries)
+
+
+def resolve(
+    reference: str,
+    registry: Callable[[], Registry],
+    *,
+    cache: Path | None = None,
+    pause: Callable[[int], None] = _pause,
+) -> ResolvedModel:
     """Find the artefact of a reference.
 
     Args:
         reference: `models:/NAME@ALIAS`, `models:/NAME/VERSION` or an artefact folder.
         registry: opens the registry; called for `models:/` only, so a folder needs no MLflow.
         cache: folder for copies of remote versions; by default `presage` in the user's cache folder.
+        pause: called with the number of failed downloads before the next one.
 
     Raises:
-        RegistryError: a malformed reference, or no such model, version or alias (lists those there are).
-        ArtefactError: not a valid artefact.
+        RegistryError: a malformed reference, no such model, version or alias (lists those there are), or the version
+            cannot be downloaded now.
+        ArtefactError: not a valid artefact, or not the one that was registered.
     """
     if not reference.startswith("models:"):
         if not Path(reference).exists():
@@ -54,7 +80,7 @@ def resolve(reference: str, registry: Callable[[], Registry], *, cache: Path | N
         read_artefact(Path(reference))
         return ResolvedModel(Path(reference), None, None, reference)
     opened, name, version = registered_version(reference, registry)
-    return ResolvedModel(_fetch(opened, name, version, cache), name, version, reference)
+    return ResolvedModel(_fetch(opened, name, version, cache, pause), name, version, reference)
 
 
 def registered_version(reference: str, registry: Callable[[], Registry]) -> tuple[Registry, str, int]:
@@ -137,8 +163,9 @@ def _behind_alias(registry: Registry, name: str, alias: str) -> int:
     return aliases[alias]
 
 
-def _fetch(registry: Registry, name: str, version: int, cache: Path | None) -> Path:
+def _fetch(registry: Registry, name: str, version: int, cache: Path | None, pause: Callable[[int], None]) -> Path:
     found = registry.version(name, version)
+    wanted = found.tags.get(DIGEST)
     with registry_errors(registry.uri, f"locating {name!r} version {version}"):
         location = registry.client.get_model_version_download_uri(name, str(version))
     local = local_path(location)
@@ -149,34 +176,71 @@ def _fetch(registry: Registry, name: str, version: int, cache: Path | None) -> P
                 f"{name!r} version {version}: {local} holds no Presage artefact; "
                 "wanted a version made by `train-predictor`, with its files still in place."
             )
-        read_artefact(folder)
+        _check(folder, wanted)
         return folder
     # Version numbers restart in a new database; the source of a version is unique.
     key = hashlib.sha256(f"{registry.uri} {found.source} {found.creation_timestamp}".encode()).hexdigest()[:16]
     cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "presage" / "models"
     folder = cache / f"{name}-{version}-{key}"
-    try:
-        read_artefact(folder)
-    except ArtefactError:
-        _download(registry, name, version, location, folder)
-        read_artefact(folder)
-    return folder
+    tries = 0
+    while True:
+        try:
+            with _locked(folder):
+                _copy_once(registry, name, version, location, folder, wanted)
+            return folder
+        except Exception as error:
+            tries += 1
+            if tries < _TRIES:
+                pause(tries)
+            elif isinstance(error, ArtefactError | RegistryError):
+                raise
+            else:
+                raise RegistryError(f"{name!r} version {version} cannot be downloaded: {why(error)}") from error
 
 
-def _download(registry: Registry, name: str, version: int, location: str, folder: Path) -> None:
-    with registry_errors(registry.uri, f"downloading {name!r} version {version}"):
+def _check(folder: Path, wanted: str | None) -> None:
+    """Raise ArtefactError unless this is a valid artefact, with the digest of the registered one if that is known."""
+    found = read_artefact(folder).digest
+    if wanted is not None and found != wanted:
+        raise ArtefactError(
+            f"{folder}: found the artefact {found[:19]}…; expected {wanted[:19]}…, which the version was registered "
+            "with. Its files were replaced: put them back, or register the new ones as a version of their own."
+        )
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a version in the cache, if the file system supports locks; the kernel frees that of a process
+    that ends.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("wb") as lock:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _copy_once(registry: Registry, name: str, version: int, location: str, folder: Path, wanted: str | None) -> None:
+    """Download a version beside its place in the cache, check it, and rename it, unless a valid copy is there."""
+    with suppress(ArtefactError):
+        _check(folder, wanted)
+        return
+    with (
+        registry_errors(registry.uri, f"downloading {name!r} version {version}"),
+        tempfile.TemporaryDirectory(dir=folder.parent) as scratch,
+    ):
         from mlflow.artifacts import download_artifacts
 
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            fetched = download_artifacts(
-                artifact_uri=f"{location.rstrip('/')}/artifacts/artefact",
-                dst_path=scratch,
-                tracking_uri=registry.uri,
-                registry_uri=registry.uri,
-            )
-            shutil.rmtree(folder, ignore_errors=True)  # a truncated copy
-            Path(fetched).rename(folder)
+        fetched = download_artifacts(
+            artifact_uri=f"{location.rstrip('/')}/artifacts/artefact",
+            dst_path=scratch,
+            tracking_uri=registry.uri,
+            registry_uri=registry.uri,
+        )
+        _check(Path(fetched), wanted)
+        with suppress(FileNotFoundError):
+            folder.rename(Path(scratch) / "damaged")  # nobody reads it: it fails its check
+        Path(fetched).rename(folder)
 
 
 def local_path(location: str) -> Path | None:

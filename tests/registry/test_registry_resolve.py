@@ -1,12 +1,17 @@
 """From a reference to a checked folder, or an error that says what there is."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from mlflow.artifacts import download_artifacts
 
 from presage.errors import ArtefactError, RegistryError
-from presage.predictors.common.artefact import artefact_digest
+from presage.predictors.common.artefact import artefact_digest, read_artefact, write_artefact
 from presage.registry import resolve as resolve_module
 from presage.registry.connect import Registry
 from presage.registry.package import RegisteredVersion
@@ -85,6 +90,26 @@ def test_a_version_whose_files_were_altered_is_refused(registry: Registry, regis
         resolve("models:/altered/1", lambda: registry)
 
 
+def test_other_bytes_under_a_registered_version_are_refused(
+    registry: Registry, registered: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole artefact, with sound digests of its own, in the place of the one that was registered."""
+    registered("swapped")
+    folder = resolve("models:/swapped/1", lambda: registry).folder
+    config = read_artefact(folder).config
+    write_artefact(folder, kind="next-agent", config=config, tensors={"bias": np.array(0.1)}, training_data={})
+    with pytest.raises(ArtefactError, match="which the version was registered with"):
+        resolve("models:/swapped/1", lambda: registry)
+    monkeypatch.setattr(resolve_module, "local_path", lambda _: None)
+    with pytest.raises(ArtefactError, match="which the version was registered with"):
+        resolve("models:/swapped/1", lambda: registry, cache=tmp_path, pause=lambda _: None)
+    assert copies(tmp_path) == []
+
+
+def copies(cache: Path) -> list[Path]:
+    return [path for path in cache.iterdir() if not path.name.startswith(".")]
+
+
 def test_from_elsewhere_it_is_copied_once_and_again_when_the_copy_is_cut(
     registry: Registry, registered: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,4 +122,61 @@ def test_from_elsewhere_it_is_copied_once_and_again_when_the_copy_is_cut(
     assert (found.folder / "config.json").stat().st_mtime_ns == written
     (found.folder / "model.safetensors").write_bytes(b"")
     assert resolve("models:/remote/1", lambda: registry, cache=tmp_path) == found
-    assert [path.name for path in tmp_path.iterdir()] == [found.folder.name]
+    assert copies(tmp_path) == [found.folder]
+
+
+def test_a_download_that_fails_is_tried_again_whatever_the_error(
+    registry: Registry, registered: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered("flaky")
+    monkeypatch.setattr(resolve_module, "local_path", lambda _: None)
+    errors: list[Exception] = [OSError(28, "No space left on device"), ZeroDivisionError("inside a store's client")]
+    real = download_artifacts
+
+    def fails_first(**arguments: Any) -> str:
+        if errors:
+            raise errors.pop()
+        return real(**arguments)
+
+    monkeypatch.setattr("mlflow.artifacts.download_artifacts", fails_first)
+    waits: list[int] = []
+    found = resolve("models:/flaky/1", lambda: registry, cache=tmp_path, pause=waits.append)
+    assert (waits, copies(tmp_path)) == ([1, 2], [found.folder])
+    errors += [OSError(28, "No space left on device")] * 3
+    with pytest.raises(RegistryError, match=r"'flaky' version 1 cannot be downloaded: .*No space left on device"):
+        resolve("models:/flaky/1", lambda: registry, cache=tmp_path / "full", pause=waits.append)
+    assert waits == [1, 2, 1, 2]
+    assert copies(tmp_path / "full") == []
+
+
+FETCH = """
+import sys
+from pathlib import Path
+from presage.predictors.common.artefact import read_artefact
+from presage.registry import resolve
+from presage.registry.connect import open_existing
+resolve.local_path = lambda _: None  # as if it were on a server
+registry = open_existing(sys.argv[1])
+for turn in range(6):
+    sys.stdin.readline()
+    read_artefact(resolve.resolve("models:/shared/1", lambda: registry, cache=Path(sys.argv[2]) / str(turn)).folder)
+    print("read", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_engines_of_one_host_share_the_copies(registry: Registry, registered: Register, tmp_path: Path) -> None:
+    registered("shared")
+    command = (sys.executable, "-c", FETCH, registry.uri, str(tmp_path))
+    engines = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    for turn in range(6):
+        for engine in engines:
+            assert engine.stdin is not None
+            engine.stdin.write("go\n")
+            engine.stdin.flush()
+        for engine in engines:
+            assert engine.stdout is not None
+            assert engine.stdout.readline() == "read\n"
+        assert len(copies(tmp_path / str(turn))) == 1
+    for engine in engines:
+        engine.communicate()
