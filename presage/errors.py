@@ -6,6 +6,7 @@
     │   ├── ConfigurationError       an option or a configuration file is not what a command takes
     │   ├── ArtefactError            a model folder is missing a file, altered, or of an unknown version
     │   ├── RegistryError            the registry is down, or has no such model, version or alias
+    │   │   └── AliasMovedError      an alias moved while a version was judged against its holder: exit code 3
     │   └── EngineError              the engine beside us is not one the hooks know
     └── OutputError (OSError)        a result could not be written (disk full, no permission): exit code 2
 
@@ -35,6 +36,10 @@ class ArtefactError(InputError):
 
 class RegistryError(InputError):
     """The registry cannot be reached, or does not hold what was asked for."""
+
+
+class AliasMovedError(RegistryError):
+    """The alias has another holder than the one that the version was judged against."""
 
 
 class EngineError(InputError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,17 +30,19 @@ _Name = Annotated[str, typer.Argument(help="Registered model, such as next-agent
 
 def models(tracking_uri: options.TrackingUri = None, as_json: options.Json = False) -> None:
     """List registered versions with aliases, verdicts and headline figures."""
-    from presage.registry.promote import list_models
+    from presage.registry.promote import list_models, vacant_aliases
 
     out = Output(as_json)
+    listed: list[dict[str, Any]] = []
+    vacant: list[dict[str, Any]] = []
     with out.working() as report:
         report("opening the registry", None)
-        try:
-            listed = list_models(open_existing(tracking_uri))
-        except NoRegistryError:
-            listed = []
+        with suppress(NoRegistryError):
+            registry = open_existing(tracking_uri)
+            listed, vacant = list_models(registry), vacant_aliases(registry)
     uri = tracking_uri or default_uri()
-    out.result({"registry": uri, "models": listed}, *(_listing(listed, uri) if not as_json else ()))
+    shown = [*_listing(listed, uri), *map(_vacancy, vacant)] if not as_json else ()
+    out.result({"registry": uri, "models": listed, "vacant_aliases": vacant}, *shown)
 
 
 def promote(
@@ -75,8 +78,9 @@ def promote(
 ) -> None:
     """Compare a version with the current holder of an alias on held-out traces; move the alias if all gates pass.
 
-    Exit code 3 if a gate fails. The verdict and figures become tags of the version either way. If the version passes,
-    its run also stores the reference figures for an engine's drift alarm.
+    Exit code 3 if a gate fails; the verdict and figures become tags of the version either way. Exit code 3 too, without
+    a verdict, if the alias moves meanwhile. If the version passes, its run also stores the reference figures for an
+    engine's drift alarm.
     """
     out = Output(as_json)
     last = replay_gate.asked_for(replay, context.params)
@@ -130,8 +134,10 @@ def judge_version(
     """
     from presage.features.input_profiles import TARGETS
     from presage.registry.gates import Verdict, floor_gates
+    from presage.registry.promote import check_alias
     from presage.registry.promote import promote as carry_out
 
+    check_alias(alias)
     holder = registry.aliases(name).get(alias)
     candidate = load(f"models:/{name}/{version}", lambda: registry)
     kind = candidate.kind
@@ -167,6 +173,7 @@ def judge_version(
     done = carry_out(
         registry,
         verdict,
+        against=holder,
         alias=alias,
         profile=target,
         dry_run=dry_run,
@@ -196,7 +203,8 @@ def rollback(
         report("opening the registry", None)
         before, now = go_back(open_existing(tracking_uri), name, alias=alias)
     data = {"name": name, "alias": alias, "from": before, "to": now}
-    out.result(data, f"{name}: {alias} was version {before}, is version {now}")
+    was = "no version" if before is None else f"version {before}"
+    out.result(data, f"{name}: {alias} was {was}, is version {now}")
 
 
 def _listing(listed: list[dict[str, Any]], uri: str) -> list[Any]:
@@ -223,12 +231,20 @@ def _of_kind(name: str, entries: list[dict[str, Any]]) -> Any:
             ", ".join(entry["aliases"]) or "–",
             _standing(entry),
             *of.values(),
-            f"{entry['size_bytes'] / 1e6:.2f} MB",
+            "–" if entry["size_bytes"] is None else f"{entry['size_bytes'] / 1e6:.2f} MB",
             entry["registered_at"][:10],
         ]
         for entry, of in zip(entries, figures, strict=True)
     ]
     return table(title, head, rows)
+
+
+def _vacancy(of: dict[str, Any]) -> str:
+    name, alias = of["name"], of["alias"]
+    found = "no version" if of["version"] is None else f"version {of['version']}, which was deleted"
+    back = f"presage rollback {name} --alias {alias}"
+    remedy = "promote a version" if of["former"] is None else f"`{back}` gives it to version {of['former']}"
+    return f"\n{name}: {alias} points to {found}; {remedy}"
 
 
 def _standing(entry: dict[str, Any]) -> str:

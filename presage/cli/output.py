@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from presage.errors import OutputError, PresageError
+from presage.errors import AliasMovedError, OutputError, PresageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -160,7 +160,7 @@ class Boundary(TyperGroup):
             return super().main(*args, **kwargs)
         except PresageError as error:
             _explain(error, str(error))
-            sys.exit(BAD_INPUT)
+            sys.exit(REFUSED if isinstance(error, AliasMovedError) else BAD_INPUT)
         except Exception as error:
             if isinstance(error, ModuleNotFoundError) and (error.name or "presage").partition(".")[0] != "presage":
                 _explain(error, f"{error.name} is not installed; this command needs it: pip install 'presage[train]'")

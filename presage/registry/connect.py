@@ -81,10 +81,11 @@ class Registry:
         return sorted(found, key=lambda version: int(version.version))
 
     def aliases(self, name: str) -> dict[str, int]:
-        """Version by alias; raises RegistryError if there is no such model."""
-        self.versions(name)
+        """Version by alias, without aliases of deleted versions; raises RegistryError if there is no such model."""
+        existing = {int(version.version) for version in self.versions(name)}
         with registry_errors(self.uri, f"reading the aliases of {name!r}"):
-            return {alias: int(held) for alias, held in self.client.get_registered_model(name).aliases.items()}
+            written = self.client.get_registered_model(name).aliases
+        return {alias: int(held) for alias, held in written.items() if int(held) in existing}
 
 
 class NoRegistryError(RegistryError):

@@ -230,6 +230,9 @@ def floor_gates(metrics: Mapping[str, Any], target: str) -> list[Gate]:
     if "baselines" not in metrics:
         reason = "no baseline was kept with this version: its run holds no figures of any"
         return [plain("baselines", True, reason)]
+    if not metrics["baselines"]:
+        reason = "it was trained without baselines, so nothing shows that it beats any: train it again with --baselines"
+        return [plain("baselines", False, reason)]
     worst = {one["baseline"]: one for one in sorted(_lost(metrics, target), key=_share)}
     judged = metrics["workflows"] if "workflows" in metrics else metrics["prompts"]
     return [_floor_gate(f"floor-{name}", worst.get(name), judged) for name in sorted(metrics["baselines"])]

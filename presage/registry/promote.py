@@ -2,14 +2,17 @@
 
 Tags of the version hold the verdict and each gate in short, also of a refusal; the files `verdict/verdict.json` and
 `.html` of its run hold figures and reasons. A tag of the registered model,
-`presage.history.ALIAS`, holds the stack of former holders for repeated roll-backs. Promotion moves the alias last and
-roll-back moves it first: after a crash in between, the top of the stack is the holder itself, which is skipped.
+`presage.history.ALIAS`, holds the stack of former holders for repeated roll-backs. Promotion writes it before it moves
+the alias and roll-back afterwards: after a crash in between, the top of the stack is the holder itself, which is
+skipped. The verdict comes last, so that a version whose alias could not be moved has none.
 
-MLflow has no compare-and-set: of two simultaneous promotions the last one wins, and the other may be missing in the
-history. So are aliases moved in the MLflow UI; the next promotion records the holder it finds.
+A promotion is refused if the alias has another holder than the one that the version was judged against. MLflow has no
+compare-and-set: of two promotions that move an alias within milliseconds the last one wins. Aliases moved in the MLflow
+UI are missing in the history; the next promotion records the holder it finds.
 """
 
 import json
+import re
 import tempfile
 import time
 from collections.abc import Mapping
@@ -17,7 +20,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from presage.errors import RegistryError
+from presage.errors import AliasMovedError, RegistryError
 from presage.registry.connect import Registry, attach, pages, registry_errors
 from presage.registry.gates import Verdict, lost_by_target
 from presage.registry.package import EPOCH, EXPERIMENT
@@ -49,31 +52,55 @@ class Promotion(NamedTuple):
     moved: bool
 
 
+def check_alias(alias: str) -> None:
+    """Raise RegistryError unless MLflow takes this alias; commands call it before they judge."""
+    if not re.fullmatch(r"[\w-]{1,255}", alias) or re.fullmatch(r"(?i)latest|v\d+", alias):
+        raise RegistryError(
+            f"alias {alias!r}: wanted letters, digits, '-' and '_' only, as in 'champion'; MLflow reserves 'latest' "
+            "and names like 'v3'."
+        )
+
+
 def promote(
     registry: Registry,
     verdict: Verdict,
     *,
+    against: int | None,
     alias: str = CHAMPION,
     profile: str = "engine",
     dry_run: bool = False,
     data_digest: str,
 ) -> Promotion:
-    """Write a verdict to the version it names and, if it passed, move the alias to it.
+    """Move the alias to the version that a verdict names, if it passed, and write the verdict to the version.
 
     Args:
+        against: the holder of the alias when the version was judged; None if there was none.
         alias: `champion`, `challenger`, `shadow` or another name.
         profile: inputs it was judged with; a tag lets engines check that they supply them.
         dry_run: change nothing.
         data_digest: of the traces behind the verdict.
 
-    Raises RegistryError for no such model or version, or if the registry refuses the change.
+    Raises:
+        AliasMovedError: the alias has another holder by now; nothing was changed.
+        RegistryError: there is no such model or version, or the registry refuses the change.
     """
     name, version = verdict.name, verdict.version
     present = registry.version(name, version)
     previous = registry.aliases(name).get(alias)
+    if previous != against:
+        before, now = ("no version" if one is None else f"version {one}" for one in (against, previous))
+        raise AliasMovedError(
+            f"{name!r} version {version} was judged while {before} was {alias}, and {now} is {alias} now. Nothing was "
+            "changed: promote it again, to judge it against that."
+        )
     moved = verdict.promoted and previous != version
     if dry_run:
         return Promotion(previous, moved=False)
+    if moved:
+        with registry_errors(registry.uri, f"giving {alias} to {name!r} version {version}"):
+            if previous is not None:
+                _write_history(registry, name, alias, [*_history(registry, name, alias), previous])
+            registry.client.set_registered_model_alias(name, alias, str(version))
     tags = _verdict_tags(verdict) | {
         f"{VERDICT}.alias": alias,
         f"{VERDICT}.against": "" if previous is None else str(previous),
@@ -88,29 +115,25 @@ def promote(
                 registry.client.delete_model_version_tag(name, str(version), stale)
         for key, value in tags.items():
             registry.client.set_model_version_tag(name, str(version), key, value)
-        if moved:
-            if previous is not None:
-                _write_history(registry, name, alias, [*_history(registry, name, alias), previous])
-            registry.client.set_registered_model_alias(name, alias, str(version))
     return Promotion(previous, moved)
 
 
-def rollback(registry: Registry, name: str, *, alias: str = CHAMPION) -> tuple[int, int]:
+def rollback(registry: Registry, name: str, *, alias: str = CHAMPION) -> tuple[int | None, int]:
     """Give an alias back to its former holder; repeatable down to the first. Deleted versions are skipped.
 
-    Returns the version that held the alias, and the one that holds it now. Raises RegistryError for no such model or
-    alias, or no former holder.
+    Returns the version that held the alias (None if there is none, such as after its deletion), and the one that holds
+    it now. Raises RegistryError for no such model, or no former holder.
     """
-    holder = registry.aliases(name).get(alias)
-    if holder is None:
-        raise RegistryError(
-            f"{name!r} has no {alias} in {registry.uri}, so there is nothing to roll back. Promote first."
-        )
     existing = {int(version.version) for version in registry.versions(name)}
+    holder = registry.aliases(name).get(alias)
     with registry_errors(registry.uri, f"rolling back {name!r}"):
         history = _history(registry, name, alias)
         while history and (history[-1] == holder or history[-1] not in existing):
             history.pop()
+        if not history and holder is None:
+            raise RegistryError(
+                f"{name!r} has no {alias} in {registry.uri}, so there is nothing to roll back. Promote first."
+            )
         if not history:
             raise RegistryError(
                 f"{name!r}: version {holder} is the first {alias} on record, there is nothing to roll back to. "
@@ -119,9 +142,10 @@ def rollback(registry: Registry, name: str, *, alias: str = CHAMPION) -> tuple[i
         target = history.pop()
         registry.client.set_registered_model_alias(name, alias, str(target))
         _write_history(registry, name, alias, history)
-        registry.client.set_model_version_tag(
-            name, str(holder), ROLLED_BACK, json.dumps({"alias": alias, "to": target, "at": _utc(time.time())})
-        )
+        if holder is not None:
+            registry.client.set_model_version_tag(
+                name, str(holder), ROLLED_BACK, json.dumps({"alias": alias, "to": target, "at": _utc(time.time())})
+            )
     return holder, target
 
 
@@ -180,9 +204,9 @@ def list_models(registry: Registry) -> list[dict[str, Any]]:
 
     Returns one mapping of JSON values a version: `name`, `version`, `aliases`, `kind`, `verdict` (`"promoted"`,
     `"refused"`, or None if never judged), `refused_by` (names of gates), `judged_at`, `rolled_back` (bool),
-    `registered_at`, `lost` (comparisons with baselines lost in training, by target), `size_bytes`, `data_digest` (of
-    the training data), `run_id` and `figures` (flat names as in `headline`). Raises RegistryError if the registry does
-    not answer.
+    `registered_at`, `lost` (comparisons with baselines lost in training, by target), `size_bytes` (None if the tag is
+    missing), `data_digest` (of the training data), `run_id` and `figures` (flat names as in `headline`). Raises
+    RegistryError if the registry does not answer.
     """
     listed = []
     with registry_errors(registry.uri, "listing models"):
@@ -196,6 +220,31 @@ def list_models(registry: Registry) -> list[dict[str, Any]]:
             if "presage.kind" in found.tags:
                 listed.append(_describe(found, sorted(holders.get(int(found.version), [])), figures))
     return listed
+
+
+def vacant_aliases(registry: Registry) -> list[dict[str, Any]]:
+    """Aliases that point to a deleted version, or had holders and have none, by name.
+
+    Returns one mapping of JSON values an alias: `name`, `alias`, `version` (that it points to, None if to none) and
+    `former` (the version that `rollback` would give it to, None if there is none). Raises RegistryError if the registry
+    does not answer.
+    """
+    vacant: list[dict[str, Any]] = []
+    with registry_errors(registry.uri, "listing aliases"):
+        models = pages(registry.client.search_registered_models)
+    for model in sorted(models, key=lambda model: str(model.name)):
+        had = {tag.removeprefix(HISTORY): None for tag in model.tags if tag.startswith(HISTORY)}
+        pointing = {**had, **{alias: int(version) for alias, version in model.aliases.items()}}
+        versions = registry.versions(model.name) if pointing else []
+        if not had and not any("presage.kind" in version.tags for version in versions):
+            continue  # another's model
+        existing = {int(version.version) for version in versions}
+        for alias, version in sorted(pointing.items()):
+            if version not in existing:
+                former = [one for one in _history(registry, model.name, alias) if one in existing]
+                of = {"name": model.name, "alias": alias, "version": version, "former": former[-1] if former else None}
+                vacant.append(of)
+    return vacant
 
 
 def _figures_by_run(registry: Registry) -> dict[str, dict[str, float]]:
@@ -223,7 +272,7 @@ def _describe(version: Any, aliases: list[str], figures: Mapping[str, dict[str, 
         "rolled_back": ROLLED_BACK in tags,
         "registered_at": _utc(version.creation_timestamp / 1000),
         "lost": lost_by_target(tags),
-        "size_bytes": int(tags["presage.size_bytes"]),
+        "size_bytes": int(tags["presage.size_bytes"]) if "presage.size_bytes" in tags else None,
         "data_digest": tags.get("presage.data_digest"),
         "run_id": version.run_id,
         "figures": figures.get(version.run_id, {}),

@@ -71,7 +71,8 @@ def test_the_verdict_on_one_against_the_other_gives_the_paired_intervals(uri: st
         "accuracy-prefill-1", Compared(0.5, 0.6, (-0.2, -0.05)), "the champion's 0.6", higher_is_better=True
     )
     registry = open_registry(uri)
-    promote(registry, Verdict("tiny", 2, (worse, plain("schema", True, "as before"))), data_digest="sha256:held")
+    judged = Verdict("tiny", 2, (worse, plain("schema", True, "as before")))
+    promote(registry, judged, against=1, data_digest="sha256:held")
     for pair in ((1, 2), (2, 1)):
         paired = compare(uri, *pair, "--json").json["paired"]
         assert (paired["version"], paired["against"], paired["data_digest"]) == (2, 1, "sha256:held")

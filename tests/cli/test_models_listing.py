@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_samples import run
 from tiny_model import Tiny
 
+from presage.cli.kinds import Data
 from presage.datasets.synthetic.lengths import generate_lengths
 from presage.predictors.quantiles.choice import QuantileConfig
 from presage.registry.connect import open_registry
@@ -74,6 +76,43 @@ def test_the_figures_of_every_kind_are_in_json(registered: tuple[str, dict[str, 
         "next-agent", "remaining-length", "oracle",
     ]  # fmt: skip
     assert listed["lengths"]["figures"]["pinball_0.9"] == metrics["lengths"]["pinball"]["0.9"]
+
+
+@pytest.mark.slow
+def test_an_alias_that_moves_while_a_version_is_judged_refuses_it_in_one_line(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    registry = open_registry(uri)
+    for _ in range(3):
+        register(
+            registry, tiny.folder, name="race", metrics={}, params={}, tags={},
+            input_example=[{"workflow_type": "x", "workflow_id": "w", "step": 0, "agent": "a"}],
+        )  # fmt: skip
+    registry.client.set_registered_model_alias("race", "champion", "1")
+    asked = ("promote", "race", "--version", 3, "--traces", tiny.held_out, "--tracking-uri", uri)
+    assert "alias 'not one'" in run(*asked, "--to", "not one").complaint
+    real = Data.unseen
+
+    def meanwhile(*arguments: Any) -> Any:
+        registry.client.set_registered_model_alias("race", "champion", "2")
+        return real(*arguments)
+
+    monkeypatch.setattr(Data, "unseen", meanwhile)
+    ran = run(*asked)
+    assert (ran.code, ran.out) == (3, "")
+    assert "judged while version 1 was champion, and version 2 is champion now" in ran.err
+    assert "Traceback" not in ran.err
+    assert registry.aliases("race") == {"champion": 2}
+    monkeypatch.setattr(Data, "unseen", real)
+    assert run(*asked).code == 0
+    registry.client.delete_model_version("race", "3")
+    shown = " ".join(run("models", "--tracking-uri", uri).out.split())
+    back = "`presage rollback race --alias champion` gives it to version 2"
+    assert f"race: champion points to no version; {back}" in shown
+    listed = run("models", "--tracking-uri", uri, "--json").json["vacant_aliases"]
+    assert listed == [{"name": "race", "alias": "champion", "version": None, "former": 2}]
+    assert "champion was no version, is version 2" in run("rollback", "race", "--tracking-uri", uri).out
 
 
 def test_figures_that_a_version_lacks_are_dashes() -> None:

@@ -41,10 +41,10 @@ def uri(tiny: Tiny, folder: Path) -> str:
     """A registry with a version of each kind."""
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     append(generate("retry", HELD_OUT, 31, state_size=16).table, folder / "held-out")
-    good = ("--set", "network.epochs=6", "--set", "boosting.rounds=20", "--baselines", "none")
+    good = ("--set", "network.epochs=6", "--set", "boosting.rounds=20", "--baselines", "markov-1")
     assert train(tiny.store, "--name", "next-agent", "--tracking-uri", uri, *good).code == 0
-    forest = ("--set", "estimator=forest", "--baselines", "none", "--name", "remaining-length", "--tracking-uri", uri)
-    made = Ran(train_predictor, "remaining-length", tiny.store, *forest)
+    forest = ("--set", "estimator=forest", "--baselines", "constant", "--name", "remaining-length")
+    made = Ran(train_predictor, "remaining-length", tiny.store, *forest, "--tracking-uri", uri)
     assert made.code == 0, made.err
     return uri
 

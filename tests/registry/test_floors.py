@@ -60,3 +60,9 @@ def test_a_version_without_baselines_says_so() -> None:
     (gate,) = floor_gates({}, "engine")
     assert gate.passed
     assert "no baseline was kept with this version" in gate.reason
+
+
+def test_training_without_baselines_takes_no_floor_away() -> None:
+    (gate,) = floor_gates({"workflows": 80, "baselines": {}}, "engine")
+    assert (gate.name, gate.passed) == ("baselines", False)
+    assert "train it again with --baselines" in gate.reason

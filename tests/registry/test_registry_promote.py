@@ -1,15 +1,17 @@
 """The verdict is written, the alias moves, and every move can be taken back."""
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
-from presage.errors import RegistryError
+from presage.errors import AliasMovedError, OutputError, RegistryError
 from presage.registry.connect import Registry, attached
 from presage.registry.gates import Gate, Verdict
 from presage.registry.package import RegisteredVersion
-from presage.registry.promote import list_models, promote, rollback
+from presage.registry.promote import check_alias, list_models, promote, rollback, vacant_aliases
 
 Register = Callable[[str], RegisteredVersion]
 
@@ -21,7 +23,7 @@ def verdict(name: str, version: int, *, passed: bool = True, gate: str = "latenc
 
 
 def move(registry: Registry, name: str, version: int, **options: bool) -> None:
-    promote(registry, verdict(name, version), data_digest="sha256:test", **options)
+    promote(registry, verdict(name, version), against=champion(registry, name), data_digest="sha256:test", **options)
 
 
 def champion(registry: Registry, name: str) -> int | None:
@@ -30,7 +32,7 @@ def champion(registry: Registry, name: str) -> int | None:
 
 def test_promotion_moves_the_alias_and_writes_why(registry: Registry, registered: Register) -> None:
     registered("moved")
-    done = promote(registry, verdict("moved", 1), data_digest="sha256:test")
+    done = promote(registry, verdict("moved", 1), against=None, data_digest="sha256:test")
     assert (done.previous, done.moved, champion(registry, "moved")) == (None, True, 1)
     tags = registry.version("moved", 1).tags
     assert tags["presage.verdict"] == "promoted"
@@ -47,7 +49,7 @@ def test_promotion_moves_the_alias_and_writes_why(registry: Registry, registered
 def test_a_refusal_is_written_and_moves_nothing(registry: Registry, registered: Register) -> None:
     registered("refused"), registered("refused")
     move(registry, "refused", 1)
-    done = promote(registry, verdict("refused", 2, passed=False), data_digest="sha256:test")
+    done = promote(registry, verdict("refused", 2, passed=False), against=1, data_digest="sha256:test")
     assert (done.moved, champion(registry, "refused")) == (False, 1)
     tags = registry.version("refused", 2).tags
     assert (tags["presage.verdict"], tags["presage.verdict.refused_by"]) == ("refused", "latency")
@@ -56,8 +58,8 @@ def test_a_refusal_is_written_and_moves_nothing(registry: Registry, registered: 
 
 def test_a_later_verdict_replaces_the_earlier_one_whole(registry: Registry, registered: Register) -> None:
     registered("rejudged")
-    promote(registry, verdict("rejudged", 1, passed=False, gate="size"), data_digest="a")
-    promote(registry, verdict("rejudged", 1), data_digest="b")
+    promote(registry, verdict("rejudged", 1, passed=False, gate="size"), against=None, data_digest="a")
+    promote(registry, verdict("rejudged", 1), against=None, data_digest="b")
     tags = registry.version("rejudged", 1).tags
     assert "presage.gate.size" not in tags
     assert (tags["presage.verdict"], tags["presage.verdict.data_digest"]) == ("promoted", "b")
@@ -68,7 +70,7 @@ def test_a_dry_run_leaves_no_trace(registry: Registry, registered: Register, pas
     name = f"dry-{passed}"
     registered(name)
     before = dict(registry.version(name, 1).tags)
-    done = promote(registry, verdict(name, 1, passed=passed), dry_run=True, data_digest="sha256:test")
+    done = promote(registry, verdict(name, 1, passed=passed), against=None, dry_run=True, data_digest="sha256:test")
     assert not done.moved
     assert registry.version(name, 1).tags == before
     assert registry.aliases(name) == {}
@@ -118,6 +120,75 @@ def test_a_crash_between_history_and_alias_does_no_harm(registry: Registry, regi
     assert rollback(registry, "crash") == (2, 1)
 
 
+def test_an_alias_that_moved_while_the_version_was_judged_is_left_alone(
+    registry: Registry, registered: Register
+) -> None:
+    for _ in range(5):
+        registered("race")
+    move(registry, "race", 3)
+    judged = verdict("race", 5)
+    move(registry, "race", 4)  # somebody else's
+    before = dict(registry.version("race", 5).tags)
+    with pytest.raises(AliasMovedError, match="judged while version 3 was champion, and version 4 is champion now"):
+        promote(registry, judged, against=3, data_digest="sha256:test")
+    assert champion(registry, "race") == 4
+    assert registry.version("race", 5).tags == before
+    assert attached(registry, "race", 5, "verdict", "verdict.json") is None
+
+
+def test_an_alias_that_cannot_be_moved_leaves_no_verdict(
+    registry: Registry, registered: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered("stuck")
+    before = dict(registry.version("stuck", 1).tags)
+
+    def fails(*_: object) -> None:
+        raise OSError(13, "Permission denied")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(registry.client, "set_registered_model_alias", fails)
+        with pytest.raises(OutputError, match="giving champion to 'stuck' version 1"):
+            move(registry, "stuck", 1)
+    assert registry.version("stuck", 1).tags == before
+    assert attached(registry, "stuck", 1, "verdict", "verdict.json") is None
+
+
+@pytest.mark.parametrize("alias", ["", "two words", "a@b", "latest", "V3", "x" * 256])
+def test_an_alias_that_mlflow_refuses_is_refused_before(alias: str) -> None:
+    with pytest.raises(RegistryError, match="as in 'champion'"):
+        check_alias(alias)
+
+
+def delete_holder(registry: Registry, name: str, version: int, *, dangling: bool) -> None:
+    """Delete the champion: MLflow's databases drop the alias with it, other stores of MLflow leave it dangling."""
+    registry.client.delete_model_version(name, str(version))
+    if dangling:
+        with closing(sqlite3.connect(registry.uri.removeprefix("sqlite:///"))) as database:
+            row = (name, "champion", version)
+            database.execute("INSERT INTO registered_model_aliases (name, alias, version) VALUES (?, ?, ?)", row)
+            database.commit()
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_the_alias_of_a_deleted_version_counts_as_none_and_can_be_rolled_back(
+    registry: Registry, registered: Register, dangling: bool
+) -> None:
+    name = f"deleted-{dangling}"
+    registered(name), registered(name), registered(name)
+    move(registry, name, 1)
+    move(registry, name, 2)
+    delete_holder(registry, name, 2, dangling=dangling)
+    assert [of for of in vacant_aliases(registry) if of["name"] == name] == [
+        {"name": name, "alias": "champion", "version": 2 if dangling else None, "former": 1}
+    ]
+    assert champion(registry, name) is None
+    assert bool(registry.client.get_registered_model(name).aliases) == dangling
+    promote(registry, verdict(name, 3), against=None, dry_run=True, data_digest="x")
+    assert rollback(registry, name) == (None, 1)
+    assert champion(registry, name) == 1
+    assert [of for of in vacant_aliases(registry) if of["name"] == name] == []
+
+
 def test_nothing_to_roll_back_is_said(registry: Registry, registered: Register) -> None:
     registered("idle")
     with pytest.raises(RegistryError, match="'idle' has no champion"):
@@ -134,7 +205,7 @@ def test_each_alias_has_its_own_history(registry: Registry, registered: Register
     registered("several"), registered("several")
     for version in (1, 2):
         move(registry, "several", version)
-        promote(registry, verdict("several", version), alias="shadow", data_digest="x")
+        promote(registry, verdict("several", version), against=version - 1 or None, alias="shadow", data_digest="x")
     assert rollback(registry, "several", alias="shadow") == (2, 1)
     assert registry.aliases("several") == {"champion": 2, "shadow": 1}
 
@@ -148,7 +219,7 @@ def test_a_version_that_is_not_there_is_not_promoted(registry: Registry, registe
 def test_the_listing_names_versions_verdicts_and_figures(registry: Registry, registered: Register) -> None:
     registered("listed"), registered("listed")
     move(registry, "listed", 1)
-    promote(registry, verdict("listed", 2, passed=False), data_digest="x")
+    promote(registry, verdict("listed", 2, passed=False), against=1, data_digest="x")
     newest, oldest = [entry for entry in list_models(registry) if entry["name"] == "listed"]
     assert (newest["version"], newest["verdict"], newest["refused_by"], newest["aliases"]) == (
         2,
@@ -160,6 +231,14 @@ def test_the_listing_names_versions_verdicts_and_figures(registry: Registry, reg
     assert oldest["figures"]["prefill_accuracy_1"] == 0.9
     assert oldest["size_bytes"] > 0
     json.dumps([newest, oldest])
+
+
+def test_a_version_without_a_tag_is_listed_without_it(registry: Registry, registered: Register) -> None:
+    registered("bare")
+    for tag in set(registry.version("bare", 1).tags) - {"presage.kind"}:
+        registry.client.delete_model_version_tag("bare", "1", tag)
+    (entry,) = (entry for entry in list_models(registry) if entry["name"] == "bare")
+    assert (entry["size_bytes"], entry["lost"], entry["verdict"]) == (None, {}, None)
 
 
 def test_models_of_others_in_a_shared_registry_are_not_listed(registry: Registry) -> None:

@@ -84,8 +84,8 @@ def test_an_engine_names_what_its_champion_was_promoted_with_and_it_does_not_sup
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     passed = Verdict("next-agent", 1, (Gate("schema", True, None, None, "fine"),))
     missing = {}
-    for target in ("gateway", "engine"):
-        promote(registry, passed, profile=target, data_digest="sha256:test")
+    for target, holder in (("gateway", None), ("engine", 1)):
+        promote(registry, passed, against=holder, profile=target, data_digest="sha256:test")
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             made = load_forecasts(PresageConfig())
