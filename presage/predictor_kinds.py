@@ -14,6 +14,7 @@ class KindParts:
         commands: the `Kind` that describes it to the commands.
         prediction: MLflow's type of `prediction` in the table that MLflow serves.
         reads_prompts: MLflow serves it on a table of prompts instead of steps of workflows.
+        most_bytes: a larger artefact is not read; far above the promotion gate, a bound for the memory of readers.
     """
 
     predictor: str
@@ -21,6 +22,7 @@ class KindParts:
     commands: str
     prediction: str = "string"
     reads_prompts: bool = False
+    most_bytes: int = 256 << 20
 
 
 KINDS: Final = {
@@ -51,6 +53,7 @@ KINDS: Final = {
         "presage.training.report.router:document",
         "presage.cli.router:ROUTER",
         reads_prompts=True,
+        most_bytes=4 << 30,  # with a transformer
     ),
 }
 """All kinds of predictor, by the name in artefacts and commands. Whatever depends on the kind is found here."""

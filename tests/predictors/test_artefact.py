@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import ArtefactError, OutputError
+from presage.predictor_kinds import KINDS
 from presage.predictors.common.artefact import (
     FORMAT_VERSION,
     artefact_digest,
@@ -201,7 +203,10 @@ def test_an_unknown_format_version_is_refused_with_those_read(folder: Path, vers
         read_artefact(folder)
 
 
-@pytest.mark.parametrize("changes", [{"files": None}, {"files": {"../../etc/passwd": "sha256:0"}}, {"config": []}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"files": None}, {"files": {"../../etc/passwd": "sha256:0"}}, {"files": {"model.safetensors": 0}}, {"config": []}],
+)
 def test_a_consistent_configuration_of_the_wrong_shape_is_refused(folder: Path, changes: dict[str, Any]) -> None:
     manifest = json.loads((folder / "config.json").read_text()) | changes
     edit_config(folder, **changes, digest=manifest_digest(manifest))
@@ -209,10 +214,63 @@ def test_a_consistent_configuration_of_the_wrong_shape_is_refused(folder: Path, 
         read_artefact(folder)
 
 
+def sparse(path: Path, size_bytes: int) -> None:
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(size_bytes)
+
+
+def linked(path: Path) -> None:
+    path.symlink_to(path.rename(path.with_suffix(".elsewhere")))
+
+
+def piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def larger(path: Path) -> None:
+    sparse(path, 1 << 40)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize(
+    ("harm", "reason"), [(linked, "symbolic link"), (piped, "no regular file"), (larger, "1,099,511,627,776 bytes")]
+)
+def test_what_no_trainer_writes_is_refused_unread(
+    folder: Path, name: str, harm: Callable[[Path], None], reason: str
+) -> None:
+    harm(folder / name)
+    with pytest.raises(ArtefactError, match=reason) as raised:
+        read_artefact(folder)
+    assert name in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ("[" * 100_000, "RecursionError"),
+        ('{"format": "\\ud800"}', "UnicodeEncodeError"),
+        ('{"horizon": ' + "9" * 5000 + "}", "ValueError"),
+    ],
+)
+def test_json_that_python_cannot_hold_is_refused_with_file_and_reason(folder: Path, config: str, reason: str) -> None:
+    (folder / "config.json").write_text(config)
+    with pytest.raises(ArtefactError, match=rf"config\.json: found no valid JSON \({reason}"):
+        read_artefact(folder)
+
+
+@pytest.mark.parametrize("error", [TypeError, OverflowError, MemoryError, RecursionError, AttributeError])
+def test_what_fails_while_it_is_rebuilt_is_one_refusal(folder: Path, error: type[Exception]) -> None:
+    wanted = rf"model: not a complete next-agent artefact \({error.__name__}: made-up"
+    with pytest.raises(ArtefactError, match=wanted), rebuilding(folder, "next-agent"):
+        raise error("made-up")
+
+
 def test_another_kind_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArtefactError, match="found kind 'next-agent'; expected kind 'router'"):
         read_artefact(folder, kind="router")
-    monkeypatch.setattr("presage.predictors.common.artefact.KINDS", ("router",))
+    monkeypatch.setattr("presage.predictors.common.artefact.KINDS", {"router": KINDS["router"]})
     with pytest.raises(ArtefactError, match="found kind 'next-agent'; expected one of the kinds router"):
         read_artefact(folder)
 

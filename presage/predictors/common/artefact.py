@@ -8,15 +8,18 @@
 
 `config.json` holds the SHA-256 of all files and of itself, so truncated or edited artefacts are refused. Digests detect
 accidents, not an attacker who recomputes them; but nothing in an artefact can execute: it holds JSON and raw numbers,
-and a folder with anything like a pickle is refused. Equal models give equal bytes.
+and a folder with anything like a pickle is refused. Its files are regular files, not links or pipes, and their sizes
+are checked before they are read. Equal models give equal bytes.
 """
 
+import errno
 import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import Field, dataclass
@@ -40,6 +43,11 @@ READS: Final = (FORMAT_VERSION,)
 
 CONFIG_FILE: Final = "config.json"
 TENSORS_FILE: Final = "model.safetensors"
+
+_MOST_CONFIG_BYTES: Final = 16 << 20
+
+_MADE_UP: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError)
+"""What reading data that no trainer wrote may raise."""
 
 _FURTHER_FILE: Final = re.compile(r"[a-z0-9_-]+\.json")
 _OTHERS: Final = frozenset({CONFIG_FILE, "metrics.json"})  # no predictor's data may be written over these
@@ -137,7 +145,10 @@ def read_artefact(folder: Path, *, kind: str | None = None) -> Artefact:
             "data only: JSON and safetensors",
             "A pickle can run code when it is opened. Remove it if you know where it comes from, else train anew.",
         )
-    contents = {name: _read_file(folder / name, digest) for name, digest in manifest["files"].items()}
+    most = KINDS[manifest["kind"]].most_bytes
+    contents: dict[str, bytes] = {}
+    for name, digest in manifest["files"].items():
+        contents[name] = _read_file(folder / name, digest, most - sum(map(len, contents.values())))
     return Artefact(
         kind=manifest["kind"],
         config=manifest["config"],
@@ -153,7 +164,7 @@ def rebuilding(folder: str | Path, kind: str) -> Iterator[None]:
     """Context in which a predictor is built from an artefact: missing or malformed parts raise ArtefactError."""
     try:
         yield
-    except (LookupError, TypeError, ValueError) as error:
+    except _MADE_UP as error:
         raise ArtefactError(
             f"{folder}: not a complete {kind} artefact ({type(error).__name__}: {error}); train or download it again"
         ) from error
@@ -328,7 +339,7 @@ def _write_synced(path: Path, content: bytes) -> None:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     try:
-        raw = path.read_bytes()
+        raw = _read_regular(path, _MOST_CONFIG_BYTES)
     except OSError as error:
         found = "a file" if isinstance(error, NotADirectoryError) else "nothing"
         if os.path.isdir(folder):  # noqa: PTH112  False where Path.is_dir raises: below a folder without access
@@ -337,8 +348,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
         _refuse(folder, f"{found} ({_reason(error)})", wanted, "Check the path.", error)
     try:
         manifest = json.loads(raw)
-    except ValueError as error:
-        _refuse(path, f"no valid JSON ({error})", "the configuration of an artefact", _COPY_AGAIN, error)
+        digest = manifest_digest(manifest) if isinstance(manifest, dict) else None
+    except _MADE_UP as error:
+        found = f"no valid JSON ({type(error).__name__}: {error})"
+        _refuse(path, found, "the configuration of an artefact", _COPY_AGAIN, error)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = repr(manifest.get("format")) if isinstance(manifest, dict) else type(manifest).__name__
         _refuse(path, f"format {found}", f"format {FORMAT!r}", "Another program wrote this folder; check the path.")
@@ -351,24 +364,40 @@ def _read_config(folder: Path) -> dict[str, Any]:
             "Use the version of Presage that wrote it "
             f"({manifest.get('presage_version', 'unknown')}; this is {__version__}), or train anew.",
         )
-    if manifest.get("digest") != manifest_digest(manifest):
+    if manifest.get("digest") != digest:
         _refuse(path, "a digest that does not match its content", "an unaltered configuration", _COPY_AGAIN)
     for key, kind in {"kind": str, "files": dict, "config": dict, "training_data": dict}.items():
         if not isinstance(manifest.get(key), kind):
             json_type = "string" if kind is str else "object"
             _refuse(path, f"{key} {manifest.get(key)!r}", f"a JSON {json_type} there", _COPY_AGAIN)
     further = set(manifest["files"]) - {TENSORS_FILE}
-    if TENSORS_FILE not in manifest["files"] or not all(map(_FURTHER_FILE.fullmatch, further)) or further & _OTHERS:
+    digests = all(isinstance(of, str) for of in manifest["files"].values())
+    named = all(map(_FURTHER_FILE.fullmatch, further)) and not further & _OTHERS
+    if TENSORS_FILE not in manifest["files"] or not named or not digests:
         wanted_files = f"{TENSORS_FILE} and further files like tokenizer.json"
         _refuse(path, f"files {sorted(manifest['files'])}", wanted_files, _COPY_AGAIN)
     return manifest
 
 
-def _read_file(path: Path, digest: str) -> bytes:
+def _read_regular(path: Path, most: int) -> bytes:
+    """The content of a regular file of at most `most` bytes; raises ArtefactError for anything else, before reading."""
+    # Without blocking: opening a pipe would wait for its writer.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123  a descriptor
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            _refuse(path, "no regular file", "a regular file: no pipe, no device", _COPY_AGAIN)
+        if status.st_size > most:
+            _refuse(path, f"{status.st_size:,} bytes", f"at most {most:,}, as larger ones are not read", _COPY_AGAIN)
+        return file.read(status.st_size)
+
+
+def _read_file(path: Path, digest: str, most: int) -> bytes:
     try:
-        content = path.read_bytes()
+        content = _read_regular(path, most)
     except OSError as error:
         _refuse(path, f"no readable file ({_reason(error)})", "a file of the artefact", _COPY_AGAIN, error)
+    except MemoryError as error:
+        _refuse(path, "more bytes than there is memory for", "a smaller artefact", _COPY_AGAIN, error)
     found = _sha256(content)
     if found != digest:
         _refuse(path, f"{len(content)} bytes with digest {found[:19]}…", f"digest {digest[:19]}…", _COPY_AGAIN)
@@ -378,8 +407,9 @@ def _read_file(path: Path, digest: str) -> bytes:
 def _unpack_tensors(path: Path, content: bytes) -> dict[str, np.ndarray]:
     try:
         tensors: dict[str, np.ndarray] = load_tensors(content)
-    except (SafetensorError, KeyError, ValueError) as error:
-        _refuse(path, f"no valid safetensors ({error})", "the tensors of the artefact", _COPY_AGAIN, error)
+    except (SafetensorError, *_MADE_UP) as error:
+        found = f"no valid safetensors ({type(error).__name__}: {error})"
+        _refuse(path, found, "the tensors of the artefact", _COPY_AGAIN, error)
     for name, tensor in tensors.items():
         if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
             _refuse(path, f"tensor {name!r} with NaN or infinite values", "finite numbers", "Train anew.")
@@ -400,6 +430,8 @@ _COPY_AGAIN: Final = "The artefact was cut or altered: copy it again from its so
 
 
 def _reason(error: Exception) -> str:
+    if getattr(error, "errno", None) == errno.ELOOP:
+        return "it is a symbolic link"
     return getattr(error, "strerror", None) or str(error)
 
 
