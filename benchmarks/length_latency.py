@@ -61,14 +61,14 @@ def main() -> None:
     assert texts is not None
     encoder, every = texts.fit(encoder, relevant=False, seed=0)
     held = every.task % 5 == 0
-    train, calibration = every.take(~held), every.take(held)
+    train, selection = every.take(~held), every.take(held)
     batch = every.take(np.arange(BATCH))
     steps = table.slice(0, BATCH).to_pylist()
     requests = [[*steps[i - steps[i]["step"] : i], steps[i] | {"output_tokens": None}] for i in range(BATCH)]
     rows: dict[str, dict[str, float]] = {}
     for name in ESTIMATORS:
         begun = time.perf_counter()
-        fitted = RemainingLengthPredictor(QuantileConfig(estimator=name), 0).fit(train, calibration, encoder=encoder)
+        fitted = RemainingLengthPredictor(QuantileConfig(estimator=name), 0).fit(train, selection, encoder=encoder)
         seconds = time.perf_counter() - begun
         with tempfile.TemporaryDirectory() as folder:
             fitted.save(folder + "/model")
@@ -89,7 +89,7 @@ def main() -> None:
         random_state=0,
     ).fit(inputs, labels)
     theirs = median_us(lambda i: reference.predict(inputs[i % BATCH][None], quantiles=[0.5, 0.9, 0.99]), 100)
-    print(f"{len(train)} training rows, {len(calibration)} for calibration, {len(encoder.names)} numbers a row\n")
+    print(f"{len(train)} training rows, {len(selection)} for selection, {len(encoder.names)} numbers a row\n")
     print("| estimator | a row µs | a request µs | 1,024 rows ms | training s | artefact MB |")
     print("|---|---|---|---|---|---|")
     for name, of in rows.items():

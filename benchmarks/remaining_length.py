@@ -41,7 +41,7 @@ from presage.predictors.length.baselines import LENGTH_BASELINES
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.quantiles.choice import ESTIMATORS, QuantileConfig
 from presage.training.length.texts import choose_texts
-from presage.training.length.train import CALIBRATION_FRACTION
+from presage.training.length.train import SELECTION_FRACTION
 from presage.training.sets import tasks_apart
 
 QUANTILES = (0.5, 0.9, 0.99)
@@ -96,16 +96,16 @@ def judge(
 ) -> tuple[LabelledRows, dict[str, np.ndarray]]:
     encoder = LengthEncoder.fit(train)
     rows = length_rows(train, encoder)
-    held = tasks_apart(rows.task, rows.workflow_type, CALIBRATION_FRACTION, seed)
+    held = tasks_apart(rows.task, rows.workflow_type, SELECTION_FRACTION, seed)
     choice = choose_texts(train, encoder, rows, held, "auto", seed, lambda _: None)
     encoder, rows, fresh = choice.encoder, choice.rows, length_rows(test, choice.encoder)
     print(f"  texts: {choice.name}", file=sys.stderr)
-    learning, calibration = rows.take(~held), rows.take(held)
+    learning, selection = rows.take(~held), rows.take(held)
     said = {name: fit(rows, QUANTILES)(fresh) for name, fit in LENGTH_BASELINES.items()}
     for name in estimators:
         begun = time.perf_counter()
         config = QuantileConfig(estimator=name, quantiles=QUANTILES)  # type: ignore[arg-type]
-        fitted = RemainingLengthPredictor(config, seed).fit(learning, calibration, encoder=encoder)
+        fitted = RemainingLengthPredictor(config, seed).fit(learning, selection, encoder=encoder)
         seconds = time.perf_counter() - begun
         print(f"  {name} ({fitted.estimator.name}): {len(rows)} rows in {seconds:.1f} s", file=sys.stderr)
         said[f"Presage, {name}"] = fitted.predict(fresh)

@@ -389,7 +389,7 @@ class RemainingLength(Estimator):
         target: "remaining" tokens of this and all later steps, or those of this "step" alone.
         texts: "auto" uses texts if held-out tasks show that they help; "text" and "none" force the choice.
         config: estimator, quantiles and calibration.
-        random_state: seed of the calibration split and of every fit.
+        random_state: seed of the selection split and of every fit.
 
     Attributes:
         quantiles_: the levels.
@@ -450,7 +450,7 @@ class ReturnTime(Estimator):
 
     Args:
         config: estimator, quantiles and calibration.
-        random_state: seed of the calibration split and of every fit.
+        random_state: seed of the selection split and of every fit.
 
     Attributes:
         quantiles_: the levels.

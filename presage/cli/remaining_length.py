@@ -31,7 +31,7 @@ def remaining_length(
     ] = "remaining",
     estimator: Annotated[
         str | None,
-        typer.Option(help="forest, boosted, ridge, or auto: lowest loss on the calibration part."),
+        typer.Option(help="forest, boosted, ridge, or auto: lowest loss on the selection part."),
     ] = None,
     quantiles: Annotated[
         str | None,

@@ -26,7 +26,7 @@ def return_time(
     traces: options.Traces,
     estimator: Annotated[
         str | None,
-        typer.Option(help="forest, boosted, ridge, or auto: lowest loss on the calibration part."),
+        typer.Option(help="forest, boosted, ridge, or auto: lowest loss on the selection part."),
     ] = None,
     quantiles: Annotated[
         str | None,

@@ -133,6 +133,10 @@ class QuantileFigures:
         )
 
 
+STEPS_BEYOND: Final = 10
+"""Expected steps beyond a quantile, below which its pinball loss is no reason to prefer a baseline: without misses the
+loss is the width alone, and a bootstrap cannot draw the misses that were not seen."""
+
 Figure = TypeVar("Figure")
 
 
@@ -280,11 +284,16 @@ def _lost(
     found = []
     for name, gap in against.items():
         own = baselines[name]
-        named = [f"in pinball loss at {q:g}, {unit} a step," for q in quantiles]
-        named += [f"in tau distance of {'all' if scope == 'all' else 'first'} steps" for scope in SCOPES]
-        gaps = *gap.pinball, *(gap.tau_distance[scope] for scope in SCOPES)
-        figures = *own.pinball, *(own.tau_distance[scope] for scope in SCOPES)
-        for at, by, figure in zip(named, gaps, figures, strict=True):
+        steps = int(own.positions.sum())
+        compared = [
+            (f"in pinball loss at {q:g}, {unit} a step,", by, figure)
+            for q, by, figure in zip(quantiles, gap.pinball, own.pinball, strict=True)
+            if steps * min(q, 1.0 - q) >= STEPS_BEYOND
+        ]
+        for scope in SCOPES:
+            at = f"in tau distance of {'all' if scope == 'all' else 'first'} steps"
+            compared.append((at, gap.tau_distance[scope], own.tau_distance[scope]))
+        for at, by, figure in compared:
             found += behind(name, at, by.value, by.ci95, figure.value)
     return tuple(found)
 

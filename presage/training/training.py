@@ -77,7 +77,7 @@ class Training(Generic[Predictor, Evaluation]):
         metrics: the object of the command contract, with "data", "config", "versions", "fit_seconds", "latency_us" and
             "size_bytes" beside the figures; "traces" (`describe` of the training traces) or "models" (labels, base
             rate, mean cost and tokens of each); "estimators" of a length predictor (the loss of each on the
-            calibration part); "curves" of a network, by name one number an epoch.
+            selection part); "curves" of a network, by name one number an epoch.
         training_data: the artefact's description of its training data.
         digests: "sha256:…" of "training traces" and "test traces", or of outcomes.
     """

@@ -105,7 +105,7 @@ def test_a_workflow_with_a_negative_count_can_be_left_out(tmp_path: Path) -> Non
     ran = train(tmp_path, lines, "--skip-bad", "--json")
     assert ran.code == 0
     assert "skipped 1 ×" in ran.err
-    parts = [int(ran.json["data"][part].split()[0]) for part in ("training", "calibration")]
+    parts = [int(ran.json["data"][part].split()[0]) for part in ("training", "selection")]
     assert sum(parts) + ran.json["workflows"] == 39
 
 

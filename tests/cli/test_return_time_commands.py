@@ -22,7 +22,7 @@ def train(*arguments: object) -> Ran:
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("returns")
-    for name, workflows, seed in (("learnt", 120, 0), ("held", 60, 1)):
+    for name, workflows, seed in (("learnt", 240, 0), ("held", 60, 1)):
         append(sessions(workflows, seed), root / name)
     return root / "learnt", root / "held"
 

@@ -1,4 +1,4 @@
-"""Rows for tests of lengths: from the known law, apart into training, calibration and test."""
+"""Rows for tests of lengths: from the known law, apart into training, selection and test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sketched(table: pa.Table, size: int) -> tuple[LengthEncoder, LabelledRows]:
 
 @cache
 def law_rows(workflows: int = 500, seed: int = 0) -> tuple[LengthEncoder, LabelledRows, LabelledRows]:
-    """An encoder, training rows (four fifths) and calibration rows."""
+    """An encoder, training rows (four fifths) and selection rows."""
     table = generate_lengths(workflows, seed).table
     encoder, rows = sketched(table, 8)
     held = rows.task % 5 == 0

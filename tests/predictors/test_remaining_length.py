@@ -99,14 +99,14 @@ def test_known_is_champion_and_unknown_backs_off_wide_and_marked(forest: Remaini
         assert unknown.quantiles[0.99] / unknown.quantiles[0.5] > known.quantiles[0.99] / known.quantiles[0.5]
 
 
-def test_learning_again_learns_and_calibrates_on_all_rows() -> None:
+def test_rows_that_chose_the_estimator_are_learnt_from_and_do_not_calibrate() -> None:
     once, again = fit("boosted", refit=False), fit("boosted")
-    train, calibration = law_rows()[1:]
+    train, selection = law_rows()[1:]
     assert once.estimator.evidence.sum() == len(train)
-    assert again.estimator.evidence.sum() == len(train) + len(calibration)
-    for fitted in (once, again):  # calibration rows, and training rows out of fold
-        assert fitted.estimator.conformal.rows.sum() == len(train) + len(calibration)
-    assert once.losses == again.losses  # judged before calibration rows were learnt from
+    assert again.estimator.evidence.sum() == len(train) + len(selection)
+    for fitted in (once, again):
+        assert fitted.estimator.conformal.rows.sum() == len(train)
+    assert once.losses == again.losses  # judged before they were learnt from
     assert (once.predict(fresh_rows()) != again.predict(fresh_rows())).any()
 
 

@@ -153,6 +153,16 @@ def test_differences_are_paired() -> None:
     assert (share.value, *share.ci95) == pytest.approx((-2.5, -2.5, -2.5), abs=1e-3)
 
 
+def test_a_narrower_bound_wins_only_where_steps_beyond_it_would_have_shown() -> None:
+    def lost(workflows: int) -> list[str]:
+        rows = rows_of(steps=tuple(("app", f"{w:03d}", 0, 10, True) for w in range(workflows)))
+        found = evaluate(always(10, 50), rows, QUANTILES, 0, baselines={"narrow": always(10, 12)}, resamples=50)
+        return [one["at"] for one in found.to_dict()["behind"]]
+
+    assert lost(90) == []  # 9 steps expected beyond .9
+    assert lost(110) == ["in pinball loss at 0.9, tokens a step,"]
+
+
 def test_the_figures_are_json_and_the_same_seed_gives_them_again() -> None:
     told = BY_HAND.to_dict()
     assert json.loads(json.dumps(told, allow_nan=False)) == told

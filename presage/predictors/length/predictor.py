@@ -72,7 +72,7 @@ class RemainingLengthPredictor:
     """The fitted one; with `auto`, the selected one."""
     trained_on: NDArray[np.uint64]
     losses: dict[str, list[float]]
-    """Mean pinball loss in tokens on the calibration part: one a quantile, by estimator; empty after `load`."""
+    """Mean pinball loss in tokens on the selection part: one a quantile, by estimator; empty after `load`."""
 
     def __init__(self, config: QuantileConfig | None = None, seed: int = 0) -> None:
         self.config = config or QuantileConfig()
@@ -96,16 +96,16 @@ class RemainingLengthPredictor:
     def fit(
         self,
         train: LabelledRows,
-        calibration: LabelledRows,
+        selection: LabelledRows,
         *,
         encoder: LengthEncoder,
         trained_on: NDArray[np.uint64] | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Fit on `train`; `calibration` (other tasks) calibrates the quantiles and selects the estimator if `auto`.
+        """Fit on `train`; `selection` (other tasks) selects the estimator if `auto`, and does not calibrate.
 
         Args:
-            train, calibration: rows of `length_rows(…, encoder, …)`, of one target.
+            train, selection: rows of `length_rows(…, encoder, …)`, of one target.
             encoder: stored with the model for serving.
             trained_on: keys of the tasks of both parts.
 
@@ -113,13 +113,13 @@ class RemainingLengthPredictor:
             ConfigurationError: a field of the configuration is out of its range.
             TraceError: no training row has a label, or a length is negative.
         """
-        for rows in (train, calibration):
+        for rows in (train, selection):
             if (rows.label < 0).any():
                 raise TraceError("output_tokens below 0 among the labels; expected a number of tokens, 0 or more")
         self.target, self.encoder = train.target, encoder
         self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
         self.estimator, self.losses = fit_estimator(
-            self.config, self.seed, train, calibration, encoder.observed, progress=progress
+            self.config, self.seed, train, selection, encoder.observed, progress=progress
         )
         return self
 

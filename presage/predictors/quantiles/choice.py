@@ -1,4 +1,4 @@
-"""Settings of a predictor of quantiles, and the choice among its estimators on the calibration part."""
+"""Settings of a predictor of quantiles, and the choice among its estimators on the selection part."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class QuantileConfig:
     """Settings of a predictor of quantiles.
 
     Attributes:
-        estimator: "auto" is the one with the smallest loss over all quantiles on the calibration part, under the input
+        estimator: "auto" is the one with the smallest loss over all quantiles on the selection part, under the input
             profiles of an engine and of a gateway.
         quantiles: ascending, between 0 and 1; the first at or above .5 ranks requests.
         floor: calibration rows that a workflow type needs for its own quantiles.
         min_evidence: with fewer training rows of an agent in a workflow type the forecast is marked `back-off`.
-        refit: once an estimator is chosen, fit and calibrate again on training and calibration rows together.
+        refit: once an estimator is chosen, fit again on training and selection rows; training rows calibrate.
     """
 
     estimator: Literal["forest", "boosted", "ridge", "auto"] = AUTO
@@ -78,7 +78,7 @@ def fit_estimator(
     config: QuantileConfig,
     seed: int,
     train: LabelledRows,
-    calibration: LabelledRows,
+    selection: LabelledRows,
     observed: Observe,
     *,
     text_columns: tuple[int, ...] = TEXT_COLUMNS,
@@ -88,13 +88,14 @@ def fit_estimator(
     """Fit the configured estimator, or with "auto" all of them and keep the best.
 
     Args:
-        train, calibration: rows of one target; those of other tasks calibrate the quantiles and select the estimator.
+        train, selection: rows of one target and of different tasks. `train` calibrates, out of fold; `selection` only
+            selects the estimator, since coverage on rows that made a choice is optimistic.
         observed: restricts rows to the inputs of some sources.
         text_columns: of which one is known if a row has a text.
         logarithmic: select by the loss of the label's logarithm.
 
     Returns:
-        The estimator, and the mean pinball loss on the calibration part at each quantile, by estimator.
+        The estimator, and the mean pinball loss on the selection part at each quantile, by estimator.
 
     Raises:
         ConfigurationError: a field of the configuration is out of its range.
@@ -103,20 +104,20 @@ def fit_estimator(
     config.check()
     names = tuple(ESTIMATORS) if config.estimator == AUTO else (config.estimator,)
     encoded = EncodedRows(train, observed, seed)
-    held = calibration.take(calibration.labelled)
+    held = selection.take(selection.labelled)
     judged = held if len(held) else labels_of(train)[0]
     fitted, losses = {}, {}
     for index, name in enumerate(names):
         if progress is not None:
             progress(f"learning ({name})", index / len(names))
         estimator = ESTIMATORS[name](seed, config.floor, config.min_evidence, text_columns)
-        fitted[name] = estimator.fit(train, calibration, config.quantiles, observed, encoded=encoded)
+        fitted[name] = estimator.fit(train, config.quantiles, observed, encoded=encoded)
         losses[name] = _losses(estimator, judged, observed, logarithmic)
     chosen = fitted[min(losses, key=lambda name: sum(losses[name]))]
     if config.refit:
         if progress is not None:
             progress("learning again on all", 0.0)
-        chosen.learn_again(calibration)
+        chosen.fit(train, config.quantiles, observed, more=selection)
     return chosen, losses
 
 

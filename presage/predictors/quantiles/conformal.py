@@ -1,18 +1,25 @@
 """Conformal calibration of quantiles by workflow type.
 
 The score of a row is its residual in units of the predicted scale, on log tokens: (y − location) / scale. The shift of
-quantile q is the ⌈(n + 1) q⌉-th smallest score of n calibration rows (Romano, Patterson & Candès, "Conformalized
-quantile regression", NeurIPS 2019, one-sided).
+quantile q is the ⌈n q (m + 1) / m⌉-th smallest score of n calibration rows. With m = n this is split conformal
+prediction for independent rows (Romano, Patterson & Candès, "Conformalized quantile regression", NeurIPS 2019,
+one-sided). Rows of one task are not independent, only tasks are exchangeable. With m the number of tasks the rank is
+that of hierarchical conformal prediction, which covers a row of a new task with probability q, whatever the correlation
+(Lee, Barber & Willett, "Distribution-free inference with hierarchical data", 2023; Dunn, Wasserman & Ramdas,
+"Distribution-free prediction sets for two-layer hierarchical models", JASA 2022) but gives no finite .99 quantile below
+99 tasks. Here m is in between: the number of independent rows as good as these n, which is n over the design effect of
+their coverage (Kish, "Survey sampling", 1965). So coverage is q up to the error of m. Rows, not tasks, weigh equally,
+because coverage is measured by step.
 
-No coverage guarantee holds: most scores come from models of other folds, which err more than the final model (between
-split conformal and CV+: Barber et al., "Predictive inference with the jackknife+", Annals of Statistics 2021), and rows
-of one workflow are correlated. Quantiles tend to over-cover slightly.
+Most scores come from models of other folds, which err more than the final model (between split conformal and CV+:
+Barber et al., "Predictive inference with the jackknife+", Annals of Statistics 2021). Quantiles tend to over-cover
+slightly.
 
-- A type's own shift overfits to its few tasks. So of the candidates between the shift of all types and the own one, the
-  first is used that covers the type's rows as it should, within two standard errors over its tasks.
-- If fewer than ROWS_BEYOND rows can lie beyond a quantile, the larger of the own shift and that of all types is used.
-- One long workflow can move a .99 quantile alone. So an upper shift is scaled down to the smallest share that still
-  covers the rows as it should, within one standard error over tasks. Negative shifts are used in full.
+- A type has its own shift (Mondrian: Vovk, "Conditional validity of inductive conformal predictors", 2012), shrunk
+  towards that of all types as far as this covers the type's rows as it should, within two standard errors over tasks.
+  An upper shift is never shrunk below the own one, which would under-cover the type.
+- If fewer than ROWS_BEYOND independent rows can lie beyond an upper quantile, the larger of the own shift and that of
+  all types is used.
 - A workflow type below the floor is marked as not calibrated. Its upper shifts are the largest of its own, of those of
   all types together, and of those of every type that reaches the floor. An unknown type gets the largest score.
 
@@ -32,9 +39,9 @@ from numpy.typing import NDArray
 from presage.predictors.common.artefact import Tensors
 
 ROWS_BEYOND: Final = 10
-"""Expected rows of a workflow type beyond an upper quantile, below which its own shift may only widen it."""
+"""Expected independent rows of a type beyond an upper quantile, below which its own shift may only widen it."""
 _SHARES: Final = (0.0, 0.25, 0.5, 0.75)
-"""Candidate shares of a shift, ascending; 1 is used if none covers."""
+"""Candidate shares of the way from the shift of all types to the own one, ascending; 1 is used if none covers."""
 _ERRORS: Final = 2.0
 """Standard errors over tasks within which the coverage of a workflow type counts as met."""
 UNKNOWN: Final = 2.0
@@ -76,10 +83,6 @@ class Conformal(Tensors):
         calibrated[types] = False
         of_task = np.arange(len(workflow_type)) if task is None else np.unique(task, return_inverse=True)[1]
         shifts = [_shifts(of, workflow_type, of_task, calibrated, counts, quantiles, floor) for of in scores]
-        if len(workflow_type):
-            for of, own in zip(scores, shifts, strict=True):
-                share = _smallest_shares(of, own[workflow_type], of_task, quantiles)
-                own[calibrated] *= np.where(own[calibrated] > 0, share, 1.0)
         return cls(np.stack(shifts).astype(np.float32), counts.astype(np.int32), calibrated)
 
     def apply(
@@ -91,20 +94,6 @@ class Conformal(Tensors):
     ) -> NDArray[np.float32]:
         """Calibrated quantiles of log tokens, float32 [n, Q], from locations [n, Q] and scales [n]."""
         return np.asarray(location + scale[:, None] * self.shifts[profile, workflow_type], np.float32)
-
-
-def _smallest_shares(
-    scores: NDArray[np.float64],
-    shifts: NDArray[np.float64],
-    task: NDArray[np.int64],
-    quantiles: Sequence[float],
-) -> NDArray[np.float64]:
-    """The smallest share of each row's shifts [n, Q] that keeps the coverage, float64 [Q]; 1 for quantiles up to .5."""
-    levels, shares = np.array(quantiles), np.ones(len(quantiles))
-    for share in reversed(_SHARES):
-        covered, error = _coverage(scores, np.where(shifts > 0, share, 1.0) * shifts, task)
-        shares = np.where((levels > 0.5) & (covered + error >= levels), share, shares)
-    return shares
 
 
 def least_rows(quantile: float) -> int:
@@ -122,7 +111,7 @@ def _shifts(
     floor: int,
 ) -> NDArray[np.float64]:
     """The shifts of one profile, float64 [T + 1, Q]."""
-    every = _shift(scores, quantiles)
+    every, _ = _shift(scores, task, quantiles)
     levels = np.array(quantiles)
     upper = levels > 0.5
     # If all types together are below the floor, even the largest score is weak evidence.
@@ -132,24 +121,29 @@ def _shifts(
     rare[-1] = False  # rows of unknown types are no evidence for another unknown type
     for kind in np.flatnonzero(calibrated | rare) if len(scores) >= floor else ():
         mine = workflow_type == kind
-        own = _shrunk_shifts(scores[mine], np.unique(task[mine], return_inverse=True)[1], every, quantiles)
-        scarce = upper & (rare[kind] | (counts[kind] * (1.0 - levels) < ROWS_BEYOND))
-        shifts[kind] = np.where(scarce, np.maximum(own, every), own)
+        inside, of_task = scores[mine], np.unique(task[mine], return_inverse=True)[1]
+        own, independent = _shift(inside, of_task, quantiles)
+        shrunk = _shrunk(own, every, inside, of_task, levels)
+        scarce = rare[kind] | (independent * (1.0 - levels) < ROWS_BEYOND)
+        shifts[kind] = np.where(upper, np.maximum(own, np.where(scarce, every, shrunk)), shrunk)
     widest_known = np.where(upper, shifts[calibrated].max(axis=0, initial=-np.inf), -np.inf)
     shifts[rare] = np.maximum(shifts[rare], widest_known)
     return shifts
 
 
-def _shrunk_shifts(
-    scores: NDArray[np.float64], task: NDArray[np.int64], every: NDArray[np.float64], quantiles: Sequence[float]
+def _shrunk(
+    own: NDArray[np.float64],
+    every: NDArray[np.float64],
+    scores: NDArray[np.float64],
+    task: NDArray[np.int64],
+    levels: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """A type's own shifts, shrunk towards those of all types as far as its coverage permits, float64 [Q]."""
-    own = _shift(scores, quantiles)
-    found = own.copy()
+    found = own
     for share in reversed(_SHARES):
         moved = every + share * (own - every)
         covered, error = _coverage(scores, moved, task)
-        found = np.where(np.abs(covered - quantiles) <= _ERRORS * error, moved, found)
+        found = np.where(np.abs(covered - levels) <= _ERRORS * error, moved, found)
     return found
 
 
@@ -164,10 +158,24 @@ def _coverage(
     return covered, np.sqrt(np.square(sums).sum(axis=0)) / len(within)
 
 
-def _shift(scores: NDArray[np.float64], quantiles: Sequence[float]) -> NDArray[np.float64]:
-    """The ⌈(n + 1) q⌉-th smallest score for each quantile, at most the largest; 0 without scores. float64 [Q]."""
-    if not len(scores):
-        return np.zeros(len(quantiles))
+def _shift(
+    scores: NDArray[np.float64], task: NDArray[np.int64], quantiles: Sequence[float]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The shift of each quantile, at most the largest score, and the number of independent rows, both float64 [Q].
+
+    0 without scores.
+    """
+    levels, rows = np.array(quantiles), len(scores)
+    if not rows:
+        return np.zeros(len(levels)), np.zeros(len(levels))
     ordered = np.sort(scores, axis=0)
-    rank = np.ceil((len(scores) + 1) * np.array(quantiles) - 1e-9).astype(int)
-    return np.asarray(ordered[np.clip(rank, 1, len(scores)) - 1, np.arange(len(quantiles))])
+
+    def smallest(independent: float | NDArray[np.float64]) -> NDArray[np.float64]:
+        rank = np.ceil(rows * levels * (1.0 + 1.0 / independent) - 1e-9).astype(int)
+        return np.asarray(ordered[np.clip(rank, 1, rows) - 1, np.arange(len(levels))])
+
+    covered, error = _coverage(scores, smallest(rows), task)
+    least = rows**2 / np.square(np.bincount(task)).sum()  # all rows of a task equal
+    variance = np.maximum(covered * (1.0 - covered), 1e-12)
+    independent = np.clip(variance / np.maximum(np.square(error), variance / rows), least, rows)
+    return smallest(independent), independent

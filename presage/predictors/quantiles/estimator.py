@@ -2,7 +2,7 @@
 
 Every estimator reads the ridge prediction as one more input; if a trial shows a benefit, it is trained on the residuals
 of the ridge instead of log(1 + tokens). It predicts quantile locations and a scale of each row, and conformal
-calibration corrects them with out-of-fold forecasts of training rows and with a separate calibration set.
+calibration corrects them with out-of-fold forecasts of training rows, never with rows that chose an estimator or texts.
 
 An out-of-fold model is out of fold from end to end: its category means and its ridge are fitted without the fold too.
 (Computed out of fold row by row, they leaked the fold to the trees: coverage on new tasks ranged from .26 to .79 at the
@@ -99,11 +99,11 @@ class EncodedRows:
     def __init__(self, train: LabelledRows, observed: Observe, seed: int) -> None:
         self.rows, self.labels = labels_of(train)
         self.seed = seed
-        self._profiles = [observed(self.rows, sources) for sources in LEARNT_PROFILES]
+        self.profiles = [observed(self.rows, sources) for sources in LEARNT_PROFILES]
         self._models = int(max(train.model.max(), 0)) + 1
         self._drawn = np.random.default_rng(seed).choice(len(LEARNT_PROFILES), len(self.rows), p=_SHARES)
         self.encoding = InputEncoding.fit(self.rows, self.labels, self._models)
-        self._inputs = _sampled_inputs(self.encoding, self._profiles, self._drawn, np.arange(len(self.rows)))
+        self._inputs = _sampled_inputs(self.encoding, self.profiles, self._drawn, np.arange(len(self.rows)))
         self.line = LogLine.fit(self._inputs, self.labels)
 
     @cached_property
@@ -129,10 +129,10 @@ class EncodedRows:
 
     def _fold(self, inside: NDArray[np.int64], learning: NDArray[np.int64]) -> Fold:
         """A fold with labels as targets."""
-        encoding = InputEncoding.fit(self._profiles[-1].take(learning), self.labels[learning], self._models)
-        inputs = _sampled_inputs(encoding, self._profiles, self._drawn, learning)
+        encoding = InputEncoding.fit(self.profiles[-1].take(learning), self.labels[learning], self._models)
+        inputs = _sampled_inputs(encoding, self.profiles, self._drawn, learning)
         line = LogLine.fit(inputs, self.labels[learning])
-        shown = np.stack([encoding.inputs(of.take(inside)) for of in self._profiles])
+        shown = np.stack([encoding.inputs(of.take(inside)) for of in self.profiles])
         return Fold(
             inside,
             learning,
@@ -163,8 +163,6 @@ class LogEstimator(ABC):
     _start: np.float32
     _learnt: dict[str, Any]
     """By the names of `parts`."""
-    _train: LabelledRows
-    _observed: Observe
 
     def __init__(
         self,
@@ -181,49 +179,53 @@ class LogEstimator(ABC):
     def fit(
         self,
         train: LabelledRows,
-        calibration: LabelledRows,
         quantiles: Sequence[float],
         observed: Observe = lambda rows, _: rows,
         *,
         encoded: EncodedRows | None = None,
-        again: bool = False,
+        more: LabelledRows | None = None,
     ) -> Self:
-        """Fit on `train`; calibrate on its out-of-fold forecasts and on `calibration`, which may be empty.
+        """Fit on `train` and calibrate on its out-of-fold forecasts.
 
         Args:
-            train, calibration: rows of one target; those without a label or with a lower bound only are ignored.
+            train: rows of one target; those without a label or with a lower bound only are ignored.
             quantiles: Q, ascending.
             observed: `LengthEncoder.observed`.
             encoded: from `train`, `observed` and the seed, if several estimators share it.
-            again: refit, keeping the earlier decision whether to fit residuals of the ridge.
+            more: refit on these rows too, which do not calibrate, keeping the earlier decision whether to fit residuals
+                of the ridge.
 
         Raises TraceError if no training row has a label.
         """
-        self.quantiles, self._train, self._observed = tuple(quantiles), train, observed
-        of = encoded or EncodedRows(train, observed, self.seed)
+        self.quantiles = tuple(quantiles)
+        of = encoded or EncodedRows(train if more is None else join_rows(train, more), observed, self.seed)
         rows = of.rows
         evidence = np.zeros(of.encoding.agents.shape, np.int32)
         np.add.at(evidence, (rows.workflow_type, rows.agent), 1)
         self._set_evidence(evidence)
         self._encoding, self._line = of.encoding, of.line
-        if not again:
+        if more is None:
             self._start = np.float32(self.starts or of.line_helps)
         folds = of.folds(self._start)
         unseen = np.empty((len(LEARNT_PROFILES), len(rows), len(self.quantiles)))
+        scale = np.empty(unseen.shape[:2])
         for fold, bands in zip(folds, self._learn(folds, of.whole(self._start)), strict=True):
             unseen[:, fold.inside] = _scores(fold.left, *bands)
-        held = calibration.take(calibration.labelled)
-        tokens = np.log1p(held.label.astype(np.float64))
-        fresh = [
-            _scores(tokens, *self._bands(self._encoding.inputs(observed(held, sources)))) for sources in LEARNT_PROFILES
-        ]
+            scale[:, fold.inside] = bands[1]
+        # With fewer rows a fold's model splits less, so the level of its scale differs: that of the final model counts.
+        final = np.stack([self._bands(of.encoding.inputs(shown))[1] for shown in of.profiles])
+        kind, rise = rows.workflow_type, np.log(final / scale)
+        for at, mine in enumerate(rise):
+            level = np.bincount(kind, mine) / np.maximum(np.bincount(kind), 1)
+            unseen[at] /= np.exp(level)[kind, None]
+        own = int(train.labelled.sum())  # those of `more` come after them
         self.conformal = Conformal.fit(
-            np.concatenate([unseen, np.stack(fresh)], axis=1),
-            np.concatenate([rows.workflow_type, held.workflow_type]),
+            unseen[:, :own],
+            rows.workflow_type[:own],
             len(train.vocabulary.workflow_types),
             self.quantiles,
             self.floor,
-            task=np.concatenate([rows.task, held.task]),
+            task=rows.task[:own],
         )
         return self
 
@@ -241,11 +243,6 @@ class LogEstimator(ABC):
     ) -> NDArray[np.float32]:
         """The same for a single row, float32 [CATEGORIES + F]."""
         return self._encoding.one(workflow_type, agent, model, numbers)
-
-    def learn_again(self, calibration: LabelledRows) -> None:
-        """Refit on training and calibration rows together; all of them calibrate, out of fold."""
-        nothing = calibration.take(np.zeros(0, np.int64))
-        self.fit(join_rows(self._train, calibration), nothing, self.quantiles, self._observed, again=True)
 
     def predict(self, rows: LabelledRows) -> NDArray[np.float32]:
         """Output tokens float32 [n, Q]."""

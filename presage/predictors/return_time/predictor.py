@@ -160,7 +160,7 @@ class ReturnTimePredictor:
     """The fitted one; with `auto`, the selected one."""
     trained_on: NDArray[np.uint64]
     losses: dict[str, list[float]]
-    """Mean pinball loss of log seconds on the calibration part: one a quantile, by estimator; empty after `load`."""
+    """Mean pinball loss of log seconds on the selection part: one a quantile, by estimator; empty after `load`."""
     _ends: Ensemble
 
     def __init__(self, config: ReturnTimeConfig | None = None, seed: int = 0) -> None:
@@ -175,16 +175,16 @@ class ReturnTimePredictor:
     def fit(
         self,
         train: LabelledRows,
-        calibration: LabelledRows,
+        selection: LabelledRows,
         *,
         encoder: ReturnEncoder,
         trained_on: NDArray[np.uint64] | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Fit on `train`; `calibration` (other tasks) calibrates the quantiles and selects the estimator if `auto`.
+        """Fit on `train`; `selection` (other tasks) selects the estimator if `auto`, and does not calibrate.
 
         Args:
-            train, calibration: rows of `return_rows(…, encoder)`.
+            train, selection: rows of `return_rows(…, encoder)`.
             encoder: stored with the model for serving.
             trained_on: keys of the tasks of both parts.
 
@@ -203,13 +203,13 @@ class ReturnTimePredictor:
             self.config,
             self.seed,
             train,
-            calibration,
+            selection,
             encoder.observed,
             text_columns=encoder.text_columns,
             logarithmic=True,
             progress=progress,
         )
-        self._ends = self._fit_ends(join_rows(train, calibration))
+        self._ends = self._fit_ends(join_rows(train, selection))
         return self
 
     def _fit_ends(self, rows: LabelledRows) -> Ensemble:

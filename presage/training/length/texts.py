@@ -1,7 +1,7 @@
 """Choose the text features of a length predictor on held-out tasks: none, relevant terms, or all terms.
 
 By the rule of `training/selection.py`, with a few boosted trees on the logarithm of the remaining tokens. Sketches are
-fitted on the learning part of the training tasks only, so the calibration part acts as new texts. Without a sketch, the
+fitted on the learning part of the training tasks only, so the selection part acts as new texts. Without a sketch, the
 predictor still uses prompt sizes.
 """
 
@@ -138,7 +138,7 @@ def choose_texts(
     seed: int,
     report: Callable[[str], None],
 ) -> TextChoice:
-    """Choose the text features on the calibration tasks, the rows `apart` (bool [n]).
+    """Choose the text features on the selection tasks, the rows `apart` (bool [n]).
 
     `encoder` has no sketch yet and made `rows`; `texts` is "auto" to compare all candidates, "text" or "none".
 

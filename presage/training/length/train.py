@@ -1,10 +1,10 @@
 """Train and evaluate a length predictor and baselines.
 
 As in `presage.training.next_agent.train`, test tasks are split off first, and vocabularies and the sketch come from the
-training part only. A calibration part of it, never the test set, selects the estimator and calibrates its quantiles.
-Baselines need no calibration and are fitted on the whole training part.
+training part only. A selection part of it, never the test set, selects texts and estimator; the other training
+tasks calibrate the quantiles. Baselines are fitted on the whole training part.
 
-`ablate` retrains with one group of features withheld from training, calibration and evaluation, as if the trace did not
+`ablate` retrains with one group of features withheld from training, selection and evaluation, as if the trace did not
 record it. If two groups carry the same information, withholding one of them has no effect, although it may matter when
 the other is absent.
 """
@@ -55,8 +55,8 @@ from presage.training.sets import (
 from presage.training.training import Judged, Progress, Training, fit_baselines, named_digests, versions
 from presage.wording import counted
 
-CALIBRATION_FRACTION: Final = 0.25
-"""Of the training tasks. Upper quantiles are made to cover on these: .99 wants hundreds of steps of each type."""
+SELECTION_FRACTION: Final = 0.25
+"""Of the training tasks. The others calibrate: .99 needs hundreds of steps of each type."""
 
 LIMITS: Final[Limits] = dict.fromkeys(("floor", "min_evidence"), (1, math.inf))
 
@@ -102,13 +102,13 @@ def train_lengths(
 @dataclass(frozen=True)
 class FittedLengths:
     """A fitted predictor; `learning`, its training rows with the chosen features, consists of `inner` and
-    `calibration`; `seconds` is the time of the fit.
+    `selection`; `seconds` is the time of the fit.
     """
 
     predictor: RemainingLengthPredictor
     learning: LabelledRows
     inner: LabelledRows
-    calibration: LabelledRows
+    selection: LabelledRows
     choice: TextChoice
     seconds: float
 
@@ -126,12 +126,12 @@ def fit_lengths(
     report = progress or (lambda _, __: None)
     report("reading prompts", None)
     choice, apart = _features(table, target, texts, seed, report)
-    inner, calibration = choice.rows.take(~apart), choice.rows.take(apart)
+    inner, selection = choice.rows.take(~apart), choice.rows.take(apart)
     begun = time.perf_counter()
     predictor = RemainingLengthPredictor(config, seed).fit(
-        inner, calibration, encoder=choice.encoder, trained_on=task_keys(table), progress=report
+        inner, selection, encoder=choice.encoder, trained_on=task_keys(table), progress=report
     )
-    return FittedLengths(predictor, choice.rows, inner, calibration, choice, time.perf_counter() - begun)
+    return FittedLengths(predictor, choice.rows, inner, selection, choice, time.perf_counter() - begun)
 
 
 def assess_lengths(
@@ -149,7 +149,7 @@ def assess_lengths(
     """
     check_names(baselines, LENGTH_BASELINES)
     report, predictor = progress or (lambda _, __: None), fitted.predictor
-    encoder, learning, inner, calibration = predictor.encoder, fitted.learning, fitted.inner, fitted.calibration
+    encoder, learning, inner, selection = predictor.encoder, fitted.learning, fitted.inner, fitted.selection
     held = length_rows(parts.test, encoder, predictor.target)
     seed = predictor.seed
     quantiles = tuple(predictor.quantiles)
@@ -173,7 +173,7 @@ def assess_lengths(
         "model": name,
         "data": {
             "training": f"{counted(inner.workflows, 'workflow')}, {counted(len(inner), 'LLM step')}",
-            "calibration": f"{counted(calibration.workflows, 'workflow')}, {counted(len(calibration), 'LLM step')}",
+            "selection": f"{counted(selection.workflows, 'workflow')}, {counted(len(selection), 'LLM step')}",
             "split": parts.rule,
             SHARED_TASKS: shared_tasks(parts),
             "training steps of workflows that were cut": int(learning.lower_bound.sum()),
@@ -199,10 +199,10 @@ def assess_lengths(
 def _features(
     table: pa.Table, target: Target, texts: Texts, seed: int, report: Progress
 ) -> tuple[TextChoice, NDArray[np.bool_]]:
-    """The chosen features of a training trace, and the mask of its calibration rows."""
+    """The chosen features of a training trace, and the mask of its selection rows."""
     encoder = LengthEncoder.fit(table)
     rows = length_rows(table, encoder, target)
-    apart = tasks_apart(rows.task, rows.workflow_type, CALIBRATION_FRACTION, seed)
+    apart = tasks_apart(rows.task, rows.workflow_type, SELECTION_FRACTION, seed)
     return choose_texts(table, encoder, rows, apart, texts, seed, lambda doing: report(doing, None)), apart
 
 

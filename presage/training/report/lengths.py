@@ -252,12 +252,12 @@ def by_type(metrics: Metrics) -> Section:
 
 
 def estimators(metrics: Metrics) -> Section | None:
-    """What each estimator lost on the calibration part, where there was a choice."""
+    """What each estimator lost on the selection part, where there was a choice."""
     losses = metrics.get("estimators", {})
     if len(losses) < 2:
         return None
     quantiles = _shown(metrics)
     rows = [[name, *_losses(metrics, of)] for name, of in losses.items()]
-    text = f"Pinball loss on the calibration part, in {_unit(metrics)[0]}; the one with the smallest sum was kept."
+    text = f"Pinball loss on the selection part, in {_unit(metrics)[0]}; the one with the smallest sum was kept."
     table = Table(["", *(f"pinball {q}" for q in quantiles)], rows, marked=frozenset({metrics["config"]["chosen"]}))
     return Section("Which estimator", [Text(text), table])

@@ -1,7 +1,7 @@
 """Train and evaluate a return-time predictor and baselines.
 
 As in `presage.training.length.train`: test tasks are split off first, vocabularies come from the training part, and a
-calibration part of it selects the estimator and calibrates its quantiles.
+selection part of it selects the estimator; the other training tasks calibrate its quantiles.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from presage.features.rows import LabelledRows
 from presage.predictors.return_time.baselines import RETURN_BASELINES
 from presage.predictors.return_time.predictor import ReturnTimeConfig, ReturnTimePredictor
 from presage.training.baselines import check_names
-from presage.training.length.train import CALIBRATION_FRACTION
+from presage.training.length.train import SELECTION_FRACTION
 from presage.training.quantiles import row_latency_us, rows_under_profiles
 from presage.training.return_time.evaluate import ReturnEvaluation, evaluate
 from presage.training.sets import (
@@ -73,13 +73,13 @@ def train_return_times(
 
 @dataclass(frozen=True)
 class FittedReturnTimes:
-    """A fitted predictor; `learning`, its training rows, of which `apart` is the mask of the calibration part;
+    """A fitted predictor; `learning`, its training rows, of which `apart` is the mask of the selection part;
     `seconds` is the time of the fit.
     """
 
     predictor: ReturnTimePredictor
     learning: LabelledRows
-    calibration: LabelledRows
+    selection: LabelledRows
     seconds: float
 
 
@@ -93,7 +93,7 @@ def fit_return_times(
     """Fit a predictor on all of a valid trace; arguments as in `train_return_times`."""
     encoder = ReturnEncoder.fit(table)
     rows = return_rows(table, encoder)
-    apart = tasks_apart(rows.task, rows.workflow_type, CALIBRATION_FRACTION, seed)
+    apart = tasks_apart(rows.task, rows.workflow_type, SELECTION_FRACTION, seed)
     begun = time.perf_counter()
     predictor = ReturnTimePredictor(config, seed).fit(
         rows.take(~apart), rows.take(apart), encoder=encoder, trained_on=task_keys(table), progress=progress
@@ -147,7 +147,7 @@ def assess_return_times(
         "model": name,
         "data": {
             "training": _size(learning),
-            "of these for calibration": _size(fitted.calibration),
+            "of these for selection": _size(fitted.selection),
             "split": parts.rule,
             SHARED_TASKS: shared_tasks(parts),
             "training steps with a known return time": int(learning.labelled.sum()),
