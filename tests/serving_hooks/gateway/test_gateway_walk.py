@@ -46,7 +46,7 @@ def test_the_ten_minutes_run_as_they_stand(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     shown = re.sub(r"\s+", " ", done.stdout)
     assert "traces: 600 workflows" in shown
-    assert "later: 60 workflows" in shown
+    assert "later: 240 workflows" in shown
     assert "remaining-length version 1 is champion now" in shown
-    assert shown.count("60 customers at once") == 10 + 1 + 2
+    assert shown.count("60 customers at once") == 10 + 4 + 2
     assert '"predicted_remaining_len":[' in shown
