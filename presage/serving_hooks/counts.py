@@ -33,7 +33,7 @@ Part = Literal[
     "priority", "eviction", "admission", "prefetch", "bookkeeping of workflows", "forecasts of next agents",
     "forecasts of remaining tokens", "forecasts of return times", "evidence of forecasts", "reload of models",
     "status of models", "recorder", "step times", "identity",
-    "demand of models",
+    "demand of models", "presage",
 ]  # fmt: skip
 """Parts that fail independently; `presage_errors_total` counts failures by part."""
 

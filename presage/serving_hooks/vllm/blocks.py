@@ -135,8 +135,8 @@ class ScoredBlocks:
 
     def get_all_free_blocks(self) -> list[Any]:
         """All free blocks in eviction order."""
-        ordered: list[int] | None = self.switch.attempt(list, self._order) if self.acts else None
-        return self.vllm_queue.get_all_free_blocks() if ordered is None else [self._blocks[one] for one in ordered]
+        ordered: list[Any] | None = self.switch.attempt(self._all) if self.acts else None
+        return self.vllm_queue.get_all_free_blocks() if ordered is None else ordered
 
     def iter_blocks_after(self, cursor: Any | None) -> Iterator[Any]:
         """Free blocks in eviction order after `cursor`; all, if it is None or not free."""
@@ -148,7 +148,7 @@ class ScoredBlocks:
 
     def filled(self, request: EngineRequest, blocks: Sequence[Block]) -> None:
         """A request has computed blocks; as they are in use, their owner is recorded later, by `settle`."""
-        self._unsettled.append((request.request_id, blocks))
+        self.switch.attempt(self._filled, request, blocks)
 
     def settle(self) -> None:
         """Records the owners of blocks computed since the last call; called before they matter."""
@@ -211,6 +211,12 @@ class ScoredBlocks:
             self.switch.attempt(self._order.filled, workflow, agent, blocks)
 
     # Guarded by the switch.
+
+    def _filled(self, request: EngineRequest, blocks: Sequence[Block]) -> None:
+        self._unsettled.append((request.request_id, [block for block in blocks if block.block_hash is not None]))
+
+    def _all(self) -> list[Any]:
+        return [self._blocks[block_id] for block_id in self._order]
 
     def _watch(self, given: list[int]) -> None:
         wanted = set(self._order.first(len(given)))

@@ -17,6 +17,8 @@ from presage.errors import EngineError
 from presage.serving_hooks.vllm.engine_check import check_scheduler, installed
 from presage.serving_hooks.vllm.waiting import WaitingQueue
 
+logger = logging.getLogger(__name__)
+
 Kind = TypeVar("Kind")
 
 
@@ -92,7 +94,7 @@ class BlockOrder(FreeQueue, Protocol):
     """A queue of free blocks that also receives block events. Its methods must not raise."""
 
     def filled(self, request: EngineRequest, blocks: Sequence[Block]) -> None:
-        """The request has computed these blocks, which are in the prefix cache from now on."""
+        """The request has computed these blocks; those with a hash are in the prefix cache from now on."""
 
     def lost(self, blocks: Iterable[int]) -> None:
         """The prefix cache has dropped the contents of these blocks."""
@@ -109,8 +111,7 @@ class _PoolSeam:
     ) -> None:
         super().cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)  # type: ignore[misc]
         if self.presage_order is not None and num_cached_blocks < num_full_blocks:
-            written = [block for block in blocks[num_cached_blocks:num_full_blocks] if block.block_hash is not None]
-            self.presage_order.filled(request, written)
+            self.presage_order.filled(request, blocks[num_cached_blocks:num_full_blocks])
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         super().evict_blocks(block_ids)  # type: ignore[misc]
@@ -139,10 +140,14 @@ class _Watchers(dict[int, Any]):
 class SchedulerSeam:
     """Goes before a vLLM scheduler class and reports when a request leaves, however it ends."""
 
+    def request_leaves(self, request: EngineRequest) -> None:
+        """The request has finished or was aborted; its blocks are about to be freed. Must not raise."""
+
     def request_left(self, request: EngineRequest) -> None:
         """The request has finished or was aborted; its blocks are free. Must not raise."""
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self.request_leaves(request)
         answer = super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
         self.request_left(request)
         return answer
@@ -352,13 +357,19 @@ class EnginePort:
     # An iteration that has just been scheduled.
 
     def first_selected(self, output: Iteration) -> Iterator[NewRequest]:
-        """The requests that are selected for the first time; see `NewRequest`."""
-        return (new for new in output.scheduled_new_reqs if not self.requests[new.req_id].num_preemptions)
+        """The requests that are selected for the first time and still in the engine; see `NewRequest`."""
+        for new in output.scheduled_new_reqs:
+            request = self.requests.get(new.req_id)  # aborted since then, it may be gone
+            if request is not None and not request.num_preemptions:
+                yield new
 
     def resumed(self, output: Iteration) -> Iterator[str]:
         """Ids of the requests that are selected again after a preemption."""
         yield from output.scheduled_cached_reqs.resumed_req_ids
-        yield from (new.req_id for new in output.scheduled_new_reqs if self.requests[new.req_id].num_preemptions)
+        for new in output.scheduled_new_reqs:
+            request = self.requests.get(new.req_id)
+            if request is not None and request.num_preemptions:
+                yield new.req_id
 
     def found_blocks(self, output: Iteration) -> Iterator[tuple[EngineRequest, list[int]]]:
         """The requests that are selected for the first time, with the ids of their cached blocks."""
@@ -384,17 +395,19 @@ class EnginePort:
             return output.total_num_scheduled_tokens, 0
         decoded = 0
         for request_id, tokens in scheduled.items():
-            if tokens != 1:
-                request = self.requests[request_id]
-                # After a preemption all tokens but the last are computed again, output tokens included.
-                if request.num_computed_tokens - tokens < request.num_prompt_tokens or request.num_preemptions:
-                    continue
+            request = self.requests.get(request_id) if tokens != 1 else None
+            # After a preemption all tokens but the last are computed again, output tokens included.
+            if request is not None and (
+                request.num_computed_tokens - tokens < request.num_prompt_tokens or request.num_preemptions
+            ):
+                continue
             decoded += tokens
         return decoded, output.total_num_scheduled_tokens - decoded
 
     def context_tokens(self, output: Iteration) -> int:
         """Tokens that the scheduled requests have in the cache after the iteration."""
-        return sum(self.requests[request_id].num_computed_tokens for request_id in output.num_scheduled_tokens)
+        scheduled = filter(None, map(self.requests.get, output.num_scheduled_tokens))
+        return sum(request.num_computed_tokens for request in scheduled)
 
     def prefill_tokens(self, output: Iteration) -> int:
         """Prompt tokens in the iteration, except for the few that complete a prompt."""
@@ -460,11 +473,17 @@ class EngineClient:
 
 
 def call_before(holder: Any, name: str, report: Callable[..., None]) -> None:
-    """Calls `report` with the arguments of each call of this method, before the method."""
-    method = getattr(holder, name)
+    """Calls `report` with the arguments of each call of this method, before the method, until it raises."""
+    method, on = getattr(holder, name), True
 
     def reported(*args: Any, **kwargs: Any) -> Any:
-        report(*args, **kwargs)
+        nonlocal on
+        if on:
+            try:
+                report(*args, **kwargs)
+            except Exception as error:
+                on = False
+                logger.error("what Presage does before %s is switched off: %s", name, type(error).__name__)
         return method(*args, **kwargs)
 
     setattr(holder, name, reported)

@@ -205,10 +205,15 @@ class WorkflowRoutes:
 
 
 def _generates(params: Any, session_id: object) -> None:
-    """A request is about to reach the engine."""
-    mark(params)
-    answers.generates(params, session_id)
-    texts.generates(params, session_id)
+    """A request is about to reach the engine. Does not raise: `call_before` would not mark the next one."""
+    try:
+        mark(params)
+        answers.generates(params, session_id)
+        texts.generates(params, session_id)
+    except Exception as error:
+        logger.warning("the metadata of a request is left out: %s", type(error).__name__)
+        if getattr(params, "extra_args", None) is not None:
+            params.extra_args = None  # a client may have written another tenant there
 
 
 def _own(workflow_id: str) -> str:

@@ -218,8 +218,8 @@ class QueuePolicies:
             self.shadow.left(request.request_id)
 
     def holds(self, request: EngineRequest) -> bool:
-        """Whether admission holds a request."""
-        return self.admission is not None and self.admission.holds(request.request_id) and engine.untouched(request)
+        """Whether admission holds a request. Does not raise."""
+        return self.admission is not None and bool(self.admission.switch.attempt(self._holds, self.admission, request))
 
     # Iterations.
 
@@ -286,6 +286,17 @@ class QueuePolicies:
             tokens = remaining if math.isfinite(remaining) else None
             found["key"] = {"class": given, "level": level, "remaining_tokens": tokens}
         return found
+
+    def withdraw(self) -> None:
+        """Gives the waiting requests back to vLLM, in its order and none held, and each client its own `priority`."""
+        for request in self._port.requests.values():
+            if self.priorities is not None:
+                self.priorities.give_back(request)
+        self.priorities = self.admission = self.shadow = None
+        self._port.restore_waiting()
+
+    def _holds(self, admission: AdmissionController, request: EngineRequest) -> bool:
+        return admission.holds(request.request_id) and engine.untouched(request)
 
     def _apply_to_admission(self, mode: Mode) -> None:
         switch = self.switches["admission"]
@@ -364,18 +375,21 @@ class QueuePolicies:
             self._prefilling = still
 
     def _hurry(self, priorities: Priorities) -> None:
-        """Puts the requests that have waited for as long as they may before all others."""
-        now = self._clock()
-        while self._deadlines and self._deadlines[0][0] <= now:
+        """Puts the requests that have waited for as long as they may before all others; forgets selected ones."""
+        now, waiting = self._clock(), self._arrived_at
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][1] not in waiting):
             request_id = heapq.heappop(self._deadlines)[1]
             request = self._port.requests.get(request_id)
-            if request is not None and request_id in self._arrived_at:
+            if request is not None and request_id in waiting:
                 priorities.overdue(request)
                 priorities.switch.attempt(self._moved, request_id)
 
     def _moved(self, request_id: str) -> None:
+        request = self._port.requests.get(request_id)
+        if request is None:
+            return
         if self.priorities is not None:
-            self.priorities.fold(self._port.requests[request_id])
+            self.priorities.fold(request)
             if self.shadow is not None:
                 self.shadow.moved(request_id)
             if not self.priorities.acts:

@@ -102,12 +102,15 @@ class Policies(engine.SchedulerSeam):
         admission = Switch("admission", self._counts) if config.admission and caches else None
         takes = (eviction,) if admission is None else (eviction, admission)
         self._bookkeeping = Switch("bookkeeping of workflows", self._counts, takes=takes)
+        priority = Switch("priority", self._counts) if config.priority else None
+        self._presage = Switch("presage", self._counts, takes=tuple(filter(None, (self._bookkeeping, priority))))
+        self._withdrawn = False
         self._wait_bounds = WaitBounds(config.objectives_settings())
         self.queue_policies = QueuePolicies(
             port,
             self._modes,
             self.workflow_table,
-            Switch("priority", self._counts) if config.priority else None,
+            priority,
             admission,
             self._wait_bounds,
             type(self).clock,
@@ -138,39 +141,24 @@ class Policies(engine.SchedulerSeam):
         texts = ("next-agent", "remaining-length") if config.texts else ()
         return load_forecasts(config, self.engine_port.config.served_model, self._state_layer, texts)
 
-    # What vLLM calls.
+    # What vLLM calls. An exception of ours never reaches it: whatever no switch of a policy has caught switches all of
+    # Presage off, and vLLM gets its own queues and free blocks back before it schedules again.
 
     def add_request(self, request: EngineRequest) -> None:
         """Adds a request, or the next part of a streamed input."""
-        self._follow_modes()
-        comes = self._acts and request.request_id not in self.engine_port.requests
-        if comes:
-            self._bookkeeping.attempt(self._arrives, request)
-            step = self.workflow_table.step(request.request_id)
-            stats_key, remaining = step.stats_key if step else "", None
-            if self._modes.of("priority", stats_key) or self._modes.of("admission", stats_key):
-                text = self._bookkeeping.attempt(self._texts.arrived, request) or {}
-                remaining = self.step_forecasts.remaining_tokens(request.request_id, request.num_prompt_tokens, text)
-            self.queue_policies.arrives(request, step, remaining)
+        comes = self._presage.attempt(self._comes, request)
         super().add_request(request)  # type: ignore[misc]
         if comes:
-            self.queue_policies.queued(request)
+            self._presage.attempt(self.queue_policies.queued, request)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """Schedules one iteration."""
+        if not self._presage.on:
+            self._withdraw()
         called_at = type(self).clock()
-        self._follow_modes()
-        self._note()
-        if not self._prepared or not self.engine_port.running:  # nothing runs: do the deferred work now
-            self._prepare()
-        self._prepared = False
-        acts, began_at = self._acts, type(self).clock()
-        if acts:
-            self.queue_policies.before()
-            if self.prefetcher is not None:
-                self.prefetcher.before()
+        began_at = self._presage.attempt(self._before_iteration)
         output = super().schedule(throttle_prefills)  # type: ignore[misc]
-        if acts:
+        if began_at is not None:
             self._unnoted = output, began_at
         if self._step_times is not None:
             self._timing.attempt(self._scheduled, self._step_times, output, called_at)
@@ -179,19 +167,15 @@ class Policies(engine.SchedulerSeam):
     def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
         """vLLM's own; does the deferred work first, as the model is running or about to run."""
         grammar = super().get_grammar_bitmask(scheduler_output)  # type: ignore[misc]
-        self._note()
-        self._prepare()
-        self._prepared = True
+        self._presage.attempt(self._beside_model)
         return grammar
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Processes the output of an iteration: reads hidden states, then removes internal requests."""
         now = type(self).clock()
-        self._note()
-        self.queue_policies.updated(scheduler_output, now)
-        self._bookkeeping.attempt(self._states.read, scheduler_output, model_runner_output)
+        self._presage.attempt(self._before_update, scheduler_output, model_runner_output, now)
         answers = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-        if self.schedules_ahead:
+        if self.schedules_ahead and self._presage.on:
             self._bookkeeping.attempt(self.step_forecasts.flush)
         if self.prefetcher is not None:
             self.prefetcher.done(scheduler_output, answers)
@@ -201,12 +185,7 @@ class Policies(engine.SchedulerSeam):
 
     def has_requests(self) -> bool:
         """Whether the engine has anything to do."""
-        if super().has_requests():  # type: ignore[misc]
-            return True
-        if self.prefetcher is None:
-            return False
-        self._bookkeeping.attempt(self.step_forecasts.flush)  # an idle engine has no iterations
-        return self.prefetcher.wants()
+        return bool(super().has_requests()) or bool(self._presage.attempt(self._has_internal_work))  # type: ignore[misc]
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Aborts prefetches, whose blocks would prevent the reset, then calls vLLM's own."""
@@ -218,26 +197,20 @@ class Policies(engine.SchedulerSeam):
         """vLLM's own, without internal requests."""
         stats = super().make_stats(*args, **kwargs)  # type: ignore[misc]
         if self.prefetcher is not None:
-            self.prefetcher.hide_from_stats(stats)
+            self._presage.attempt(self.prefetcher.hide_from_stats, stats)
         return stats
 
+    def request_leaves(self, request: EngineRequest) -> None:
+        """A request has finished or was aborted; vLLM still knows it.
+
+        Its iteration may not be noted yet: vLLM aborts between two calls of ours, also right after `schedule`.
+        """
+        self._presage.attempt(self._note)
+
     def request_left(self, request: EngineRequest) -> None:
-        """A request has finished or was aborted."""
+        """A request has finished or was aborted, and vLLM has freed it."""
         super().request_left(request)
-        self._note()
-        if self.prefetcher is not None:
-            self.prefetcher.left(request, self.workflow_table.step(request.request_id))
-        completed = engine.completed(request)
-        state_comes = completed and bool(self._bookkeeping.attempt(self._states.completed, request.request_id))
-        self._observing.left(request, state_comes)
-        self._bookkeeping.attempt(
-            self.step_forecasts.finished,
-            request.request_id,
-            completed,
-            request.num_output_tokens,
-            self.finish_reason(request),
-        )
-        self.queue_policies.left(request, completed)
+        self._presage.attempt(self._leaves, request)
 
     def shutdown(self) -> None:
         """Writes what the recorder has buffered and closes the file of step times, then calls vLLM's own."""
@@ -300,7 +273,7 @@ class Policies(engine.SchedulerSeam):
 
     def presage_status(self) -> dict[str, Any]:
         """The status of policies, models and counters, and the number of running workflows."""
-        self._note()
+        self._presage.attempt(self._note)
         self._bookkeeping.attempt(self.step_forecasts.flush)
         self._renewal.attempt(self._renew)  # an idle engine has no iterations
         eviction = self.block_order.switch if self.block_order is not None else None
@@ -398,6 +371,50 @@ class Policies(engine.SchedulerSeam):
     def _acts(self) -> bool:
         return self.queue_policies.active or self.step_forecasts.retention is not None or self._observing.on
 
+    def _withdraw(self) -> None:
+        """Gives vLLM its own queues and free blocks back, once Presage is off. Between two iterations only."""
+        if self._withdrawn:
+            return
+        self._withdrawn, self._unnoted, self._step_times = True, None, None
+        if self.prefetcher is not None:
+            self.prefetcher.drop()
+        for restore in (self.queue_policies.withdraw, partial(self._apply_to_blocks, Mode.OFF)):
+            try:
+                restore()
+            except Exception as error:
+                self._counts.add(ERRORS, "presage", type(error).__name__)
+
+    def _before_iteration(self) -> float | None:
+        """Does what is left to do before vLLM schedules; returns when that began, None if no policy acts."""
+        self._follow_modes()
+        self._note()
+        if not self._prepared or not self.engine_port.running:  # nothing runs: do the deferred work now
+            self._prepare()
+        self._prepared = False
+        if not self._acts:
+            return None
+        began_at = type(self).clock()
+        self.queue_policies.before()
+        if self.prefetcher is not None:
+            self.prefetcher.before()
+        return began_at
+
+    def _beside_model(self) -> None:
+        self._note()
+        self._prepare()
+        self._prepared = True
+
+    def _before_update(self, output: Iteration, computed: Any, now: float) -> None:
+        self._note()
+        self.queue_policies.updated(output, now)
+        self._bookkeeping.attempt(self._states.read, output, computed)
+
+    def _has_internal_work(self) -> bool:
+        if self.prefetcher is None:
+            return False
+        self._bookkeeping.attempt(self.step_forecasts.flush)  # an idle engine has no iterations
+        return self.prefetcher.wants()
+
     def _note(self) -> None:
         """Processes the requests that the last iteration has started, if that is not done yet."""
         if self._unnoted is None:
@@ -454,6 +471,35 @@ class Policies(engine.SchedulerSeam):
         file.scheduled(output, (prefilled, decoded, self.engine_port.context_tokens(output)), began_at)
 
     # Of one request.
+
+    def _comes(self, request: EngineRequest) -> bool:
+        """A request is about to be added; returns whether it is a new one and any policy acts."""
+        self._follow_modes()
+        if not self._acts or request.request_id in self.engine_port.requests:
+            return False
+        self._bookkeeping.attempt(self._arrives, request)
+        step = self.workflow_table.step(request.request_id)
+        stats_key, remaining = step.stats_key if step else "", None
+        if self._modes.of("priority", stats_key) or self._modes.of("admission", stats_key):
+            text = self._bookkeeping.attempt(self._texts.arrived, request) or {}
+            remaining = self.step_forecasts.remaining_tokens(request.request_id, request.num_prompt_tokens, text)
+        self.queue_policies.arrives(request, step, remaining)
+        return True
+
+    def _leaves(self, request: EngineRequest) -> None:
+        if self.prefetcher is not None:
+            self.prefetcher.left(request, self.workflow_table.step(request.request_id))
+        completed = engine.completed(request)
+        state_comes = completed and bool(self._bookkeeping.attempt(self._states.completed, request.request_id))
+        self._observing.left(request, state_comes)
+        self._bookkeeping.attempt(
+            self.step_forecasts.finished,
+            request.request_id,
+            completed,
+            request.num_output_tokens,
+            self.finish_reason(request),
+        )
+        self.queue_policies.left(request, completed)
 
     def _arrives(self, request: EngineRequest) -> None:
         sent = request.sampling_params.extra_args if request.sampling_params is not None else None

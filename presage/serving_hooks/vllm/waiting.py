@@ -151,9 +151,10 @@ class WaitingQueue:
 
     def _take_out(self, entry: tuple[Order, int, Any]) -> None:
         at = bisect_left(self._line, entry)
-        if at == len(self._line) or self._line[at] is not entry:  # NaN keys are not ordered
-            at = next(place for place, other in enumerate(self._line) if other is entry)
-        del self._line[at]
+        if at < len(self._line) and self._line[at] is entry:
+            del self._line[at]
+        else:  # NaN keys are not ordered
+            self._line = [other for other in self._line if other is not entry]
 
 
 class ShadowOrder(WaitingQueue):

@@ -221,6 +221,8 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
     added = set(vars(hooked)) - set(vars(own))
     assert added == {
         "_bookkeeping",
+        "_presage",
+        "_withdrawn",
         "_wait_bounds",
         "_returns",
         "_counts",

@@ -385,16 +385,16 @@ def test_the_gateway_before_it_changes_no_token_and_names_workflows(server: Serv
         )
         messages: Any = [{"role": "user", "content": " ".join(WORDS[:9])}]
         told = [
-            [
-                part.choices[0].delta.content
+            "".join(  # a busy server puts several tokens into one part
+                part.choices[0].delta.content or ""
                 for part in one.chat.completions.create(
                     model="tiny", messages=messages, max_tokens=6, temperature=0, stream=True
                 )
                 if part.choices
-            ]
+            )
             for one in (direct, proxied)
         ]
-        assert told[0] == told[1]
+        assert told[0] == told[1] != ""
         assert server.status()["workflows"] == alive + 4  # the client named none
         wrong = openai.OpenAI(base_url=f"{front.url}/v1", api_key="wrong", max_retries=0)
         with pytest.raises(openai.AuthenticationError):  # the server's own refusal

@@ -314,16 +314,18 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Receives the rows to capture in this step, and those to send of earlier ones."""
         super().bind_connector_metadata(connector_metadata)
-        wanted: Wanted = connector_metadata
+        try:
+            self._bound(connector_metadata)
+        except Exception as error:
+            self._fails(error)
+
+    def _bound(self, wanted: Wanted) -> None:
         if wanted.projections is not None:
             self._projector, self._whole = Projector(wanted.projections), wanted.whole
         self.requested_rows, self._keep_as = wanted.rows, wanted.iteration
         self._states = States() if wanted.rows or wanted.last else None
         if self._kept:
-            try:
-                self._send_kept(wanted)
-            except Exception as error:
-                self._fails(error)
+            self._send_kept(wanted)
 
     def captured(self, ids: Sequence[str], rows: Callable[[], Any]) -> None:
         """The model has computed these requests' rows, [batch, d]; read only if some are requested. Does not raise."""
@@ -375,6 +377,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def _fails(self, error: Exception) -> None:
         """Switches hidden states off. Logs only the kind of the error, whose message might repeat a prompt."""
-        self._wanted, self._projector = None, None
+        self._wanted = self._projector = self._states = None
+        self.requested_rows = {}
         self._kept.clear()
         logger.error("hidden states are switched off: %s", type(error).__name__)
