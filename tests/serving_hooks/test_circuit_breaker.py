@@ -1,11 +1,12 @@
-"""A predictor over its budget is switched off, logged once with counts, and stays off until it is reset.
+"""A predictor over its budget is switched off, logged once with counts, and tried again after a while.
 
-One that does not come back is left behind, and off for good.
+One that does not come back is left behind; it makes no other call until it is back.
 """
 
 import gc
 import logging
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ BUDGET = Budget(deadline_s=1.0, window=10, share=0.2, at_least=5)
 
 def guarded() -> tuple[CircuitBreaker, Clock]:
     clock = Clock()
-    return CircuitBreaker("next-agent version 3", BUDGET, clock), clock
+    return CircuitBreaker("next-agent version 3", BUDGET, clock, clock), clock
 
 
 def broken(error: BaseException | None = None) -> str:
@@ -105,23 +106,98 @@ def threads_of(called: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == called]
 
 
-def test_a_call_that_never_comes_back_is_left_and_the_predictor_off_for_good(caplog: pytest.LogCaptureFixture) -> None:
-    guard = CircuitBreaker("hangs", replace(BUDGET, hang_s=0.02, first_hang_s=0.02), Clock())
-    comes_back, called = threading.Event(), []
-    with caplog.at_level(logging.ERROR):
-        assert guard.call(comes_back.wait) == Refused(NOT_BACK)
-        assert guard.call(lambda: called.append(1)) == Refused(SWITCHED_OFF)
+def test_after_a_while_it_is_tried_again_and_the_pause_doubles_while_it_fails() -> None:
+    clock = Clock()
+    guard = CircuitBreaker("fails", replace(BUDGET, retry_s=10.0, hang_s=None), clock)
+    for pause_s in (10.0, 20.0, 40.0):
+        for _ in range(BUDGET.at_least):
+            assert guard.call(broken) == Refused("RuntimeError")
+        clock.now += pause_s - 1.0
+        assert guard.call(lambda: 1) == Refused(SWITCHED_OFF)
+        clock.now += 1.0
+    for _ in range(BUDGET.at_least):
+        assert guard.call(lambda: 1) == 1
+    for _ in range(2):
+        guard.call(broken)
+    assert guard.off, "2 of 7"
+    clock.now += 10.0
+    assert guard.call(lambda: 2) == 2, "it had recovered, so the first pause holds again"
+
+
+def test_the_deadline_is_in_time_of_the_cpu() -> None:
+    clock, cpu = Clock(), Clock()
+    guard = CircuitBreaker("waits for a core", replace(BUDGET, hang_s=None), clock, cpu)
+
+    def waits() -> None:
+        clock.now += 100.0
+        cpu.now += 0.1
+
+    for _ in range(20):
+        guard.call(waits)
+    assert (guard.off, guard.late) == (False, 0)
+
+
+def abandoned(guard: CircuitBreaker) -> threading.Event:
+    """The call of this event did not return in time."""
+    comes_back = threading.Event()
+    assert guard.call(comes_back.wait) == Refused(NOT_BACK)
+    return comes_back
+
+
+def comes_back(event: threading.Event, guard: CircuitBreaker) -> None:
+    event.set()
+    until = time.monotonic() + 60.0
+    while guard._thread is not None and guard._thread.busy:
+        assert time.monotonic() < until
+
+
+def test_one_pause_costs_the_calls_of_that_pause_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    guard = CircuitBreaker("pauses", replace(BUDGET, hang_s=0.02, first_hang_s=0.02), Clock())
+    called: list[int] = []
+    with caplog.at_level(logging.WARNING):
+        event = abandoned(guard)
+        assert guard.call(lambda: called.append(1)) == Refused(NOT_BACK)
         guard.reset()
-        assert guard.call(lambda: called.append(1)) == Refused(SWITCHED_OFF), (
-            "its thread may still change what it holds"
-        )
-    assert (called, guard.off, guard.hung, guard.calls) == ([], True, True, 1)
-    assert [record.getMessage()[:32] for record in caplog.records] == ["hangs is switched off for good: "]
+        assert guard.call(lambda: called.append(1)) == Refused(NOT_BACK), "its thread may still change what it holds"
+    assert (called, guard.off, guard.hung, guard.calls) == ([], False, True, 1)
+    assert [record.getMessage()[:35] for record in caplog.records] == ["pauses has no forecasts until its c"]
+    comes_back(event, guard)
+    assert guard.call(lambda: 5) == 5
+    assert (guard.off, guard.hung) == (False, False)
+
+
+def test_a_call_that_never_returns_is_left_behind() -> None:
+    guard = CircuitBreaker("hangs", replace(BUDGET, hang_s=0.02, first_hang_s=0.02, retry_s=1.0), clock := Clock())
+    event = abandoned(guard)
+    clock.now += 1e6
+    assert guard.call(lambda: 1) == Refused(NOT_BACK)
     (left,) = threads_of("hangs")
     assert left.daemon, "an engine that stops does not wait for it"
-    comes_back.set()
-    left.join(10.0)
+    del guard
+    gc.collect()
+    event.set()
+    left.join(60.0)
     assert not threads_of("hangs"), "once it comes back, it finds nobody and ends"
+
+
+def test_repeated_pauses_switch_it_off_for_a_while() -> None:
+    guard = CircuitBreaker("stalls", replace(BUDGET, hang_s=0.02, first_hang_s=0.02, hangs=1), clock := Clock())
+    comes_back(abandoned(guard), guard)
+    assert not guard.off
+    comes_back(abandoned(guard), guard)
+    assert guard.call(lambda: 1) == Refused(SWITCHED_OFF)
+    clock.now += BUDGET.retry_s
+    assert guard.call(lambda: 1) == 1
+
+
+def test_a_newer_breaker_of_the_same_predictor_waits_for_the_same_thread() -> None:
+    old = CircuitBreaker("old", replace(BUDGET, hang_s=0.02, first_hang_s=0.02), Clock())
+    event = abandoned(old)
+    new = CircuitBreaker("new", BUDGET, Clock())
+    new.follow(old)
+    assert new.call(lambda: 1) == Refused(NOT_BACK)
+    comes_back(event, old)
+    assert new.call(lambda: 1) == 1
 
 
 def test_first_calls_may_compile() -> None:
