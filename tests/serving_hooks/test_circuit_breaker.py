@@ -144,11 +144,13 @@ def abandoned(guard: CircuitBreaker) -> threading.Event:
     return comes_back
 
 
-def comes_back(event: threading.Event, guard: CircuitBreaker) -> None:
+def comes_back(event: threading.Event, guard: CircuitBreaker) -> object:
+    """The abandoned call returns; the result of the next one."""
     event.set()
     until = time.monotonic() + 60.0
-    while guard._thread is not None and guard._thread.busy:
+    while (found := guard.call(lambda: 5)) == Refused(NOT_BACK):
         assert time.monotonic() < until
+    return found
 
 
 def test_one_pause_costs_the_calls_of_that_pause_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
@@ -161,8 +163,7 @@ def test_one_pause_costs_the_calls_of_that_pause_and_no_more(caplog: pytest.LogC
         assert guard.call(lambda: called.append(1)) == Refused(NOT_BACK), "its thread may still change what it holds"
     assert (called, guard.off, guard.hung, guard.calls) == ([], False, True, 1)
     assert [record.getMessage()[:35] for record in caplog.records] == ["pauses has no forecasts until its c"]
-    comes_back(event, guard)
-    assert guard.call(lambda: 5) == 5
+    assert comes_back(event, guard) == 5
     assert (guard.off, guard.hung) == (False, False)
 
 
@@ -182,12 +183,15 @@ def test_a_call_that_never_returns_is_left_behind() -> None:
 
 def test_repeated_pauses_switch_it_off_for_a_while() -> None:
     guard = CircuitBreaker("stalls", replace(BUDGET, hang_s=0.02, first_hang_s=0.02, hangs=1), clock := Clock())
-    comes_back(abandoned(guard), guard)
-    assert not guard.off
-    comes_back(abandoned(guard), guard)
+    assert comes_back(abandoned(guard), guard) == 5
+    event = abandoned(guard)
     assert guard.call(lambda: 1) == Refused(SWITCHED_OFF)
     clock.now += BUDGET.retry_s
-    assert guard.call(lambda: 1) == 1
+    event.set()
+    until = time.monotonic() + 60.0
+    while guard.call(lambda: 1) == Refused(SWITCHED_OFF):
+        assert time.monotonic() < until
+    assert not guard.off
 
 
 def test_a_newer_breaker_of_the_same_predictor_waits_for_the_same_thread() -> None:
@@ -196,8 +200,7 @@ def test_a_newer_breaker_of_the_same_predictor_waits_for_the_same_thread() -> No
     new = CircuitBreaker("new", BUDGET, Clock())
     new.follow(old)
     assert new.call(lambda: 1) == Refused(NOT_BACK)
-    comes_back(event, old)
-    assert new.call(lambda: 1) == 1
+    assert comes_back(event, new) == 5
 
 
 def test_first_calls_may_compile() -> None:
