@@ -9,6 +9,7 @@ this module does not.
 import fcntl
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 DATABASE_FILE: Final = "mlflow.db"
 ARTIFACTS_FOLDER: Final = "mlartifacts"
+
+_MOST_ATTACHED_BYTES: Final = 64 << 20
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\x00"
 _DEFAULTS: Final = {
@@ -190,6 +193,8 @@ def registry_errors(uri: str, doing: str) -> Iterator[None]:
         from requests.exceptions import RequestException
         from sqlalchemy.exc import SQLAlchemyError
 
+        if isinstance(error, MemoryError) or isinstance(error.__context__, MemoryError):  # MLflow wraps it
+            raise RegistryError(f"{doing} in {uri}: the answer is larger than the memory for it.") from error
         if isinstance(error, MlflowException | RequestException | SQLAlchemyError):
             raise RegistryError(_one_line(uri, doing, error)) from error
         if isinstance(error, OSError):
@@ -201,6 +206,11 @@ def registry_errors(uri: str, doing: str) -> Iterator[None]:
 
 def _one_line(uri: str, doing: str, error: Exception) -> str:
     text = str(error)
+    if failed := re.search(r"too many (\d+) error responses", text):
+        return (
+            f"{doing}: the MLflow server at {uri} runs, and answers with HTTP status {failed[1]}. Read its log, or try "
+            "again later."
+        )
     if "Max retries exceeded" in text or "Connection refused" in text or "timed out" in text:
         return f"{doing}: the MLflow server at {uri} does not answer. Start it, or correct MLFLOW_TRACKING_URI."
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
@@ -263,7 +273,16 @@ def attached(registry: Registry, name: str, version: int, folder: str, file: str
     run_id = registry.version(name, version).run_id
     path = f"{folder}/{file}".lstrip("/")
     with registry_errors(registry.uri, f"reading {path} of {name!r} version {version}"):
-        if not run_id or path not in {found.path for found in registry.client.list_artifacts(run_id, folder or None)}:
+        if not run_id:
             return None
+        listed = registry.client.list_artifacts(run_id, folder or None)
+        size_bytes = {found.path: found.file_size or 0 for found in listed}
+        if path not in size_bytes:
+            return None
+        if size_bytes[path] > _MOST_ATTACHED_BYTES:
+            raise RegistryError(
+                f"{path} of {name!r} version {version}: found {size_bytes[path]:,} bytes; expected at most "
+                f"{_MOST_ATTACHED_BYTES:,}. Presage attaches no such file: remove it."
+            )
         with tempfile.TemporaryDirectory() as scratch:
             return Path(registry.client.download_artifacts(run_id, path, scratch)).read_bytes()

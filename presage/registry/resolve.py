@@ -141,15 +141,20 @@ def parse(reference: str) -> tuple[str, str | None, int | None]:
     return match["name"], match["alias"], int(match["version"]) if match["version"] else None
 
 
-def current_aliases(registry: Registry, name: str) -> dict[str, int]:
-    """Version by alias, in one short request; empty if there is no such model.
+def alias_holder(registry: Registry, name: str, alias: str) -> int | None:
+    """The version that has an alias, in one short request; None if no existing version of such a model has it.
 
     Raises RegistryError if the registry does not answer.
     """
-    escaped = name.replace("'", "''")
-    with registry_errors(registry.uri, f"reading the aliases of {name!r}"):
-        found = registry.client.search_registered_models(filter_string=f"name = '{escaped}'", max_results=1)
-        return {alias: int(held) for model in found for alias, held in model.aliases.items()}
+    with registry_errors(registry.uri, f"reading the alias {alias!r} of {name!r}"):
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return int(registry.client.get_model_version_by_alias(name, alias).version)
+        except MlflowException as error:
+            if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                raise
+            return None
 
 
 def _behind_alias(registry: Registry, name: str, alias: str) -> int:

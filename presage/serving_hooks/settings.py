@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from presage.predictors.common.forecast import RETENTION_TARGET
 from presage.serving_hooks.forecasting.circuit_breaker import HANG_S, Budget
+from presage.serving_hooks.forecasting.registry_process import MOST_MB
 from presage.serving_hooks.mode_names import ADMIN_KEY_VARIABLE, ModeName, PolicyName
 from presage.serving_hooks.policies.wait_bounds import Objective, Objectives
 from presage.serving_hooks.recorder.config import RecorderConfig
@@ -87,11 +88,17 @@ class ForecastSettings(BaseModel):
     """MLflow tracking URI of the registry; by default MLFLOW_TRACKING_URI, else mlflow.db in the working directory if
     it exists, else no registry. The engine never creates one"""
     forecast_deadline_ms: float = Field(1000 * Budget.deadline_s, ge=0.001)
-    """milliseconds a forecast may take before it counts as late"""
+    """milliseconds of CPU time a forecast may take before it counts as late"""
+    forecast_hang_ms: float = Field(1000 * HANG_S, gt=0)
+    """milliseconds after which the engine waits no longer for a forecast; that model makes no other until it is back"""
+    retry_s: float = Field(Budget.retry_s, gt=0)
+    """seconds after which a model that was switched off is tried again; doubles each time in a row, up to an hour"""
     error_budget: float = Field(Budget.share, ge=0, lt=1)
     """share of a model's latest forecasts that may fail or be late; above it the model is switched off"""
     reload_s: float | None = Field(30.0, gt=0)
-    """seconds between two checks of the registry for newer versions; null for never"""
+    """seconds between two checks of the registry for newer versions, on average; null for never"""
+    registry_memory_mb: int = Field(MOST_MB, ge=512)
+    """MB of memory for the process that talks to the registry and tries versions; what needs more is refused"""
     truth: bool = True
     """compare forecasts of the registry's models with outcomes; a workflow type that has drifted gets forecasts from
     online counts"""
@@ -111,4 +118,11 @@ class ForecastSettings(BaseModel):
 
     def forecast_budget(self) -> Budget:
         """The limits of each model; first calls get no longer deadline, since the trial has compiled the models."""
-        return Budget(deadline_s=self.forecast_deadline_ms / 1000, share=self.error_budget, first_hang_s=HANG_S)
+        hang_s = self.forecast_hang_ms / 1000
+        return Budget(
+            deadline_s=self.forecast_deadline_ms / 1000,
+            share=self.error_budget,
+            hang_s=hang_s,
+            first_hang_s=hang_s,
+            retry_s=self.retry_s,
+        )

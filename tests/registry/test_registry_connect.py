@@ -4,6 +4,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,22 @@ def test_a_server_that_never_answers_is_given_up_on() -> None:
         silent.listen()
         with pytest.raises(RegistryError, match="does not answer"):
             open_registry(f"http://127.0.0.1:{silent.getsockname()[1]}")
+
+
+def test_a_server_that_fails_is_not_to_be_started() -> None:
+    class Fails(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(500)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Fails) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(RegistryError, match="runs, and answers with HTTP status 500") as raised:
+            open_registry(f"http://127.0.0.1:{server.server_address[1]}")
+        server.shutdown()
+    assert "Start it" not in str(raised.value)
 
 
 def test_probing_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

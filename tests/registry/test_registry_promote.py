@@ -12,6 +12,7 @@ from presage.registry.connect import Registry, attached
 from presage.registry.gates import Gate, Verdict
 from presage.registry.package import RegisteredVersion
 from presage.registry.promote import check_alias, list_models, promote, rollback, vacant_aliases
+from presage.registry.resolve import alias_holder
 
 Register = Callable[[str], RegisteredVersion]
 
@@ -182,10 +183,11 @@ def test_the_alias_of_a_deleted_version_counts_as_none_and_can_be_rolled_back(
         {"name": name, "alias": "champion", "version": 2 if dangling else None, "former": 1}
     ]
     assert champion(registry, name) is None
+    assert alias_holder(registry, name, "champion") is None
     assert bool(registry.client.get_registered_model(name).aliases) == dangling
     promote(registry, verdict(name, 3), against=None, dry_run=True, data_digest="x")
     assert rollback(registry, name) == (None, 1)
-    assert champion(registry, name) == 1
+    assert champion(registry, name) == alias_holder(registry, name, "champion") == 1
     assert [of for of in vacant_aliases(registry) if of["name"] == name] == []
 
 

@@ -9,18 +9,23 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 from serving_samples import Clock
 from tiny_model import STATE_SIZE, Tiny
 
-from presage.errors import ArtefactError, RegistryError
+from presage.errors import ArtefactError, PresageError, RegistryError
 from presage.predictors.common.artefact import artefact_digest, read_artefact, write_artefact
 from presage.registry.connect import open_registry
 from presage.registry.package import register
-from presage.serving_hooks.forecasting.reload import ProcessEnded, RegistryClient
+from presage.serving_hooks.forecasting.champions import predictors
+from presage.serving_hooks.forecasting.reload import ProcessEnded, RegistryClient, by_kind
 from presage.serving_hooks.forecasting.sources import load_validated
+from presage.serving_hooks.vllm.config import PresageConfig
 
 AGENTS = {"next-agent": "models:/next-agent@champion"}
 ROW = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
@@ -31,6 +36,28 @@ def silent() -> Iterator[str]:
     """A registry that takes connections and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def endless() -> Iterator[str]:
+    """A registry whose every answer has three gigabytes."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(3 << 30))
+            self.end_headers()
+            with suppress(OSError):
+                for _ in range(3 << 10):
+                    self.wfile.write(bytes(1 << 20))
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 def process_id(client: RegistryClient) -> int | None:
@@ -118,6 +145,39 @@ def test_an_answer_that_takes_too_long_ends_the_process(silent: str) -> None:
         asked.versions(AGENTS)
     assert raised.value.late
     assert process_id(asked) is None
+
+
+@pytest.mark.slow
+def test_an_answer_without_end_costs_neither_the_engine_nor_the_process(endless: str) -> None:
+    asked = RegistryClient(lambda: endless, most_mb=512)
+    for _ in range(2):
+        with pytest.raises(RegistryError, match="larger than the memory for it"):
+            asked.versions(AGENTS)
+    of = Path(f"/proc/{process_id(asked)}")
+    peak = next(line for line in (of / "status").read_text().splitlines() if line.startswith("VmHWM"))
+    assert int(peak.split()[1]) < 1024 * 1024, "kB"
+    assert (of / "oom_score_adj").read_text() == "1000\n", "the kernel ends it before the engine"
+
+
+@pytest.mark.slow
+def test_a_version_that_needs_more_memory_is_refused_and_that_is_said(tmp_path: Path) -> None:
+    """Depending on where it ends, Python raises or a library gives up and ends the process."""
+    registry = open_registry(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    tensors = {"bias": np.zeros(25 << 20, np.float32)}
+    write_artefact(tmp_path / "large", kind="next-agent", config={}, tensors=tensors, training_data={})
+    register(registry, tmp_path / "large", name="next-agent", metrics={}, params={}, tags={}, input_example=[ROW])
+    asked = RegistryClient(lambda: registry.uri, most_mb=400)
+    with pytest.raises(PresageError, match=r"(?i)memory"):
+        asked.trial("next-agent", "models:/next-agent/1")
+
+
+@pytest.mark.slow
+def test_an_engine_starts_without_a_registry_that_does_not_answer_in_time(
+    silent: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = predictors(PresageConfig(registry=silent), most_s=1.0)
+    assert {held.reason for held in by_kind(found).values()} == {"no answer within 1 s"}
+    assert len(caplog.records) == 1
 
 
 def test_one_that_ends_is_started_again_after_a_while_and_each_time_after_a_longer_one(tmp_path: Path) -> None:

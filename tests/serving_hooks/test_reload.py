@@ -10,7 +10,7 @@ import pytest
 
 from presage.errors import ArtefactError, RegistryError
 from presage.registry.resolve import parse
-from presage.serving_hooks.forecasting.reload import ProcessEnded, RegistryClient, Reload
+from presage.serving_hooks.forecasting.reload import ProcessEnded, RegistryClient, Reload, around
 from presage.serving_hooks.forecasting.sources import Held, Predictors
 
 AGENTS, LENGTHS = "models:/next-agent@champion", "models:/remaining-length@champion"
@@ -151,7 +151,7 @@ def test_a_registry_that_is_down_and_back_is_said_twice_and_what_was_missed_come
     with caplog.at_level(logging.WARNING):
         reload.look()
         reload.look()
-        assert "does not answer" in reload.troubles["registry"]
+        assert "does not answer; retrying (next-agent: no model is loaded)" in reload.troubles["registry"]
         made.down = False
         reload.look()
     assert versions(reload.take()) == (7, None)
@@ -166,7 +166,7 @@ def test_a_registry_that_fails_while_a_version_is_fetched_refuses_nothing() -> N
     made.faults["models:/next-agent/2"] = fails(RegistryError("the download broke off"))
     reload.look()
     assert (reload.take(), reload.refused) == (None, {})
-    assert "broke off" in reload.troubles["next-agent"]
+    assert "broke off; version 1 stays" in reload.troubles["next-agent"]
     made.faults.clear()
     reload.look()
     assert versions(reload.take()) == (2, 1)
@@ -243,6 +243,10 @@ def test_it_looks_in_a_thread_of_its_own_until_it_is_closed() -> None:
     assert tried.wait(30)
     reload.close()
     assert made.down, "the worker is asked to end"
+
+
+def test_checks_of_a_fleet_spread_around_their_interval() -> None:
+    assert [around(30.0, lambda share=share: share) for share in (0.0, 0.5, 1.0)] == [22.5, 30.0, 37.5]
 
 
 def test_folders_are_not_watched() -> None:

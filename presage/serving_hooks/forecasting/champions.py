@@ -10,17 +10,18 @@ import importlib
 import inspect
 import logging
 import os
+import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from presage.errors import ConfigurationError, PresageError, RegistryError
+from presage.errors import ConfigurationError, RegistryError, why
 from presage.features.input_profiles import PROFILES, STATES, TARGETS, TEXT, TOKENS, Sources
 from presage.features.moment import COMPLETION, PREFILL, Moment
-from presage.registry.connect import DATABASE_FILE, Registry, open_existing
+from presage.registry.connect import DATABASE_FILE, Registry
 from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.forecasting.adapters import warm
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
@@ -40,6 +41,10 @@ NO_REGISTRY: Final = (
     f"no registry: neither the setting presage.registry nor MLFLOW_TRACKING_URI names one, and the working directory "
     f"holds no {DATABASE_FILE}"
 )
+
+START_S: Final = 300.0
+"""Time limit of the load at the start; compiling on a new machine takes most of it. The reload tries what is late
+again."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +92,7 @@ class Champions:
         )
         if config.reload_s is not None:
             warm()  # compiles now, in case a model is loaded while serving
-        registry = RegistryClient(partial(resolve_registry_uri, config.registry))
+        registry = RegistryClient(partial(resolve_registry_uri, config.registry), most_mb=config.registry_memory_mb)
         self.reload = Reload(found, registry, config.reload_s)
         self._report_models(found)
 
@@ -106,7 +111,7 @@ class Champions:
             ("remaining-length", found.remaining_length.predictor is before.lengths),
         ):
             if same and before.breakers[kind].hung:  # the abandoned thread may still change the predictor
-                forecaster.breakers[kind].off = forecaster.breakers[kind].hung = True
+                forecaster.breakers[kind].follow(before.breakers[kind])
         self.source.take_over(forecaster)
         self.returns.take_over(found.return_time.predictor, found.return_time.version)
         self._renewed += 1
@@ -169,7 +174,7 @@ class Champions:
             self._promoted_under.pop(kind, None)
             if held.predictor is None:
                 continue
-            _log.info("%s: %s", kind, self.models[kind])
+            _log.info("%s: %s, %s", kind, self.models[kind], held.digest)
             if held.profile is not None and held.profile in TARGETS:
                 answers = kind == "return-time" and self._config.answers  # they are its texts
                 self._promoted_under[kind] = PROFILES[TARGETS[held.profile]] & held.predictor.reads
@@ -183,33 +188,44 @@ class Champions:
                     )
 
 
-def predictors(config: ForecastSettings) -> Predictors:
-    """The configured models, each loaded or with the reason why not. Logs what is missing."""
-    uri = resolve_registry_uri(config.registry)
-    registry: Registry | None = None
-    without = NO_REGISTRY
-    if uri is not None:
-        try:
-            registry = open_existing(uri)
-        except Exception as error:
-            without = str(error) if isinstance(error, PresageError) else f"{uri}: {type(error).__name__}"
+def predictors(config: ForecastSettings, most_s: float = START_S) -> Predictors:
+    """The configured models, each loaded or with the reason why not. Logs what is missing.
 
-    def opened() -> Registry:
-        if registry is None:
-            raise RegistryError(without)
-        return registry
+    Versions of the registry are fetched and tried by the process beside the engine, which takes neither its memory nor,
+    in all, more than `most_s` seconds of its start.
+    """
+    wanted: dict[str, str | None] = {kind.name: getattr(config, kind.name) for kind in fields(Predictors)}
+    registered = {kind: name for kind, name in wanted.items() if name is not None and name.startswith("models:")}
+    found = resolve_predictors(_no_registry, **(wanted | dict.fromkeys(registered)))
+    return replace(found, **_registered(config, registered, most_s)) if registered else found
 
-    wanted = {kind.name: getattr(config, kind.name) for kind in fields(Predictors)}
-    # Without a registry nothing is resolved, so that the log warns once and not for each model.
-    missing: dict[str, Any] = {
-        kind: Held(None, name, reason=without)
-        for kind, name in wanted.items()
-        if registry is None and name is not None and name.startswith("models:")
-    }
-    if missing:
+
+def _no_registry() -> Registry:
+    raise RegistryError(NO_REGISTRY)
+
+
+def _registered(config: ForecastSettings, references: Mapping[str, str], most_s: float) -> dict[str, Any]:
+    """The `Held` of each reference by field of `Predictors`."""
+    registry = RegistryClient(partial(resolve_registry_uri, config.registry), most_s, config.registry_memory_mb)
+    until = time.monotonic() + most_s
+    found: dict[str, Held[Any]] = {}
+    try:
+        without = NO_REGISTRY if registry.versions({}) is None else None
+        for kind, reference in references.items() if without is None else ():
+            registry.most_s = max(until - time.monotonic(), 1.0)
+            try:
+                found[kind] = registry.load(kind.replace("_", "-"), reference)
+            except Exception as error:
+                _log.warning("%s is not used: %s", reference, why(error))
+                found[kind] = Held(None, reference, reason=why(error))
+    except Exception as error:
+        without = why(error)
+    finally:
+        registry.close()
+    if without is not None:  # the log warns once and not for each model
         _log.warning("%s; using online counts once there are enough", without.rstrip("."))
-    found = resolve_predictors(opened, **(wanted | dict.fromkeys(missing)))
-    return replace(found, **missing)
+        return {kind: Held(None, reference, reason=without) for kind, reference in references.items()}
+    return found
 
 
 def _text_models(found: Predictors) -> dict[ModelKind, TextModel]:

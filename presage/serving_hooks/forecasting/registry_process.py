@@ -3,8 +3,8 @@
 MLflow, compilation and the trial of a version would hold the GIL of the engine, which loads the code compiled here from
 numba's cache. Queries come on standard input, one line of JSON each:
 
-    {"versions": {KIND: REFERENCE, …}, "registry": URI, "most_s": S}
-    {"trial": KIND, "reference": "models:/NAME/VERSION", "registry": URI, "most_s": S}
+    {"versions": {KIND: REFERENCE, …}, "registry": URI, "most_s": S, "most_mb": N}
+    {"trial": KIND, "reference": "models:/NAME/VERSION", "registry": URI, "most_s": S, "most_mb": N}
 
 Answers go to standard output, after lines for log messages, `{"level": 30, "message": "…"}`:
 
@@ -13,7 +13,8 @@ Answers go to standard output, after lines for log messages, `{"level": 30, "mes
     {"error": "…", "registry": true}       an error of the registry, which may be retried; false: of the version
 
 The process ends with its standard input, and so with the engine. An answer that takes longer than `most_s` ends it too,
-by a kernel alarm, which works even while code holds the interpreter.
+by a kernel alarm, which works even while code holds the interpreter. An answer or a version that needs more memory than
+`most_mb` fails here, and if the machine runs out of memory, the kernel ends this process before the engine.
 """
 
 from __future__ import annotations
@@ -21,17 +22,24 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, Final
 
-from presage.errors import RegistryError, why
+from presage.errors import OutputError, RegistryError, why
 from presage.registry.connect import Registry, open_existing
-from presage.registry.resolve import current_aliases, parse
+from presage.registry.resolve import alias_holder, parse
+
+MOST_MB: Final = 3072
+"""Memory limit by default. The process takes 300 MB before a trial, 450 with torch, and the tensors of a version a few
+times."""
 
 _NICE: Final = 5
 """Low enough to yield to the engine, high enough to try versions on a busy machine."""
@@ -52,17 +60,17 @@ def answer(query: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:
         if versions:
             _opened.cache_clear()
-        return {"error": why(error), "registry": versions or isinstance(error, RegistryError)}
+        return {"error": why(error), "registry": versions or isinstance(error, RegistryError | OutputError)}
 
 
 def version_of(reference: str, registry: Registry) -> int | None:
-    """The version of a reference: that of its alias, None if there is no such alias, or its own number, unchecked.
+    """The version of a reference: that of its alias, None if none has it, or its own number, unchecked.
 
     Raises:
         RegistryError: the registry does not answer, or the reference is malformed.
     """
     name, alias, version = parse(reference)
-    return version if alias is None else current_aliases(registry, name).get(alias)
+    return version if alias is None else alias_holder(registry, name, alias)
 
 
 def _trial(kind: str, reference: str, registry: Registry) -> dict[str, Any]:
@@ -102,11 +110,23 @@ def _read(lines: SimpleQueue[bytes]) -> None:
     os._exit(0)  # the engine is gone
 
 
+def limit_memory(most_mb: int) -> None:
+    """Bounds the memory of this process, in MB; files that are mapped, such as libraries for a GPU, do not count.
+
+    So RLIMIT_DATA and not RLIMIT_AS: a build of torch for CUDA maps gigabytes that it never touches here.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = most_mb << 20
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
 def main() -> None:
     """Answers queries until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal: the engine handles it
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     os.nice(_NICE)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries may print
     logger = logging.getLogger("presage")
@@ -117,8 +137,12 @@ def main() -> None:
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     while True:
         query = json.loads(lines.get())
+        limit_memory(query["most_mb"])
         signal.setitimer(signal.ITIMER_REAL, query["most_s"])
-        found = answer(query)
+        try:
+            found = answer(query)
+        except BaseException:  # a library in Rust panics, such as for want of memory
+            os._exit(1)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _write(answers, found)
 

@@ -1,9 +1,10 @@
 """Reloads an engine's models when their registry references resolve to newer versions (docs/serving.md, Reload).
 
-A process beside the engine (`registry_process.py`) resolves the references periodically, and fetches, loads and tries
-new versions. New versions go live only after every changed model passes: a thread here loads them from local files,
-which takes milliseconds, and the engine's thread takes the set between two iterations. A version that fails its trial
-is refused once, together with its set; a model that the engine does not have yet does not hold up others by failing.
+A process beside the engine (`registry_process.py`) resolves the references periodically, at intervals that vary at
+random so that a fleet does not ask at once, and fetches, loads and tries new versions. New versions go live only after
+every changed model passes: a thread here loads them from local files, which takes milliseconds, and the engine's thread
+takes the set between two iterations. A version that fails its trial is refused once, together with its set; a model
+that the engine does not have yet does not hold up others by failing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from presage.errors import ArtefactError, PresageError, RegistryError, why
 from presage.registry.resolve import parse
+from presage.serving_hooks.forecasting.registry_process import MOST_MB
 from presage.serving_hooks.forecasting.sources import Held, load_validated
 from presage.serving_hooks.monitoring.promoted import read_promoted
 
@@ -45,7 +48,10 @@ _LAST_S: Final = 5.0
 """Seconds between a process's last output and its end."""
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "presage.serving_hooks.forecasting.registry_process")
-_NO_DEVICE: Final = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+_ENVIRONMENT: Final = {
+    **{"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
+    "RUST_BACKTRACE": "0",  # safetensors would hang: a backtrace takes memory, and there is none left
+}
 
 _SWITCH_S: Final = 0.0002
 """Thread switch interval while versions are loaded here. Each forecast goes to the circuit breaker's thread and back;
@@ -82,8 +88,10 @@ class RegistryClient:
     Args:
         uri: of the registry, called for each query; returns None if there is none.
         most_s: time limit of one answer.
+        most_mb: memory limit of the process.
 
     Attributes:
+        most_s: as given; may be changed between queries.
         process: None if it is not running.
     """
 
@@ -91,10 +99,12 @@ class RegistryClient:
         self,
         uri: Callable[[], str | None],
         most_s: float = MOST_S,
+        most_mb: int = MOST_MB,
         clock: Callable[[], float] = time.monotonic,
         command: tuple[str, ...] = _COMMAND,
     ) -> None:
-        self._uri, self._most_s, self._clock, self._command = uri, most_s, clock, command
+        self.most_s = most_s
+        self._uri, self._most_mb, self._clock, self._command = uri, most_mb, clock, command
         self.process: subprocess.Popen[bytes] | None = None
         self._finalize: weakref.finalize[..., Any] | None = None
         self._lock = threading.Lock()
@@ -130,6 +140,13 @@ class RegistryClient:
             profile=answer["profile"],
         )
 
+    def load(self, kind: str, reference: str) -> Held[Any]:
+        """Fetches and tries one version in the process, then loads it here; raises as `trial`."""
+        tried = self.trial(kind, reference)
+        assert tried.folder is not None
+        assert tried.digest is not None
+        return replace(tried, predictor=load_validated(kind, tried.folder, tried.digest))
+
     def rest(self) -> None:
         """Ends the process until the next query, to free the memory of a trial."""
         with self._lock:
@@ -146,7 +163,7 @@ class RegistryClient:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps({**what, "most_s": self._most_s}).encode() + b"\n")
+            process.stdin.write(json.dumps({**what, "most_s": self.most_s, "most_mb": self._most_mb}).encode() + b"\n")
             process.stdin.flush()
             while line := process.stdout.readline():
                 answer: dict[str, Any] = json.loads(line)
@@ -170,7 +187,7 @@ class RegistryClient:
                 wait_s = self._not_before - self._clock()
                 if wait_s > 0:
                     raise ProcessEnded(f"the registry process is started again in {wait_s:.0f} s", queried=False)
-                environment = {**os.environ, **_NO_DEVICE}
+                environment = {**os.environ, **_ENVIRONMENT}
                 self.process = subprocess.Popen(
                     self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
                 )
@@ -186,8 +203,9 @@ class RegistryClient:
             self._not_before = self._clock() + min(_FIRST_WAIT_S * 2 ** (self._ended - 1), _LONGEST_WAIT_S)
         code = process.returncode
         if code == -signal.SIGALRM:
-            return ProcessEnded(f"no answer within {self._most_s:g} s", late=True)
-        return ProcessEnded(f"the registry process has ended ({_in_words(code)}); it is started again")
+            return ProcessEnded(f"no answer within {self.most_s:.0f} s", late=True)
+        memory = f"if it needs more memory than {self._most_mb} MB, raise registry_memory_mb"
+        return ProcessEnded(f"the registry process has ended ({_in_words(code)}); it is started again; {memory}")
 
     def _end(self) -> None:
         if self._finalize is not None:
@@ -209,12 +227,18 @@ def _in_words(code: int) -> str:
         return f"exit status {code}"
 
 
+def around(every_s: float, draw: Callable[[], float]) -> float:
+    """A wait of about so many seconds, between 3/4 and 5/4 of them; `draw` returns a number from 0 to 1."""
+    return every_s * (0.75 + 0.5 * draw())
+
+
 class Reload(Generic[Models]):
     """Keeps the versions of a set of models up to date.
 
     Args:
         held: the models at the start.
-        every_s: seconds between two checks; None for no checks.
+        every_s: seconds between two checks, on average; None for no checks.
+        draw: a random number from 0 to 1.
 
     Attributes:
         refused: reasons by version.
@@ -222,7 +246,12 @@ class Reload(Generic[Models]):
     """
 
     def __init__(
-        self, held: Models, registry: RegistryClient, every_s: float | None, load: Load = load_validated
+        self,
+        held: Models,
+        registry: RegistryClient,
+        every_s: float | None,
+        load: Load = load_validated,
+        draw: Callable[[], float] = random.random,
     ) -> None:
         self.refused: dict[str, str] = {}
         self.troubles: dict[str, str] = {}
@@ -233,7 +262,7 @@ class Reload(Generic[Models]):
             for kind, of in self._held.items()
             if of.reference is not None and of.reference.startswith("models:")
         }
-        self._registry, self._every_s, self._load_folder = registry, every_s, load
+        self._registry, self._every_s, self._load_folder, self._draw = registry, every_s, load, draw
         self._ends: Counter[str] = Counter()
         self._ready: deque[Models] = deque(maxlen=1)
         self._stop = threading.Event()
@@ -261,7 +290,8 @@ class Reload(Generic[Models]):
             versions = self._registry.versions(self._watched)
         except Exception as error:
             if not self._stop.is_set():
-                self._trouble("registry", f"{why(error).rstrip('.')}; keeping the current versions and retrying")
+                kept = ", ".join(f"{kind}: {self._stays(kind)}" for kind in self._watched)
+                self._trouble("registry", f"{why(error).rstrip('.')}; retrying ({kept})")
             return
         if versions is None:
             return
@@ -275,7 +305,7 @@ class Reload(Generic[Models]):
             self._trouble("reload", f"a check of the registry failed: {why(error)}")
 
     def _run(self, every_s: float) -> None:
-        while not self._stop.wait(every_s):
+        while not self._stop.wait(around(every_s, self._draw)):
             self.look()
 
     def _new(self, versions: Mapping[str, int | None]) -> dict[str, int]:
@@ -285,8 +315,7 @@ class Reload(Generic[Models]):
             held = self._held[kind]
             if version is None:
                 if held.predictor is not None:
-                    gone = f"{held.reference} no longer resolves to a version; version {held.version} stays"
-                    self._trouble(kind, gone)
+                    self._trouble(kind, f"{held.reference} no longer resolves to a version; {self._stays(kind)}")
             elif held.predictor is not None and version == held.version:
                 self._trouble(kind, None)
             elif _called(kind, version) not in self.refused:
@@ -315,7 +344,7 @@ class Reload(Generic[Models]):
                 if self._stop.is_set():
                     return None
                 if self._again(kind, version, error):
-                    self._trouble(kind, f"{_called(kind, version)} is not available: {error}")
+                    self._trouble(kind, f"{_called(kind, version)} is not available: {error}; {self._stays(kind)}")
                     return None
                 self._refuse(kind, version, error)
                 if self._held[kind].predictor is not None:
@@ -349,9 +378,12 @@ class Reload(Generic[Models]):
 
     def _refuse(self, kind: str, version: int, error: Exception) -> None:
         reason = self.refused[_called(kind, version)] = why(error)
+        _log.error("%s is refused, %s: %s", _called(kind, version), self._stays(kind), reason)
+
+    def _stays(self, kind: str) -> str:
+        """Which version serves meanwhile."""
         held = self._held[kind]
-        stays = f"version {held.version} stays" if held.predictor is not None else "no model is loaded"
-        _log.error("%s is refused, %s: %s", _called(kind, version), stays, reason)
+        return f"version {held.version} stays" if held.predictor is not None else "no model is loaded"
 
     def _trouble(self, about: str, what: str | None) -> None:
         """Records a problem, or with None its end; logs only changes."""

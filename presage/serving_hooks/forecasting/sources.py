@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
-from presage.errors import ArtefactError, why
+from presage.errors import ArtefactError, PresageError, why
 from presage.features.return_times import ReturnWorkflow
 from presage.features.states import STATE_COLUMN
 from presage.predictors.common.artefact import artefact_digest
@@ -99,12 +99,11 @@ def load(kind: str, reference: str, registry: Callable[[], Registry]) -> Held[An
     """Resolves, loads and validates a predictor.
 
     Raises:
-        PresageError: the registry does not answer or lacks the model; the artefact is broken or of another kind.
-        Exception: raised by a trial forecast.
+        RegistryError: the registry does not answer or lacks the model.
+        ArtefactError: the artefact is broken, of another kind, or fails its trial.
     """
     found = resolve(reference, registry)
-    predictor = _LOADS[kind](found.folder)
-    _TRIALS[kind](predictor, _TEXTS)
+    predictor = _tried(kind, found.folder, _TEXTS)
     digest = artefact_digest(found.folder)
     promoted, profile = _evidence(found, registry)
     return Held(predictor, reference, found.version, digest, promoted=promoted, folder=found.folder, profile=profile)
@@ -116,14 +115,27 @@ def load_validated(kind: str, folder: Path, digest: str) -> Any:
     Makes trial forecasts without texts and states: these load the compiled code into this process, but no text encoder.
 
     Raises:
-        ArtefactError: the artefact is broken, of another kind, or not the validated one.
-        Exception: raised by a trial forecast.
+        ArtefactError: the artefact is broken, of another kind, not the validated one, or fails its trial.
     """
-    predictor = _LOADS[kind](folder)
+    predictor = _tried(kind, folder, {})
     found = artefact_digest(folder)
     if found != digest:
         raise ArtefactError(f"{folder}: digest {found[:19]}… is not {digest[:19]}…, which was validated: put it back")
-    _TRIALS[kind](predictor, {})
+    return predictor
+
+
+def _tried(kind: str, folder: Path, texts: Mapping[str, str]) -> Any:
+    """The predictor of a folder after trial forecasts; raises ArtefactError, which names the folder, if one fails."""
+    try:
+        predictor = _LOADS[kind](folder)
+        _TRIALS[kind](predictor, texts)
+    except PresageError:
+        raise
+    except Exception as error:
+        raise ArtefactError(
+            f"{folder}: found a predictor that fails a trial ({type(error).__name__}: {error}); expected forecasts. "
+            "Train it again"
+        ) from error
     return predictor
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,7 +73,8 @@ class Upstreams:
         self._watching = asyncio.create_task(self._watch())
         if self.pools:
             given = self._config.forecasts
-            registry = RegistryClient(lambda: resolve_registry_uri(given.registry))
+            uri = partial(resolve_registry_uri, given.registry)
+            registry = RegistryClient(uri, most_mb=given.registry_memory_mb)
             self._router = RouterVersions(self._config.router, self._client, registry, given.reload_s)
             self._router.start()
 
