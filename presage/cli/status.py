@@ -199,4 +199,6 @@ def _problems(engine: EngineStatus) -> Rows:
         rows.append([f"{name} left out: {reason}", f"{times:.0f}"])
     rows += [[event, f"{times:.0f}"] for (event,), times in counted(EVENTS, engine)]
     alarms = engine.truth.alarms if engine.truth is not None else {}
+    if engine.recorder is not None and engine.recorder.losing:
+        rows.append(["recorder", "loses most steps; recorder.counts of --json says why"])
     return [*rows, *(["drift", name or "(no type)"] for name in alarms)]

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from presage.datasets.schema import STATE_COLUMNS, TIMESTAMP
 
-VERSION: Final = "2"
-ADDED: Final = {"1": ("model", "system_prompt", "decision")}
+VERSION: Final = "3"
+ADDED: Final = {"1": ("model", "system_prompt", "decision", "tenant"), "2": ("tenant",)}
 """Versions that are read too, and the last columns of STEPS that they lack."""
 VERSION_KEY: Final = b"presage.recording_version"
 INSTANCE_KEY: Final = b"presage.engine_instance"
@@ -58,11 +58,12 @@ STEPS: Final = pa.schema(
         ("model", pa.string()),
         ("system_prompt", pa.large_string()),
         ("decision", pa.string()),
+        ("tenant", pa.string()),
     ]
 )
 """A finished step. `run` counts the workflows of an engine, `step` the steps of a run in the order they began, both
 from 0; `client_step` is the client's number, `step_id` the engine's request id; `decision` is what a gateway decided on
-the step, as JSON; `model` where one recorder serves several."""
+the step, as JSON; `model` where one recorder serves several; `tenant` where the server has several API keys."""
 
 FORECASTS: Final = pa.schema(
     [

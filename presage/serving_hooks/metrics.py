@@ -353,6 +353,7 @@ METRICS: Final = (
     counter(METADATA_LEFT_OUT),
     counter(EVENTS),
     counter(RECORDER),
+    _number("presage_recorder_losing", "1 while the recorder loses most steps.", "recorder.losing"),
 )
 
 HISTOGRAMS: Final = (

@@ -99,6 +99,14 @@ class AdmissionStatus:
 
 
 @dataclass(frozen=True)
+class RecorderStatus:
+    """Whether the recorder works, and whether it loses most steps."""
+
+    on: bool = False
+    losing: bool = False
+
+
+@dataclass(frozen=True)
 class InputStatus:
     """Steps and the inputs that came with them; by kind of model, the inputs of its promotion that never came."""
 
@@ -182,6 +190,7 @@ class EngineStatus:
     inputs: InputStatus | None = None
     reload: ReloadStatus | None = None
     truth: MonitorStatus | None = None
+    recorder: RecorderStatus | None = None
     returns: ReturnStatus | None = None
 
     def counts(self, metric: CounterMetric[*tuple[Any, ...]]) -> dict[tuple[str, ...], int]:

@@ -7,6 +7,7 @@ events that cannot be recorded are counted by reason.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -34,16 +35,22 @@ from presage.serving_hooks.recorder.rows import (
     text_bytes,
 )
 from presage.serving_hooks.recorder.writer import Writer
+from presage.serving_hooks.workflows.identity import tenant_of, unscoped
 
 if TYPE_CHECKING:
     from presage.serving_hooks.forecasting.live import LiveForecast
     from presage.serving_hooks.workflows.identity import Step
+
+_log = logging.getLogger(__name__)
 
 _MAX_RUNS: Final = 100_000
 _MAX_TYPES: Final = 1_000
 """A store has a folder for each workflow type, and clients name the types."""
 _MAX_RUNNING: Final = 16_384
 _EVENTS_PER_ROW: Final = 4
+_LOSING_STEPS: Final = 100
+"""Steps before the recorder can be said to lose most of them; it forgets half of what it has counted every ten times as
+many."""
 _KEPT_SHARE: Final = 64
 """States are copied if the array they are rows of takes more than 1/64 of the buffer."""
 
@@ -91,6 +98,8 @@ class Recorder:
         self._types: set[str] = set()
         self._begun_runs = 0
         self._running: set[str] = set()
+        self._offered = self._lost = 0
+        self._losing = False
 
     def start(self) -> Self:
         """Starts the writer thread."""
@@ -114,7 +123,12 @@ class Recorder:
         """
         try:
             run = self._runs.get((step.workflow_type, step.workflow_id)) or self._new_run(step)
-            if run is None or request_id in self._running:
+            if run is not None and request_id in self._running:
+                return
+            self._offered, self._lost = self._offered + 1, self._lost + 1  # until it is in the buffer
+            if self._offered >= _LOSING_STEPS:
+                self._watch_losses()
+            if run is None:
                 return
             number = run.steps
             run.steps = number + 1
@@ -128,6 +142,7 @@ class Recorder:
             if self._put(self._begun, event, size):
                 self._running.add(request_id)
                 run.known = True
+                self._lost -= 1
         except Exception as error:
             self._failed(error)
 
@@ -204,6 +219,7 @@ class Recorder:
             "instance": self.instance,
             "waiting": self.writer.waiting,
             "recording": self.writer.state,
+            "losing": self._losing,
             "counts": self.counts.by_key(),
         }
 
@@ -227,7 +243,8 @@ class Recorder:
         self.writer.close()
 
     def _new_run(self, step: Step) -> RecordedWorkflow | None:
-        workflow_type, workflow_id = step.workflow_type, step.workflow_id
+        workflow_type, scoped = step.workflow_type, step.workflow_id if isinstance(step.workflow_id, str) else ""
+        workflow_id = unscoped(scoped)
         # The type is empty if the client sent none.
         if not is_name(workflow_id) or not (workflow_type == "" or is_name(workflow_type)):
             self._counts.add(RECORDER, "not recorded", NO_NAME)
@@ -240,9 +257,23 @@ class Recorder:
                 self._counts.add(RECORDER, "not recorded", "too many workflow types")
                 return None
             self._types.add(workflow_type)
-        run = self._runs[workflow_type, workflow_id] = RecordedWorkflow(self._begun_runs, workflow_type, workflow_id)
+        run = RecordedWorkflow(self._begun_runs, workflow_type, workflow_id, tenant_of(scoped) or None)
+        self._runs[workflow_type, scoped] = run
         self._begun_runs += 1
         return run
+
+    def _watch_losses(self) -> None:
+        """Raises the alarm once more than half of the latest steps were not recorded, and takes it back."""
+        losing = self._lost > self._offered / 2
+        if losing and not self._losing:
+            _log.error(
+                "the recorder has lost %d of the latest %d steps; recorder.counts of the status says why",
+                self._lost,
+                self._offered,
+            )
+        self._losing = losing
+        if self._offered >= 10 * _LOSING_STEPS:
+            self._offered, self._lost = self._offered // 2, self._lost // 2
 
     def _kept_text(self, given: Text | None) -> tuple[Text | None, int]:
         """A text and its bytes; (None, 0) if there is no room: the step matters more."""

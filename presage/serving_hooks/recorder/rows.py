@@ -55,6 +55,7 @@ class RecordedWorkflow:
     """A run of a workflow in this engine.
 
     Attributes:
+        workflow_id: as the client sent it, without its tenant.
         steps, known: steps begun, and whether the writer thread has an event of the run; set by the engine thread.
         running, how: steps that have not completed, and how the run ended; set by the writer thread.
     """
@@ -62,6 +63,7 @@ class RecordedWorkflow:
     number: int
     workflow_type: str
     workflow_id: str
+    tenant: str | None = None
     steps: int = 0
     known: bool = False
     running: int = 0

@@ -205,6 +205,7 @@ def _batch(
         "run": [row.run.number for row in rows],
         "workflow_type": [row.run.workflow_type for row in rows],
         "workflow_id": [row.run.workflow_id for row in rows],
+        "tenant": [row.run.tenant for row in rows],
     }
     arrays = [
         value if isinstance(value := columns[field.name], pa.Array) else pa.array(value, field.type) for field in schema

@@ -80,16 +80,17 @@ def test_decisions_stand_beside_steps(tmp_path: Path) -> None:
     assert {one["model"] for one in decided} == {"simulated"}
 
 
-def test_a_recording_of_the_version_before_is_still_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", sorted(ADDED))
+def test_a_recording_of_an_earlier_version_is_still_read(tmp_path: Path, version: str) -> None:
     recorded(tmp_path, {})
     for path in tmp_path.rglob("*.arrows"):
         table = pa.ipc.open_stream(path.read_bytes()).read_all()
-        facts = {**table.schema.metadata, VERSION_KEY: b"1"}
+        facts = {**table.schema.metadata, VERSION_KEY: version.encode()}
         assert table.schema.metadata[VERSION_KEY] == VERSION.encode()
         if path.name.startswith("steps"):
-            table = table.select([name for name in STEPS.names if name not in ADDED["1"]])
+            table = table.select([name for name in STEPS.names if name not in ADDED[version]])
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema.with_metadata(facts)) as writer:
             writer.write_table(table.replace_schema_metadata(facts))
     rows = read_traces([str(tmp_path)]).table.to_pylist()
     assert len(rows) == 4
-    assert {row["model"] for row in rows} == {None}
+    assert {row["model"] for row in rows} == {None if "model" in ADDED[version] else "simulated"}

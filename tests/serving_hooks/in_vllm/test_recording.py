@@ -20,6 +20,8 @@ from presage.serving_hooks.vllm import engine as engine_port
 from presage.serving_hooks.vllm.hidden_states import steps
 from presage.serving_hooks.vllm.hidden_states.connector import States
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
+from presage.serving_hooks.workflows.identity import scoped
+from presage.serving_hooks.workflows.tenants import ARGUMENT
 
 pytestmark = pytest.mark.vllm
 
@@ -70,6 +72,31 @@ def test_what_was_served_without_a_model_is_read_back_as_traces(tmp_path: Path, 
     assert {*made["source"].to_pylist()} == {"none", "back-off"}, "counts learn as the engine serves"
     last = made.filter(np.array(made["step"]) == 2).to_pylist()
     assert {tuple(row["came"]) for row in last if row["source"] == "back-off"} == {("END",)}
+
+
+@pytest.mark.parametrize(
+    "tenants", [("",), ("key-0",), ("key-0", "key-1")], ids=["no key", "one tenant", "two tenants"]
+)
+def test_steps_are_recorded_whatever_keys_the_server_has(tmp_path: Path, tenants: tuple[str, ...]) -> None:
+    scheduler = recording(tmp_path)
+    engine = Engine(scheduler)
+    for tenant in tenants:
+        for step in range(3):
+            sent = {"workflow_type": "retry", "workflow_id": "w", "agent": AGENTS[step], "step": step}
+            sent |= {ARGUMENT: tenant} if tenant else {}
+            engine.scheduler.add_request(ask(f"{tenant}{step}", list(range(40)), 3, **sent))
+            engine.run()
+        assert scheduler.explain("retry", scoped(tenant, "w"))["workflow_id"] == "w"
+        assert scheduler.workflow_ended("retry", scoped(tenant, "w"))
+    status = scheduler.presage_status()["recorder"]
+    scheduler.shutdown()
+    assert (status["on"], status["losing"]) == (True, False)
+    found = rows(tmp_path)
+    assert [row["agent"] for row in found] == [*AGENTS[:3]] * len(tenants)
+    assert [row["workflow_id"].split("@")[0] for row in found] == ["w"] * 3 * len(tenants)
+    assert len({row["workflow_id"] for row in found}) == len(tenants), "each tenant's is a workflow of its own"
+    assert all(row["complete"] for row in found)
+    assert read_forecasts(tmp_path / "r")[0].num_rows == 6 * len(tenants)
 
 
 def test_counts_learn_the_end_of_workflows_that_say_so(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ from presage.datasets.synthetic.workflows import generate
 from presage.errors import TraceError
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.recorder.recorder import Recorder
+from presage.serving_hooks.workflows.identity import scoped
 from presage.serving_hooks.workflows.metadata import read
 
 
@@ -262,18 +264,47 @@ def test_states_of_two_models_go_into_two_stores(tmp_path: Path) -> None:
         assert read_store(tmp_path / name).schema.field("prefill_state").type.list_size == size
 
 
-def test_another_version_is_refused(tmp_path: Path) -> None:
-    import pyarrow as pa
+def test_a_step_of_a_server_with_several_keys_is_recorded_by_the_name_that_its_client_sent(tmp_path: Path) -> None:
+    one = recorder(tmp_path / "r")
+    for tenant in ("", "key-0", "key-1"):
+        serve(one, scoped(tenant, "w"), "ab")
+    one.close()
+    assert not one.status()["losing"]
+    recorded = pa.ipc.open_stream((tmp_path / "r" / "engine-one" / "steps-000001.arrows").read_bytes()).read_all()
+    pairs = zip(recorded["workflow_id"].to_pylist(), recorded["tenant"].to_pylist(), strict=True)
+    assert [*pairs] == [("w", tenant) for tenant in (None, "key-0", "key-1") for _ in "ab"]
+    ingest([tmp_path / "r"], tmp_path / "s")
+    traces = read_store(tmp_path / "s")
+    assert sorted(set(traces["workflow_id"].to_pylist())) == ["w@one.0", "w@one.1", "w@one.2"]
+    assert all(traces["complete"].to_pylist())
 
+
+def test_a_recorder_that_loses_most_steps_says_so_until_it_does_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = recorder(tmp_path)
+    for number in range(60):
+        serve(one, f"w{number}", "a")
+    for _ in range(70):
+        serve(one, "a name\nof two lines", "a")
+    assert one.status()["losing"]
+    assert [record.getMessage()[:26] for record in caplog.records] == ["the recorder has lost 61 o"]
+    for number in range(200):
+        serve(one, f"v{number}", "a")
+    assert not one.status()["losing"]
+    assert len(caplog.records) == 1
+
+
+def test_another_version_is_refused(tmp_path: Path) -> None:
     one = recorder(tmp_path)
     serve(one, "w", "ab")
     one.close()
     path = tmp_path / "engine-one" / "steps-000001.arrows"
     table = pa.ipc.open_stream(path.read_bytes()).read_all()
-    later = table.schema.with_metadata({**table.schema.metadata, b"presage.recording_version": b"3"})
+    later = table.schema.with_metadata({**table.schema.metadata, b"presage.recording_version": b"99"})
     with pa.ipc.new_stream(str(path), later) as sink:
         sink.write_table(table.cast(later))
-    with pytest.raises(TraceError, match="recording version 3, this release reads versions 1, 2"):
+    with pytest.raises(TraceError, match="recording version 99, this release reads versions 1, 2, 3"):
         read_traces([tmp_path])
 
 
