@@ -10,15 +10,19 @@ VLLM ?= $(VLLM_BUILD)
 VLLM_VENV = .venv-vllm$(filter-out -$(VLLM_BUILD),-$(VLLM))
 
 # Two processes of tests on two cores; JOBS=8 on a larger machine. A file's tests stay in one process: they share fixtures.
+# The tests marked engine follow one at a time. OPTIONS="--once-more" as in .ci/run.
 JOBS ?= 2
-PYTEST := -m pytest -n $(JOBS) --dist loadfile -q
+TESTS = tools/run_tests.py --jobs $(JOBS) $(OPTIONS)
+# How often `make soak` draws new examples for the tests of hypothesis.
+ROUNDS ?= 20
 
-.PHONY: help setup demo test test-all in-vllm check docs notebooks vllm-cpu clean clean-compiled
+.PHONY: help setup demo test test-all soak in-vllm check docs notebooks vllm-cpu clean clean-compiled
 
 help:
 	@echo "make demo    set up, then generate, train, compare, register, promote, refuse, forecast"
 	@echo "make test    set up, then run the quick tests, also those in vLLM (its CPU build, in $(VLLM_VENV))"
 	@echo "make test-all   run every test, those of the hooks on vLLM 0.32 and 0.33; CI runs it after make check"
+	@echo "make soak    the tests of hypothesis with new random examples, ROUNDS=$(ROUNDS) times"
 	@echo "make check   ruff, mypy --strict, import-linter, test collection, documentation"
 	@echo "make docs    set up, then build the documentation as a site in build/docs"
 	@echo "make notebooks   set up, then execute the notebooks"
@@ -46,18 +50,21 @@ demo: setup
 
 # The tests in vLLM run second, in an environment of their own; if it cannot be installed, make says so.
 test: setup
-	$(BIN)/python $(PYTEST) -m "not slow and not vllm"
+	$(BIN)/python $(TESTS) -m "not slow and not vllm"
 	$(IN_VLLM) MARKS="vllm and not slow"
 
 test-all: setup
-	$(BIN)/python $(PYTEST) -m "not vllm"
+	$(BIN)/python $(TESTS) -m "not vllm"
 	$(IN_VLLM) MARKS=vllm VLLM=$(VLLM_BUILD)
 	$(IN_VLLM) MARKS=vllm VLLM=0.33 FILES=tests/serving_hooks/in_vllm  # the rest does not depend on the version
+
+soak: setup
+	for round in $$(seq $(ROUNDS)); do $(BIN)/python $(TESTS) -m "hypothesis and not vllm" || exit; done
 
 IN_VLLM := @$(MAKE) --no-print-directory in-vllm
 
 in-vllm:
-	@if $(MAKE) --no-print-directory vllm-cpu; then $(VLLM_VENV)/bin/python $(PYTEST) -m "$(MARKS)" $(FILES); \
+	@if $(MAKE) --no-print-directory vllm-cpu; then $(VLLM_VENV)/bin/python $(TESTS) -m "$(MARKS)" $(FILES); \
 	else echo "vLLM $(VLLM) cannot be installed here (why: above); the tests in it did NOT run"; fi
 
 # Two of them need vLLM: one replays, one serves.

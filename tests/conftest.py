@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy or torch is loaded
 # A separate cache for each environment: versions of numba would overwrite each other's compiled code.
@@ -20,14 +22,40 @@ import pytest
 from hypothesis import settings
 from tiny_model import Tiny
 
+TESTS = Path(__file__).resolve().parent
+
 settings.register_profile("presage", deadline=None)  # machines are shared: no test is timed
-settings.load_profile("presage")
+settings.register_profile("ci", settings.get_profile("presage"), derandomize=True)  # CI fails for a change, not by luck
+settings.load_profile("ci" if os.environ.get("CI") else "presage")
+
+
+STARTERS = {"subprocess", "multiprocessing", "uvicorn", "own_engine"}
+"""Modules that start or end processes and servers."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts files with slow tests first, so that two processes finish at about the same time."""
+    """Puts files with slow tests first, so that two processes finish at about the same time, and marks `engine`.
+
+    That is the mark of tests of serving that start servers, engines or processes, themselves or by a module beside
+    them. Elsewhere child processes only import something or run a command, whatever else the machine does.
+    """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+    for item in items:
+        if "serving_hooks" in item.path.parts and _starts(item.module):  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.engine)
+
+
+@functools.cache
+def _starts(module: ModuleType) -> bool:
+    names = {
+        value.__name__ if isinstance(value, ModuleType) else value.__module__
+        for value in vars(module).values()
+        if isinstance(value, ModuleType | FunctionType | type)
+    }
+    beside = [sys.modules[name] for name in names - STARTERS if name in sys.modules and "." not in name]
+    own = [of for of in beside if of is not module and Path(getattr(of, "__file__", None) or "/").is_relative_to(TESTS)]
+    return bool(names & STARTERS) or any(map(_starts, own))
 
 
 @pytest.fixture(autouse=True)

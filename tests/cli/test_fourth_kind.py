@@ -78,6 +78,7 @@ def counter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")  # run as a module, and imported before
 def test_one_declaration_makes_a_kind_known_everywhere(counter: Path, tmp_path: Path) -> None:
     app = runpy.run_module("presage.cli.train_predictor")["app"]
     assert "trained mine" in Ran(app, "count", "--name", "mine").out
