@@ -260,7 +260,7 @@ class StaticGraph:
         self._at[workflow_type, workflow_id] = agent
         return self._after(workflow_type, agent, PREFILL)
 
-    def on_completion(self, workflow_type: str, workflow_id: str, *, output_tokens: int | None = None) -> LiveForecast:
+    def on_completion(self, workflow_type: str, workflow_id: str, **_: Any) -> LiveForecast:
         """The same, once it has completed."""
         return self._after(workflow_type, self._at[workflow_type, workflow_id], COMPLETION)
 

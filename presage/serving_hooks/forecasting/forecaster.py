@@ -34,6 +34,7 @@ from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthAdapter,
 from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker, Refused
 from presage.serving_hooks.forecasting.forecasts import TextModel
 from presage.serving_hooks.forecasting.live import (
+    BESIDE,
     DRIFTED,
     LITTLE_SEEN,
     MISSED_STEP,
@@ -53,6 +54,10 @@ from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Key, Step, scoped, shared, short, tenant_of
 
 _NONE: Final = Refused(NO_MODEL)
+_NO_NUMBERS: Final[frozenset[int]] = frozenset()
+_MOST_AHEAD: Final = 16
+"""Numbers by which a step may precede others that run at the same time."""
+_MOST_OPEN: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +77,24 @@ class ForecastState:
 
     Attributes:
         agents, lengths: its state in each predictor, or why there is none.
-        steps, within: number of steps begun, and whether the last one has not completed yet.
+        steps: the number after the highest that has begun; without numbers, how many have begun.
+        missing: lower numbers that have not begun yet, as steps that run at once may begin in any order.
+        open: number and agent of the steps that have not completed, in the order of their starts; aborted ones stay.
+        within: whether the one that began last is among them.
         remaining: forecast of remaining tokens when the last step began.
         history, stats_key: what online counts will learn from it, and under which key.
         awaited: the step that began last, while its hidden state or the features of its answer are still expected.
     """
 
-    __slots__ = ("agents", "awaited", "history", "lengths", "remaining", "stats_key", "steps", "within")
+    __slots__ = (
+        "agents", "awaited", "history", "lengths", "missing", "open", "remaining", "stats_key", "steps", "within"
+    )  # fmt: skip
 
     def __init__(self, agents: Workflow | Refused, lengths: LengthWorkflow | Refused, stats_key: str) -> None:
         self.stats_key = stats_key
         self.agents, self.lengths, self.remaining = agents, lengths, NO_LENGTHS
-        self.steps, self.within = 0, False
+        self.steps, self.missing, self.within = 0, _NO_NUMBERS, False
+        self.open: tuple[tuple[int | None, str], ...] = ()
         self.history = WorkflowHistory()
         self.awaited: Awaited | None = None
 
@@ -92,7 +103,29 @@ class ForecastState:
         self.agents = self.lengths = Refused(MISSED_STEP)
         self.history.missed()
         self.awaited = None
-        self.steps = step
+        self.steps, self.missing, self.open = step, _NO_NUMBERS, ()
+
+    def begins(self, number: int | None, agent: str) -> None:
+        """A step begins. It has missed none if it is the next, or one of several that run at once, in any order."""
+        if number is None:
+            self.steps += 1
+        elif number in self.missing:
+            self.missing -= {number}
+        else:
+            gone = self.missing and not self.open  # no step runs beside which the missing one could still begin
+            ahead = _MOST_AHEAD - len(self.missing) if self.steps else 0
+            if gone or not self.steps <= number <= self.steps + ahead:
+                self.miss(number)
+            self.missing |= frozenset(range(self.steps, number))
+            self.steps = number + 1
+        self.open, self.within = (*self.open, (number, agent))[-_MOST_OPEN:], True
+
+    def place(self, number: int | None, agent: str | None) -> int | None:
+        """The place in `open` of a step that completes, the latest if neither is given; None if it does not run."""
+        for place, one in enumerate(self.open):
+            if one == (number, agent):
+                return place
+        return len(self.open) - 1 if self.within and number is None and agent is None else None
 
 
 class Forecaster:
@@ -218,15 +251,19 @@ class Forecaster:
         workflow_type: str,
         workflow_id: str,
         *,
+        step: int | None = None,
+        agent: str | None = None,
         output_tokens: int | None = None,
         output_text: str | None = None,
         completion_state: NDArray[Any] | None = None,
         projected: NDArray[np.float32] | None = None,
     ) -> LiveForecast:
-        """Returns the forecast once the workflow's latest step has produced its last token.
+        """Returns the forecast once a step has produced its last token.
 
-        Remaining tokens are those forecast when the step began, less what it has produced. `projected` is the
-        completion state projected by `projections`, float32 [c], in place of `completion_state`.
+        The step is the one with this number and agent, or the latest. If another has begun since, forecasts go on from
+        the other: the output is credited, and nothing is forecast. Remaining tokens are those forecast when the step
+        began, less what it has produced. `projected` is the completion state projected by `projections`, float32 [c],
+        in place of `completion_state`.
         """
         given = {
             "output_tokens": output_tokens,
@@ -234,7 +271,7 @@ class Forecaster:
             "completion_state": completion_state,
             PROJECTED: projected,
         }
-        return self._forecast(COMPLETION, partial(self._completed, workflow_type, workflow_id, given))
+        return self._forecast(COMPLETION, partial(self._completed, workflow_type, workflow_id, (step, agent), given))
 
     @property
     def projections(self) -> dict[Moment, Projection]:
@@ -356,9 +393,7 @@ class Forecaster:
             )
             if len(self._workflows) > self.max_workflows:
                 self._workflows.popitem(last=False)
-        if step is not None and step != running.steps:
-            running.miss(step)
-        running.steps, running.within = running.steps + 1, True
+        running.begins(step, given["agent"])
         try:
             live = self._at_prefill(key[0], running, given)
         except Exception:
@@ -368,13 +403,21 @@ class Forecaster:
             self.monitor.begun(*key, given["agent"], self._claimed or live, step)
         return live
 
-    def _completed(self, workflow_type: str, workflow_id: str, given: Mapping[str, Any]) -> LiveForecast | str:
+    def _completed(
+        self, workflow_type: str, workflow_id: str, step: tuple[int | None, str | None], given: Mapping[str, Any]
+    ) -> LiveForecast | str:
         key = short(workflow_type), short(workflow_id)
         running = self._state_of(key)
-        if running is None or not running.within:
+        place = running.place(*step) if running is not None else None
+        if running is None or place is None:
             return NO_STEP
-        running.within = False
+        latest = running.within and place == len(running.open) - 1
+        running.within = running.within and not latest
+        running.open = running.open[:place] + running.open[place + 1 :]
         try:
+            if not latest:
+                self._beside(running, place, given)
+                return BESIDE
             live = self._at_completion(key[0], running, given)
         except Exception:
             running.miss(running.steps)
@@ -447,6 +490,14 @@ class Forecaster:
         if before is not None and not isinstance(running.agents, Refused):
             running.awaited = Awaited(before, step, forecast)
         return forecast
+
+    def _beside(self, running: ForecastState, place: int, step: Mapping[str, Any]) -> None:
+        """A step has completed after another began: its output counts, and forecasts go on from the other."""
+        running.history.completed(step["output_tokens"], place)
+        if not isinstance(running.lengths, Refused):
+            done = self._call_lengths(partial(running.lengths.completed, step))
+            if isinstance(done, Refused):
+                running.lengths = done
 
     def _next(
         self,
@@ -524,7 +575,7 @@ class VersionedForecaster:
     def __init__(self, first: Forecaster) -> None:
         self.latest = first
         self._older: list[Forecaster] = []
-        self._early: dict[Key, dict[tuple[str, int | None], LiveForecast]] = {}
+        self._early: dict[Key, list[tuple[str, int | None, LiveForecast]]] = {}  # in the order of arrival
 
     @property
     def under_older(self) -> int:
@@ -545,10 +596,9 @@ class VersionedForecaster:
         of = self._of(*key)
         given: dict[str, Any] = features if of is self.latest else {}
         live = of.on_prefill(*key, step.agent, step=step.number, input_tokens=input_tokens, **given)
-        early = self._early.setdefault(key, {})
-        early[step.agent, step.number] = live
-        if len(early) > _MOST_EARLY:
-            del early[next(iter(early))]
+        early = self._early.setdefault(key, [])
+        early.append((step.agent, step.number, live))
+        del early[:-_MOST_EARLY]
         return live.remaining.ranking
 
     def on_prefill(
@@ -564,10 +614,11 @@ class VersionedForecaster:
         **inputs: Any,
     ) -> LiveForecast:
         """The forecast made on arrival; without one, as `Forecaster.on_prefill`, which takes further inputs."""
-        kept = self._early.get((workflow_type, workflow_id))
-        early = kept.pop((agent, step), None) if kept is not None else None
+        kept = self._early.get((workflow_type, workflow_id), [])
+        place = next((place for place, one in enumerate(kept) if one[:2] == (agent, step)), None)
+        early = kept.pop(place)[2] if place is not None else None
         if not kept:
-            self._early.pop((workflow_type, workflow_id), None)  # keep no empty dicts
+            self._early.pop((workflow_type, workflow_id), None)  # keep no empty lists
         if early is not None:
             return early
         of = self._of(workflow_type, workflow_id)
@@ -589,16 +640,13 @@ class VersionedForecaster:
         workflow_type: str,
         workflow_id: str,
         *,
-        output_tokens: int | None = None,
-        output_text: str | None = None,
         projected: NDArray[np.float32] | None = None,
+        **outputs: Any,
     ) -> LiveForecast:
         """As `Forecaster.on_completion`; without its state for a workflow of an older version."""
         of = self._of(workflow_type, workflow_id)
         state = projected if of is self.latest else None
-        return of.on_completion(
-            workflow_type, workflow_id, output_tokens=output_tokens, output_text=output_text, projected=state
-        )
+        return of.on_completion(workflow_type, workflow_id, projected=state, **outputs)
 
     def on_completion_state(
         self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], forecast: LiveForecast

@@ -32,7 +32,13 @@ class NextAgents(Protocol):
     ) -> LiveForecast: ...
 
     def on_completion(  # noqa: D102
-        self, workflow_type: str, workflow_id: str, *, output_tokens: int | None = None
+        self,
+        workflow_type: str,
+        workflow_id: str,
+        *,
+        step: int | None = None,
+        agent: str | None = None,
+        output_tokens: int | None = None,
     ) -> LiveForecast: ...
 
     def close(self, workflow_type: str, workflow_id: str) -> None:

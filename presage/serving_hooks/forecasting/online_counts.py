@@ -214,6 +214,10 @@ def token_count(value: object) -> float | None:
     return float(value) if isinstance(value, int | float | np.number) and 0 <= value < _NO_COUNT else None
 
 
+_MOST_OPEN: Final = 64
+"""Steps of one workflow that run at once; beyond that the oldest count as aborted."""
+
+
 class WorkflowHistory:
     """What online counts need of a running workflow: its latest agents, and the tokens before each of its first steps.
 
@@ -221,53 +225,68 @@ class WorkflowHistory:
         recent: the last K + 1 agents, oldest first; restarts after a step that was missed or had no agent.
     """
 
-    __slots__ = ("_agents", "_before", "_produced", "_within", "recent")
+    __slots__ = ("_agents", "_before", "_open", "_produced", "_within", "recent")
 
     def __init__(self) -> None:
         self.recent: tuple[str, ...] = ()
         self._agents: tuple[str, ...] = ()
         self._before = array("d")
-        self._produced, self._within = 0.0, False
+        self._produced, self._within = 0.0, False  # whether the step that began last has not completed
+        self._open: tuple[int, ...] = ()  # steps that have not completed: how many entries there were once each began
 
     def begun(self, counts: OnlineCounts, workflow_type: str, agent: str) -> None:
-        """Records the start of a step. If the previous step has not completed, its output is unknown."""
-        if self._within:
-            self._unknown()
+        """Records the start of a step; others may still run."""
         self._within = True
-        if not agent:
+        if agent:
+            counts.of_type(workflow_type).follow(self.recent, agent)
+            self.recent = (*self.recent, agent)[-counts.config.horizon - 1 :]
+            if len(self._agents) < STEPS_KEPT:
+                agents = *self._agents, agent
+                self._agents = self.recent if agents == self.recent else agents  # share the tuple of short workflows
+                self._before.append(self._produced)
+        else:
             self.recent = ()
-            return
-        counts.of_type(workflow_type).follow(self.recent, agent)
-        self.recent = (*self.recent, agent)[-counts.config.horizon - 1 :]
-        if len(self._agents) < STEPS_KEPT:
-            agents = *self._agents, agent
-            self._agents = self.recent if agents == self.recent else agents  # share the tuple of short workflows
-            self._before.append(self._produced)
+        self._open = (*self._open, len(self._before))[-_MOST_OPEN:]
 
-    def completed(self, output_tokens: object) -> float | None:
-        """Records the end of a step; returns its output tokens as a number, None if unknown."""
-        self._within = False
+    def completed(self, output_tokens: object, place: int = -1) -> float | None:
+        """Records the end of a step; returns its output tokens as a number, None if unknown.
+
+        `place` is that of the step among those that run, in the order of their starts; by default the latest.
+        """
+        began = 0
+        if self._open:
+            place %= len(self._open)
+            began, latest = self._open[place], place == len(self._open) - 1
+            self._open = self._open[:place] + self._open[place + 1 :]
+            self._within = self._within and not latest
         produced = token_count(output_tokens)
         if produced is None:
             self._unknown()
-        else:
-            self._produced += produced
+            return None
+        self._produced += produced
+        for later in range(began, len(self._before)):  # they began while it ran; in a trace it precedes them
+            self._before[later] += produced
         return produced
 
     def missed(self) -> None:
         """Records that steps were missed."""
-        self.recent, self._within = (), False
+        self.recent, self._within, self._open = (), False, ()
         self._unknown()
 
     def ended(self, counts: OnlineCounts, workflow_type: str) -> None:
-        """Lets `counts` learn from the ended workflow. One that ended within a step was aborted and is skipped."""
+        """Lets `counts` learn from the ended workflow. One that ended within its latest step is skipped.
+
+        An earlier step that has not completed was aborted too: what was left at its start and before is unknown.
+        """
         if self._within:
             return
         of = counts.of_type(workflow_type)
         of.follow(self.recent, None)
-        for agent, before in zip(self._agents, self._before, strict=True):
+        known = self._open[-1] if self._open else 0
+        for agent, before in zip(self._agents[known:], self._before[known:], strict=True):
             of.left(agent, self._produced - before)
 
     def _unknown(self) -> None:
         """Marks the remaining tokens of all steps so far as unknown."""
         self._agents, self._before = (), array("d")
+        self._open = (0,) * len(self._open)

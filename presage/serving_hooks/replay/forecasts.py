@@ -71,7 +71,7 @@ class OracleForecaster:
         self._at[workflow_type, workflow_id] = step or 0
         return self._after(workflow_type, workflow_id, PREFILL)
 
-    def on_completion(self, workflow_type: str, workflow_id: str, *, output_tokens: int | None = None) -> LiveForecast:
+    def on_completion(self, workflow_type: str, workflow_id: str, **_: Any) -> LiveForecast:
         """The same, after its output."""
         return self._after(workflow_type, workflow_id, COMPLETION)
 

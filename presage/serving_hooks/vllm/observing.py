@@ -12,13 +12,16 @@ from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder, start
-from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
+from presage.serving_hooks.workflows.choices import Choices, LeftStep
 
 
 class Observing:
     """Passes the scheduler's events to the recorder, if one is configured.
+
+    Attributes:
+        choices: the requests that are one step together; those of `StepForecasts`.
 
     Raises:
         ConfigurationError: the configured redaction cannot be loaded.
@@ -32,6 +35,7 @@ class Observing:
         counts: EventCounts,
         state_layer: int | None = None,
     ) -> None:
+        self.choices = Choices()
         self._records: StepRecorder = NoRecorder()
         self._port, self._step, self._switch = port, table.step, Switch("recorder", counts)
         self._text = config is not None and config.text == "on"
@@ -52,10 +56,10 @@ class Observing:
         if self._configured and output.scheduled_new_reqs:
             self._switch.attempt(self._begun, output)
 
-    def left(self, request: EngineRequest, state_comes: bool) -> None:
-        """A request leaves the engine, completed or aborted; its completion state comes later or not at all."""
+    def left(self, request: EngineRequest, step: LeftStep, state_comes: bool) -> None:
+        """A step leaves the engine with this request, completed or aborted; its state comes later or not at all."""
         if self._configured:
-            self._switch.attempt(self._left, request, state_comes)
+            self._switch.attempt(self._left, request, step, state_comes)
 
     def forecast(self, request_id: str, live: LiveForecast) -> None:
         """Records a forecast of a running or just completed step."""
@@ -68,7 +72,7 @@ class Observing:
     def _begun(self, output: Iteration) -> None:
         for request, cached in self._port.found_tokens(output):
             step = self._step(request.request_id)
-            if step is not None:
+            if step is not None and self.choices.begins(request.request_id):
                 self._records.begun(
                     request.request_id,
                     step,
@@ -77,11 +81,11 @@ class Observing:
                     input_text=list(request.prompt_token_ids) if self._text and request.prompt_token_ids else None,
                 )
 
-    def _left(self, request: EngineRequest, state_comes: bool) -> None:
+    def _left(self, request: EngineRequest, step: LeftStep, state_comes: bool) -> None:
         self._records.completed(
-            request.request_id,
-            output_tokens=request.num_output_tokens,
-            finish_reason=engine.finish_reason(request),
+            step.request_id,
+            output_tokens=step.output_tokens,
+            finish_reason=step.finish_reason,
             output_text=list(request.output_token_ids) if self._text else None,
             state_comes=state_comes,
         )

@@ -124,6 +124,7 @@ class Policies(engine.SchedulerSeam):
                 self.workflow_table.subscribe(owner.ended)
         self._apply_modes()
         recorded = config.recorder.states if config.recorder is not None else "off"
+        self._observing.choices = self.step_forecasts.choices
         self._states = StatesOfSteps(
             port, forecasts, self.step_forecasts, self.workflow_table, self._observing, recorded
         )
@@ -489,16 +490,12 @@ class Policies(engine.SchedulerSeam):
     def _leaves(self, request: EngineRequest) -> None:
         if self.prefetcher is not None:
             self.prefetcher.left(request, self.workflow_table.step(request.request_id))
-        completed = engine.completed(request)
+        completed, reason = engine.completed(request), self.finish_reason(request)
         state_comes = completed and bool(self._bookkeeping.attempt(self._states.completed, request.request_id))
-        self._observing.left(request, state_comes)
-        self._bookkeeping.attempt(
-            self.step_forecasts.finished,
-            request.request_id,
-            completed,
-            request.num_output_tokens,
-            self.finish_reason(request),
-        )
+        step = self.step_forecasts.choices.leaves(request.request_id, completed, request.num_output_tokens, reason)
+        if step is not None:
+            self._observing.left(request, step, state_comes)
+        self._bookkeeping.attempt(self.step_forecasts.finished, request.request_id, step)
         self.queue_policies.left(request, completed)
 
     def _arrives(self, request: EngineRequest) -> None:

@@ -25,6 +25,7 @@ from presage.serving_hooks.monitoring.outcomes import OutcomeTracker
 from presage.serving_hooks.policies.next_use import READY, ReturnCurve, StepPace, paced
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
+from presage.serving_hooks.workflows.choices import Choices, LeftStep
 from presage.serving_hooks.workflows.identity import Step
 
 
@@ -73,6 +74,7 @@ class StepForecasts:
         last: keeps recent forecasts for `explain`; None keeps none.
 
     Attributes:
+        choices: the requests that are one step together.
         retention: receives forecasts; None while eviction is vLLM's own.
         state_source: the forecast source that reads hidden states, and where completion states come from; prefill
             states come by `prefill_state`. None while no states are read.
@@ -92,6 +94,7 @@ class StepForecasts:
         evidence: Evidence | None = None,
         last: LastForecasts | None = None,
     ) -> None:
+        self.choices = Choices()
         self.retention: Retention | None = None
         self.state_source: tuple[ReadsStates, CompletionState] | None = None
         self.text_source: ReadsTexts | None = None
@@ -108,6 +111,7 @@ class StepForecasts:
         self._without_state: dict[str, LiveForecast] = {}
         self._unanswered: dict[str, tuple[str, LiveForecast]] = {}  # completed, by request id
         self._preempted: set[str] = set()
+        self._started: dict[str, str] = {}  # the request that has started last
         self._held: dict[str, tuple[ReturnCurve, float]] = {}  # and since when
         self._next_agents_switch = Switch("forecasts of next agents", counts)
         self._remaining_switch = Switch("forecasts of remaining tokens", counts)
@@ -119,7 +123,7 @@ class StepForecasts:
 
     def arrived(self, request_id: str, step: Step, input_tokens: int) -> None:
         """A step has arrived."""
-        if not self._table.arrived(request_id, step):
+        if not self._table.arrived(request_id, step) or not self.choices.arrives(request_id, step):
             return
         now = self._clock()
         before = self._arrived_at.get(step.workflow)
@@ -138,8 +142,14 @@ class StepForecasts:
         step = self._table.step(request_id)
         if step is None or self._remaining is None:
             return None
+        ranking = self.choices.ranking(request_id)
+        if ranking is not None:
+            return ranking[0]
         given: dict[str, Any] = dict(text) if self._same_source else {}
-        return self._remaining_switch.attempt(partial(self._remaining.remaining_tokens, **given), step, input_tokens)
+        make = partial(self._remaining.remaining_tokens, **given)
+        found = self._remaining_switch.attempt(make, step, input_tokens)
+        self.choices.ranked(request_id, found)
+        return found
 
     def started(self, request_id: str, input_tokens: int, text: TextOf = _NO_TEXT) -> None:
         """A step is scheduled for the first time. Its prompt is not read yet; its hidden state may come later.
@@ -147,8 +157,9 @@ class StepForecasts:
         `text` are the features of its prompt.
         """
         step, source = self._table.step(request_id), self._next_agents
-        if step is None:
+        if step is None or not self.choices.begins(request_id):
             return
+        self._started[step.workflow] = request_id
         self._curves[step.workflow] = None, self._clock()
         if source is None:
             self._change(step, None)
@@ -194,21 +205,30 @@ class StepForecasts:
             self._curves[step.workflow] = None, self._clock()
             self._change(step, None)
 
-    def finished(self, request_id: str, completed: bool, output_tokens: int, finish_reason: str | None) -> None:
-        """A request leaves the engine, completed or aborted; with its last step its workflow ends."""
+    def finished(self, request_id: str, left: LeftStep | None) -> None:
+        """A request leaves the engine, and its step with it (`left`) unless another choice of it runs.
+
+        With its last step a workflow ends.
+        """
         step, source = self._table.finished(request_id), self._next_agents
-        if step is None:
-            return
         self._preempted.discard(request_id)
+        if step is None or left is None:
+            return
+        request_id, completed, output_tokens, finish_reason = left
         missing = self._without_state.pop(request_id, None) is not None
         self._curves[step.workflow] = None, self._clock()
         if self._returns is not None:
             now = self._clock()
             made = self._returns_switch.attempt(self._returns.completed, step, output_tokens, finish_reason, now)
             self._returning(step, made, now)
+        beside = self._started.get(step.workflow) != request_id  # another step has started since
         if completed and source is not None:
+            of = partial(source.on_completion, step.workflow_type, step.workflow_id, step=step.number)
+            make = partial(of, agent=step.agent, output_tokens=output_tokens)
+        if completed and source is not None and beside:
+            self._next_agents_switch.attempt(make)
+        elif completed and source is not None:
             state = self._completion_state(request_id, missing)
-            make = partial(source.on_completion, step.workflow_type, step.workflow_id, output_tokens=output_tokens)
             self._forecast(request_id, step, partial(make, **state), ends=step.last)
             if self.text_source is not None and step.workflow in self._latest:
                 self._unanswered[step.workflow] = request_id, self._latest[step.workflow]
@@ -288,6 +308,8 @@ class StepForecasts:
             "forecasts pending": len(self._pending),
             "return times": len(self._curves),
             "arrivals": len(self._arrived_at),
+            "workflows started": len(self._started),
+            "choices": len(self.choices),
             "workflows held": len(self._held),
             "steps without state": len(self._without_state),
             "answers without features": len(self._unanswered),
@@ -301,6 +323,7 @@ class StepForecasts:
         self._pending.pop(step.workflow, None)
         self._curves.pop(step.workflow, None)
         self._arrived_at.pop(step.workflow, None)
+        self._started.pop(step.workflow, None)
         self._held.pop(step.workflow, None)
         self._unanswered.pop(step.workflow, None)
         if self._returns is not None:

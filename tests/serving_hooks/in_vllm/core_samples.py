@@ -11,6 +11,10 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Any
 
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its engine core")
+
 import torch
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler

@@ -244,7 +244,7 @@ class Loop(RuleBasedStateMachine):
             self.grammars_are_compiled()
         self.resume()
         for core in self.cores:
-            core.core.abort_requests(list(self.streams))
+            core.core.abort_requests([*self.streams, *core.executor.aborts])  # no model ran while these left
             core.run()
         for name, tokens in self.asked.items():
             if name not in self.aborted:

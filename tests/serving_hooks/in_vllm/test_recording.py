@@ -99,6 +99,47 @@ def test_steps_are_recorded_whatever_keys_the_server_has(tmp_path: Path, tenants
     assert read_forecasts(tmp_path / "r")[0].num_rows == 6 * len(tenants)
 
 
+def test_parallel_steps_and_answers_with_several_choices_are_recorded_and_learnt_as_a_trace_of_them(
+    tmp_path: Path,
+) -> None:
+    scheduler = recording(tmp_path)
+    engine = Engine(scheduler)
+
+    def asks(workflow: int, number: int, agent: str, choices: int, tokens: int) -> None:
+        name, sent = f"w{workflow}.{number}", {"workflow_type": "t", "workflow_id": f"w{workflow}", "agent": agent}
+        for choice in range(choices):
+            child = f"{choice}_{name}" if choices > 1 else name
+            ids = list(range(40 * number + 30))
+            scheduler.add_request(ask(child, ids, tokens + choice, step=number, workflow_end=number == 3, **sent))
+
+    for workflow in range(20):
+        asks(workflow, 0, "plan", 2, 5)
+        engine.run()
+        asks(workflow, 1, "search", 1, 30)
+        asks(workflow, 2, "code", 3, 2)  # it completes first
+        engine.run()
+        asks(workflow, 3, "join", 1, 4)
+        engine.run()
+    learnt = scheduler.step_forecasts.debug_state()
+    counts = scheduler.presage_status()["counts"]
+    scheduler.shutdown()
+    assert (learnt["choices"], learnt["workflows started"]) == (0, 0)
+    assert counts["forecast of lengths: none"] + counts["forecast of lengths: back-off"] == 4 * 20
+    found = rows(tmp_path)
+    steps = [(row["step"], row["agent"], row["output_tokens"], row["complete"]) for row in found]
+    assert sorted(steps[:4]) == [
+        (0, "plan", 11, True),
+        (1, "search", 30, True),
+        (2, "code", 9, True),
+        (3, "join", 4, True),
+    ]
+    assert len(found) == 4 * 20
+    made = read_forecasts(tmp_path / "r")[0].to_pylist()
+    late = [row for row in made if row["source"] == "back-off" and row["moment"] == PREFILL]
+    assert {row["step"]: row["remaining_tokens"] for row in late} == {0: [54.0], 1: [43.0], 2: [13.0], 3: [4.0]}
+    assert [row["came_tokens"] for row in late[-4:]] == [54, 43, 13, 4], "what was forecast is what came"
+
+
 def test_counts_learn_the_end_of_workflows_that_say_so(tmp_path: Path) -> None:
     scheduler = recording(tmp_path)
     serve(Engine(scheduler), 16)

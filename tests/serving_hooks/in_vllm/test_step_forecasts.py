@@ -14,6 +14,7 @@ from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.workflows import EndReason, WorkflowTable
+from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step
 
 AGENTS = ("coder", "tester")
@@ -94,10 +95,10 @@ def test_a_step_that_waits_is_certain_and_one_that_is_preempted_is_so_again() ->
     of.started("1", 10)
     of.preempted("1")
     of.resumed("1")
-    of.finished("1", True, 5, "stop")
+    of.finished("1", LeftStep("1", True, 5, "stop"))
     of.arrived("2", TESTER, 10)
     of.started("2", 10)
-    of.finished("2", False, 0, "abort")  # nothing new is known
+    of.finished("2", LeftStep("2", False, 0, "abort"))  # nothing new is known
     of.arrived("3", Step("review", "r1", "stranger"), 10)
     assert heard.told == [PLAIN, AGAIN, PLAIN, PLAIN, WAITS, PLAIN, PLAIN, PLAIN]
 
@@ -108,7 +109,7 @@ def test_eviction_is_told_the_last_word_on_a_workflow_once() -> None:
     of.started("1", 10)
     assert not heard.told, "what can wait waits"
     of.flush()
-    of.finished("1", True, 5, "stop")
+    of.finished("1", LeftStep("1", True, 5, "stop"))
     of.arrived("2", TESTER, 10)
     of.flush()
     of.flush()
@@ -136,15 +137,15 @@ def test_the_last_step_completes_before_its_workflow_ends_and_how_it_ended_is_to
     of, heard, table, _ = made(Forecasts(Listening()), clock=lambda: Now.now)
     of.arrived("1", Step("review", "r1", "coder", last=True), 10)
     of.started("1", 10)
-    of.finished("1", True, 5, "stop")
+    of.finished("1", LeftStep("1", True, 5, "stop"))
     assert told == [("completed", 5), ("finished", "r1")]
     assert heard.told == [PLAIN, "end"], "what nobody asks for any more is not told"
     of.arrived("2", Step("review", "r2", "coder", last=True), 10)
     of.started("2", 10)
-    of.finished("2", False, 3, "stop")  # aborted: it has not completed
+    of.finished("2", LeftStep("2", False, 3, "stop"))  # aborted: it has not completed
     of.arrived("3", Step("review", "r3", "coder"), 10)
     of.started("3", 10)
-    of.finished("3", True, 7, "stop")
+    of.finished("3", LeftStep("3", True, 7, "stop"))
     Now.now = 61.0
     table.expire()
     assert told[2:] == [("aborted", "r2"), ("completed", 7), ("expired", "r3")]
@@ -156,7 +157,7 @@ def test_without_a_source_nothing_is_told_but_ends() -> None:
         of.arrived(name, step, 10)
         of.started(name, 10)
         of.preempted(name)
-        of.finished(name, True, 5, "stop")
+        of.finished(name, LeftStep(name, True, 5, "stop"))
     assert heard.told == ["end"]
 
 
@@ -168,7 +169,7 @@ def test_a_source_that_fails_makes_workflows_unknown() -> None:
     of, heard = watched(Forecasts(Failing()))
     of.arrived("1", CODER, 10)
     of.started("1", 10)
-    of.finished("1", True, 5, "stop")
+    of.finished("1", LeftStep("1", True, 5, "stop"))
     of.arrived("2", TESTER, 10)
     of.started("2", 10)
     assert heard.told == [PLAIN, "unknown", "unknown"]
@@ -183,8 +184,8 @@ def test_names_without_end_do_not_grow_the_tables() -> None:
     assert table.step("3") is None
     of.arrived("again", Step("review", "r0", "coder"), 10)  # one that is known goes on
     assert table.step("again") is not None
-    of.finished("3", True, 1, "stop")
-    of.finished("1", True, 1, "stop")
+    of.finished("3", LeftStep("3", True, 1, "stop"))
+    of.finished("1", LeftStep("1", True, 1, "stop"))
     assert table.end(CODER.workflow, EndReason.FINISHED)
     of.arrived("new", Step("review", "r11", "coder"), 10)
     assert table.step("new") is not None
@@ -233,7 +234,7 @@ def test_a_state_that_comes_changes_the_score_once() -> None:
     of.prefill_state("1", STATE)
     of.prefill_state("1", STATE)
     of.prefill_state("a request without a workflow", STATE)
-    of.finished("1", True, 5, "stop")
+    of.finished("1", LeftStep("1", True, 5, "stop"))
     assert heard.told == [PLAIN, SURE, PLAIN]
     assert source.completed == [[1.0, 1.0]]
     assert {name: count for name, count in counts.by_key().items() if "states" in name} == {
@@ -257,13 +258,13 @@ def test_states_that_are_late_or_missing_are_counted_and_those_of_aborted_reques
     of.arrived("1", CODER, 10)
     of.started("1", 10)
     of.prefill_state("1", -STATE)
-    of.finished("1", True, 5, "stop")
+    of.finished("1", LeftStep("1", True, 5, "stop"))
     of.arrived("2", TESTER, 10)
     of.started("2", 10)
-    of.finished("2", True, 5, "stop")
+    of.finished("2", LeftStep("2", True, 5, "stop"))
     of.arrived("3", CODER, 10)
     of.started("3", 10)
-    of.finished("3", False, 0, "stop")
+    of.finished("3", LeftStep("3", False, 0, "stop"))
     assert SURE not in heard.told
     assert source.completed == [None, None]
     assert {name: count for name, count in counts.by_key().items() if "states" in name} == {
@@ -284,7 +285,7 @@ def test_a_source_that_fails_at_a_state_is_switched_off_and_the_score_stays() ->
     of.arrived("1", CODER, 10)
     of.started("1", 10)
     of.prefill_state("1", STATE)
-    of.finished("1", True, 5, "stop")
+    of.finished("1", LeftStep("1", True, 5, "stop"))
     assert heard.told == [PLAIN, "unknown"]
 
 
@@ -314,5 +315,5 @@ def test_who_foretells_hears_of_steps_where_eviction_is_off(ranks: bool) -> None
     of.retention = None
     of.arrived("first", CODER, 10)
     of.started("first", 100)
-    of.finished("first", True, 7, "stop")
+    of.finished("first", LeftStep("first", True, 7, "stop"))
     assert source.heard == ["begins", 7]

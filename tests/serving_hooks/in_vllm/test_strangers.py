@@ -18,6 +18,7 @@ from presage.serving_hooks.modes import Modes
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.workflows import EndReason, WorkflowTable
+from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.metadata import MAX_NAME, read
 from presage.serving_hooks.workflows.tenants import ARGUMENT
 
@@ -78,7 +79,7 @@ def test_100_000_requests_raise_nothing_and_memory_is_flat() -> None:
         if step is not None:
             forecasts.arrived(f"r{number}", step, 10)
             forecasts.started(f"r{number}", 10)
-            forecasts.finished(f"r{number}", True, 3, "stop")
+            forecasts.finished(f"r{number}", LeftStep(f"r{number}", True, 3, "stop"))
         table.expire()
         forecasts.flush()
         if number % 20_000 == 19_999:
