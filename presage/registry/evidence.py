@@ -6,7 +6,8 @@ The caller measures candidate and champion on the same held-out data.
   equally good candidate in at most 2.5 % of cases. There is no correction for multiple tests: they are strongly
   correlated, and a false refusal costs one more look.
 - Lengths and return times: order (tau distance) and pinball loss, by paired intervals over workflows; coverage of the
-  upper quantiles, overall and in the worst workflow type. Quantiles that are too wide pay in pinball loss.
+  upper quantiles, overall and in the worst workflow type. Quantiles that are too wide pay in pinball loss, which is
+  judged where `quantiles/beyond.py` expects enough steps beyond the quantile.
 - Profile: coverage of whole workflows and accuracy of the next step, by paired intervals over workflows. An expression
 of
   any agent in any order covers everything, so coverage alone is no evidence.
@@ -18,13 +19,14 @@ of
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_ci, share_ci
+from presage.predictors.quantiles.beyond import STEPS_BEYOND, enough_beyond, steps_beyond
 from presage.registry.gates import (
     ArtefactEvidence,
     Compared,
@@ -312,14 +314,22 @@ def _order_and_loss(
         ends = pair_ratio_cis(gap[:, None], pairs[:, None], np.random.default_rng(seed))[0]
         tau = Compared(mine.wrong[scope].sum() / total, its.wrong[scope].sum() / total, ends)
         yield no_worse(gate, tau, f"{rival}'s {tau.its:.4f}, lower is better", higher_is_better=False)
-    steps = mine.positions.sum()
+    steps = int(mine.positions.sum())
     for q, here, there in places:
         loss, other = mine.loss[:, here], its.loss[:, there]
         ends = ratio_ci(loss - other, mine.positions, np.random.default_rng(seed))
         pinball = Compared(loss.sum() / steps, other.sum() / steps, ends)
         digits = 2 if unit == "tokens" else 4
         against = f"{rival}'s {pinball.its:.{digits}f} {unit} a step, lower is better"
-        yield no_worse(f"{prefix}pinball-{q:g}", pinball, against, higher_is_better=False, digits=digits)
+        found = no_worse(f"{prefix}pinball-{q:g}", pinball, against, higher_is_better=False, digits=digits)
+        yield found if enough_beyond(steps, q) else _not_judged(found, steps, q)
+
+
+def _not_judged(gate: Gate, steps: int, q: float) -> Gate:
+    """Passes a comparison at a quantile that too few steps can lie beyond; the reason keeps the figures."""
+    expected = f"{steps_beyond(steps, q):.3g} steps expected beyond the {q:g} quantile"
+    reason = f"{gate.reason}; {expected}, {STEPS_BEYOND} needed to judge it: not judged"
+    return replace(gate, passed=True, value=None, limit=None, reason=reason)
 
 
 def _coverage(candidate: LengthEvidence, budget: LengthBudget, seed: int) -> Iterator[Gate]:

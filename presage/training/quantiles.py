@@ -24,6 +24,7 @@ from scipy.special import ndtri
 from presage.features.input_profiles import Sources
 from presage.features.rows import LabelledRows
 from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_cis, share_ci
+from presage.predictors.quantiles.beyond import enough_beyond
 from presage.training.baselines import Behind, behind, by_profile, worst
 from presage.training.metrics import RESAMPLES, Estimate, Interval, by_workflow, json_values
 from presage.training.sets import under_profiles
@@ -133,10 +134,6 @@ class QuantileFigures:
             }
         )
 
-
-STEPS_BEYOND: Final = 10
-"""Expected steps beyond a quantile, below which its pinball loss is no reason to prefer a baseline: without misses the
-loss is the width alone, and a bootstrap cannot draw the misses that were not seen."""
 
 Figure = TypeVar("Figure")
 
@@ -289,7 +286,7 @@ def _lost(
         compared = [
             (f"in pinball loss at {q:g}, {unit} a step,", by, figure)
             for q, by, figure in zip(quantiles, gap.pinball, own.pinball, strict=True)
-            if steps * min(q, 1.0 - q) >= STEPS_BEYOND
+            if enough_beyond(steps, q)
         ]
         for scope in SCOPES:
             at = f"in tau distance of {'all' if scope == 'all' else 'first'} steps"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from presage.predictors.quantiles.beyond import enough_beyond
 from presage.registry.evidence import LengthBudget, LengthCounts, LengthEvidence, judge_lengths
 from presage.registry.gates import ArtefactEvidence, Interface, Verdict
 
@@ -72,6 +73,54 @@ def test_a_worse_order_is_refused_and_a_better_one_is_not() -> None:
 
 def test_greater_loss_is_refused_at_every_quantile() -> None:
     assert refused_by(evidence(counts=counts(loss=101)), evidence()) == {f"pinball-{q:g}" for q in QUANTILES}
+
+
+def on_steps(steps: int, last: float = 100.0, tau: float = 0.2) -> LengthCounts:
+    """Everything is covered; the loss is 100 a step, at .99 `last`."""
+    made = counts(tau, covered=(steps, steps, steps), steps=steps)
+    made.loss[:, 2] = last * steps
+    return made
+
+
+@pytest.mark.parametrize("gate", ["pinball-0.99", "floor-pinball-0.99"])
+def test_a_far_quantile_is_judged_only_where_ten_steps_are_expected_beyond_it(gate: str) -> None:
+    def judged(steps: int) -> Verdict:
+        rival = on_steps(steps, last=90.0)
+        if gate.startswith("floor"):
+            return verdict(evidence(counts=on_steps(steps, last=95.0), floor=rival), None)
+        worse, floor = on_steps(steps, last=95.0), on_steps(steps, last=200.0, tau=0.5)
+        return verdict(evidence(counts=worse, floor=floor), evidence(counts=rival, floor=floor))
+
+    few = judged(5)  # 200 steps, of which 2 are expected beyond .99
+    assert few.promoted
+    (found,) = [one for one in few.gates if one.name == gate]
+    assert found.reason.endswith("; 2 steps expected beyond the 0.99 quantile, 10 needed to judge it: not judged")
+    assert "difference +5.00, 95 % interval [+5.00, +5.00]" in found.reason
+    assert found.result == "passed"
+    (nearer,) = [one for one in few.gates if one.name == gate.replace("0.99", "0.9")]
+    assert "not judged" not in nearer.reason  # 20 are expected beyond .9
+    assert judged(24).promoted  # 9.6
+    assert {one.name for one in judged(25).refusals} == {gate}  # 10
+    assert {one.name for one in judged(STEPS).refusals} == {gate}
+
+
+def test_ten_steps_are_enough_at_every_quantile() -> None:
+    for q, steps in ((0.01, 1000), (0.05, 200), (0.1, 100), (0.5, 20), (0.9, 100), (0.95, 200), (0.99, 1000)):
+        assert not enough_beyond(steps - 1, q)
+        assert enough_beyond(steps, q)
+
+
+def test_low_quantiles_need_as_many_steps_below_them() -> None:
+    """Return times are judged by the same gates, in log seconds, from .05 to .99."""
+
+    def refused(steps: int) -> set[str]:
+        mine, floor = on_steps(steps), on_steps(steps, last=90.0)
+        mine.loss[:, 0] *= 1.1
+        found = evidence(quantiles=(0.05, 0.9, 0.95), counts=mine, floor=floor)
+        return refused_by(found, None, unit="log seconds")
+
+    assert refused(4) == set()  # 8 of 160 steps
+    assert refused(5) == {"floor-pinball-0.05", "floor-pinball-0.95"}  # 10 of 200
 
 
 def test_the_first_champion_must_beat_the_best_constant() -> None:
