@@ -73,7 +73,7 @@ def test_a_server_holds_versions_verdicts_and_artefacts(
     for version in (1, 2):
         made = register(registry, artefact_folder, name="far", metrics=METRICS, params={}, tags={}, input_example=STEPS)
         assert made.version == version
-        promote(registry, Verdict("far", version, ()), data_digest="x")
+        promote(registry, Verdict("far", version, ()), against=version - 1 or None, data_digest="x")
     found = resolve("models:/far@champion", lambda: registry, cache=tmp_path / "cache")
     assert found.version == 2
     assert artefact_digest(found.folder) == artefact_digest(artefact_folder)
@@ -146,6 +146,9 @@ def test_a_version_forecasts_where_presage_is_not_installed(registry: Registry, 
         assert horizon["agents"] == pytest.approx(wanted["agents"], abs=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pandas, of how MLflow calls it
+@pytest.mark.filterwarnings("ignore:Hint. Inferred schema contains integer:UserWarning")  # MLflow
+@pytest.mark.filterwarnings("ignore:Precision is ill-defined:UserWarning")  # scikit-learn, of what the model never says
 def test_the_documented_evaluation_by_mlflow_gives_the_accuracy_of_the_training(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,7 +158,7 @@ def test_the_documented_evaluation_by_mlflow_gives_the_accuracy_of_the_training(
     made = register(
         here, tiny.folder, name="next-agent", metrics=METRICS, params={}, tags={}, input_example=WORKFLOWS["one step"]
     )
-    promote(here, Verdict("next-agent", made.version, ()), data_digest="x")
+    promote(here, Verdict("next-agent", made.version, ()), against=None, data_digest="x")
     text = (Path(__file__).parents[2] / "docs" / "registry.md").read_text()
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "models.evaluate" in block]
     try:
