@@ -4,7 +4,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-ENDS_WITHIN_S = 600.0
+ENDS_WITHIN_S = 300.0
 
 
 def end(client: Any) -> None:
