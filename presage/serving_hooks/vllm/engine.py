@@ -214,7 +214,9 @@ class EnginePort:
         self.config = EngineConfig(scheduler.vllm_config)
         self._scheduler = scheduler
         self._pool = scheduler.kv_cache_manager.block_pool
-        self._group_sizes = [group.kv_cache_spec.block_size for group in scheduler.kv_cache_config.kv_cache_groups]
+        # Of the managers: with decode context parallelism a block holds the tokens of all ranks.
+        managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+        self._group_sizes = [manager.block_size for manager in managers]
         self.requests: Mapping[str, EngineRequest] = scheduler.requests
         self.blocks: Sequence[Block] = self._pool.blocks
         self.block_tokens = int(scheduler.block_size)

@@ -84,11 +84,11 @@ ATTRIBUTES: Final = (
     "vllm_config.model_config.runner_type",
     "vllm_config.model_config.served_model_name",
     "vllm_config.model_config.get_total_num_hidden_layers",
-    "kv_cache_config.kv_cache_groups",
     "kv_cache_manager.block_pool.blocks",
     "kv_cache_manager.block_pool.null_block.block_id",
     "kv_cache_manager.block_pool.free_block_queue.num_free_blocks",
     "kv_cache_manager.coordinator.find_longest_cache_hit",
+    "kv_cache_manager.coordinator.single_type_managers",
 )
 """Attributes of a live scheduler. Constructors set them, so only an instance has them."""
 

@@ -14,6 +14,7 @@ from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, Workflow
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
 
+from vllm.config import ParallelConfig
 from vllm.config.lora import LoRAConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
@@ -43,6 +44,16 @@ def test_hybrid_models_lose_no_block_and_answer_all(tmp_path: Path, kind: type[A
     answered(engine, pressed(engine, 300, seed=11))
     assert everything_is_free(scheduler)
     assert all(scheduler.presage_status()["on"].values())
+
+
+def test_tokens_that_fit_take_a_slot_in_each_group_and_blocks_span_the_ranks_of_a_context(tmp_path: Path) -> None:
+    def tokens(**given: Any) -> float:
+        return EnginePort(build(tmp_path, Scheduler, blocks=41, **given)).cache_tokens()
+
+    assert tokens() == 40 * BLOCK
+    assert tokens(groups=(FULL, WINDOW)) == 20 * BLOCK
+    ranks = ParallelConfig(tensor_parallel_size=2, decode_context_parallel_size=2)
+    assert tokens(parallel_config=ranks) == 40 * 2 * BLOCK
 
 
 def test_hybrid_models_keep_the_prefix_of_a_running_workflow(tmp_path: Path) -> None:

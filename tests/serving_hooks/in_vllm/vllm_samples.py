@@ -96,6 +96,7 @@ def build(
     cache.num_gpu_blocks = blocks
     init_none_hash(HASH)
     layers = groups or [FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)]
+    block = BLOCK * config.parallel_config.decode_context_parallel_size
     scheduler = kind(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
@@ -104,8 +105,8 @@ def build(
             kv_cache_groups=[KVCacheGroupSpec([f"layer-{i}"], spec) for i, spec in enumerate(layers)],
         ),
         structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK,
-        hash_block_size=BLOCK,
+        block_size=block,
+        hash_block_size=block,
         include_finished_set=stats,
         log_stats=stats,
     )
