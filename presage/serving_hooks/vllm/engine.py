@@ -512,6 +512,12 @@ def finish_reason(request: EngineRequest) -> str | None:
     return None if reason is None else str(reason)
 
 
+def hands_over(request: EngineRequest) -> bool:
+    """Whether this engine only reads the prompt and another one answers (disaggregated prefill)."""
+    params = request.kv_transfer_params
+    return isinstance(params, Mapping) and bool(params.get("do_remote_decode"))
+
+
 def state(request: EngineRequest) -> str:
     """The state of a request: RUNNING, WAITING_FOR_REMOTE_KVS while a connector loads it, or another."""
     return str(request.status.name)

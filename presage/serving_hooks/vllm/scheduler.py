@@ -501,7 +501,9 @@ class Policies(engine.SchedulerSeam):
     def _arrives(self, request: EngineRequest) -> None:
         sent = request.sampling_params.extra_args if request.sampling_params is not None else None
         step: Step | None = read(sent, request.session_id, self._counts)
-        if step is not None:
+        if step is not None and engine.hands_over(request):  # its one token would be learnt as its whole output
+            self._counts.add(EVENTS, "steps that another engine answers")
+        elif step is not None:
             self.step_forecasts.arrived(request.request_id, step, request.num_prompt_tokens)
             if self.prefetcher is not None:
                 self.prefetcher.arrives(step, request)

@@ -102,7 +102,7 @@ def test_steps_are_recorded_whatever_keys_the_server_has(tmp_path: Path, tenants
 def test_parallel_steps_and_answers_with_several_choices_are_recorded_and_learnt_as_a_trace_of_them(
     tmp_path: Path,
 ) -> None:
-    scheduler = recording(tmp_path)
+    scheduler = recording(tmp_path, presage={**OFF, "eviction": True})  # requests begin in their order
     engine = Engine(scheduler)
 
     def asks(workflow: int, number: int, agent: str, choices: int, tokens: int) -> None:
@@ -138,6 +138,21 @@ def test_parallel_steps_and_answers_with_several_choices_are_recorded_and_learnt
     late = [row for row in made if row["source"] == "back-off" and row["moment"] == PREFILL]
     assert {row["step"]: row["remaining_tokens"] for row in late} == {0: [54.0], 1: [43.0], 2: [13.0], 3: [4.0]}
     assert [row["came_tokens"] for row in late[-4:]] == [54, 43, 13, 4], "what was forecast is what came"
+
+
+def test_an_engine_that_only_reads_the_prompt_records_and_learns_nothing_of_the_step(tmp_path: Path) -> None:
+    scheduler = recording(tmp_path)
+    engine = Engine(scheduler)
+    handed_over = {"do_remote_decode": True, "do_remote_prefill": False}
+    for place, params in enumerate((handed_over, None)):
+        sent = {"workflow_type": "t", "workflow_id": f"w{place}", "agent": "a", "workflow_end": True}
+        scheduler.add_request(ask(f"r{place}", list(range(40)), 1, **sent, kv_transfer_params=params))
+        engine.run()
+    status = scheduler.presage_status()
+    scheduler.shutdown()
+    assert status["counts"]["steps that another engine answers"] == 1
+    assert [row["workflow_id"].split("@")[0] for row in rows(tmp_path)] == ["w1"]
+    assert engine.ended == ["r0", "r1"]
 
 
 def test_counts_learn_the_end_of_workflows_that_say_so(tmp_path: Path) -> None:
