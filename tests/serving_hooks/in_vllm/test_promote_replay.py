@@ -50,7 +50,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     for seed, then in enumerate(("worker", "planner"), start=1):
         traces = write(folder / f"{then}.jsonl", draw(100, seed, then))
-        done = train(traces, "--name", "agents", "--tracking-uri", uri, "--json", *FAST)
+        done = train(traces, "--name", "agents", "--tracking-uri", uri, "--json", *FAST, "--baselines", "markov-3")
         assert (done.code, done.json["version"]) == (0, seed), done.err
     return uri, write(folder / "held-out.jsonl", draw(32, 9))
 
