@@ -21,7 +21,7 @@ def nothing_beside() -> Iterator[None]:
     """A process that a scheduler has started to ask the registry ends with the test, not with all of them."""
     yield
     samples = sys.modules.get("vllm_samples")
-    for scheduler in list(samples.BUILT) if samples is not None else ():
-        upkeep = getattr(scheduler, "upkeep", None)
+    while samples is not None and samples.BUILT:
+        upkeep = getattr(samples.BUILT.pop(), "upkeep", None)
         if upkeep is not None:
             upkeep.close()

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import pytest
 
@@ -48,7 +47,7 @@ TIER = {"kv_connector": "MadeUpTier", "kv_role": "kv_both", "kv_connector_module
 """A connector that has blocks of its own."""
 
 
-BUILT: WeakSet[Any] = WeakSet()
+BUILT: list[Any] = []
 """Schedulers; a test does not shut them down, so `conftest.py` ends what they have beside them."""
 
 
@@ -110,7 +109,7 @@ def build(
         include_finished_set=stats,
         log_stats=stats,
     )
-    BUILT.add(scheduler)
+    BUILT.append(scheduler)
     return scheduler
 
 
