@@ -129,4 +129,4 @@ def test_whatever_happens_an_end_follows_each_beginning_and_nothing_is_left(happ
         of.table.finished(request)
     of.expired(of.clock.now + 11)
     assert begun == len(of.ends) == sum(of.table.ends.values())
-    assert of.table.debug_state() == {"workflows": 0, "requests": 0, "tenants": 0}
+    assert not any(of.table.debug_state().values())

@@ -48,7 +48,7 @@ from presage.serving_hooks.forecasting.live import (
     Projection,
     no_lengths,
 )
-from presage.serving_hooks.forecasting.online_counts import OnlineCounts, WorkflowHistory
+from presage.serving_hooks.forecasting.online_counts import MOST_OPEN, OnlineCounts, WorkflowHistory
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Key, Step, scoped, shared, short, tenant_of
@@ -57,7 +57,6 @@ _NONE: Final = Refused(NO_MODEL)
 _NO_NUMBERS: Final[frozenset[int]] = frozenset()
 _MOST_AHEAD: Final = 16
 """Numbers by which a step may precede others that run at the same time."""
-_MOST_OPEN: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ class ForecastState:
                 self.miss(number)
             self.missing |= frozenset(range(self.steps, number))
             self.steps = number + 1
-        self.open, self.within = (*self.open, (number, agent))[-_MOST_OPEN:], True
+        self.open, self.within = (*self.open, (number, agent))[-MOST_OPEN:], True
 
     def place(self, number: int | None, agent: str | None) -> int | None:
         """The place in `open` of a step that completes, the latest if neither is given; None if it does not run."""

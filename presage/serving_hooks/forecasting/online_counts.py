@@ -214,7 +214,7 @@ def token_count(value: object) -> float | None:
     return float(value) if isinstance(value, int | float | np.number) and 0 <= value < _NO_COUNT else None
 
 
-_MOST_OPEN: Final = 64
+MOST_OPEN: Final = 64
 """Steps of one workflow that run at once; beyond that the oldest count as aborted."""
 
 
@@ -246,7 +246,7 @@ class WorkflowHistory:
                 self._before.append(self._produced)
         else:
             self.recent = ()
-        self._open = (*self._open, len(self._before))[-_MOST_OPEN:]
+        self._open = (*self._open, len(self._before))[-MOST_OPEN:]
 
     def completed(self, output_tokens: object, place: int = -1) -> float | None:
         """Records the end of a step; returns its output tokens as a number, None if unknown.

@@ -14,14 +14,11 @@ from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder, start
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
-from presage.serving_hooks.workflows.choices import Choices, LeftStep
+from presage.serving_hooks.workflows.choices import LeftStep
 
 
 class Observing:
     """Passes the scheduler's events to the recorder, if one is configured.
-
-    Attributes:
-        choices: the requests that are one step together; those of `StepForecasts`.
 
     Raises:
         ConfigurationError: the configured redaction cannot be loaded.
@@ -35,9 +32,9 @@ class Observing:
         counts: EventCounts,
         state_layer: int | None = None,
     ) -> None:
-        self.choices = Choices()
         self._records: StepRecorder = NoRecorder()
-        self._port, self._step, self._switch = port, table.step, Switch("recorder", counts)
+        self._port, self._step, self._choices = port, table.step, table.choices
+        self._switch = Switch("recorder", counts)
         self._text = config is not None and config.text == "on"
         self._configured = config is not None
         if config is not None:
@@ -72,7 +69,7 @@ class Observing:
     def _begun(self, output: Iteration) -> None:
         for request, cached in self._port.found_tokens(output):
             step = self._step(request.request_id)
-            if step is not None and self.choices.begins(request.request_id):
+            if step is not None and self._choices.begins(request.request_id):
                 self._records.begun(
                     request.request_id,
                     step,

@@ -124,7 +124,6 @@ class Policies(engine.SchedulerSeam):
                 self.workflow_table.subscribe(owner.ended)
         self._apply_modes()
         recorded = config.recorder.states if config.recorder is not None else "off"
-        self._observing.choices = self.step_forecasts.choices
         self._states = StatesOfSteps(
             port, forecasts, self.step_forecasts, self.workflow_table, self._observing, recorded
         )
@@ -492,9 +491,9 @@ class Policies(engine.SchedulerSeam):
             self.prefetcher.left(request, self.workflow_table.step(request.request_id))
         completed, reason = engine.completed(request), self.finish_reason(request)
         state_comes = completed and bool(self._bookkeeping.attempt(self._states.completed, request.request_id))
-        step = self.step_forecasts.choices.leaves(request.request_id, completed, request.num_output_tokens, reason)
-        if step is not None:
-            self._observing.left(request, step, state_comes)
+        step = self.workflow_table.choices.leaves(request.request_id, completed, request.num_output_tokens, reason)
+        if step is not None:  # the recorder knows the step by the request that began it
+            self._observing.left(request, step, state_comes and step.request_id == request.request_id)
         self._bookkeeping.attempt(self.step_forecasts.finished, request.request_id, step)
         self.queue_policies.left(request, completed)
 

@@ -25,7 +25,7 @@ from presage.serving_hooks.monitoring.outcomes import OutcomeTracker
 from presage.serving_hooks.policies.next_use import READY, ReturnCurve, StepPace, paced
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
-from presage.serving_hooks.workflows.choices import Choices, LeftStep
+from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step
 
 
@@ -74,7 +74,6 @@ class StepForecasts:
         last: keeps recent forecasts for `explain`; None keeps none.
 
     Attributes:
-        choices: the requests that are one step together.
         retention: receives forecasts; None while eviction is vLLM's own.
         state_source: the forecast source that reads hidden states, and where completion states come from; prefill
             states come by `prefill_state`. None while no states are read.
@@ -94,7 +93,6 @@ class StepForecasts:
         evidence: Evidence | None = None,
         last: LastForecasts | None = None,
     ) -> None:
-        self.choices = Choices()
         self.retention: Retention | None = None
         self.state_source: tuple[ReadsStates, CompletionState] | None = None
         self.text_source: ReadsTexts | None = None
@@ -123,7 +121,7 @@ class StepForecasts:
 
     def arrived(self, request_id: str, step: Step, input_tokens: int) -> None:
         """A step has arrived."""
-        if not self._table.arrived(request_id, step) or not self.choices.arrives(request_id, step):
+        if not self._table.arrived(request_id, step) or not self._table.choices.arrives(request_id, step):
             return
         now = self._clock()
         before = self._arrived_at.get(step.workflow)
@@ -142,13 +140,13 @@ class StepForecasts:
         step = self._table.step(request_id)
         if step is None or self._remaining is None:
             return None
-        ranking = self.choices.ranking(request_id)
+        ranking = self._table.choices.ranking(request_id)
         if ranking is not None:
             return ranking[0]
         given: dict[str, Any] = dict(text) if self._same_source else {}
         make = partial(self._remaining.remaining_tokens, **given)
         found = self._remaining_switch.attempt(make, step, input_tokens)
-        self.choices.ranked(request_id, found)
+        self._table.choices.ranked(request_id, found)
         return found
 
     def started(self, request_id: str, input_tokens: int, text: TextOf = _NO_TEXT) -> None:
@@ -157,7 +155,7 @@ class StepForecasts:
         `text` are the features of its prompt.
         """
         step, source = self._table.step(request_id), self._next_agents
-        if step is None or not self.choices.begins(request_id):
+        if step is None or not self._table.choices.begins(request_id):
             return
         self._started[step.workflow] = request_id
         self._curves[step.workflow] = None, self._clock()
@@ -309,7 +307,6 @@ class StepForecasts:
             "return times": len(self._curves),
             "arrivals": len(self._arrived_at),
             "workflows started": len(self._started),
-            "choices": len(self.choices),
             "workflows held": len(self._held),
             "steps without state": len(self._without_state),
             "answers without features": len(self._unanswered),

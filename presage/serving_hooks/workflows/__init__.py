@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from presage.serving_hooks.counts import METADATA_LEFT_OUT, EventCounts
+from presage.serving_hooks.workflows.choices import Choices
 from presage.serving_hooks.workflows.identity import Step, tenant_of
 
 TIME_TO_LIVE_S: Final = 600.0
@@ -66,6 +67,9 @@ class WorkflowTable:
         time_to_live_s: seconds without a request after which a workflow expires; longer than tools take.
         counts: of workflows refused because the table was full.
         most: workflows running at once.
+
+    Attributes:
+        choices: the requests that are one step together.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class WorkflowTable:
         most: int = MOST_WORKFLOWS,
     ) -> None:
         self.ends: Counter[EndReason] = Counter()
+        self.choices = Choices()
         self._time_to_live_s, self._clock, self._most = time_to_live_s, clock, most
         self._counts = EventCounts() if counts is None else counts
         self._running: OrderedDict[str, RunningWorkflow] = OrderedDict()
@@ -170,4 +175,9 @@ class WorkflowTable:
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
-        return {"workflows": len(self._running), "requests": len(self._steps), "tenants": len(self._of_tenant)}
+        return {
+            "workflows": len(self._running),
+            "requests": len(self._steps),
+            "choices": len(self.choices),
+            "tenants": len(self._of_tenant),
+        }

@@ -120,10 +120,10 @@ def test_parallel_steps_and_answers_with_several_choices_are_recorded_and_learnt
         engine.run()
         asks(workflow, 3, "join", 1, 4)
         engine.run()
-    learnt = scheduler.step_forecasts.debug_state()
+    left = scheduler.debug_state()
     counts = scheduler.presage_status()["counts"]
     scheduler.shutdown()
-    assert (learnt["choices"], learnt["workflows started"]) == (0, 0)
+    assert (left["choices"], left["workflows started"]) == (0, 0)
     assert counts["forecast of lengths: none"] + counts["forecast of lengths: back-off"] == 4 * 20
     found = rows(tmp_path)
     steps = [(row["step"], row["agent"], row["output_tokens"], row["complete"]) for row in found]
