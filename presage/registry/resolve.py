@@ -49,7 +49,7 @@ def _pause(tries: int) -> None:
     """Wait about 1, 2, … s after failed downloads, at random, so that engines that failed together do not ask together
     again.
     """
-    time.sleep(random.uniform(0.5, 1.5) * tries)
+    time.sleep(random.SystemRandom().uniform(0.5, 1.5) * tries)  # not the process's own, which a user may have seeded
 
 
 def resolve(

@@ -121,6 +121,16 @@ class RegistryClient:
         uri = self._uri()
         return None if uri is None else self._query({"versions": dict(references), "registry": uri})["versions"]
 
+    def states(self, reference: str) -> str | None:
+        """The kind of states that the model of a reference reads; None if there is no such model, or no registry.
+
+        Raises:
+            RegistryError, ArtefactError, ProcessEnded: it cannot be read.
+        """
+        uri = self._uri()
+        kind: str | None = None if uri is None else self._query({"states": reference, "registry": uri})["states"]
+        return kind
+
     def trial(self, kind: str, reference: str) -> Held[Any]:
         """Fetches, loads and tries one version in the process; its predictor is not returned.
 
@@ -232,6 +242,10 @@ def around(every_s: float, draw: Callable[[], float]) -> float:
     return every_s * (0.75 + 0.5 * draw())
 
 
+_OWN: Final = random.SystemRandom()
+"""Not the generator of the process, which its user may have seeded."""
+
+
 class Reload(Generic[Models]):
     """Keeps the versions of a set of models up to date.
 
@@ -251,7 +265,7 @@ class Reload(Generic[Models]):
         registry: RegistryClient,
         every_s: float | None,
         load: Load = load_validated,
-        draw: Callable[[], float] = random.random,
+        draw: Callable[[], float] = _OWN.random,
     ) -> None:
         self.refused: dict[str, str] = {}
         self.troubles: dict[str, str] = {}

@@ -19,7 +19,7 @@ import torch
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.structured_output.request import StructuredOutputRequest
 from vllm_samples import Request
 
@@ -66,6 +66,8 @@ class AnyWord:
 class StubExecutor:
     """Computes what an iteration is asked for, later.
 
+    Of the tokens that were drafted, it accepts a number that depends on the request and the position alone.
+
     Attributes:
         aborts: ids of requests whose clients leave while the next iteration is computed.
     """
@@ -77,6 +79,7 @@ class StubExecutor:
         self.aborts: list[str] = []
         self.aborts_queue: queue.Queue[list[str]] = queue.Queue()
         self._under_way: deque[ModelRunnerOutput] = deque()
+        self._drafting: list[str] = []
 
     def execute_model(self, output: Any, non_block: bool = False) -> Future[Any]:
         computed = self._computed(output)
@@ -90,6 +93,9 @@ class StubExecutor:
         late = Late(lambda: self._wait(computed))
         return late if non_block else late.result()
 
+    def take_draft_token_ids(self) -> DraftTokenIds:
+        return DraftTokenIds(self._drafting, [[1, 2] for _ in self._drafting])
+
     def collective_rpc(self, *_: Any, **__: Any) -> list[Any]:
         return []
 
@@ -102,23 +108,28 @@ class StubExecutor:
     def wake_up(self, tags: Any) -> None: ...
 
     def _wait(self, computed: ModelRunnerOutput) -> ModelRunnerOutput:
+        """Says the tokens only now: what an iteration under way says depends on what the one before it has accepted."""
+        for name, tokens in zip(computed.req_ids, computed.sampled_token_ids, strict=True):
+            request = self.scheduler.requests.get(name)
+            if request is not None and tokens:
+                at = request.num_output_tokens
+                accepted = token_at(name, at) % len(tokens)
+                tokens[:] = [token_at(name, at + place) for place in range(1 + accepted)]
         if self.aborts:
             self.aborts_queue.put(self.aborts)
             self.aborts = []
         return computed
 
     def _computed(self, output: Any) -> ModelRunnerOutput:
-        names, requests, tokens = list(output.num_scheduled_tokens), self.scheduler.requests, []
-        for name in names:
-            request = requests[name]
-            # With asynchronous scheduling, tokens under way are counted as computed.
-            answer = request.num_computed_tokens - request.num_prompt_tokens
-            tokens.append([] if request.is_prefill_chunk else [token_at(name, answer)])
+        names, requests = list(output.num_scheduled_tokens), self.scheduler.requests
+        drafted = output.scheduled_spec_decode_tokens
+        self._drafting = [name for name in names if not requests[name].is_prefill_chunk]
+        room = {name: [0] * (1 + len(drafted.get(name, ()))) for name in self._drafting}
         loaded = getattr(self.scheduler.connector, "done", None)
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: i for i, name in enumerate(names)},
-            sampled_token_ids=tokens,
+            sampled_token_ids=[room.get(name, []) for name in names],
             kv_connector_output=None if loaded is None else KVConnectorOutput(finished_recving=loaded()),
         )
 
@@ -136,7 +147,8 @@ class Core:
         ahead = isinstance(scheduler, AsyncScheduler)
         core = self.core = EngineCore.__new__(EngineCore)
         core.vllm_config, core.scheduler, core.model_executor = scheduler.vllm_config, scheduler, self.executor
-        core.log_stats = core.use_spec_decode = core.check_for_draft_tokens = False
+        core.log_stats = False
+        core.use_spec_decode = core.check_for_draft_tokens = scheduler.num_spec_tokens > 0
         core.is_mm_encoder_only = core.is_pooling_model = False
         core.mm_receiver_cache, core._weight_version = None, "default"
         core.structured_output_manager = scheduler.structured_output_manager
@@ -144,7 +156,7 @@ class Core:
         core.batch_queue = deque(maxlen=2) if ahead else None
         core.async_scheduling, core.aborts_queue = ahead, self.executor.aborts_queue
         core._idle_state_callbacks = []
-        most = scheduler.vllm_config.scheduler_config.max_num_seqs
+        most = scheduler.vllm_config.scheduler_config.max_num_seqs * (1 + scheduler.num_spec_tokens)
         scheduler.structured_output_manager._grammar_bitmask = torch.zeros((most, 16), dtype=torch.int32)
         self.said: dict[str, list[int]] = {}
         self.reasons: dict[str, list[str]] = {}

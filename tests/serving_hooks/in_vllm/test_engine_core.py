@@ -2,14 +2,16 @@
 
 Driven here: `EngineCore.step` and `step_with_batch_queue` (which defers the grammar of an answer whose last token is
 under way), `add_request`, `abort_requests` between steps and while the model runs, `pause_scheduler`,
-`resume_scheduler`, `sleep`, `wake_up`, `reset_prefix_cache`, structured answers, children of parallel sampling,
-streamed input, a KV connector that loads asynchronously; and Presage's own calls of operators.
+`resume_scheduler`, `sleep`, `wake_up`, `reset_prefix_cache` (also of running requests), structured answers, children of
+parallel sampling, streamed input, LoRA adapters, drafted tokens (`post_step`, `update_draft_token_ids`), a KV connector
+that loads asynchronously; and Presage's own calls of operators.
 """
 
 from __future__ import annotations
 
 import tempfile
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +19,9 @@ import pytest
 from core_samples import AnyWord, Core, structured, token_at
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from vllm.config import LoRAConfig, SpeculativeConfig
+from vllm.lora.request import LoRARequest
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from vllm.v1.core.sched.request_queue import PriorityRequestQueue
 from vllm_samples import TIER, AsyncScheduler, Scheduler, ask, build, everything_is_free
@@ -47,10 +51,15 @@ OPERATORS = [
     "resume",
     "sleep_and_wake",
     "reset_prefix_cache",
+    "start_all_over",
     "set_mode",
     "ask_for_status",
     "end_a_workflow",
 ]
+
+
+def drafts(method: Any) -> SpeculativeConfig:
+    return SpeculativeConfig(method=method, num_speculative_tokens=2, prompt_lookup_max=4, prompt_lookup_min=2)
 
 
 class Loop(RuleBasedStateMachine):
@@ -60,6 +69,8 @@ class Loop(RuleBasedStateMachine):
     ours: ClassVar[type[Any]] = SyncWorkflowScheduler
     connector: ClassVar[Any] = None
     policy: ClassVar[str] = "fcfs"
+    config: ClassVar[dict[str, Any]] = {}
+    adapters: ClassVar[int] = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,6 +83,7 @@ class Loop(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         given = {"blocks": 60, "seqs": 5, "tokens": 96, "policy": self.policy, "connector": self.connector}
+        given |= self.config
         presage = {"quantum": 2, "starved_after": 3, "time_to_live_s": 1000.0}
         with tempfile.TemporaryDirectory() as folder:
             self.cores = [
@@ -92,7 +104,11 @@ class Loop(RuleBasedStateMachine):
             name, self.number = f"r{self.number}", self.number + 1
         start, tokens = prompt
         ids = [(start * 37 + place) % 500 for place in range(tokens)]
-        return [ask(name, ids, output, arrival=float(self.number), **sent) for _ in self.cores]
+        requests = [ask(name, ids, output, arrival=float(self.number), **sent) for _ in self.cores]
+        adapter = start % (1 + self.adapters)
+        for request in requests:
+            request.lora_request = LoRARequest(f"adapter-{adapter}", adapter, "nowhere") if adapter else None
+        return requests
 
     def add(self, requests: list[Any]) -> None:
         for core, request in zip(self.cores, requests, strict=True):
@@ -226,6 +242,12 @@ class Loop(RuleBasedStateMachine):
         for core in self.cores:
             core.core.reset_prefix_cache()
 
+    def start_all_over(self, data: st.DataObject) -> None:
+        """As after new weights: running requests are preempted and computed again."""
+        for core in self.cores:
+            with suppress(RuntimeError):  # vLLM's own, while a connector loads or a stream holds blocks and waits
+                core.core.reset_prefix_cache(reset_running_requests=True)
+
     def set_mode(self, data: st.DataObject) -> None:
         mode = data.draw(st.sampled_from(["on", "on", "off", "shadow"]))
         self.hooked.set_mode(mode, data.draw(st.sampled_from([None, "eviction", "priority", "admission"])), None)
@@ -270,11 +292,15 @@ class AheadLoop(Loop):
 
 
 class PriorityLoop(Loop):
+    """With more adapters than fit a batch."""
+
     policy = "priority"
+    config: ClassVar[dict[str, Any]] = {"lora_config": LoRAConfig(max_loras=2, max_cpu_loras=3)}
+    adapters = 3
 
 
-class AheadPriorityLoop(AheadLoop):
-    policy = "priority"
+class AheadPriorityLoop(PriorityLoop, AheadLoop):
+    pass
 
 
 class LoadingLoop(Loop):
@@ -285,16 +311,29 @@ class LoadingAheadLoop(AheadLoop):
     connector = TIER
 
 
-FEW = settings(max_examples=60, stateful_step_count=40, deadline=None)
-for machine in (Loop, AheadLoop, PriorityLoop, AheadPriorityLoop, LoadingLoop, LoadingAheadLoop):
-    machine.TestCase.settings = FEW
+class DraftingLoop(Loop):
+    config: ClassVar[dict[str, Any]] = {"speculative_config": drafts("ngram")}
 
-TestLoop = Loop.TestCase
-TestAheadLoop = AheadLoop.TestCase
-TestPriorityLoop = PriorityLoop.TestCase
-TestAheadPriorityLoop = AheadPriorityLoop.TestCase
-TestLoadingLoop = LoadingLoop.TestCase
-TestLoadingAheadLoop = LoadingAheadLoop.TestCase
+
+class DraftingAheadLoop(AheadLoop):
+    config: ClassVar[dict[str, Any]] = {"speculative_config": drafts("ngram_gpu")}
+
+
+MACHINES = [
+    Loop,
+    AheadLoop,
+    PriorityLoop,
+    AheadPriorityLoop,
+    LoadingLoop,
+    LoadingAheadLoop,
+    DraftingLoop,
+    DraftingAheadLoop,
+]
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.__name__)
+def test_random_orders_of_calls_beside_stock_vllm(machine: type[Loop]) -> None:
+    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))  # type: ignore[no-untyped-call]
 
 
 def ours(folder: Path, **given: Any) -> Core:
