@@ -113,7 +113,13 @@ def _inputs(engine: EngineStatus) -> Rows:
 
 
 def _workflows(engine: EngineStatus) -> Rows:
-    return [["workflows", f"{engine.workflows or 0} running, {engine.ended or 0} ended, {engine.expired} expired"]]
+    rows: Rows = [
+        ["workflows", f"{engine.workflows or 0} running, {engine.ended or 0} ended, {engine.expired} expired"]
+    ]
+    if engine.data_parallel > 1:
+        told = f"one of {engine.data_parallel}; send all requests of a workflow to the same one (session affinity)"
+        rows.append(["data-parallel engine", told])
+    return rows
 
 
 def _forecasts(engine: EngineStatus) -> Rows:

@@ -170,6 +170,7 @@ class EngineStatus:
     Attributes:
         counted: counts by metric; see `EventCounts.by_metric`.
         models: the model of each kind as a text; `model_versions` as data.
+        data_parallel: engines that share the requests; each knows only the workflows whose requests reach it.
         given_up: evicted blocks by class.
         truth: forecasts against outcomes.
     """
@@ -178,6 +179,7 @@ class EngineStatus:
     workflows: int | None = None
     ended: int | None = None
     expired: int = 0
+    data_parallel: int = 1
     models: Mapping[str, str] = field(default_factory=dict)
     model_versions: Mapping[str, ModelStatus] = field(default_factory=dict)
     states: str | None = None

@@ -431,6 +431,11 @@ class EnginePort:
         """Tokens after the first `found_tokens` that the connector has; 0 if it cannot answer yet."""
         return int(self._scheduler.connector.get_num_new_matched_tokens(request, found_tokens)[0] or 0)
 
+    @property
+    def data_parallel(self) -> int:
+        """Engines that share this one's requests, itself included."""
+        return int(self._scheduler.parallel_config.data_parallel_size)
+
     def why_no_prefetch(self) -> str | None:
         """Why this engine cannot prefetch; None where it can."""
         scheduler = self._scheduler
@@ -441,7 +446,7 @@ class EnginePort:
             "its layers keep several kinds of cache": len(self._group_sizes) != 1,
             "its block hashes have another block size than its cache": self.block_tokens != self.hash_tokens,
             # Data-parallel engines step together: an idle one cannot work for itself alone.
-            "it is one of several data-parallel engines": scheduler.parallel_config.data_parallel_size > 1,
+            "it is one of several data-parallel engines": self.data_parallel > 1,
             # Since 0.33 a prefetch would start the interval anew, and clients' prompts would wait for it.
             "prefills keep an interval (--prefill-schedule-interval)": getattr(scheduler, "local_prefill_interval", 1)
             > 1,

@@ -288,6 +288,7 @@ class Policies(engine.SchedulerSeam):
             },
             "modes": self.modes(),
             "workflows": len(self.workflow_table),
+            "data_parallel": self.engine_port.data_parallel,
             "expired": self.workflow_table.ends[EndReason.EXPIRED],
             "models": {kind: str(model) for kind, model in models.items()},
             "model_versions": {kind: asdict(model) for kind, model in models.items()},

@@ -117,3 +117,10 @@ def test_a_diffusion_model_is_refused_for_it_needs_a_scheduler_of_its_own(tmp_pa
     scheduler.vllm_config.diffusion_config = object()
     with pytest.raises(EngineError, match="diffusion models need vLLM's diffusion scheduler"):
         EnginePort(scheduler)
+
+
+def test_the_status_tells_that_several_engines_share_the_requests(tmp_path: Path) -> None:
+    for engines in (1, 2):
+        scheduler = build(tmp_path, SyncWorkflowScheduler, blocks=41, presage={})
+        scheduler.parallel_config.data_parallel_size = engines
+        assert scheduler.presage_status()["data_parallel"] == engines
