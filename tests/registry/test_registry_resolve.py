@@ -125,7 +125,7 @@ def test_from_elsewhere_it_is_copied_once_and_again_when_the_copy_is_cut(
     assert copies(tmp_path) == [found.folder]
 
 
-def test_a_download_that_fails_is_tried_again_whatever_the_error(
+def test_a_download_that_fails_half_way_is_tried_again_whatever_the_error(
     registry: Registry, registered: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registered("flaky")
@@ -135,6 +135,9 @@ def test_a_download_that_fails_is_tried_again_whatever_the_error(
 
     def fails_first(**arguments: Any) -> str:
         if errors:
+            half = Path(arguments["dst_path"]) / "artefact"
+            half.mkdir(parents=True, exist_ok=True)
+            (half / "config.json").write_text("{")
             raise errors.pop()
         return real(**arguments)
 

@@ -101,6 +101,18 @@ def test_prompts_of_workflows_are_counted_by_where_they_came_from_and_no_others(
     assert metric(engine, "presage_hit_tokens_total") == {"local": 640, "external": 0}
 
 
+def test_a_request_that_its_first_iteration_ends_is_counted_before_it_leaves(tmp_path: Path) -> None:
+    """vLLM does not always ask for a grammar, so nothing may have been noted while the model ran."""
+    engine, _ = served(tmp_path, blocks=90)
+    engine.scheduler.get_grammar_bitmask = lambda output: None
+    for name in ("a1", "a2"):
+        engine.scheduler.add_request(ask(name, prompt(0, 176), 1, workflow_id="a", agent="planner"))
+        engine.run()
+    assert number(engine, "presage_prompt_tokens_total") == 2 * 176
+    assert metric(engine, "presage_hit_tokens_total") == {"local": 160, "external": 0}
+    assert metric(engine, "presage_forecasts_total")["remaining-length", "none"] == 2
+
+
 @pytest.mark.parametrize("takes", [(0,), (3,)])
 def test_what_another_tier_had_is_told_apart(tmp_path: Path, takes: tuple[int, ...]) -> None:
     engine, _ = served(tmp_path, blocks=90, connector=TIER)
