@@ -6,8 +6,9 @@ import json
 import os
 import shlex
 import sys
+from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -35,29 +36,39 @@ def serve(
             "`state_layer`. Without it, those after the final norm."
         ),
     ] = None,
+    states: Annotated[
+        Literal["auto", "on", "off"],
+        typer.Option(
+            help="Add the worker and the KV connector for hidden states: auto where the next-agent champion reads them "
+            "or the recorder stores them."
+        ),
+    ] = "auto",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print vLLM's command line and environment, and exit.")
     ] = False,
 ) -> None:
     """Serve a model with vLLM and with forecasts in its scheduler.
 
-    Runs `vllm serve` and adds --scheduler-cls, --worker-cls, --kv-transfer-config, VLLM_PLUGINS and
-    VLLM_HTTP_TIMEOUT_KEEP_ALIVE unless you set them.
+    Runs `vllm serve` and adds --scheduler-cls, VLLM_PLUGINS and VLLM_HTTP_TIMEOUT_KEEP_ALIVE unless you set them, and
+    where hidden states are read --worker-cls and --kv-transfer-config.
     All other arguments are passed to vLLM unchanged. Set the hooks with --additional-config.presage.NAME VALUE;
     `presage vllm-check --settings` lists the settings.
     """
     from presage.serving_hooks.vllm.command import command, loaded_by_default
+    from presage.serving_hooks.vllm.states_needed import decided
 
-    made = command(arguments, os.environ.get("VLLM_PLUGINS"), loaded_by_default(), layer)
+    plugins = os.environ.get("VLLM_PLUGINS")
+    made = command(arguments, plugins, loaded_by_default(), layer, decide=partial(decided, states))
     name, seconds = KEEP_ALIVE
     environment = {"VLLM_PLUGINS": made.plugins, name: os.environ.get(name, seconds)}
+    if not dry_run:
+        _check_vllm()
     out = Output(as_json=False)
     for note in made.notes:
         out.note(f"presage serve: {note}")
     if dry_run:
         out.result({}, shlex.join(["env", *map("=".join, environment.items()), "vllm", *made.arguments]))
         return
-    _check_vllm()
     # Replace this process by vLLM, so that signals and the exit code are its own. -P, as in its console script: modules
     # of the working directory do not shadow installed ones.
     os.execve(

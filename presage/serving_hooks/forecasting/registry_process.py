@@ -5,11 +5,13 @@ numba's cache. Queries come on standard input, one line of JSON each:
 
     {"versions": {KIND: REFERENCE, …}, "registry": URI, "most_s": S, "most_mb": N}
     {"trial": KIND, "reference": "models:/NAME/VERSION", "registry": URI, "most_s": S, "most_mb": N}
+    {"states": REFERENCE, "registry": URI, "most_s": S, "most_mb": N}
 
 Answers go to standard output, after lines for log messages, `{"level": 30, "message": "…"}`:
 
     {"versions": {KIND: VERSION or null, …}}
     {"folder": …, "version": …, "digest": "sha256:…", "promoted": "…", "profile": "…"}      the trial has passed
+    {"states": KIND or null}      the kind of states that the model reads; null: there is no such model
     {"error": "…", "registry": true}       an error of the registry, which may be retried; false: of the version
 
 The process ends with its standard input, and so with the engine. An answer that takes longer than `most_s` ends it too,
@@ -34,8 +36,9 @@ from queue import SimpleQueue
 from typing import IO, Any, Final
 
 from presage.errors import OutputError, RegistryError, why
+from presage.predictors.common.artefact import Artefact, read_artefact
 from presage.registry.connect import Registry, open_existing
-from presage.registry.resolve import alias_holder, parse
+from presage.registry.resolve import alias_holder, parse, resolve
 
 MOST_MB: Final = 3072
 """Memory limit by default. The process takes 300 MB before a trial, 450 with torch, and the tensors of a version a few
@@ -56,6 +59,8 @@ def answer(query: Mapping[str, Any]) -> dict[str, Any]:
         registry = _opened(query["registry"])
         if versions:
             return {"versions": {kind: version_of(name, registry) for kind, name in query["versions"].items()}}
+        if "states" in query:
+            return {"states": _states(query["states"], registry)}
         return _trial(query["trial"], query["reference"], registry)
     except Exception as error:
         if versions:
@@ -71,6 +76,18 @@ def version_of(reference: str, registry: Registry) -> int | None:
     """
     name, alias, version = parse(reference)
     return version if alias is None else alias_holder(registry, name, alias)
+
+
+def _states(reference: str, registry: Registry) -> str | None:
+    if version_of(reference, registry) is None:
+        return None
+    return state_source(read_artefact(resolve(reference, lambda: registry).folder))
+
+
+def state_source(artefact: Artefact) -> str | None:
+    """The kind of states that a next-agent model reads, such as "captured"; None: the artefact is of another kind."""
+    states = artefact.config.get("states")
+    return str(states["kind"]) if isinstance(states, dict) and "kind" in states else None
 
 
 def _trial(kind: str, reference: str, registry: Registry) -> dict[str, Any]:

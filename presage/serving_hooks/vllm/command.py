@@ -1,15 +1,17 @@
 """`presage serve`: adds the options of the hooks to a `vllm serve` command line, and checks what they need.
 
 Options given on the command line are kept. `findings` runs the same checks as the engine. Adds vLLM's options for the
-scheduler, workers, connector and plugins.
+scheduler and plugins, and where hidden states are read those for workers and connector.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -22,25 +24,21 @@ from presage.serving_hooks.forecasting.reload import by_kind
 from presage.serving_hooks.forecasting.sources import Held
 from presage.serving_hooks.vllm import engine, engine_check
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
+from presage.serving_hooks.vllm.multi_connector import ALONE, has_states, with_states
+from presage.serving_hooks.vllm.states_needed import StatesDecision
 
 SCHEDULER: Final = "presage.serving_hooks.vllm.WorkflowScheduler"
 WORKER: Final = "presage.serving_hooks.vllm.StatesWorker"
-CONNECTOR: Final = json.dumps(
-    {
-        "kv_connector": "StatesConnector",
-        "kv_role": "kv_producer",
-        "kv_connector_module_path": "presage.serving_hooks.vllm.hidden_states.connector",
-    }
-)
+CONNECTOR: Final = json.dumps(ALONE)
 PLUGIN: Final = "presage"
 ENDPOINTS: Final = "vllm.endpoint_plugins"
 
-ADDED: Final[Sequence[tuple[str, str, str]]] = (
-    ("--scheduler-cls", SCHEDULER, "a class that does not derive from it runs without the policies"),
-    ("--worker-cls", WORKER, "without it forecasts have no hidden states"),
-    ("--kv-transfer-config", CONNECTOR, "without our connector in it, forecasts have no hidden states"),
-)
-"""Options that are added if they are not given: option, value, and what another value means."""
+_TRANSFER: Final = "--kv-transfer-config"
+_OFFLOADING: Final = "--kv-offloading-size"
+
+_SCHEDULER: Final = ("--scheduler-cls", SCHEDULER, "a class that does not derive from it runs without the policies")
+_WORKER: Final = ("--worker-cls", WORKER, "without it forecasts have no hidden states")
+"""A class that is added if none is given: option, value, and what another one means."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Command:
 
     Attributes:
         plugins: the value of VLLM_PLUGINS.
-        notes: a sentence for each given option that differs from ours.
+        notes: a sentence on hidden states, and one for each given option that differs from ours.
     """
 
     arguments: tuple[str, ...]
@@ -58,7 +56,12 @@ class Command:
 
 
 def command(
-    arguments: Sequence[str], plugins: str | None, others: Iterable[str] = (), layer: int | None = None
+    arguments: Sequence[str],
+    plugins: str | None,
+    others: Iterable[str] = (),
+    layer: int | None = None,
+    *,
+    decide: Callable[[PresageConfig], StatesDecision],
 ) -> Command:
     """The command line for arguments of `vllm serve`: a model, and any options.
 
@@ -66,6 +69,7 @@ def command(
         plugins: the value of VLLM_PLUGINS; None if it is not set.
         others: plugins that vLLM loads if VLLM_PLUGINS is not set.
         layer: overrides the setting `state_layer`; None keeps the arguments.
+        decide: whether hidden states are read; not called if the arguments settle it.
 
     Raises:
         ConfigurationError: the settings under "presage" in --additional-config are invalid, or the file of --config
@@ -73,22 +77,80 @@ def command(
     """
     given = _given(arguments)
     additional = _additional(given)
-    read_config(additional)
+    config = read_config(additional)
     added = [] if layer is None else _with_layer(given, additional, layer)
     notes = []
-    drafts = any(option.startswith(("--speculative-config", "--spec-m")) for option in given) or "-sc" in arguments
-    for option, value, otherwise in ADDED:
-        if drafts and value is CONNECTOR:
-            continue  # it would bring no states, and any connector shortens vLLM's prefix hits with EAGLE
-        own = {name: given[name] for name in given if name.split(".")[0] == option}
+    states = _states(given, arguments, partial(decide, config))
+    if states.note is not None:
+        notes.append(states.note)
+    for option, value, otherwise in (_SCHEDULER, *([_WORKER] if states.added else ())):
+        own = _own(given, option)
         if not own:
             added += (option, value)
         elif value not in own.values():
-            kept = " ".join(f"{name} {theirs}" for name, theirs in own.items())
-            notes.append(f"your {kept} is kept instead of {value}; {otherwise}")
+            notes.append(f"your {_shown(own)} is kept instead of {value}; {otherwise}")
+    if states.added:
+        theirs = _connector(given)
+        if theirs is None:
+            added += (_TRANSFER, CONNECTOR)
+        elif not has_states(theirs):
+            notes.append(_beside(given, theirs))
     names = list(others) if plugins is None else plugins.split(",")
     listed = ",".join(dict.fromkeys([*filter(None, names), PLUGIN]))
     return Command(("serve", *arguments, *added), listed, tuple(notes))
+
+
+def _states(given: Mapping[str, Any], arguments: Sequence[str], decide: Callable[[], StatesDecision]) -> StatesDecision:
+    if any(option.startswith(("--speculative-config", "--spec-m")) for option in given) or "-sc" in arguments:
+        return StatesDecision(False, "with speculative decoding no hidden states are read: no connector is added")
+    theirs = _connector(given)
+    return StatesDecision(True) if theirs is not None and has_states(theirs) else decide()
+
+
+def _own(given: Mapping[str, Any], option: str) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name.split(".")[0] == option}
+
+
+def _shown(own: Mapping[str, Any]) -> str:
+    return " ".join(f"{name} {value}" for name, value in own.items())
+
+
+def _connector(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The configuration of the connector that the given options bring; None if they bring none.
+
+    vLLM makes one of --kv-offloading-size, and overwrites with it the name in another.
+    """
+    if _OFFLOADING in given:
+        return _offloading(given)
+    if not _own(given, _TRANSFER):
+        return None
+    found = _object(given, _TRANSFER)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _offloading(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What vLLM makes of its options for offloading."""
+    if given.get("--kv-offloading-backend", "native") != "native":
+        return {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both"}
+    simple = os.environ.get("VLLM_USE_SIMPLE_KV_OFFLOAD", "0") not in ("", "0")
+    try:
+        size = float(given[_OFFLOADING])
+    except ValueError:
+        return {}  # vLLM refuses it
+    return {
+        "kv_connector": "SimpleCPUOffloadConnector" if simple else "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": int(size * (1 << 30))},
+    }
+
+
+def _beside(given: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """The note on a connector that ours is not in, with the option that has both."""
+    kept = f"your {_shown(_own(given, _OFFLOADING) or _own(given, _TRANSFER))} is kept; without our connector in it "
+    kept += "forecasts have no hidden states"
+    if "kv_connector" not in theirs:
+        return kept
+    return f"{kept}: give {_TRANSFER} {shlex.quote(json.dumps(with_states(theirs)))} instead"
 
 
 def loaded_by_default() -> list[str]:
@@ -136,25 +198,28 @@ def _of_file(path: Path) -> list[tuple[str, Any]]:
     return [(f"--{name}".replace("_", "-"), value) for name, value in found.items()] if isinstance(found, dict) else []
 
 
-def _additional(options: Mapping[str, Any]) -> object:
-    """The value of --additional-config as vLLM reads it: an object, or the dotted options, which override it."""
+def _object(options: Mapping[str, Any], name: str) -> object:
+    """The value of an option as vLLM reads it: an object, or the dotted options, which override it."""
     dotted: dict[str, Any] = {}
     for option, value in options.items():
         head, *keys = option.split(".")
-        if head == "--additional-config" and keys:
+        if head == name and keys:
             place = dotted
             for key in keys[:-1]:
                 place = place.setdefault(key, {})
             place[keys[-1]] = _value(value)
     if dotted:
         return dotted
-    given = options.get("--additional-config", {})
-    if not isinstance(given, str):
-        return given
-    try:
-        return json.loads(given)
-    except ValueError:
-        raise ConfigurationError(f"--additional-config {given:.60}: not JSON; give an object") from None
+    given = options.get(name, {})
+    return _value(given) if isinstance(given, str) else given
+
+
+def _additional(options: Mapping[str, Any]) -> object:
+    """The value of --additional-config."""
+    found = _object(options, "--additional-config")
+    if isinstance(found, str):
+        raise ConfigurationError(f"--additional-config {found:.60}: not JSON; give an object")
+    return found
 
 
 def _value(text: str) -> Any:

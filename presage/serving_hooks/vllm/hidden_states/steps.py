@@ -28,13 +28,14 @@ logger = logging.getLogger(__name__)
 
 ON = "on"
 NOT_READ = "off: no predictor reads hidden states of this model"
-NO_CONNECTOR = "off: start with --worker-cls and the StatesConnector to send states to the predictor"
+_START = "`presage serve --states on`, or with --worker-cls and the StatesConnector,"
+NO_CONNECTOR = f"off: start with {_START} to send states to the predictor"
 NO_EVICTION = "off: vLLM's own eviction is in use, and no other policy reads the forecasts"
 SEVERAL_ROWS = "off: with speculative decoding each request has several rows per step"
 OTHER_WIDTH = "off: the predictor was trained on states of another width than those of the served model"
 
 NOT_RECORDED = "off: the recorder is not configured to record states"
-NO_WAY = "off: start with --worker-cls and the StatesConnector to record states"
+NO_WAY = f"off: start with {_START} to record states"
 
 _RECORDED: Final[dict[str, tuple[Moment, ...]]] = {"off": (), "prefill": (PREFILL,), "both": MOMENTS}
 
