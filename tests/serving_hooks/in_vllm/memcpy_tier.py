@@ -1,7 +1,8 @@
 """A second tier for vLLM's offloading connector where there is no GPU: its blocks are copied to and fro in memory."""
 
 import time
-from typing import Any
+from collections import Counter
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -10,7 +11,13 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 
 class Copies(OffloadingWorker):
-    """Copies when it is told to, and says afterwards that it has."""
+    """Copies when it is told to, and says afterwards that it has.
+
+    Attributes:
+        copied: blocks stored and loaded, of all workers of this process.
+    """
+
+    copied: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, kv_caches: Any, chunks: int) -> None:
         self.near = [cache.tensor for cache in kv_caches.tensors]
@@ -18,9 +25,11 @@ class Copies(OffloadingWorker):
         self.done: list[TransferResult] = []
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        self.copied["stored"] += len(src_spec.block_ids)
         return self._copy(job_id, self.near, src_spec.block_ids, self.far, dst_spec.block_ids)
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        self.copied["loaded"] += len(src_spec.block_ids)
         return self._copy(job_id, self.far, src_spec.block_ids, self.near, dst_spec.block_ids)
 
     def get_finished(self) -> list[TransferResult]:

@@ -25,9 +25,12 @@ import numpy as np
 from own_engine import end
 
 from presage.features.moment import COMPLETION, PREFILL
+from presage.serving_hooks.vllm.multi_connector import with_states
 
 APART, COMPILED = "apart" in sys.argv, "compiled" in sys.argv
+STOCK = "stock" in sys.argv
 LAYER = next((int(said.removeprefix("layer=")) for said in sys.argv if said.startswith("layer=")), None)
+BESIDE = next((json.loads(said.removeprefix("beside=")) for said in sys.argv if said.startswith("beside=")), None)
 HOOKS = {
     "scheduler_cls": "presage.serving_hooks.vllm.WorkflowScheduler",
 }
@@ -214,7 +217,10 @@ def main(model: str, served: str) -> dict[str, Any]:
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
-    tap = {**TAP, "kv_transfer_config": KVTransferConfig(**TAP["kv_transfer_config"])}
+    transfer: Any = TAP["kv_transfer_config"]
+    if BESIDE is not None:
+        transfer = with_states(BESIDE)
+    hooks = {} if STOCK else {**HOOKS, **TAP, "kv_transfer_config": KVTransferConfig(**transfer)}
     noted = Noted()
     llm = LLM(
         model=model,
@@ -238,9 +244,11 @@ def main(model: str, served: str) -> dict[str, Any]:
             }
         },
         **({"distributed_executor_backend": "mp"} if APART else {}),
-        **HOOKS,
-        **tap,
+        **hooks,
     )
+    if STOCK:
+        tokens, reasons = serve(llm, noted)
+        return {"tokens": tokens, "reasons": reasons}
     if APART:
         tokens, reasons = serve(llm, noted)
         status = llm.llm_engine.engine_core.call_utility("presage_call", "presage_status")  # type: ignore[attr-defined]
@@ -264,6 +272,7 @@ def main(model: str, served: str) -> dict[str, Any]:
     status = scheduler.presage_status()
     scheduler.shutdown()  # what waits is written
     reference = hugging_face(model, tokens)
+    tier = sys.modules.get("memcpy_tier")
     late = [noted.read[name] - step for name, step in noted.computed.items() if name in noted.read]
     return {
         "tokens": tokens,
@@ -272,6 +281,7 @@ def main(model: str, served: str) -> dict[str, Any]:
         "steps": noted.step,
         "late": {steps: late.count(steps) for steps in sorted(set(late))},
         "changed": [sum(noted.changed), len(noted.changed)],
+        "copied": dict(tier.Copies.copied) if tier is not None else {},
         **counted,
         **compared(noted, reference, tokens),
         "recorded": recorded(noted, reference, tokens),

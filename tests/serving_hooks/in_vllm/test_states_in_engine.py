@@ -70,6 +70,21 @@ def other(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="module")
+def beside(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The engine of `tapped`, with vLLM's offloading connector beside ours."""
+    tier = {"spec_name": "MemcpySpec", "spec_module_path": "memcpy_tier", "cpu_bytes_to_use": 2**26}
+    other = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": tier}
+    recording = tmp_path_factory.mktemp("beside")
+    return served(model, "synthetic", registry, recording, f"beside={json.dumps(other)}")
+
+
+@pytest.fixture(scope="module")
+def stock(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The requests of `tapped`, by vLLM alone."""
+    return served(model, "synthetic", registry, tmp_path_factory.mktemp("stock"), "stock")
+
+
+@pytest.fixture(scope="module")
 def first_layer(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The engine of `tapped`, which taps the first layer and not what the predictor learnt."""
     return served(model, "synthetic", registry, tmp_path_factory.mktemp("first"), "layer=1")
@@ -182,3 +197,30 @@ def test_states_come_from_a_worker_in_a_process_of_its_own(tapped: Any, apart: A
     for name, reason in apart["reasons"].items():
         if reason != "abort":
             assert apart["tokens"][name] == tapped["tokens"][name]
+
+
+def test_another_connector_stores_and_loads_beside_ours(beside: Any) -> None:
+    assert beside["preempted"] >= 1
+    assert beside["copied"]["stored"] >= 30
+    assert beside["copied"]["loaded"] > 10
+    assert beside["status"]["prompts"]["external_tokens"] > 0
+    assert all(beside["status"]["on"].values())
+
+
+def test_states_come_beside_another_connector(beside: Any) -> None:
+    counts = beside["status"]["counts"]
+    assert beside["status"]["states"] == beside["status"]["recorder"]["states"] == "on"
+    assert min(beside["checked"]["prefill"], beside["checked"]["completion"]) >= 50
+    assert max(beside["off"].values()) < 1e-4, beside["off"]
+    assert counts["completion states: used"] == beside["checked"]["completion"]
+    assert not [name for name in counts if "missing" in name]
+    assert max(beside["recorded"]["off"]["prefill"], beside["recorded"]["off"]["completion"]) <= 1
+
+
+@pytest.mark.parametrize("how", ["tapped", "beside"])
+def test_answers_are_those_of_vllm_alone(how: str, stock: Any, request: pytest.FixtureRequest) -> None:
+    of = request.getfixturevalue(how)
+    finished = [name for name in stock["tokens"] if "abort" not in (stock["reasons"][name], of["reasons"][name])]
+    assert len(finished) >= 50
+    for name in finished:
+        assert of["tokens"][name] == stock["tokens"][name]
