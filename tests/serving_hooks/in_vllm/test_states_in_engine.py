@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_hybrid import save_hybrid
 from tiny_model import STATE_SIZE, Tiny
 from tiny_qwen import save_qwen
 
+from presage.datasets.read import read_traces
 from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.serving_hooks.forecasting.live import LAYER_LEFT_OUT
@@ -39,11 +41,15 @@ def registry(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 def served(model: Path, name: str, registry: dict[str, str], recording: Path, *how: str) -> Any:
+    return ran("serve_states.py", str(model), name, *how, **registry, RECORDING=str(recording))
+
+
+def ran(*program: str, **environment: str) -> Any:
     paths = os.pathsep.join([str(HERE.parents[2]), str(HERE)])
     done = subprocess.run(
-        [sys.executable, "serve_states.py", str(model), name, *how],
+        [sys.executable, *program],
         cwd=HERE,
-        env={**os.environ, **registry, "PYTHONPATH": paths, "RECORDING": str(recording)},
+        env={**os.environ, **environment, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
         check=False,
@@ -224,3 +230,13 @@ def test_answers_are_those_of_vllm_alone(how: str, stock: Any, request: pytest.F
     assert len(finished) >= 50
     for name in finished:
         assert of["tokens"][name] == stock["tokens"][name]
+
+
+def test_a_hybrid_model_has_states_and_the_tokens_of_vllm_alone(tmp_path: Path) -> None:
+    model, recording = str(save_hybrid(tmp_path / "hybrid")), str(tmp_path / "recording")
+    alone, recorded = ran("serve_hybrid.py", model), ran("serve_hybrid.py", model, recording)
+    assert recorded["kinds"] == ["MambaSpec", "FullAttentionSpec"]
+    assert recorded["tokens"] == alone["tokens"]
+    assert recorded["states"] == "on"
+    table = read_traces([recording]).table
+    assert (table["prefill_state"].null_count, table["completion_state"].null_count, len(table)) == (0, 0, 3)
