@@ -46,6 +46,7 @@ from presage.features.moment import COMPLETION, MOMENTS, Moment
 from presage.features.prefixes import prefixes_of
 from presage.features.return_times import return_rows
 from presage.features.rows import LabelledRows, Target
+from presage.features.served_steps import served_steps
 from presage.features.states import SKETCH, States
 from presage.predictor_kinds import KINDS
 from presage.predictors.length.predictor import RemainingLengthPredictor
@@ -332,7 +333,7 @@ class NextAgent(Estimator):
         """Learn from traces; raises TraceError for too few workflows or fewer than two agents."""
         from presage.training.next_agent.train import fit_predictor
 
-        self._table = _table(traces)
+        self._table = served_steps(_table(traces))
         self._fitted = fit_predictor(
             self._table,
             self.config,
@@ -344,7 +345,7 @@ class NextAgent(Estimator):
         return self._hold(self._fitted.predictor)
 
     def predict_proba(self, traces: TraceLike, *, steps_ahead: int = 1, moment: Moment = COMPLETION) -> pd.DataFrame:
-        """Probabilities of `classes_` at every step, given that the workflow has not ended before.
+        """Probabilities of `classes_` at every LLM step, given that the workflow has not ended before.
 
         Args:
             traces: any; agents that training did not see are forecast by the rest of the workflow.
@@ -360,13 +361,13 @@ class NextAgent(Estimator):
             raise ConfigurationError(f"steps_ahead is {steps_ahead}; the model forecasts 1 to {predictor.horizon}")
         if moment not in MOMENTS:
             raise ConfigurationError(f"moment is {moment!r}; expected one of {', '.join(MOMENTS)}")
-        table = _table(traces)
+        table, index = _served(traces)
         prefixes = prefixes_of(table, predictor.vocabulary, predictor.horizon)
         found = predictor.predict(prefixes.with_states(predictor.source.states(table)), moment)
-        return pd.DataFrame(found[:, steps_ahead - 1], index=_steps(table), columns=list(self.classes_))
+        return pd.DataFrame(found[:, steps_ahead - 1], index=index, columns=list(self.classes_))
 
     def predict(self, traces: TraceLike, *, steps_ahead: int = 1, moment: Moment = COMPLETION) -> pd.Series:
-        """The most likely of `classes_` at every step; arguments as in `predict_proba`."""
+        """The most likely of `classes_` at every LLM step; arguments as in `predict_proba`."""
         return self.predict_proba(traces, steps_ahead=steps_ahead, moment=moment).idxmax(axis=1)
 
     def _hold(self, predictor: NextAgentPredictor) -> Self:
@@ -417,7 +418,7 @@ class RemainingLength(Estimator):
         """Learn from traces; raises TraceError for too few workflows, or without known output tokens."""
         from presage.training.length.train import fit_lengths
 
-        self._table = _table(traces)
+        self._table = served_steps(_table(traces))
         self._fitted = fit_lengths(
             self._table, self.config, target=self.target, seed=self.random_state, texts=self.texts
         )
@@ -426,9 +427,9 @@ class RemainingLength(Estimator):
     def predict(self, traces: TraceLike) -> pd.DataFrame:
         """Tokens at every LLM step before its output: a column a quantile."""
         check_is_fitted(self, "predictor_")
-        table = _table(traces)
+        table, index = _served(traces)
         found = self.predictor_.predict(length_rows(table, self.predictor_.encoder, self.predictor_.target))
-        return pd.DataFrame(found, index=_steps(table.filter(pc.equal(table["kind"], "llm"))), columns=self.quantiles_)
+        return pd.DataFrame(found, index=index, columns=self.quantiles_)
 
     def _hold(self, predictor: RemainingLengthPredictor) -> Self:
         self.predictor_, self.quantiles_ = predictor, tuple(predictor.quantiles)
@@ -470,7 +471,7 @@ class ReturnTime(Estimator):
         """Learn from traces; raises TraceError for too few workflows, or without start and end times."""
         from presage.training.return_time.train import fit_return_times
 
-        self._table = _table(traces)
+        self._table = served_steps(_table(traces))
         self._fitted = fit_return_times(self._table, self.config, seed=self.random_state)
         return self._hold(self._fitted.predictor)
 
@@ -486,8 +487,8 @@ class ReturnTime(Estimator):
 
     def _rows(self, traces: TraceLike) -> tuple[LabelledRows, pd.MultiIndex]:
         check_is_fitted(self, "predictor_")
-        table = _table(traces)
-        return return_rows(table, self.predictor_.encoder), _steps(table.filter(pc.equal(table["kind"], "llm")))
+        table, index = _served(traces)
+        return return_rows(table, self.predictor_.encoder), index
 
     def _hold(self, predictor: ReturnTimePredictor) -> Self:
         self.predictor_, self.quantiles_ = predictor, predictor.quantiles
@@ -529,7 +530,7 @@ class Profile(Estimator):
         """Learn from traces."""
         from presage.training.profile.train import fit_profiles
 
-        self._table = _table(traces)
+        self._table = served_steps(_table(traces))
         self._fitted = fit_profiles(self._table, self.config, seed=self.random_state)
         return self._hold(self._fitted.predictor)
 
@@ -622,6 +623,9 @@ def _outcomes(outcomes: OutcomeLike) -> Outcomes:
     return (outcomes if isinstance(outcomes, OutcomesRead) else read_outcomes(outcomes)).outcomes
 
 
-def _steps(table: pa.Table) -> pd.MultiIndex:
-    columns = ("workflow_type", "workflow_id", "step")
-    return pd.MultiIndex.from_arrays([table[column].to_pylist() for column in columns], names=columns)
+def _served(traces: TraceLike) -> tuple[pa.Table, pd.MultiIndex]:
+    """The LLM steps of traces, and their names and numbers in the traces."""
+    table, columns = _table(traces), ("workflow_type", "workflow_id", "step")
+    steps = served_steps(table)
+    llm = table.filter(pc.equal(table["kind"], "llm"))
+    return steps, pd.MultiIndex.from_arrays([llm[column].to_pylist() for column in columns], names=columns)

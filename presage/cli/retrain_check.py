@@ -162,11 +162,8 @@ def keep_figures(registry: Registry, name: str, version: int, promoted: dict[str
 
 
 def forecasts_of(loaded: Mapping[str, Loaded], table: pa.Table) -> TraceForecasts:
-    """Forecast every row of a table in canonical order with the predictors by kind: one or both."""
+    """Forecast every row of a table of served steps with the predictors by kind: one or both."""
     from dataclasses import replace
-
-    import numpy as np
-    import pyarrow.compute as pc
 
     from presage.features.lengths import length_rows
     from presage.features.prefixes import prefixes_of
@@ -179,11 +176,9 @@ def forecasts_of(loaded: Mapping[str, Loaded], table: pa.Table) -> TraceForecast
         prefixes = prefixes_of(table, predictor.vocabulary, predictor.horizon)
         both = predictor.predict_both(prefixes.with_states(predictor.source.states(table)))
         found = replace(found, agents=predictor.vocabulary.agents, probabilities=both, version=of.version)
-    llm = np.asarray(pc.equal(table["kind"], "llm").to_numpy(), bool)
-    if "remaining-length" in loaded and llm.any():
+    if "remaining-length" in loaded:
         of = loaded["remaining-length"]
         predictor = of.predictor
-        tokens = np.full((table.num_rows, len(predictor.quantiles)), np.nan, np.float32)
-        tokens[llm] = predictor.predict(length_rows(table, predictor.encoder))
+        tokens = predictor.predict(length_rows(table, predictor.encoder))
         found = replace(found, quantiles=predictor.quantiles, tokens=tokens, lengths_version=of.version)
     return found

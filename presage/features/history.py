@@ -1,7 +1,7 @@
 """How a workflow has run so far, as numbers at each of its steps: one definition, compiled, for training and serving.
 
 A history is a float32 vector of the agents so far and their order. PROGRESS is how far the workflow has come, from what
-is known before a step produces its output. Steps are those of the trace, tool calls included.
+is known before a step produces its output. Steps are LLM steps (`served_steps.py`).
 
 Serving calls `begin`, `advance`, `begin_progress`, `advance_progress` and `produce` once a step; training calls them
 in a loop over whole workflows. Nothing else writes a history or progress.

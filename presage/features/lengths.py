@@ -7,9 +7,8 @@ sketch of the previous step's output.
 A trace counts the tokens of full prompts only. Those of system and user prompt, and of a prompt that was not counted,
 are taken as a quarter of their characters.
 
-A row is an LLM step; a tool call produces no tokens and counts as a step of the workflow only. The label of a step
-counts its own tokens and those of all later steps; it is unknown as soon as one of them is, and a lower bound in a
-workflow that was cut (`complete` false).
+A row is an LLM step (`served_steps.py`). The label of a step counts its own tokens and those of all later steps; it is
+unknown as soon as one of them is, and a lower bound in a workflow that was cut (`complete` false).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 
 from presage.datasets.schema import workflow_codes
 from presage.datasets.tasks import task_of
-from presage.errors import InputError, TraceError
+from presage.errors import InputError
 from presage.features.history import (
     COUNTERS,
     PROGRESS,
@@ -50,6 +49,7 @@ from presage.features.rows import (
     LabelledRows,
     Target,
 )
+from presage.features.served_steps import served_steps
 from presage.features.sketch import Sketch
 from presage.features.vocabulary import Vocabulary, codes, encode, token_counts
 
@@ -83,6 +83,7 @@ class LengthEncoder:
     @classmethod
     def fit(cls, table: pa.Table, sketch: Sketch | None = None) -> LengthEncoder:
         """Fits vocabularies on a training trace; `sketch` is one of its texts (`training/length/texts.py`)."""
+        table = served_steps(table)
         types = tuple(sorted(pc.unique(table["workflow_type"]).to_pylist()))
         agents = tuple(sorted(pc.unique(table["agent"]).to_pylist()))
         tracked = sorted(map(agents.index, most_frequent(table["agent"], AGENTS_TRACKED)))
@@ -234,41 +235,38 @@ class LengthWorkflow:
 
 def length_rows(table: pa.Table, encoder: LengthEncoder, target: Target = "remaining") -> LabelledRows:
     """Rows of a trace in canonical order (as `read_traces` returns it); raises TraceError without an LLM step."""
-    llm = np.asarray(pc.equal(table["kind"], "llm").to_numpy(), bool)
-    if not llm.any():
-        raise TraceError('the traces have no LLM step (kind "llm"): tool calls produce no tokens to predict')
+    table = served_steps(table)
     workflow = workflow_codes(table)
     offsets = np.r_[np.flatnonzero(np.diff(workflow, prepend=-1)), len(table)].astype(np.int64)
     vocabulary = encoder.vocabulary
     agent = vocabulary.encode_agents(table["agent"])
     outputs = token_counts(table["output_tokens"])
     count = len(vocabulary.agents)
-    known = np.where(llm, outputs, np.float32(0.0))  # a tool call adds nothing to what is left
     numbers = [
         _prompts(
             token_counts(pc.utf8_length(table["system_prompt"])),
             token_counts(pc.utf8_length(table["input_text"])),
             token_counts(table["input_tokens"]),
-        )[llm],
-        progress(agent, outputs, offsets, count)[llm],
-        histories(agent, offsets, count)[:, encoder.history_columns][llm],
+        ),
+        progress(agent, outputs, offsets, count),
+        histories(agent, offsets, count)[:, encoder.history_columns],
     ]
     if encoder.sketch is not None:
         prompts, answers = prompts_and_answers(table)
-        numbers += [of[llm] for of in np.split(encoder.sketch.transform(prompts + answers), 2)]
+        numbers += np.split(encoder.sketch.transform(prompts + answers), 2)
     cut, named = ~np.asarray(table["complete"].to_numpy(), bool), table["model"].is_valid().to_numpy()
     return LabelledRows(
         vocabulary=vocabulary,
         target=target,
-        workflow_type=vocabulary.encode_types(table["workflow_type"])[llm],
-        agent=agent[llm],
-        model=np.where(named, encode(table["model"], encoder.models), len(encoder.models) + 1).astype(np.int32)[llm],
+        workflow_type=vocabulary.encode_types(table["workflow_type"]),
+        agent=agent,
+        model=np.where(named, encode(table["model"], encoder.models), len(encoder.models) + 1).astype(np.int32),
         numbers=np.concatenate(numbers, axis=1, dtype=np.float32),
-        label=(outputs if target == "step" else _sums_to_the_end(known, offsets))[llm],
-        lower_bound=cut[llm] & (target == "remaining"),
-        step=(np.arange(len(table)) - offsets[workflow]).astype(np.int32)[llm],
-        workflow=workflow.astype(np.int32)[llm],
-        task=codes(task_of(table))[llm],
+        label=outputs if target == "step" else _sums_to_the_end(outputs, offsets),
+        lower_bound=cut & (target == "remaining"),
+        step=(np.arange(len(table)) - offsets[workflow]).astype(np.int32),
+        workflow=workflow.astype(np.int32),
+        task=codes(task_of(table)),
     )
 
 

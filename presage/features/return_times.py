@@ -1,10 +1,9 @@
 """Inputs and labels of the predictor of return times: one definition for training and serving.
 
 The return time of a step is the time from its completion to the arrival of the workflow's next request. A row is an LLM
-step at its completion. Its numbers are those of a length predictor (`lengths.py`) over the LLM steps alone, since an
-engine sees no tool calls; then RETURNS: what the step produced and how long it took, and when the workflow returned
-after its earlier steps; then one column a finish reason and one a tool, 1 for the reason of the step and for the tools
-that its answer calls. Tools are known from the tool calls that follow the step in the trace.
+step at its completion. Its numbers are those of a length predictor (`lengths.py`); then RETURNS: what the step produced
+and how long it took, and when the workflow returned after its earlier steps; then one column a finish reason and one a
+tool, 1 for the reason of the step and for the tools that its answer calls (`served_steps.py`).
 
 Steps may overlap. Every number counts what had happened when it was taken: at the arrival of a step, only steps that
 had completed have produced their tokens.
@@ -33,12 +32,13 @@ import pyarrow.compute as pc
 from numba import njit
 from numpy.typing import NDArray
 
-from presage.datasets.schema import ALIASES, workflow_codes
+from presage.datasets.schema import ALIASES
 from presage.errors import InputError
 from presage.features.history import COUNTERS, PROGRESS, advance_progress, begin_progress, produce
 from presage.features.input_profiles import TEXT, TOKENS, Sources
 from presage.features.lengths import LengthEncoder, LengthWorkflow, count_of, length_rows, most_frequent
 from presage.features.rows import PROMPT, PROMPT_COLUMN, TEXT_COLUMNS, LabelledRows
+from presage.features.served_steps import TOOLS_CALLED, running_steps, served_steps
 from presage.features.vocabulary import encode, token_counts
 
 LEAST_MS: Final = 10.0
@@ -86,7 +86,6 @@ _TOKEN_COLUMNS: Final = 2
 """The first columns of RETURNS come from token counts."""
 _REASON_PLACES: Final = tuple(place for place, name in enumerate(RETURNS) if "reason" in name)
 """The places in RETURNS that depend on finish reasons."""
-TOOLS_CALLED: Final = "tools_called"
 _PROGRESS: Final = slice(len(PROMPT), len(PROMPT) + len(PROGRESS))
 
 # The state of a workflow: these numbers, then three for each finish reason (last return, sum, number).
@@ -103,7 +102,7 @@ class ReturnEncoder:
     Attributes:
         course: of the workflow so far.
         reasons: finish reasons with a column of their own, sorted.
-        tools: agents of tool calls with a column of their own, sorted.
+        tools: those with a column of their own, sorted.
     """
 
     course: LengthEncoder
@@ -113,9 +112,8 @@ class ReturnEncoder:
     @classmethod
     def fit(cls, table: pa.Table) -> ReturnEncoder:
         """Fit vocabularies on a training trace."""
-        llm = pc.equal(table["kind"], "llm")
-        steps, tools = table.filter(llm), table.filter(pc.invert(llm))["agent"]
-        reasons = most_frequent(_reasons(steps), REASONS_KEPT)
+        steps = served_steps(table)
+        tools, reasons = pc.list_flatten(steps[TOOLS_CALLED]), most_frequent(_reasons(steps), REASONS_KEPT)
         return cls(LengthEncoder.fit(steps), tuple(sorted(reasons)), tuple(sorted(most_frequent(tools, TOOLS_KEPT))))
 
     @property
@@ -173,8 +171,7 @@ class ReturnEncoder:
 
 def return_rows(table: pa.Table, encoder: ReturnEncoder) -> LabelledRows:
     """Rows of a trace in canonical order (as `read_traces` returns it); raises TraceError without an LLM step."""
-    llm = np.asarray(pc.equal(table["kind"], "llm").to_numpy(), bool)
-    steps = table.filter(pa.array(llm))
+    steps = served_steps(table)
     rows = length_rows(steps, encoder.course, "step")
     started, ended = (_milliseconds(steps[name]) for name in ("started_at", "ended_at"))
     given = steps["finish_reason"].is_valid().to_numpy()
@@ -194,7 +191,7 @@ def return_rows(table: pa.Table, encoder: ReturnEncoder) -> LabelledRows:
         len(encoder.course.vocabulary.agents),
     )
     rows.numbers[:, _PROGRESS] = progress
-    called = _tools_called(table, llm, encoder.tools)
+    called = _tools_called(steps, encoder.tools)
     return replace(
         rows,
         target="return",
@@ -287,10 +284,7 @@ def last_row(encoder: ReturnEncoder, steps: Sequence[Mapping[str, Any]]) -> Row:
     `steps` are those of one workflow so far, keyed by column names of traces. Raises InputError for no LLM step, or an
     invalid count, text or time.
     """
-    places = [place for place, step in enumerate(steps) if step.get("kind", "llm") == "llm"]
-    if not places:
-        raise InputError('no LLM step (kind "llm"); a return time is that of an LLM step')
-    llm = [steps[place] for place in places]
+    llm = running_steps(steps)
     started, ended = (np.array([_time_of(step, name) for step in llm]) for name in ("started_at", "ended_at"))
     at = _event_times(started, ended)
     workflow, begun, row = ReturnWorkflow(encoder, llm[0]["workflow_type"]), {}, None
@@ -300,9 +294,7 @@ def last_row(encoder: ReturnEncoder, steps: Sequence[Mapping[str, Any]]) -> Row:
             begun[number] = workflow.arrived(llm[number], _known(at[event], started[number]))
             continue
         workflow.completed(begun.pop(number), llm[number], _known(at[event], ended[number]))
-        calls = steps[places[number] + 1 : [*places, len(steps)][number + 1]]
-        tools = [call["agent"] for call in calls] if len(llm) < len(steps) else None
-        row = workflow.answered(llm[number].get("finish_reason"), tools)
+        row = workflow.answered(llm[number].get("finish_reason"), llm[number].get(TOOLS_CALLED))
     assert row is not None
     return row
 
@@ -314,22 +306,21 @@ def _reasons(steps: pa.Table) -> pa.ChunkedArray:
     return pc.coalesce(pc.take(pa.array(list(SYNONYMS.values()), pa.string()), place), found)
 
 
-def _tools_called(table: pa.Table, llm: NDArray[np.bool_], tools: tuple[str, ...]) -> NDArray[np.float32]:
-    """The number of tool calls between an LLM step and the next, and whether each tool is among them; [n, 1 + tools].
+def _tools_called(steps: pa.Table, tools: tuple[str, ...]) -> NDArray[np.float32]:
+    """The number of tools that each step calls, and whether each of `tools` is among them; [n, 1 + tools].
 
-    NaN in a trace that records no tool call at all, and without tools.
+    NaN where they are unknown, and without `tools`.
     """
-    found = np.full((int(llm.sum()), 1 + len(tools)), np.nan, np.float32)
-    if llm.all() or not tools:
+    found = np.full((len(steps), 1 + len(tools)), np.nan, np.float32)
+    if not tools:
         return found
-    found[:] = 0.0
-    workflow, row = workflow_codes(table), np.cumsum(llm) - 1
-    calls = np.flatnonzero(~llm & (row >= 0))
-    calls = calls[workflow[calls] == workflow[np.flatnonzero(llm)[row[calls]]]]
-    np.add.at(found, (row[calls], 0), 1.0)
-    named = encode(table["agent"], tools)[calls]
+    called = steps[TOOLS_CALLED].combine_chunks()
+    counts = np.asarray(pc.cast(pc.list_value_length(called), pa.float32()).to_numpy(zero_copy_only=False))
+    found[:, 0] = counts
+    found[~np.isnan(counts), 1:] = 0.0
+    named = encode(pc.list_flatten(called), tools)
     known = named < len(tools)
-    found[row[calls[known]], 1 + named[known]] = 1.0
+    found[pc.list_parent_indices(called).to_numpy()[known], 1 + named[known]] = 1.0
     return found
 
 

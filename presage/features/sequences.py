@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from presage.datasets.schema import workflow_codes
 from presage.features.input_profiles import masked
 from presage.features.return_times import ReturnEncoder, return_rows
+from presage.features.served_steps import served_steps
 from presage.features.vocabulary import token_counts
 
 Symbol = str | tuple[str, ...]
@@ -76,6 +77,7 @@ class TypeSequences:
 
 def sequences_of(table: pa.Table) -> dict[str, TypeSequences]:
     """The workflows of a trace in canonical order, by workflow type."""
+    table = served_steps(table)
     first = np.flatnonzero(np.diff(workflow_codes(table), prepend=-1))
     ends = np.r_[first[1:], len(table)]
     heads = pa.array(first)
@@ -111,16 +113,15 @@ def _parents(table: pa.Table) -> list[Parents]:
 
 
 def _numbers(table: pa.Table) -> NDArray[np.float64]:
-    """The NUMBERS of every step, float64 [n, 3]; NaN for tool calls."""
-    llm = np.asarray(pc.equal(table["kind"], "llm").to_numpy(), bool)
+    """The NUMBERS of every step, float64 [n, 3]."""
     found = np.full((len(table), len(NUMBERS)), np.nan)
     for column, name in enumerate(NUMBERS):
         if name in table.column_names:
-            found[llm, column] = token_counts(table[name])[llm]
-    if llm.any() and not any(table[name].null_count == len(table) for name in _TIMES):
+            found[:, column] = token_counts(table[name])
+    if not any(table[name].null_count == len(table) for name in _TIMES):
         plain = masked(table, frozenset())
         label = return_rows(plain, ReturnEncoder.fit(plain)).label.astype(np.float64)
-        found[llm, NUMBERS.index("return_s")] = np.where(np.isfinite(label), label / 1e3, np.nan)
+        found[:, NUMBERS.index("return_s")] = np.where(np.isfinite(label), label / 1e3, np.nan)
     return found
 
 

@@ -86,11 +86,17 @@ def forecast_workflows(predictor: Predictor, table: pd.DataFrame) -> pd.DataFram
 
 
 def predict_steps(predictor: Predictor, table: pd.DataFrame) -> pd.Series:
-    """The prediction after each step of a table as in `forecast_workflows`, one a row, in the order of the table."""
-    found: dict[int, str | float] = {}
+    """The prediction after each step of a table as in `forecast_workflows`, one a row, in the order of the table.
+
+    None for tool calls before the first LLM step.
+    """
+    found: dict[int, str | float | None] = {}
     for rows in _workflows(table):
         steps = [step for _, step in rows]
-        found |= {row: predictor.forecast(steps[:count]).prediction for count, (row, _) in enumerate(rows, start=1)}
+        asked = False
+        for count, (row, step) in enumerate(rows, start=1):
+            asked |= step.get("kind", "llm") == "llm"
+            found[row] = predictor.forecast(steps[:count]).prediction if asked else None
     return pd.Series([found[row] for row in range(len(table))], index=table.index, name="prediction")
 
 

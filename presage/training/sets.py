@@ -20,6 +20,7 @@ from presage.datasets.split import Split, split
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError, TraceError
 from presage.features.input_profiles import PROFILES, Sources
+from presage.features.served_steps import served_steps
 from presage.features.vocabulary import Vocabulary
 
 TEST_FRACTION: Final = 0.2
@@ -37,12 +38,19 @@ class LearntFrom(Protocol):
 
 
 def set_apart(table: pa.Table, test: pa.Table | None, seed: int) -> Split:
-    """Training and test set; if `test` is None, a part of `table` is split off."""
-    return Split(table, test, "separate test traces") if test is not None else split(table, TEST_FRACTION, seed)
+    """Training and test set of served steps; if `test` is None, a part of `table` is split off."""
+    table = served_steps(table)
+    if test is not None:
+        return Split(table, served_steps(test), "separate test traces")
+    return split(table, TEST_FRACTION, seed)
 
 
 def held_out(table: pa.Table, *predictors: LearntFrom) -> tuple[pa.Table, int]:
-    """Workflows of tasks that no predictor was trained on, and the number left out; raises TraceError for none."""
+    """Served steps of tasks that no predictor was trained on, and the number of workflows left out.
+
+    Raises TraceError if no workflow is left.
+    """
+    table = served_steps(table)
     seen = np.isin(task_keys(table), np.concatenate([predictor.trained_on for predictor in predictors]))
     left_out = int((seen & (table["step"].to_numpy() == 0)).sum())
     if seen.all():

@@ -75,13 +75,14 @@ def test_a_cut_workflow_gives_bounds_for_what_remains_and_labels_for_single_step
     assert length_rows(table, encoder, "step").labelled.all()
 
 
-def test_a_tool_call_is_a_step_but_no_row() -> None:
+def test_a_tool_call_is_no_step() -> None:
     table = table_of(step("a", 0, "x", 5), step("a", 1, "grep", None, kind="tool"), step("a", 2, "y", 3))
     encoder = LengthEncoder.fit(table)
     rows = length_rows(table, encoder)
-    assert rows.step.tolist() == [0, 2]
+    assert encoder.vocabulary.agents == ("x", "y")
+    assert rows.step.tolist() == [0, 1]
     assert rows.label.tolist() == [8, 3]
-    assert column(rows, encoder, "step") == [0, 2]
+    assert column(rows, encoder, "step") == [0, 1]
 
 
 def test_columns_by_hand() -> None:

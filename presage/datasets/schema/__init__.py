@@ -44,6 +44,7 @@ _COLUMNS: Final[dict[str, pa.DataType]] = {
     "cached_input_tokens": pa.int32(),
     "prefix_blocks": pa.list_(pa.list_(pa.int32())),
     "finish_reason": pa.string(),
+    "tools_called": pa.list_(pa.string()),
     "started_at": TIMESTAMP,
     "ended_at": TIMESTAMP,
     "system_prompt": pa.large_string(),
@@ -279,7 +280,9 @@ def _ranks(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], int]:
     return places[encoded.indices.to_numpy(zero_copy_only=False)], len(places)
 
 
-_ADDED: Final = frozenset({"finish_reason", "state_layer", "prefix_blocks"})  # later than the first release
+_ADDED: Final = frozenset(
+    {"finish_reason", "tools_called", "state_layer", "prefix_blocks"}
+)  # later than the first release
 
 
 def digest(table: pa.Table) -> str:
@@ -309,7 +312,12 @@ def _column_digest(column: pa.ChunkedArray) -> bytes:
             _update_text(values, chunk.drop_null())
         elif pa.types.is_list(data_type):
             shapes.update(_bytes(pc.list_value_length(chunk).cast(pa.int64()).fill_null(-1)))
-            values.update(_bytes(pc.list_flatten(chunk, recursive=True).cast(pa.int64())))
+            flat = pc.list_flatten(chunk, recursive=True)
+            if pa.types.is_string(flat.type):
+                shapes.update(_bytes(pc.binary_length(flat).cast(pa.int64())))
+                _update_text(values, flat)
+            else:
+                values.update(_bytes(flat.cast(pa.int64())))
         elif pa.types.is_fixed_size_list(data_type):
             shapes.update(_bytes(chunk.is_valid().cast(pa.int8())))
             values.update(_bytes(chunk.flatten()))

@@ -88,6 +88,10 @@ def _is_numbers(source: pa.DataType) -> bool:
     return _is_list(source) and (_is_number(source.value_type) or bool(pa.types.is_null(source.value_type)))
 
 
+def _is_texts(source: pa.DataType) -> bool:
+    return _is_list(source) and (is_text(source.value_type) or bool(pa.types.is_null(source.value_type)))
+
+
 def _is_number_lists(source: pa.DataType) -> bool:
     return _is_list(source) and (_is_numbers(source.value_type) or bool(pa.types.is_null(source.value_type)))
 
@@ -118,6 +122,7 @@ KINDS: Final[Mapping[pa.DataType, ColumnKind]] = {
         str | int | float,
         (pa.float64(), pa.large_string()),
     ),
+    pa.list_(pa.string()): ColumnKind("a list of strings", _is_texts, list[str], (pa.list_(pa.string()),)),
     pa.list_(pa.int32()): ColumnKind("a list of whole numbers", _is_numbers, list[int], (pa.list_(pa.float64()),)),
     pa.list_(pa.list_(pa.int32())): ColumnKind(
         "a list of lists of whole numbers", _is_number_lists, list[list[int]], (pa.list_(pa.list_(pa.float64())),)

@@ -133,7 +133,7 @@ class RemainingLengthPredictor:
         The steps are in order, keyed by column names of traces; `workflow_type` and `agent` are required. Raises
         InputError for no step, steps of different workflows, an invalid agent, count or text.
         """
-        check_steps(steps)
+        steps = check_steps(steps)
         workflow = self.open(steps[0]["workflow_type"])
         workflow.passed(steps[:-1])
         count_of(steps[-1], "output_tokens")  # not used, but refused if invalid

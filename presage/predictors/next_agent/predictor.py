@@ -249,7 +249,7 @@ class NextAgentPredictor:
         is made at the completion of the last step if it has any output, else at its prefill. Raises InputError for no
         step, steps of different workflows, an invalid agent, or a state of another width.
         """
-        check_steps(steps)
+        steps = check_steps(steps)
         workflow = self.open(steps[0]["workflow_type"])
         out = np.empty((self.horizon, self.vocabulary.outcomes), np.float32)
         moment: Moment = PREFILL

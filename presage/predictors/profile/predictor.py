@@ -124,7 +124,7 @@ class ProfilePredictor:
         `parent_steps` are read where present. Raises InputError for no step, steps of different workflows, or a step
         without an agent.
         """
-        check_steps(steps)
+        steps = check_steps(steps)
         profile = self.profiles.get(steps[0]["workflow_type"])
         if profile is None:
             return ProfileForecast("none", 0, None, False, {}, 0.0, {}, None, "")

@@ -238,7 +238,7 @@ class ReturnTimePredictor:
         after an LLM step are those of its answer. Raises InputError for no LLM step, steps of different workflows, an
         invalid agent, count, text or time.
         """
-        check_steps(steps)
+        steps = check_steps(steps)
         return self.forecast_row(*last_row(self.encoder, steps))
 
     def forecast_row(self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]) -> ReturnForecast:

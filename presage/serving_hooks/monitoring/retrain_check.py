@@ -26,7 +26,7 @@ from presage.serving_hooks.monitoring.outcomes import Followed, OutcomeTracker
 from presage.serving_hooks.monitoring.promoted import Promoted
 from presage.serving_hooks.workflows import EndReason
 
-_COLUMNS: Final = ("workflow_type", "workflow_id", "step", "agent", "kind", "output_tokens", "complete")
+_COLUMNS: Final = ("workflow_type", "workflow_id", "step", "agent", "output_tokens", "complete")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class TraceForecasts:
 
 
 def followed_of(table: pa.Table, forecasts: TraceForecasts) -> Iterator[Followed]:
-    """The sums of each workflow of a trace in canonical order, by the time of its first step if recorded."""
+    """The sums of each workflow of a trace's served steps, by the time of its first step if recorded."""
     ended: list[Followed] = []
     horizon = max((of.shape[1] for of in forecasts.probabilities.values()), default=1)
     tracker = OutcomeTracker(ended.append, horizon)
@@ -69,8 +69,7 @@ def followed_of(table: pa.Table, forecasts: TraceForecasts) -> Iterator[Followed
         ids = columns["workflow_type"][rows[0]], columns["workflow_id"][rows[0]]
         for row in rows:
             tracker.begun(*ids, columns["agent"][row], forecasts.at(row, PREFILL), columns["step"][row])
-            tokens = columns["output_tokens"][row] if columns["kind"][row] == "llm" else 0  # a tool produces none
-            tracker.completed(*ids, forecasts.at(row, COMPLETION), tokens)
+            tracker.completed(*ids, forecasts.at(row, COMPLETION), columns["output_tokens"][row])
         tracker.ended(*ids, EndReason.FINISHED if columns["complete"][rows[0]] else EndReason.ABORTED)
         yield ended.pop()
 

@@ -13,7 +13,6 @@ from typing import ClassVar, Final, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
@@ -54,14 +53,13 @@ class LengthTexts:
 
     @classmethod
     def of(cls, table: pa.Table, rows: LabelledRows, seed: int) -> LengthTexts | None:
-        """Of a trace and its rows; None if no step has a text.
+        """Of served steps and their rows; None if no step has a text.
 
         A term is relevant if the remaining tokens differ from the usual where it occurs, among steps of the same agent
         and workflow type.
         """
-        llm = np.flatnonzero(pc.equal(table["kind"], "llm").to_numpy())
         prompts, answers = prompts_and_answers(table)
-        texts = [of[row] for of in (prompts, answers) for row in llm.tolist()]
+        texts = prompts + answers
         if not any(texts):
             return None
         group = rows.workflow_type * (len(rows.vocabulary.agents) + 1) + rows.agent

@@ -30,6 +30,7 @@ from presage.features.history import PROGRESS
 from presage.features.input_profiles import PROFILES
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.rows import PROMPT, LabelledRows, Target
+from presage.features.served_steps import served_steps
 from presage.predictors.length.baselines import LENGTH_BASELINES, constant
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.quantiles.choice import QuantileConfig
@@ -200,6 +201,7 @@ def _features(
     table: pa.Table, target: Target, texts: Texts, seed: int, report: Progress
 ) -> tuple[TextChoice, NDArray[np.bool_]]:
     """The chosen features of a training trace, and the mask of its selection rows."""
+    table = served_steps(table)
     encoder = LengthEncoder.fit(table)
     rows = length_rows(table, encoder, target)
     apart = tasks_apart(rows.task, rows.workflow_type, SELECTION_FRACTION, seed)
@@ -218,6 +220,7 @@ def evaluate_lengths(
     With `profile`, use this input profile only; otherwise use all inputs, and each profile in addition. Raises
     TraceError if no step has a known length, or the predictor knows none of the agents.
     """
+    table = served_steps(table)
     check_known_agents(table, predictor.encoder.vocabulary)
     rows = length_rows(table, predictor.encoder, predictor.target)
     if profile is not None:

@@ -26,6 +26,7 @@ from presage.errors import ConfigurationError
 from presage.features.input_profiles import PROFILES
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, prefixes_of
+from presage.features.served_steps import served_steps
 from presage.features.states import SKETCH, States, StateSource
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.next_agent.parts import NextAgentConfig
@@ -218,6 +219,7 @@ def evaluate_model(
     With `profile`, use this input profile only; otherwise all inputs, and each profile in addition. Raises TraceError
     if there is no workflow, or no agent that the predictor knows.
     """
+    table = served_steps(table)
     check_known_agents(table, predictor.vocabulary)
     prefixes = prefixes_of(table, predictor.vocabulary, predictor.horizon).with_states(predictor.source.states(table))
     if profile is not None:
@@ -256,8 +258,9 @@ def fit_predictor(
     text_encoder: str = SKETCH,
     progress: Progress | None = None,
 ) -> FittedPredictor:
-    """Fit a predictor on all of a valid trace; arguments as in `train`."""
+    """Fit a predictor on all served steps of a valid trace; arguments as in `train`."""
     config, report, begun = config or NextAgentConfig(), progress or (lambda _, __: None), time.perf_counter()
+    table = served_steps(table)
     vocabulary = Vocabulary.from_table(table)
     report("reading states", None)
     done = 0

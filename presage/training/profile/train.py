@@ -14,6 +14,7 @@ from presage.datasets.schema import digest, workflow_count
 from presage.datasets.split import Split
 from presage.datasets.tasks import task_keys
 from presage.features.sequences import TypeSequences, sequences_of
+from presage.features.served_steps import served_steps
 from presage.predictors.profile.automaton import ProfilePlace
 from presage.predictors.profile.predictor import ProfilePredictor
 from presage.predictors.profile.profile import ProfileConfig
@@ -69,7 +70,7 @@ def fit_profiles(
     table: pa.Table, config: ProfileConfig | None = None, *, seed: int = 0, progress: Progress | None = None
 ) -> FittedProfiles:
     """Make profiles of all of a valid trace."""
-    begun = time.perf_counter()
+    begun, table = time.perf_counter(), served_steps(table)
     sequences = sequences_of(table)
     predictor = ProfilePredictor(config, seed)
     prompts = recorded_prompts(table, sequences)
@@ -124,6 +125,7 @@ def assess_profiles(
 
 def evaluate_profiles(predictor: ProfilePredictor, table: pa.Table, seed: int) -> Judged[ProfileEvaluation]:
     """Evaluate profiles on a valid trace that they were not made of; raises TraceError for unknown types alone."""
+    table = served_steps(table)
     evaluation = evaluate(predictor, table, seed)
     return Judged(evaluation, _latency_us(predictor, sequences_of(table)), workflow_names(table))
 

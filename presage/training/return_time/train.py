@@ -20,6 +20,7 @@ from presage.datasets.tasks import task_keys
 from presage.features.input_profiles import PROFILES
 from presage.features.return_times import ReturnEncoder, return_rows
 from presage.features.rows import LabelledRows
+from presage.features.served_steps import served_steps
 from presage.predictors.return_time.baselines import RETURN_BASELINES
 from presage.predictors.return_time.predictor import ReturnTimeConfig, ReturnTimePredictor
 from presage.training.baselines import check_names
@@ -91,6 +92,7 @@ def fit_return_times(
     progress: Progress | None = None,
 ) -> FittedReturnTimes:
     """Fit a predictor on all of a valid trace; arguments as in `train_return_times`."""
+    table = served_steps(table)
     encoder = ReturnEncoder.fit(table)
     rows = return_rows(table, encoder)
     apart = tasks_apart(rows.task, rows.workflow_type, SELECTION_FRACTION, seed)
@@ -181,6 +183,7 @@ def evaluate_return_times(
     With `profile`, use this input profile only; otherwise use all inputs, and each profile in addition. Raises
     TraceError if no step has a known return time, or the predictor knows none of the agents.
     """
+    table = served_steps(table)
     check_known_agents(table, predictor.encoder.course.vocabulary)
     rows = return_rows(table, predictor.encoder)
     if profile is not None:

@@ -53,21 +53,15 @@ def test_workflows_come_in_the_order_in_which_they_began_and_cut_ones_have_no_en
     assert [any(after == END for _, after in of.transitions) for of in found] == complete
 
 
-def test_a_tool_takes_no_tokens_and_an_unknown_count_leaves_lengths_unknown() -> None:
+def test_an_unknown_count_leaves_lengths_unknown() -> None:
     table = generate("retry", 1, 0, state_size=16).table
     steps = table.num_rows
     assert steps > 3
-    kinds = pa.array(["tool" if row == 1 else "llm" for row in range(steps)])
     tokens = pa.array([None if row == 1 else 10 for row in range(steps)], pa.int32())
     schema = table.schema
-    for name, column in (("kind", kinds), ("output_tokens", tokens)):
-        table = table.set_column(schema.get_field_index(name), schema.field(name), column)
+    table = table.set_column(schema.get_field_index("output_tokens"), schema.field("output_tokens"), tokens)
     remaining = np.full((steps, 1), 10.0 * (steps - 1), np.float32)
-    remaining[1] = np.nan  # no forecast at a tool call
-    (found,) = followed_of(table, TraceForecasts(quantiles=(0.5,), tokens=remaining, lengths_version=3))
-    assert found.lengths["version 3"].judged == steps - 1
-    llm = table.set_column(schema.get_field_index("kind"), schema.field("kind"), pa.array(["llm"] * steps))
-    (unknown,) = followed_of(llm, TraceForecasts(quantiles=(0.5,), tokens=remaining, lengths_version=3))
+    (unknown,) = followed_of(table, TraceForecasts(quantiles=(0.5,), tokens=remaining, lengths_version=3))
     assert unknown.lengths["version 3"].judged == steps - 2
 
 
