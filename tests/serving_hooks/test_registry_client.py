@@ -208,7 +208,9 @@ def test_closing_breaks_off_what_is_asked(silent: str) -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
+    until = time.monotonic() + 60.0
     while process_id(asked) is None:
+        assert time.monotonic() < until
         time.sleep(0.01)
     asked.close()
     thread.join(30)

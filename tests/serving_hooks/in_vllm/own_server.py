@@ -7,7 +7,7 @@ import subprocess
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port that nobody listens on. vLLM takes `--port 0` and then tells nobody which port it has got."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

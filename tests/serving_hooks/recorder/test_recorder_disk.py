@@ -27,6 +27,8 @@ from presage.errors import TraceError
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import Recorder
 
+STARTS_WITHIN_S = 60.0
+
 
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("engine-*/*.arrows"))
@@ -202,9 +204,11 @@ def test_the_recording_of_a_killed_engine_is_read_up_to_its_last_whole_batch(tmp
     process = multiprocessing.get_context("spawn").Process(target=_record_for_ever, args=(tmp_path / "r",))
     process.start()
     path = tmp_path / "r" / "engine-one" / "steps-000001.open.arrows"
+    until = time.monotonic() + STARTS_WITHIN_S
     while not (path.exists() and path.stat().st_size > 3_000_000):
+        assert process.is_alive()
+        assert time.monotonic() < until
         time.sleep(0.05)
-    assert process.is_alive()
     # while it records: what has ended, and nothing of what goes on
     first = ingest([tmp_path / "r"], tmp_path / "store")
     assert first.steps % 5 == 0
