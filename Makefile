@@ -56,7 +56,7 @@ test: setup
 test-all: setup
 	$(BIN)/python $(TESTS) -m "not vllm"
 	$(IN_VLLM) MARKS=vllm VLLM=$(VLLM_BUILD)
-	$(IN_VLLM) MARKS=vllm VLLM=0.33 FILES=tests/serving_hooks/in_vllm  # the rest does not depend on the version
+	$(IN_VLLM) MARKS="vllm and not one_version" VLLM=0.33 FILES=tests/serving_hooks/in_vllm
 
 soak: setup
 	for round in $$(seq $(ROUNDS)); do $(BIN)/python $(TESTS) -m "hypothesis and not vllm" || exit; done

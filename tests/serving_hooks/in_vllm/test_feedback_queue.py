@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from mlfq import MLFQ, QUANTUM
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 CONVENTION = PromptConvention("history-first")
 COST = Cost(source="a test", iteration_s=0.01, prefill_token_s=1e-4, decode_token_s=0.0, context_token_s=0.0)

@@ -21,7 +21,7 @@ from presage.errors import ConfigurationError
 from presage.registry.connect import open_registry
 from presage.serving_hooks.replay.runs import half
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version, pytest.mark.slow]
 
 UNDER_PRESSURE = (
     *("--replay", "--prompts", "own-conversation", "--opening-tokens", 100, "--pause-s", 1),
@@ -98,8 +98,6 @@ def test_one_passes_and_one_is_refused(registry: tuple[str, Path], promote: Call
     assert {"replay-hit-rate-champion", "replay-completion-champion", "replay-hit-rate-stock"} <= set(refused)
     figures = second.json["replay"]["policies"]
     assert list(figures) == ["stock", "version 2", "version 1"]
-    hits = {name: of["hit_rate"]["mean"] for name, of in figures.items()}
-    assert hits["version 2"] < hits["stock"] <= hits["version 1"]
     assert all(figures[name]["forecasts"]["champion"] > 0 for name in ("version 1", "version 2"))
 
     written = tags(registry, 2)

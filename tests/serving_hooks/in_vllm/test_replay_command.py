@@ -13,7 +13,7 @@ from presage.serving_hooks.replay.runs import run_one
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 CHEAP = ("--seeds", "2", "--processes", "1", "--concurrency", "6", "--cache-tokens", "16000")
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cli"))
 
 from cli_samples import run, write
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 POLICIES = ("--policy", "stock,lifecycle,next-use,full", "--processes", 1, "--json")
 

@@ -18,7 +18,7 @@ from presage.serving_hooks.replay.policies import POLICIES
 from presage.serving_hooks.replay.runs import Setting, run_one, side_by_side, swept
 from presage.serving_hooks.replay.workload import Arrivals, PromptConvention
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 OWN = PromptConvention("own-conversation", opening_tokens=40)
 JOBS = tuple(chain(number, "pqrqrs", OWN, new=60 + number, output=20) for number in range(12))
