@@ -1,4 +1,4 @@
-"""Names a client application's workflows and agents to the gateway, which need not recognise them then.
+"""Names a client application's workflows and agents to the gateway or to `presage serve`.
 
     client = OpenAI(base_url=GATEWAY, http_client=http_client())
     with workflow("report"), agent("planner"):

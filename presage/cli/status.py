@@ -202,7 +202,8 @@ def _admission(engine: EngineStatus) -> Rows:
 def _problems(engine: EngineStatus) -> Rows:
     rows: Rows = [[f"{what}: {reason}", f"{times:.0f}"] for (what, reason), times in counted(ERRORS, engine)]
     for (name, reason), times in counted(METADATA_LEFT_OUT, engine):
-        rows.append([f"{name} left out: {reason}", f"{times:.0f}"])
+        key = engine.examples.get(f"{name}: {reason}", name)
+        rows.append([f"{name} left out: {reason}", f"{times:.0f}" + (f", for example {key}" if key != name else "")])
     rows += [[event, f"{times:.0f}"] for (event,), times in counted(EVENTS, engine)]
     alarms = engine.truth.alarms if engine.truth is not None else {}
     if engine.recorder is not None and engine.recorder.losing:

@@ -25,7 +25,7 @@ OTHER: Final = "other"
 
 MetadataField = Literal[
     "workflow_type", "workflow_id", "agent", "session_id", "step", "workflow_end", "extra_args", "app_metadata",
-    "agentic_context", "metadata", "workflows",
+    "agentic_context", "metadata", "extra_body", "workflows",
 ]  # fmt: skip
 """`workflows`: the table of running workflows is full, so the request is served as one without a workflow."""
 
@@ -39,9 +39,10 @@ Part = Literal[
 
 AdmissionChange = Literal["held", "paused", "restored", "exempt", "let in"]
 Reason = Literal[
-    "missing", "wrong type", "too long", "not printable", "no number from 0", "neither true nor false", "too many",
-    "too many of one tenant", "without a key",
+    "missing", "misspelt", "misplaced", "wrong type", "too long", "not printable", "no number from 0",
+    "neither true nor false", "too many", "too many of one tenant", "without a key",
 ]  # fmt: skip
+"""`misspelt`, `misplaced`: the request has no such name where names are read, but a key elsewhere that resembles it."""
 RecorderEvent = Literal[
     "written", "dropped", "lost", "lost with its file", "failed", "not recorded", "row not written",
     "not written at once", "clock", "state", "state never came", "state not finite", "state of another width",
@@ -69,15 +70,22 @@ class CounterMetric(Generic[*Labels]):
 
 
 class EventCounts:
-    """Counts by metric and values; `metrics` are exported before the first event. One thread counts; any may read."""
+    """Counts by metric and values; `metrics` are exported before the first event. One thread counts; any may read.
+
+    Attributes:
+        examples: by values, of the first of those that were counted with one.
+    """
 
     def __init__(self, *metrics: CounterMetric[*tuple[Any, ...]]) -> None:
         self._counts: Counter[tuple[CounterMetric[*tuple[Any, ...]], tuple[Any, ...]]] = Counter()
         self._metrics = metrics
+        self.examples: dict[tuple[Any, ...], str] = {}
 
-    def add(self, metric: CounterMetric[*Labels], *values: *Labels, times: int = 1) -> int:
+    def add(self, metric: CounterMetric[*Labels], *values: *Labels, times: int = 1, example: str | None = None) -> int:
         """Counts an event; returns how often it has been counted."""
         self._counts[metric, values] = total = self._counts[metric, values] + times
+        if example is not None:
+            self.examples.setdefault(values, example)
         return total
 
     def __add__(self, other: EventCounts) -> EventCounts:

@@ -170,6 +170,7 @@ class EngineStatus:
     Attributes:
         counted: counts by metric; see `EventCounts.by_metric`.
         models: the model of each kind as a text; `model_versions` as data.
+        examples: keys that clients sent, by the field and reason for which they were left out.
         data_parallel: engines that share the requests; each knows only the workflows whose requests reach it.
         given_up: evicted blocks by class.
         truth: forecasts against outcomes.
@@ -184,6 +185,7 @@ class EngineStatus:
     model_versions: Mapping[str, ModelStatus] = field(default_factory=dict)
     states: str | None = None
     counted: Mapping[str, tuple[LabelledCount, ...]] = field(default_factory=dict)
+    examples: Mapping[str, str] = field(default_factory=dict)
     prompts: PromptStatus | None = None
     given_up: Mapping[str, int] | None = None
     prefetch: PrefetchStatus | None = None

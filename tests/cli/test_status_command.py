@@ -131,6 +131,14 @@ def test_people_read_tables(made: Made) -> None:
     } <= set(said)
 
 
+def test_the_key_that_a_client_sent_in_vain_is_shown(made: Made) -> None:
+    counted = [{"labels": ["agent", "misspelt"], "count": 4}, {"labels": ["agent", "not printable"], "count": 1}]
+    examples = {"agent: misspelt": "agent_name", "agent: not printable": "agent"}
+    made.says({"engines": [{"counted": {"presage_metadata_left_out_total": counted}, "examples": examples}]})
+    said = [" ".join(line.split()) for line in run("status", made.url).out.splitlines()]
+    assert {"agent left out: misspelt 4, for example agent_name", "agent left out: not printable 1"} <= set(said)
+
+
 def test_scripts_read_what_the_server_said(made: Made) -> None:
     made.says({"engines": [STATUS, {}]})
     assert run("status", made.url, "--json").json == {"engines": [STATUS, {}]}

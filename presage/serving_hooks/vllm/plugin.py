@@ -31,8 +31,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from presage.errors import ConfigurationError
 from presage.serving_hooks import admin
 from presage.serving_hooks.mode_names import ADMIN_KEY_HEADER, ModeName, PolicyName
-from presage.serving_hooks.vllm import answers, engine, texts
+from presage.serving_hooks.vllm import answers, carriers, engine, texts
 from presage.serving_hooks.vllm.answers import AnswerMiddleware
+from presage.serving_hooks.vllm.carriers import CarrierMiddleware
 from presage.serving_hooks.vllm.config import read_config
 from presage.serving_hooks.vllm.engine import EngineClient
 from presage.serving_hooks.vllm.metrics_page import Appended, StatusCache
@@ -140,7 +141,7 @@ class WorkflowRoutes:
         self.texts: ServerTexts | None = None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Adds the routes, and the middleware that isolates tenants and reads prompts and answers."""
+        """Adds the routes, and the middleware that isolates tenants and reads names, prompts and answers."""
         args = getattr(app.state, "args", None)
         config = read_config(getattr(args, "additional_config", None))
         if config.answers:
@@ -148,6 +149,7 @@ class WorkflowRoutes:
         if config.texts:
             self.texts = ServerTexts(partial(self._call, "text_models"))
             app.add_middleware(TextMiddleware, texts=self.texts, report=self._answer_text)
+        app.add_middleware(CarrierMiddleware)
         app.add_middleware(TenantMiddleware, tenants=Tenants(keys_of(args)))
         key = admin_key(args)
         if key is not None:
@@ -207,6 +209,7 @@ class WorkflowRoutes:
 def _generates(params: Any, session_id: object) -> None:
     """A request is about to reach the engine. Does not raise: `call_before` would not mark the next one."""
     try:
+        carriers.generates(params, session_id)
         mark(params)
         answers.generates(params, session_id)
         texts.generates(params, session_id)

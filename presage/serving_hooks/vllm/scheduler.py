@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,7 +41,7 @@ from presage.serving_hooks.vllm.step_texts import TextsOfSteps
 from presage.serving_hooks.vllm.step_times_file import StepTimesFile
 from presage.serving_hooks.workflows import EndReason, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of, unscoped, workflow_key
-from presage.serving_hooks.workflows.metadata import read
+from presage.serving_hooks.workflows.metadata import check, read, warning
 
 engine_check.check()
 
@@ -78,6 +79,7 @@ class Policies(engine.SchedulerSeam):
         self._unnoted: tuple[Any, float] | None = None
         self._prepared = False
         self._counts = EventCounts(FORECASTS)
+        self._warned = 0
         # Prompt tokens of steps that have started: all, and those found in the cache and by a connector.
         self._prompt_tokens = {"tokens": 0, "local_tokens": 0, "external_tokens": 0}
         self.workflow_table = WorkflowTable(config.time_to_live_s, type(self).clock, self._counts, config.max_workflows)
@@ -296,6 +298,7 @@ class Policies(engine.SchedulerSeam):
             "state_layer": self._state_layer,
             "prefetch": {"on": False} if self.prefetcher is None else self.prefetcher.status(),
             "counts": self._counts.by_key(),
+            "examples": {f"{field}: {reason}": key for (field, reason), key in self._counts.examples.items() if key},
             "counted": self._counts.by_metric()
             | (admission.counts.by_metric() if admission is not None else {})
             | self._observing.counts.by_metric(),
@@ -501,6 +504,10 @@ class Policies(engine.SchedulerSeam):
     def _arrives(self, request: EngineRequest) -> None:
         sent = request.sampling_params.extra_args if request.sampling_params is not None else None
         step: Step | None = read(sent, request.session_id, self._counts)
+        check(sent, request.session_id, self._counts)
+        for (field, reason), key in islice(self._counts.examples.items(), self._warned, None):
+            self._warned += 1
+            logger.warning("%s", warning(field, reason, key))
         if step is not None and engine.hands_over(request):  # its one token would be learnt as its whole output
             self._counts.add(EVENTS, "steps that another engine answers")
         elif step is not None:

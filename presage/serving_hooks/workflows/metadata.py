@@ -7,23 +7,36 @@ without a workflow id is a workflow of its own.
 This input is untrusted. Reading it never raises, it is never logged, and anything but a short, printable name is
 ignored and counted. Names are never truncated, since two long names could become one. On a server with API keys, that
 of a request without one is ignored altogether.
+
+`check` finds clients that mean to name their workflows and do not. Of what it finds, only keys are shown and logged,
+and only those that resemble a name above.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from sys import intern
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from presage.serving_hooks.counts import EVENTS, METADATA_LEFT_OUT, EventCounts, MetadataField, Reason
 from presage.serving_hooks.workflows.identity import Step, scoped
 from presage.serving_hooks.workflows.tenants import ANONYMOUS, ARGUMENT
+from presage.wording import nearest
 
 MAX_NAME: Final = 256
 """Characters of a name; longer ones are ignored."""
 
 MAX_STEP: Final = 2**31 - 1
+
+PAGE: Final = "docs/serving.md#what-a-client-sends"
+
+MISTAKES: Final = "presage_mistakes"
+"""Key in `extra_args` for the mistakes that our HTTP server found, `{field: [reason, key]}`; what a client writes there
+is discarded."""
+
+_LONGEST_KEY: Final = 64
 
 _NAMES: Final[tuple[tuple[MetadataField, tuple[str, ...]], ...]] = (
     ("workflow_type", ("workflow_type", "workflow_type_id")),
@@ -31,8 +44,17 @@ _NAMES: Final[tuple[tuple[MetadataField, tuple[str, ...]], ...]] = (
     ("agent", ("agent", "agent_id")),
     ("session_id", ("session_id",)),
 )
-NAME_KEYS: Final = (*(key for _, keys in _NAMES for key in keys), "step", "workflow_end")
+FIELDS: Final[Mapping[MetadataField, tuple[str, ...]]] = {
+    **dict(_NAMES),
+    "step": ("step",),
+    "workflow_end": ("workflow_end",),
+}
+"""What a client may send, by the keys that name it, the best first."""
+FIELD_OF: Final[Mapping[str, MetadataField]] = {key: field for field, keys in FIELDS.items() for key in keys}
+NAME_KEYS: Final = tuple(FIELD_OF)
 """All keys that `names` reads."""
+_SPELT: Final = tuple(key for key in NAME_KEYS if key != "step")
+"""`step` is too short: `stop` resembles it."""
 _FLAGS: Final = dict.fromkeys(("true", "1", "yes", 1), True) | dict.fromkeys(("false", "0", "no", "", 0), False)
 
 
@@ -57,15 +79,11 @@ def names(sent: Mapping[Any, Any], counts: EventCounts) -> SentNames:
 
 def read(extra_args: object, session_id: object, counts: EventCounts) -> Step | None:
     """The workflow step of a request, from its `sampling_params.extra_args`; None if it belongs to no workflow."""
-    sent = table(extra_args, "extra_args", counts)
-    tenant = sent.get(ARGUMENT)  # never read from `app_metadata`
-    if sent.get("app_metadata") is not None:
-        sent = {**table(sent["app_metadata"], "app_metadata", counts), **sent}
+    sent = _flat(extra_args, counts)
+    tenant = sent.get(ARGUMENT)  # the server's own, which `app_metadata` cannot replace
     found = names(sent, counts)
     workflow_id = found.workflow_id or found.session_id or name(session_id, "session_id", counts)
     if workflow_id is None:
-        if found.workflow_type or found.agent:
-            counts.add(METADATA_LEFT_OUT, "workflow_id", "missing")
         return None
     if tenant == ANONYMOUS:
         counts.add(METADATA_LEFT_OUT, "workflow_id", "without a key")
@@ -79,6 +97,95 @@ def read(extra_args: object, session_id: object, counts: EventCounts) -> Step | 
     )
 
 
+def _flat(extra_args: object, counts: EventCounts) -> Mapping[Any, Any]:
+    sent = table(extra_args, "extra_args", counts)
+    nested = sent.get("app_metadata")
+    if nested is None:
+        return sent
+    return {**table(nested, "app_metadata", counts), ARGUMENT: None, MISTAKES: None, **sent}
+
+
+def check(extra_args: object, session_id: object, counts: EventCounts) -> None:
+    """Counts the names that a request lacks, and the keys that its client may have meant for them."""
+    sent = _flat(extra_args, EventCounts())
+    if sent.get(ARGUMENT) == ANONYMOUS:
+        return
+    given = given_fields(sent, session_id)
+    found = {**_reported(sent.get(MISTAKES)), **misspelt_keys(sent)}
+    mistakes = {field: of for field, of in found.items() if field not in given}
+    for field, (reason, key) in mistakes.items():
+        counts.add(METADATA_LEFT_OUT, field, reason, example=key)
+    if not given and not mistakes:
+        counts.add(EVENTS, "requests without a workflow")
+    if any(key in sent for field in _WANTED for key in FIELDS[field]):  # otherwise it is at most a session
+        for field in _WANTED:
+            if field not in given and field not in mistakes:
+                counts.add(METADATA_LEFT_OUT, field, "missing", example="")
+
+
+_WANTED: Final[tuple[MetadataField, ...]] = ("workflow_type", "workflow_id", "agent")
+_ONE_OF: Final[frozenset[MetadataField]] = frozenset({"workflow_id", "session_id"})
+
+Mistakes = dict[MetadataField, tuple[Reason, str]]
+"""By the field that a client may have meant: why it is left out, and the key that it has sent instead."""
+
+
+def given_fields(sent: Mapping[Any, Any], session_id: object) -> set[MetadataField]:
+    """The fields for which a request has a value, sound or not; a session stands for a workflow id."""
+    given = {field for field, keys in FIELDS.items() if any(sent.get(key) not in (None, "") for key in keys)}
+    return given | _ONE_OF if session_id or given & _ONE_OF else given
+
+
+def misspelt_keys(sent: Iterable[Any]) -> Mistakes:
+    """Keys that resemble a name and are none."""
+    found: Mistakes = {}
+    for key in sent:
+        if isinstance(key, str) and key not in FIELD_OF and len(key) <= _LONGEST_KEY and (field := _meant(key)):
+            found.setdefault(field, ("misspelt", key))
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _meant(key: str) -> MetadataField | None:
+    known = nearest(key, _SPELT) if key.isprintable() else None
+    return FIELD_OF[known] if known is not None else None
+
+
+def _reported(found: object) -> Mistakes:
+    """What the HTTP server found; without our plugin there, it may be a client's."""
+    pairs = found.items() if isinstance(found, dict) else ()
+    known: Mistakes = {}
+    for field, of in pairs:
+        match of:
+            case [reason, str(key)] if field in get_args(MetadataField) and reason in get_args(Reason):
+                if len(key) <= _LONGEST_KEY and key.isprintable():
+                    known[field] = reason, key
+    return known
+
+
+def warning(field: MetadataField, reason: Reason, key: str) -> str:
+    """The line that is logged for the first of these mistakes.
+
+    Args:
+        key: that a client has sent; "" if it has sent none.
+    """
+    wanted = _INSTEAD.get(field, f"`{field}` in `vllm_xargs`, in `metadata` or in a header")
+    if not key:
+        return f"a client names its workflow without `{field}`; send {wanted} ({PAGE})"
+    if reason in ("misspelt", "misplaced"):
+        return f"a client sends `{key}`, which is not read; send {wanted} ({PAGE})"
+    return f"`{key}` of a request is left out: {reason}; send {wanted} ({PAGE})"
+
+
+_INSTEAD: Final[Mapping[MetadataField, str]] = {
+    "extra_args": "an object `vllm_xargs`",
+    "extra_body": "its content at the top of the body, where OpenAI's Python client puts its argument `extra_body`",
+    "app_metadata": "an object",
+    "agentic_context": "an object",
+    "metadata": "an object",
+}
+
+
 def _interned(sent: str | None) -> str:
     return intern(sent) if type(sent) is str else str(sent or "")
 
@@ -88,17 +195,19 @@ def table(value: object, field: MetadataField, counts: EventCounts) -> Mapping[A
     if isinstance(value, dict):
         return value
     if value is not None:
-        counts.add(METADATA_LEFT_OUT, field, "wrong type")
+        counts.add(METADATA_LEFT_OUT, field, "wrong type", example=field)
     return {}
 
 
 def _first(sent: Mapping[Any, Any], field: MetadataField, keys: tuple[str, ...], counts: EventCounts) -> str | None:
-    found = (name(sent.get(key), field, counts) for key in keys)
+    found = (name(sent.get(key), field, counts, key) for key in keys)
     return next((one for one in found if one is not None), None)
 
 
-def name(value: object, field: MetadataField | Literal["presage_tenant"], counts: EventCounts) -> str | None:
-    """A name that a client sent, if it is sound."""
+def name(
+    value: object, field: MetadataField | Literal["presage_tenant"], counts: EventCounts, key: str | None = None
+) -> str | None:
+    """A name that a client sent, if it is sound; the key is that of the field by default."""
     if isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable():  # nearly always
         return value
     if value is None or value == "":
@@ -111,7 +220,7 @@ def name(value: object, field: MetadataField | Literal["presage_tenant"], counts
     if field == ARGUMENT:  # set by our server, not by a client
         counts.add(EVENTS, f"{field}: {reason}")
     else:
-        counts.add(METADATA_LEFT_OUT, field, reason)
+        counts.add(METADATA_LEFT_OUT, field, reason, example=key or field)
     return None
 
 
@@ -122,7 +231,7 @@ def _number(value: object, counts: EventCounts) -> int | None:
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEP:
         return value
-    counts.add(METADATA_LEFT_OUT, "step", "no number from 0")
+    counts.add(METADATA_LEFT_OUT, "step", "no number from 0", example="step")
     return None
 
 
@@ -131,5 +240,5 @@ def _flag(value: object, counts: EventCounts) -> bool:
         return False
     flag = _FLAGS.get(value.lower() if isinstance(value, str) else value) if isinstance(value, str | int) else None
     if flag is None:
-        counts.add(METADATA_LEFT_OUT, "workflow_end", "neither true nor false")
+        counts.add(METADATA_LEFT_OUT, "workflow_end", "neither true nor false", example="workflow_end")
     return bool(flag)

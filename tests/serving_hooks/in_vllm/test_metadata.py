@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.workflows.identity import Step, workflow_key
-from presage.serving_hooks.workflows.metadata import MAX_NAME, read
+from presage.serving_hooks.workflows.metadata import MAX_NAME, check, read
 
 
 def counted(sent: object, session_id: object = None) -> tuple[Step | None, dict[str, int]]:
@@ -35,7 +35,7 @@ def test_a_session_is_a_workflow_of_its_own() -> None:
 
 def test_without_an_id_there_is_no_workflow() -> None:
     assert counted(None) == counted({}) == counted({"top": 1}) == (None, {})
-    assert counted({"agent": "coder"}) == (None, {"workflow_id: missing": 1})
+    assert counted({"agent": "coder"}) == (None, {})
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,7 @@ FIELDS = st.sampled_from(
 def test_nothing_raises_and_what_comes_out_is_bounded(sent: Any, session_id: Any) -> None:
     step, counts = counted(sent, session_id)
     assert len(counts) <= 8  # a closed set of reasons, whatever is sent
+    check(sent, session_id, EventCounts())
     if step is not None:
         for name in (step.workflow_type, step.workflow_id, step.agent):
             assert len(name) <= MAX_NAME

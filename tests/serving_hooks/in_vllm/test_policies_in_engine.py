@@ -242,6 +242,7 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
         "_texts",
         "_timing",
         "_unnoted",
+        "_warned",
         "block_order",
         "engine_port",
         "prefetcher",

@@ -219,6 +219,41 @@ def test_metadata_that_is_no_good_is_counted_and_the_request_served(
     assert server.count(counted) == before + 1
 
 
+def test_names_in_headers_and_in_metadata_reach_the_scheduler(server: Server) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, timeout=PATIENT_S, max_retries=0)
+    messages: Any = [{"role": "user", "content": WORDS[0]}]
+    named = {"workflow_type": "retry", "workflow_id": "in-metadata", "agent": "planner", "step": "0"}
+    headers = {
+        "X-Presage-Workflow-Type": "retry",
+        "X-Presage-Workflow-Id": "in-headers",
+        "X-Presage-Agent": "planner",
+    }
+    before = server.count("forecast: champion")
+    chat = client.chat.completions.create(model="tiny", messages=messages, max_tokens=2, metadata=named)
+    client.completions.create(model="tiny", prompt=WORDS[0], max_tokens=2, extra_headers=headers)
+    answer = client.responses.create(
+        model="tiny", input=WORDS[0], max_output_tokens=2, metadata={**named, "workflow_id": "in-response"}
+    )
+    assert chat.choices[0].message.content
+    assert answer.metadata == {**named, "workflow_id": "in-response"}  # vLLM's own use of the field
+    assert server.count("forecast: champion") == before + 6
+    for name in ("in-metadata", "in-headers", "in-response"):
+        assert server.end(name, workflow_type="retry"), name
+
+
+def test_a_key_that_nothing_reads_is_counted_shown_and_logged_once(server: Server) -> None:
+    body = {"model": "tiny", "prompt": WORDS[0], "max_tokens": 2, "metadata": {"workflowId": "of nobody's business"}}
+    for _ in range(2):
+        server.http.post("/v1/completions", json=body).raise_for_status()
+    assert server.count("workflow_id: misspelt") == 2
+    assert server.status()["examples"]["workflow_id: misspelt"] == "workflowId"
+    left_out = values(server.scrape()["presage_metadata_left_out_total"])
+    assert left_out["workflow_id", "misspelt"] == 2
+    log = server.log.read_text()
+    assert log.count("a client sends `workflowId`, which is not read; send `workflow_id` in `vllm_xargs`") == 1
+    assert "nobody's business" not in log
+
+
 def values(family: Metric) -> dict[tuple[str, ...], float]:
     """By values of the labels but the engine, which is the one there is."""
     assert {sample.labels["engine"] for sample in family.samples} <= {"0"}

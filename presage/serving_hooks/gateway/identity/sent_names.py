@@ -23,17 +23,15 @@ NAME_HEADERS: Final[Mapping[str, str]] = {
     "x-presage-workflow-type": "workflow_type",
     "x-presage-workflow-id": "workflow_id",
     "x-presage-agent": "agent",
+    "x-presage-step": "step",
     "x-presage-workflow-end": "workflow_end",
 }
 SESSION_HEADERS: Final = ("x-session-id", "session-id", "session_id", "conversation_id")
 """The first is that of vLLM, its router and Ray Serve; the last ones are Codex'."""
 _LONGEST_JSON: Final = 2**16
 _XARGS: Final = "vllm_xargs"
-_NESTED: Final[tuple[tuple[str, MetadataField], ...]] = (
-    ("agentic_context", "agentic_context"),
-    ("app_metadata", "app_metadata"),
-    ("metadata", "metadata"),
-)
+NESTED: Final[tuple[MetadataField, ...]] = ("agentic_context", "app_metadata", "metadata")
+"""Fields of a body whose objects may hold names."""
 
 
 def sent_names(request: ApiRequest, counts: EventCounts) -> SentNames:
@@ -70,16 +68,17 @@ def _places(body: Mapping[str, Any], counts: EventCounts) -> Iterator[Mapping[st
     for outer in (body, body.get("extra_body")):
         if not isinstance(outer, dict):
             continue
-        xargs = _object(outer.get(_XARGS), "extra_args", counts)
+        xargs = as_object(outer.get(_XARGS), "extra_args", counts)
         if xargs:
             yield xargs
         for holder in (xargs, outer):
-            for key, field in _NESTED:
+            for key in NESTED:
                 if key in holder:
-                    yield _object(holder[key], field, counts)
+                    yield as_object(holder[key], key, counts)
 
 
-def _object(value: Any, field: MetadataField, counts: EventCounts) -> Mapping[str, Any]:
+def as_object(value: Any, field: MetadataField, counts: EventCounts) -> Mapping[str, Any]:
+    """An object that a client sent as such or as a JSON string; empty if it is anything else."""
     if isinstance(value, str) and value[:1] == "{" and len(value) <= _LONGEST_JSON:
         with suppress(msgspec.DecodeError, RecursionError, UnicodeEncodeError):
             value = msgspec.json.decode(value)

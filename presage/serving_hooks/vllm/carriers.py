@@ -1,0 +1,169 @@
+"""Names that a client sends in headers or in OpenAI's `metadata`, carried to where the engine reads them.
+
+vLLM passes only `vllm_xargs` and the session on to the engine. A middleware keeps a request's headers and the parts of
+its body; when the request is about to reach the engine, the names found there are added to its `extra_args`. The body
+is not changed. `vllm_xargs` win over headers, these over the objects in the body (`metadata`, and as at the gateway
+`agentic_context` and `app_metadata`). The engine judges the names as if they had come in `vllm_xargs`. Keys that a
+client seems to mean for names, where nothing reads them, are reported to the engine, which counts them.
+
+Of the body only those objects are decoded, and the keys beside them: 0.25 ms for 1 MB of messages, less than it takes
+to search it for one of these keys.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, MutableMapping
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+
+from presage.serving_hooks.counts import EventCounts, MetadataField, Reason
+from presage.serving_hooks.gateway.identity.sent_names import NAME_HEADERS, NESTED, as_object
+from presage.serving_hooks.gateway.request import PATHS
+from presage.serving_hooks.workflows.metadata import FIELD_OF, MISTAKES, Mistakes, given_fields, misspelt_keys
+from presage.wording import nearest
+
+LONGEST: Final = 2**22
+"""Bytes of a body that is read."""
+
+_TOP: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+_log = logging.getLogger(__name__)
+
+
+class Carriers:
+    """The headers and the body of one HTTP request.
+
+    Args:
+        headers: as ASGI has them.
+        reads_body: whether the body may carry names.
+    """
+
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]], reads_body: bool) -> None:
+        self._headers = headers
+        self._parts: list[bytes] | None = [] if reads_body else None
+        self._size = 0
+        self._found: tuple[dict[str, Any], Mistakes] | None = None
+
+    def received(self, message: MutableMapping[str, Any]) -> None:
+        """A part of the body."""
+        if self._parts is not None and message["type"] == "http.request":
+            part = message.get("body", b"")
+            self._size += len(part)
+            self._parts.append(part)
+            if self._size > LONGEST:
+                self._parts = None
+
+    def generates(self, params: Any, session_id: object) -> None:
+        """The engine is asked for an answer: adds what the request carries to its sampling parameters."""
+        if self._found is None:
+            self._found = self._read()
+            self._headers, self._parts = (), None
+        names, mistakes = self._found
+        extra = getattr(params, "extra_args", None)
+        sent = {key: value for key, value in extra.items() if key != MISTAKES} if isinstance(extra, dict) else {}
+        added = _without_given(names, sent)
+        given = given_fields({**sent, **added}, session_id)
+        left = {field: of for field, of in mistakes.items() if field not in given}
+        if added or left or extra:
+            params.extra_args = {**sent, **added, **({MISTAKES: left} if left else {})}
+
+    def _read(self) -> tuple[dict[str, Any], Mistakes]:
+        try:
+            names, mistakes = _in_headers(self._headers)
+            in_body, more = _in_body(b"".join(self._parts)) if self._parts else ({}, {})
+            return {**names, **_without_given(in_body, names)}, {**more, **mistakes}
+        except Exception as error:  # such as JSON that vLLM's reader takes and ours does not
+            _log.debug("headers and body of a request were not read: %s", type(error).__name__)
+            return {}, {}
+
+
+def _without_given(names: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The names of fields that are not given already, also under another key."""
+    fields = given_fields(given, None)
+    return {key: value for key, value in names.items() if FIELD_OF[key] not in fields}
+
+
+def _in_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, Any], Mistakes]:
+    names: dict[str, Any] = {}
+    mistakes: Mistakes = {}
+    for raw, value in headers:
+        header = raw.decode("latin-1")
+        if header in NAME_HEADERS:
+            names.setdefault(NAME_HEADERS[header], unquote(value.decode("latin-1")))
+        elif "workflow" in header and (meant := nearest(header, NAME_HEADERS)):
+            mistakes.setdefault(FIELD_OF[NAME_HEADERS[meant]], ("misspelt", header))
+    return names, mistakes
+
+
+def _in_body(body: bytes) -> tuple[dict[str, Any], Mistakes]:
+    top = _TOP.decode(body)
+    counts = EventCounts()
+    names: dict[str, Any] = {}
+    mistakes: Mistakes = {}
+    for key in top:
+        if found := _at_top(key):
+            field, reason = found
+            mistakes.setdefault(field, (reason, key))
+    for place in NESTED:
+        if place in top:
+            held = as_object(msgspec.json.decode(top[place]), place, counts)
+            names |= _without_given({key: held[key] for key in FIELD_OF if key in held}, names)
+            mistakes = {**misspelt_keys(held), **mistakes}
+    for (field, reason), key in counts.examples.items():
+        mistakes[field] = reason, key
+    return names, mistakes
+
+
+@lru_cache(maxsize=1024)
+def _at_top(key: str) -> tuple[MetadataField, Reason] | None:
+    """What a key at the top of a body was meant for, if it is none that vLLM or we read there."""
+    if key == "session_id" or key in NESTED:
+        return None
+    if key == "extra_body":
+        return "extra_body", "misplaced"
+    if key in FIELD_OF:
+        return FIELD_OF[key], "misplaced"
+    if key != "vllm_xargs" and nearest(key, ("vllm_xargs",)):
+        return "extra_args", "misspelt"
+    return next(((field, reason) for field, (reason, _) in misspelt_keys([key]).items()), None)
+
+
+_CARRIERS: ContextVar[Carriers | None] = ContextVar("presage_carriers", default=None)
+
+
+def generates(params: Any, session_id: object) -> None:
+    """The current HTTP request asks the engine for an answer, with these sampling parameters."""
+    carriers = _CARRIERS.get()
+    if carriers is not None and hasattr(params, "extra_args"):
+        carriers.generates(params, session_id)
+
+
+class CarrierMiddleware:
+    """ASGI middleware that keeps what may carry names until the engine is asked."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Handles one request."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        carriers = Carriers(scope["headers"], path in PATHS)
+
+        async def received() -> Any:
+            message = await receive()
+            carriers.received(message)
+            return message
+
+        token = _CARRIERS.set(carriers)
+        try:
+            await self._app(scope, received, send)
+        finally:
+            _CARRIERS.reset(token)
