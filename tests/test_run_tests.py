@@ -32,11 +32,12 @@ def test_nothing_beside(): assert "PYTEST_XDIST_WORKER" not in os.environ
 def run(folder: Path, *arguments: str, **files: str) -> tuple[int, list[str]]:
     """The exit code of a run with --once-more, and the lines of its summary."""
     (folder / "summary").unlink(missing_ok=True)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    engine\n", encoding="utf-8")
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p xdist\nmarkers =\n    engine\n", encoding="utf-8")
     for name, text in files.items():
         (folder / f"test_{name}.py").write_text(text, encoding="utf-8")
     command = [sys.executable, str(SCRIPT), "--jobs", "2", "--once-more", "--summary", "summary", *arguments]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # importing those of other libraries takes seconds a process
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     summary = (folder / "summary").read_text(encoding="utf-8").splitlines()
     assert done.stdout.splitlines()[-len(summary) :] == summary

@@ -37,7 +37,7 @@ def steps(forecaster: Forecaster, name: str, count: int = 4) -> None:
 @pytest.mark.parametrize("both", [False, True], ids=["next agent", "both predictors"])
 def test_a_workflow_costs_at_most_4_kb_beyond_the_next_agent_predictors_state(tiny: Tiny, both: bool) -> None:
     predictor = NextAgentPredictor.load(tiny.folder)
-    lengths, workflows = lengths_of(tiny.store) if both else None, 10_000
+    lengths, workflows = lengths_of(tiny.store) if both else None, 3_000
     forecaster = Forecaster(predictor, lengths=lengths, back_off=OnlineCounts(), clock=Clock())
     steps(forecaster, "warm")
     state = predictor.open("retry").nbytes
@@ -56,7 +56,7 @@ def test_a_workflow_costs_at_most_4_kb_beyond_the_next_agent_predictors_state(ti
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ends", [True, False], ids=["that end", "that expire"])
-def test_memory_is_flat_over_20_000_short_workflows(tiny: Tiny, ends: bool) -> None:
+def test_memory_is_flat_over_8_000_short_workflows(tiny: Tiny, ends: bool) -> None:
     clock = Clock()
     forecaster = Forecaster(NextAgentPredictor.load(tiny.folder), back_off=OnlineCounts(), clock=clock)
     table = WorkflowTable(100.0, clock)
@@ -64,7 +64,7 @@ def test_memory_is_flat_over_20_000_short_workflows(tiny: Tiny, ends: bool) -> N
     tracemalloc.start()
     try:
         levels = []
-        for number in range(20_000):
+        for number in range(8_000):
             clock.now += 1.0
             table.arrived("request", Step("retry", f"workflow {number}", "planner"))
             steps(forecaster, f"workflow {number}", count=1 + number % 3)
@@ -72,10 +72,10 @@ def test_memory_is_flat_over_20_000_short_workflows(tiny: Tiny, ends: bool) -> N
             if ends:
                 table.end(workflow_key("retry", f"workflow {number}"), EndReason.FINISHED)
             table.expire()
-            if number % 5_000 == 4_999:
+            if number % 2_000 == 1_999:
                 levels.append(traced())
     finally:
         tracemalloc.stop()
     assert len(forecaster) == (0 if ends else 100)
-    assert table.ends[EndReason.EXPIRED] == (0 if ends else 20_000 - 100)
+    assert table.ends[EndReason.EXPIRED] == (0 if ends else 8_000 - 100)
     assert max(levels[1:]) - levels[0] < 50_000, levels
