@@ -99,7 +99,7 @@ class Kind:
         gates: (candidate, champion or None, data, seed, input profile) -> gates.
         forecast: (JSON of a forecast, name of the predictor, steps) -> what people read.
         headline: the most important figures of a registered version, by title.
-        tags: tags of a version, from the metrics of its training.
+        tags: tags of a version's run, from the metrics of its training.
         ask: (predictor, steps of one workflow) -> JSON of the forecast.
     """
 

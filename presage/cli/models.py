@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,7 +14,7 @@ from presage.cli.kinds import Kind, kind_of, load
 from presage.cli.output import REFUSED, Output, Progress, table
 from presage.cli.retrain_check import keep_figures, promotion_figures
 from presage.errors import ArtefactError, RegistryError
-from presage.registry.connect import NoRegistryError, attached, default_uri, open_existing
+from presage.registry.connect import NoRegistryError, attached, default_uri, is_named, open_existing
 from presage.wording import counted
 
 if TYPE_CHECKING:
@@ -37,9 +36,12 @@ def models(tracking_uri: options.TrackingUri = None, as_json: options.Json = Fal
     vacant: list[dict[str, Any]] = []
     with out.working() as report:
         report("opening the registry", None)
-        with suppress(NoRegistryError):
+        try:
             registry = open_existing(tracking_uri)
             listed, vacant = list_models(registry), vacant_aliases(registry)
+        except NoRegistryError:
+            if is_named(tracking_uri):  # a place that somebody named and that is not there is a mistake
+                raise
     uri = tracking_uri or default_uri()
     shown = [*_listing(listed, uri), *map(_vacancy, vacant)] if not as_json else ()
     out.result({"registry": uri, "models": listed, "vacant_aliases": vacant}, *shown)
@@ -78,7 +80,7 @@ def promote(
 ) -> None:
     """Compare a version with the current holder of an alias on held-out traces; move the alias if all gates pass.
 
-    Exit code 3 if a gate fails; the verdict and figures become tags of the version either way. Exit code 3 too, without
+    Exit code 3 if a gate fails; the version keeps the verdict either way. Exit code 3 too, without
     a verdict, if the alias moves meanwhile. If the version passes, its run also stores the reference figures for an
     engine's drift alarm.
     """

@@ -109,7 +109,7 @@ def register_training(
     `data` is what it was trained on, for the input example.
     """
     from presage.registry.gates import lost_tags
-    from presage.registry.package import register
+    from presage.registry.package import headline, register
     from presage.training.report.files import report_files
     from presage.training.report.next_agent import flat
     from presage.training.training import named_digests
@@ -129,6 +129,7 @@ def register_training(
         input_example=kind.data.example(data),
         report=report_files(folder),
         description="\n".join([*figures, "", document.lead, "", *facts]),
+        summary=", ".join(map(" ".join, kind.headline(headline(training.metrics)).items())),
         datasets=training.digests,
     )
     training.metrics["version"] = made.version

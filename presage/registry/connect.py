@@ -136,6 +136,11 @@ def open_existing(uri: str | None) -> Registry:
     return open_registry(uri)
 
 
+def is_named(uri: str | None) -> bool:
+    """Whether the user has chosen the registry, by its URI or by `MLFLOW_TRACKING_URI`."""
+    return bool(uri or os.environ.get("MLFLOW_TRACKING_URI"))
+
+
 def default_uri() -> str:
     """The registry if none is named: `MLFLOW_TRACKING_URI`, else a database in the working directory."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / DATABASE_FILE}"

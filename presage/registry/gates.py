@@ -24,7 +24,7 @@ AT_LEAST: Final = 30
 dozens of comparisons one is lost by chance."""
 
 LOST: Final = "presage.lost."
-"""Prefix of a tag: LOST + target counts the comparisons with trained baselines lost under the target's profile."""
+"""Prefix of a run's tags: LOST + target counts the comparisons with trained baselines lost under its profile."""
 
 NEGLIGIBLE: Final = 0.01
 """A baseline that is better by at most this share of its own figure is no reason to refuse, even if significant."""
@@ -216,7 +216,7 @@ def sampling_ece(positions: int, bins: int = 15) -> float:
 
 
 def lost_tags(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """Tags for a version, from its training metrics: the number of comparisons with baselines lost, by target."""
+    """Tags of a training's run, from its metrics: the number of comparisons with baselines lost, by target."""
     return {LOST + target: str(len(_lost(metrics, target))) for target in TARGETS}
 
 

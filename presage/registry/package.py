@@ -49,6 +49,9 @@ TABLES: Final = ("tau_distance", "pinball", "coverage", "end")
 OURS: Final = "presage"
 """Our row among the baselines."""
 
+HEADLINE: Final = "presage.headline"
+"""Tag of a version, for MLflow's pages: its most important figures as a text."""
+
 MLFLOW_RUN_NOTE: Final = "mlflow.note.content"
 """MLflow's tag for the description of a run."""
 
@@ -91,6 +94,7 @@ def register(
     input_example: "pd.DataFrame | Sequence[Mapping[str, Any]]",
     report: Sequence[Path] = (),
     description: str = "",
+    summary: str = "",
     datasets: Mapping[str, str] | None = None,
 ) -> RegisteredVersion:
     """Register an artefact folder as a new version. The version appears last: a failure on the way leaves none.
@@ -101,10 +105,11 @@ def register(
         metrics: the metrics of the command contract: an artifact of the run as a whole, and its headline figures as
             MLflow metrics (`prefill_accuracy_1`, …).
         params: of the training, with its seed; logged as text.
-        tags: of the run and the version.
+        tags: of the run.
         input_example: a few rows of the input table: steps of a trace, or prompts for a router.
         report: files of the report, logged to the run.
         description: of the run and the version, in Markdown.
+        summary: the most important figures as a text, a tag of the version.
         datasets: "sha256:…" of the inputs of the run by name, such as "training traces" and "test traces".
 
     Raises:
@@ -116,9 +121,9 @@ def register(
 
     check_name(name)
     content = read_artefact(artefact)
+    shown = {"presage.kind": content.kind, DIGEST: content.digest, **({HEADLINE: summary} if summary else {})}
     facts = {
-        "presage.kind": content.kind,
-        DIGEST: content.digest,
+        **shown,
         "presage.data_digest": str(content.training_data.get("digest", "")),
         "presage.size_bytes": str(artefact_size_bytes(artefact)),
         "presage.version": __version__,
@@ -145,7 +150,7 @@ def register(
                 source=_source(registry, logged),
                 run_id=run_id,
                 model_id=logged.model_id,
-                tags={**facts, **tags},
+                tags=shown,
                 description=description or None,
             )
             held = json.dumps([{"name": name, "version": int(made.version)}])

@@ -1,10 +1,13 @@
 """Promote a version, roll back, and list versions.
 
-Tags of the version hold the verdict and each gate in short, also of a refusal; the files `verdict/verdict.json` and
-`.html` of its run hold figures and reasons. A tag of the registered model,
-`presage.history.ALIAS`, holds the stack of former holders for repeated roll-backs. Promotion writes it before it moves
-the alias and roll-back afterwards: after a crash in between, the top of the stack is the holder itself, which is
-skipped. The verdict comes last, so that a version whose alias could not be moved has none.
+Three tags of the version hold the verdict, also of a refusal: `presage.verdict`, what refused it, and the input
+profile. The files `verdict/verdict.json` and `.html` of its run hold the rest: each gate with figures and reason, the
+alias, the rival and the traces. The times of verdict and roll-back are tags of the run, which a listing reads anyway.
+
+A tag of the registered model, `presage.history.ALIAS`, holds the stack of former holders for repeated roll-backs.
+Promotion writes it before it moves the alias and roll-back afterwards: after a crash in between, the top of the stack
+is the holder itself, which is skipped. The verdict comes last, so that a version whose alias could not be moved has
+none.
 
 A promotion is refused if the alias has another holder than the one that the version was judged against. MLflow has no
 compare-and-set: of two promotions that move an alias within milliseconds the last one wins. Aliases moved in the MLflow
@@ -18,12 +21,15 @@ import time
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from presage.errors import AliasMovedError, RegistryError
 from presage.registry.connect import Registry, attach, pages, registry_errors
 from presage.registry.gates import Verdict, lost_by_target
 from presage.registry.package import EPOCH, EXPERIMENT
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
 
 CHAMPION: Final = "champion"
 
@@ -31,9 +37,22 @@ VERDICT: Final = "presage.verdict"
 PROFILE: Final = f"{VERDICT}.profile"
 """Tag: the input profile under which the version was judged."""
 
-GATE: Final = "presage.gate."
-HISTORY: Final = "presage.history."
+REFUSED_BY: Final = f"{VERDICT}.refused_by"
+"""Tag: the gates that refused the version; absent if none did."""
+
+JUDGED_AT: Final = f"{VERDICT}.at"
+"""Tag of the run."""
+
+TAKEN_BACK: Final = "rolled back"
+"""The verdict of a version that lost an alias by a roll-back, until it is judged again."""
+
 ROLLED_BACK: Final = "presage.rolled_back"
+"""Tag of the run: alias, successor and time of the latest roll-back."""
+
+HISTORY: Final = "presage.history."
+
+_EARLIER: Final = ("presage.gate.", f"{VERDICT}.", ROLLED_BACK)
+"""Beginnings of the tags of a verdict; versions judged by Presage 0.1 have more than three."""
 
 _OF_VERSIONS: Final = "tags.`presage.kind` != ''"  # baselines have runs too
 
@@ -101,20 +120,27 @@ def promote(
             if previous is not None:
                 _write_history(registry, name, alias, [*_history(registry, name, alias), previous])
             registry.client.set_registered_model_alias(name, alias, str(version))
-    tags = _verdict_tags(verdict) | {
+    refused_by = ", ".join(gate.name for gate in verdict.refusals)[:_LONGEST_TAG]
+    tags = {VERDICT: "promoted" if verdict.promoted else "refused", PROFILE: profile}
+    if refused_by:
+        tags[REFUSED_BY] = refused_by
+    judged_at = _utc(time.time())
+    about = {
+        REFUSED_BY: "",
+        **tags,
+        JUDGED_AT: judged_at,
         f"{VERDICT}.alias": alias,
         f"{VERDICT}.against": "" if previous is None else str(previous),
-        PROFILE: profile,
         f"{VERDICT}.data_digest": data_digest,
     }
-    _write_verdict(registry, verdict, {key: tags[key] for key in tags if key.startswith(VERDICT)})
+    _write_verdict(registry, verdict, about)
     with registry_errors(registry.uri, f"writing the verdict on {name!r} version {version}"):
-        # Remove gates of an earlier verdict that this one lacks.
         for stale in present.tags.keys() - tags.keys():
-            if stale.startswith(GATE) or (stale == ROLLED_BACK and verdict.promoted):
+            if stale.startswith(_EARLIER):
                 registry.client.delete_model_version_tag(name, str(version), stale)
         for key, value in tags.items():
             registry.client.set_model_version_tag(name, str(version), key, value)
+        _tag_run(registry, present, JUDGED_AT, judged_at)
     return Promotion(previous, moved)
 
 
@@ -124,7 +150,7 @@ def rollback(registry: Registry, name: str, *, alias: str = CHAMPION) -> tuple[i
     Returns the version that held the alias (None if there is none, such as after its deletion), and the one that holds
     it now. Raises RegistryError for no such model, or no former holder.
     """
-    existing = {int(version.version) for version in registry.versions(name)}
+    existing = {int(version.version): version for version in registry.versions(name)}
     holder = registry.aliases(name).get(alias)
     with registry_errors(registry.uri, f"rolling back {name!r}"):
         history = _history(registry, name, alias)
@@ -143,23 +169,19 @@ def rollback(registry: Registry, name: str, *, alias: str = CHAMPION) -> tuple[i
         registry.client.set_registered_model_alias(name, alias, str(target))
         _write_history(registry, name, alias, history)
         if holder is not None:
-            registry.client.set_model_version_tag(
-                name, str(holder), ROLLED_BACK, json.dumps({"alias": alias, "to": target, "at": _utc(time.time())})
-            )
+            registry.client.set_model_version_tag(name, str(holder), VERDICT, TAKEN_BACK)
+            done = {"alias": alias, "to": target, "at": _utc(time.time())}
+            _tag_run(registry, existing[holder], ROLLED_BACK, json.dumps(done))
     return holder, target
 
 
-def _verdict_tags(verdict: Verdict) -> dict[str, str]:
-    tags = {
-        VERDICT: "promoted" if verdict.promoted else "refused",
-        f"{VERDICT}.at": _utc(time.time()),
-        f"{VERDICT}.refused_by": ", ".join(gate.name for gate in verdict.refusals)[:_LONGEST_TAG],
-    }
-    return tags | {GATE + gate.name: gate.result for gate in verdict.gates}
+def _tag_run(registry: Registry, version: "ModelVersion", key: str, value: str) -> None:
+    if version.run_id:  # a version that was made in MLflow has none
+        registry.client.set_tag(version.run_id, key, value)
 
 
 def _write_verdict(registry: Registry, verdict: Verdict, about: Mapping[str, str]) -> None:
-    """Attach the verdict with all figures and reasons, for programs and for people; `about` are its tags."""
+    """Attach the verdict with all figures and reasons, for programs and for people; `about` is what it rests on."""
     rows = [("gate", "result", "reason"), *((gate.name, gate.result, gate.reason) for gate in verdict.gates)]
     table = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     facts = "".join(f"<li>{key}: {escape(value) or '–'}</li>" for key, value in about.items())
@@ -211,14 +233,14 @@ def list_models(registry: Registry) -> list[dict[str, Any]]:
     listed = []
     with registry_errors(registry.uri, "listing models"):
         models = pages(registry.client.search_registered_models)
-        figures = _figures_by_run(registry)
+        runs = _runs(registry)
     for model in sorted(models, key=lambda model: str(model.name)):
         holders: dict[int, list[str]] = {}
         for alias, version in model.aliases.items():
             holders.setdefault(int(version), []).append(alias)
         for found in reversed(registry.versions(model.name)):
             if "presage.kind" in found.tags:
-                listed.append(_describe(found, sorted(holders.get(int(found.version), [])), figures))
+                listed.append(_describe(found, sorted(holders.get(int(found.version), [])), runs))
     return listed
 
 
@@ -247,33 +269,46 @@ def vacant_aliases(registry: Registry) -> list[dict[str, Any]]:
     return vacant
 
 
-def _figures_by_run(registry: Registry) -> dict[str, dict[str, float]]:
-    """The headline figures of each version's run, in a few requests."""
+class _Run(NamedTuple):
+    figures: dict[str, float]
+    tags: dict[str, str]
+
+
+def _runs(registry: Registry) -> dict[str, _Run]:
+    """The headline figures and tags of each version's run, in a few requests."""
     experiment = registry.client.get_experiment_by_name(EXPERIMENT)
     if experiment is None:
         return {}
     found = pages(registry.client.search_runs, experiment_ids=[experiment.experiment_id], filter_string=_OF_VERSIONS)
     return {
-        run.info.run_id: {key: value for key, value in run.data.metrics.items() if not key.startswith(EPOCH)}
+        run.info.run_id: _Run(
+            {key: value for key, value in run.data.metrics.items() if not key.startswith(EPOCH)}, dict(run.data.tags)
+        )
         for run in found
     }
 
 
-def _describe(version: Any, aliases: list[str], figures: Mapping[str, dict[str, float]]) -> dict[str, Any]:
-    tags = version.tags
+def _describe(version: Any, aliases: list[str], runs: Mapping[str, _Run]) -> dict[str, Any]:
+    figures, of_run = runs.get(version.run_id, _Run({}, {}))
+    tags = {**of_run, **version.tags}  # versions of Presage 0.1 have all of them themselves
+    refused_by = [gate for gate in tags.get(REFUSED_BY, "").split(", ") if gate]
+    verdict = version.tags.get(VERDICT)
+    taken_back = verdict == TAKEN_BACK
+    if taken_back:
+        verdict = ("refused" if refused_by else "promoted") if PROFILE in version.tags else None
     return {
         "name": version.name,
         "version": int(version.version),
         "aliases": aliases,
         "kind": tags["presage.kind"],
-        "verdict": tags.get(VERDICT),
-        "refused_by": [gate for gate in tags.get(f"{VERDICT}.refused_by", "").split(", ") if gate],
-        "judged_at": tags.get(f"{VERDICT}.at"),
-        "rolled_back": ROLLED_BACK in tags,
+        "verdict": verdict,
+        "refused_by": refused_by,
+        "judged_at": tags.get(JUDGED_AT),
+        "rolled_back": taken_back or ROLLED_BACK in version.tags,
         "registered_at": _utc(version.creation_timestamp / 1000),
         "lost": lost_by_target(tags),
         "size_bytes": int(tags["presage.size_bytes"]) if "presage.size_bytes" in tags else None,
         "data_digest": tags.get("presage.data_digest"),
         "run_id": version.run_id,
-        "figures": figures.get(version.run_id, {}),
+        "figures": figures,
     }

@@ -165,6 +165,8 @@ def test_a_version_is_judged_under_what_will_ask_it(tiny: Tiny, database: str) -
         judged[target] = {gate["name"]: gate["value"] for gate in ran.json["gates"]}
         tags = open_registry(database).version("profiles", 1).tags
         assert tags["presage.verdict.profile"] == target
+        assert len(tags) <= 6
+        assert tags["presage.headline"].startswith("prefill 0.")
     assert judged["engine"]["calibration-prefill-1"] != judged["gateway"]["calibration-prefill-1"], (
         "a gateway sees no hidden state"
     )

@@ -127,6 +127,21 @@ def test_figures_that_a_version_lacks_are_dashes() -> None:
     assert only_upper == {"tau distance": "0.250 –", "pinball": "0.99: 7.0"}
 
 
-def test_listing_creates_no_registry(tmp_path: Path) -> None:
-    listed = run("models", "--tracking-uri", f"sqlite:///{tmp_path / 'mlflow.db'}", "--json")
+def test_listing_creates_no_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    listed = run("models", "--json")
     assert (listed.code, listed.json["models"], list(tmp_path.iterdir())) == (0, [], [])
+
+
+@pytest.mark.parametrize("scheme", ["sqlite:///", "file://", ""])
+@pytest.mark.parametrize("by", ["option", "environment"])
+def test_a_registry_that_was_named_and_is_not_there_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, by: str
+) -> None:
+    place = tmp_path / "mlfow.db"
+    if by == "environment":
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{scheme}{place}")
+    ran = run("models", *(("--tracking-uri", f"{scheme}{place}") if by == "option" else ()))
+    assert f"{scheme}{place}: there is no {place}. Correct the URI" in " ".join(ran.complaint.split())
+    assert not list(tmp_path.iterdir())

@@ -55,6 +55,7 @@ def registered(registry: Registry, artefact_folder: Path) -> Callable[[str], Reg
             metrics=METRICS,
             params={"seed": 0, "rate": 1e-3},
             tags={"team": "search"},
+            summary="prefill 0.900 0.800",
             input_example=pd.DataFrame(STEPS),
             report=[artefact_folder / "report.md", artefact_folder / "report.html"],
         )

@@ -36,15 +36,17 @@ def test_promotion_moves_the_alias_and_writes_why(registry: Registry, registered
     done = promote(registry, verdict("moved", 1), against=None, data_digest="sha256:test")
     assert (done.previous, done.moved, champion(registry, "moved")) == (None, True, 1)
     tags = registry.version("moved", 1).tags
-    assert tags["presage.verdict"] == "promoted"
-    assert tags["presage.verdict.data_digest"] == "sha256:test"
-    assert (tags["presage.gate.schema"], tags["presage.gate.latency"]) == ("passed", "passed 20 <= 30")
+    assert tags.keys() == {
+        "presage.kind", "presage.digest", "presage.headline", "presage.verdict", "presage.verdict.profile",
+    }  # fmt: skip
+    assert (tags["presage.verdict"], tags["presage.verdict.profile"]) == ("promoted", "engine")
     kept = json.loads(attached(registry, "moved", 1, "verdict", "verdict.json") or b"")
     assert kept["gates"] == [gate.to_dict() for gate in verdict("moved", 1).gates]
     assert kept["tags"]["presage.verdict.data_digest"] == "sha256:test"
     page = (attached(registry, "moved", 1, "verdict", "verdict.html") or b"").decode()
     assert "<h1>moved, version 1: promoted</h1>" in page
     assert "x" * 9000 in page
+    assert "passed 20 &lt;= 30" in page
 
 
 def test_a_refusal_is_written_and_moves_nothing(registry: Registry, registered: Register) -> None:
@@ -54,7 +56,9 @@ def test_a_refusal_is_written_and_moves_nothing(registry: Registry, registered: 
     assert (done.moved, champion(registry, "refused")) == (False, 1)
     tags = registry.version("refused", 2).tags
     assert (tags["presage.verdict"], tags["presage.verdict.refused_by"]) == ("refused", "latency")
-    assert tags["presage.verdict.against"] == "1"
+    assert len(tags) == 6
+    kept = json.loads(attached(registry, "refused", 2, "verdict", "verdict.json") or b"")
+    assert kept["tags"]["presage.verdict.against"] == "1"
 
 
 def test_a_later_verdict_replaces_the_earlier_one_whole(registry: Registry, registered: Register) -> None:
@@ -62,8 +66,10 @@ def test_a_later_verdict_replaces_the_earlier_one_whole(registry: Registry, regi
     promote(registry, verdict("rejudged", 1, passed=False, gate="size"), against=None, data_digest="a")
     promote(registry, verdict("rejudged", 1), against=None, data_digest="b")
     tags = registry.version("rejudged", 1).tags
-    assert "presage.gate.size" not in tags
-    assert (tags["presage.verdict"], tags["presage.verdict.data_digest"]) == ("promoted", "b")
+    assert tags["presage.verdict"] == "promoted"
+    assert "presage.verdict.refused_by" not in tags
+    kept = json.loads(attached(registry, "rejudged", 1, "verdict", "verdict.json") or b"")
+    assert kept["tags"]["presage.verdict.data_digest"] == "b"
 
 
 @pytest.mark.parametrize("passed", [True, False])
@@ -93,15 +99,63 @@ def test_rollback_goes_back_one_by_one_and_then_says_so(registry: Registry, regi
     assert rollback(registry, "chain") == (4, 1)
 
 
-def test_rollback_marks_what_it_took_back_until_promoted_again(registry: Registry, registered: Register) -> None:
+def test_rollback_marks_what_it_took_back_until_judged_again(registry: Registry, registered: Register) -> None:
     registered("marked"), registered("marked")
     move(registry, "marked", 1)
     move(registry, "marked", 2)
     rollback(registry, "marked")
     listed = {entry["version"]: entry for entry in list_models(registry) if entry["name"] == "marked"}
     assert (listed[2]["rolled_back"], listed[1]["rolled_back"], listed[1]["aliases"]) == (True, False, ["champion"])
+    assert listed[2]["verdict"] == "promoted"
+    version = registry.version("marked", 2)
+    assert version.tags["presage.verdict"] == "rolled back"
+    assert len(version.tags) <= 6
+    done = json.loads(registry.client.get_run(version.run_id).data.tags["presage.rolled_back"])
+    assert (done["alias"], done["to"]) == ("champion", 1)
     move(registry, "marked", 2)
-    assert "presage.rolled_back" not in registry.version("marked", 2).tags
+    (again,) = (one for one in list_models(registry) if (one["name"], one["version"]) == ("marked", 2))
+    assert (again["rolled_back"], again["verdict"]) == (False, "promoted")
+
+
+def test_a_version_with_the_tags_of_earlier_releases_is_read_and_judged_again(
+    registry: Registry, registered: Register
+) -> None:
+    registered("earlier"), registered("earlier")
+    tags = {
+        "presage.size_bytes": "12",
+        "presage.data_digest": "sha256:old",
+        "presage.version": "0.1.0",
+        "presage.lost.engine": "3",
+        "presage.verdict": "refused",
+        "presage.verdict.refused_by": "size, latency",
+        "presage.verdict.at": "2025-01-01T00:00:00Z",
+        "presage.verdict.alias": "champion",
+        "presage.verdict.against": "",
+        "presage.verdict.profile": "gateway",
+        "presage.verdict.data_digest": "sha256:old",
+        "presage.gate.size": "refused 9 > 8",
+        "presage.gate.latency": "refused 31 > 30",
+        "presage.rolled_back": '{"alias": "champion", "to": 1}',
+    }
+    for key, value in tags.items():
+        registry.client.set_model_version_tag("earlier", "1", key, value)
+
+    def listed() -> dict[str, object]:
+        return next(one for one in list_models(registry) if (one["name"], one["version"]) == ("earlier", 1))
+
+    assert {key: listed()[key] for key in ("verdict", "refused_by", "judged_at", "rolled_back", "size_bytes")} == {
+        "verdict": "refused",
+        "refused_by": ["size", "latency"],
+        "judged_at": "2025-01-01T00:00:00Z",
+        "rolled_back": True,
+        "size_bytes": 12,
+    }
+    assert listed()["lost"] == {"engine": 3}
+    move(registry, "earlier", 1)
+    assert not [key for key in registry.version("earlier", 1).tags if key.startswith(("presage.gate.", "presage.roll"))]
+    assert (listed()["verdict"], listed()["refused_by"], listed()["rolled_back"]) == ("promoted", [], False)
+    move(registry, "earlier", 2)
+    assert rollback(registry, "earlier") == (2, 1)
 
 
 def test_rollback_passes_over_deleted_versions(registry: Registry, registered: Register) -> None:
@@ -235,12 +289,10 @@ def test_the_listing_names_versions_verdicts_and_figures(registry: Registry, reg
     json.dumps([newest, oldest])
 
 
-def test_a_version_without_a_tag_is_listed_without_it(registry: Registry, registered: Register) -> None:
-    registered("bare")
-    for tag in set(registry.version("bare", 1).tags) - {"presage.kind"}:
-        registry.client.delete_model_version_tag("bare", "1", tag)
+def test_a_version_without_a_run_is_listed_with_what_it_has(registry: Registry, registered: Register) -> None:
+    registry.client.delete_run(registered("bare").run_id)
     (entry,) = (entry for entry in list_models(registry) if entry["name"] == "bare")
-    assert (entry["size_bytes"], entry["lost"], entry["verdict"]) == (None, {}, None)
+    assert (entry["size_bytes"], entry["lost"], entry["verdict"], entry["figures"]) == (None, {}, None, {})
 
 
 def test_models_of_others_in_a_shared_registry_are_not_listed(registry: Registry) -> None:
