@@ -40,12 +40,7 @@ def explain(
     path = f"/v1/workflows/{quote(workflow_id, safe='')}/explain"
     if workflow_type is not None:
         path += "?" + urlencode({"workflow_type": workflow_type})
-    refusals = {
-        404: "no engine there knows this workflow; set --type to the workflow_type of its requests, or check with "
-        "`presage status` that the server has Presage's routes",
-        422: "invalid workflow id: wanted at most 256 characters",
-    }
-    engines = ask(url, path, api_key, refusals=refusals)["engines"]
+    engines = ask(url, path, api_key)["engines"]
     out = Output(as_json)
     if picture is not None:
         draw(engines[0], picture)

@@ -20,13 +20,12 @@ from presage.serving_hooks.mode_names import (
 )
 
 PATH = "/v1/workflows/mode"
-REFUSALS = {
-    401: f"it wants the admin key; set it in {ADMIN_KEY_VARIABLE}",
-    403: f"the key in {ADMIN_KEY_VARIABLE} is not its admin key; set the one it was started with",
-    404: f"it has no admin routes; start it with {ADMIN_KEY_VARIABLE} set to a key of 16 characters or more",
-    405: f"it has no admin routes; start it with {ADMIN_KEY_VARIABLE} set to a key of 16 characters or more",
-    400: "it stores no more modes per policy and workflow type; set one mode for all first, which clears the others",
-    422: "it knows no such mode, policy or workflow type",
+NO_ROUTES = f"it has no admin routes; start it with {ADMIN_KEY_VARIABLE} set to a key of 16 characters or more"
+REMEDIES = {
+    401: f"set it in {ADMIN_KEY_VARIABLE}",
+    403: f"set the one it was started with in {ADMIN_KEY_VARIABLE}",
+    404: NO_ROUTES,
+    405: NO_ROUTES,
 }
 
 
@@ -51,7 +50,7 @@ def mode(
     body = {"mode": mode, "policy": policy, "workflow_type": workflow_type} if mode is not None else None
     key = os.environ.get(ADMIN_KEY_VARIABLE)
     headers = {ADMIN_KEY_HEADER: key} if key else {}
-    engines = ask(url, PATH, api_key, body=body, headers=headers, refusals=REFUSALS)["engines"]
+    engines = ask(url, PATH, api_key, body=body, headers=headers, remedies=REMEDIES)["engines"]
     out = Output(as_json)
     out.result({"engines": engines}, *(_render(engines) if not as_json else ()))
 

@@ -9,6 +9,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from http import HTTPStatus
 from http.client import HTTPException
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
@@ -19,6 +20,10 @@ from presage.errors import EngineError
 
 TIMEOUT_S: Final = 10.0
 KEY: Final = "VLLM_API_KEY"
+
+_LONGEST: Final = 300
+_SAYS_NOTHING: Final = frozenset(status.phrase for status in HTTPStatus)
+"""What servers send where they have nothing to say."""
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="URL of the server, such as http://localhost:8000.")]
 ApiKey = Annotated[str | None, typer.Option(envvar=KEY, help="The server's API key, if it has one.")]
@@ -36,7 +41,7 @@ def ask(
     *,
     body: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
-    refusals: Mapping[int, str] | None = None,
+    remedies: Mapping[int, str] | None = None,
 ) -> Any:
     """The JSON answer of the server to a request.
 
@@ -46,7 +51,7 @@ def ask(
         api_key: sent as a bearer token.
         body: sent as JSON by POST; None sends a GET.
         headers: further headers.
-        refusals: messages for status codes with a JSON `detail`, as Presage's routes send.
+        remedies: what to do, by status code; follows the server's own words, if it has any.
 
     Raises EngineError: no answer, a missing or wrong key, another server, or a refusal.
     """
@@ -63,10 +68,14 @@ def ask(
         with urllib.request.build_opener(_Stay).open(request, timeout=TIMEOUT_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
-        reason = (refusals or {}).get(error.code) if _is_ours(error) else None
-        raise EngineError(
-            f"{where}: {reason}" if reason else _refused(where, path, error.code, api_key is not None)
-        ) from None
+        remedy, answer = (remedies or {}).get(error.code), _json(error)
+        words = _words(answer) if error.code != 500 else None
+        if words is not None:
+            reason = f"{words}; {remedy}" if remedy else words
+        else:
+            reason = remedy if "detail" in answer else None
+        refused = f"{where}: {reason}" if reason else _refused(where, path, error.code, api_key is not None)
+        raise EngineError(refused) from None
     except (TimeoutError, urllib.error.URLError) as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
         reason = "no answer in time" if isinstance(why, TimeoutError) else getattr(why, "strerror", None) or str(why)
@@ -77,12 +86,24 @@ def ask(
         raise EngineError(f"{where}{path}: {_another(type(error).__name__)}") from None
 
 
-def _is_ours(error: urllib.error.HTTPError) -> bool:
-    """Whether Presage's routes (or FastAPI for them) refused, rather than vLLM's own authentication."""
+def _json(error: urllib.error.HTTPError) -> dict[str, Any]:
     try:
-        return "detail" in json.load(error)
-    except (ValueError, OSError, TypeError):
-        return False
+        answer = json.load(error)
+    except (ValueError, OSError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _words(answer: dict[str, Any]) -> str | None:
+    """Why a server refuses, in its own words: those of FastAPI, or of OpenAI's API as vLLM and the gateway use it."""
+    try:
+        found = answer.get("detail") or answer["error"]["message"]
+        if isinstance(found, list):  # of a request that does not conform
+            found = found[0]["msg"]
+    except (LookupError, TypeError):
+        return None
+    words = "".join(filter(str.isprintable, " ".join(str(found).split())))[:_LONGEST].rstrip(".")
+    return words if words and words not in _SAYS_NOTHING else None
 
 
 def _base(url: str) -> str:

@@ -132,11 +132,21 @@ def test_without_a_mode_it_asks_what_holds(made: Made) -> None:
 @pytest.mark.parametrize(
     ("code", "body", "said"),
     [
-        (401, {"detail": "send the admin key"}, "it wants the admin key; set it in PRESAGE_ADMIN_KEY"),
+        (401, {"detail": "send the admin key"}, "send the admin key; set it in PRESAGE_ADMIN_KEY"),
         (401, {"error": "Unauthorized"}, "wants a key; give the one it was started with as --api-key"),
-        (403, {"detail": "this is not the admin key"}, "the key in PRESAGE_ADMIN_KEY is not its admin key"),
+        (
+            403,
+            {"error": {"message": "this is not the admin key"}},
+            "this is not the admin key; set the one it was start",
+        ),
         (404, {"detail": "Not Found"}, "it has no admin routes; start it with PRESAGE_ADMIN_KEY set"),
-        (503, {"detail": "no engine"}, "no engine runs behind this server"),
+        (404, {"error": {"message": "There is no '/v1' here."}}, "There is no '/v1' here; it has no admin routes"),
+        (400, {"detail": "no more modes"}, "no more modes"),
+        (422, {"detail": [{"msg": "mode: none of off, shadow, on"}]}, "mode: none of off, shadow, on"),
+        (503, {"detail": "no engine runs behind this server"}, "no engine runs behind this server"),
+        (503, {}, "no engine runs behind this server; use the URL"),
+        (500, {"error": {"message": "a secret of the server"}}, "answers 500; see the server's log"),
+        (400, {"detail": "two\nlines\x1b[31m"}, "two lines[31m"),
     ],
 )
 def test_who_refuses_and_why_is_one_line_and_no_key(made: Made, code: int, body: Any, said: str) -> None:
@@ -162,8 +172,14 @@ def test_a_workflow_is_explained_to_people(made: Made) -> None:
         "0.750",
     ):
         assert shown in ran.out, shown
-    made.says(404, {"detail": "no engine knows this workflow"})
-    assert "no engine there knows this workflow" in run("explain", made.url, "r1").complaint
+
+
+@pytest.mark.parametrize("body", [{"detail": "no such workflow"}, {"error": {"message": "no such workflow"}}])
+def test_the_servers_own_words_explain_why_a_workflow_is_not_explained(made: Made, body: Any) -> None:
+    made.says(404, body)  # as FastAPI words it, and as vLLM does
+    assert run("explain", made.url, "r1").complaint.endswith(f"{made.url}: no such workflow")
+    made.says(404, {"detail": "Not Found"})
+    assert "one without Presage's routes (404)" in run("explain", made.url, "r1").complaint
 
 
 def test_json_is_what_the_server_says(made: Made) -> None:
