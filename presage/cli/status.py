@@ -99,6 +99,7 @@ def _policies(engine: EngineStatus) -> Rows:
 
 def _models(engine: EngineStatus) -> Rows:
     rows: Rows = [[kind, model] for kind, model in engine.models.items()]
+    rows += [[kind, coming] for kind, coming in (engine.reload.loading if engine.reload is not None else {}).items()]
     return rows if engine.states is None else [*rows, ["hidden states", engine.states]]
 
 

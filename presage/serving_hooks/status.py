@@ -116,9 +116,10 @@ class InputStatus:
 
 @dataclass(frozen=True)
 class ReloadStatus:
-    """Number of times that newer models went live while the engine ran."""
+    """Number of times that newer models went live while the engine ran, and by kind the version on its way."""
 
     renewed: int = 0
+    loading: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

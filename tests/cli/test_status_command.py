@@ -139,6 +139,13 @@ def test_the_key_that_a_client_sent_in_vain_is_shown(made: Made) -> None:
     assert {"agent left out: misspelt 4, for example agent_name", "agent left out: not printable 1"} <= set(said)
 
 
+def test_a_version_that_is_being_loaded_is_shown(made: Made) -> None:
+    loading = {"next-agent": "version 4 is being loaded since 12 s"}
+    made.says({"engines": [{**STATUS, "reload": {"renewed": 0, "loading": loading}}]})
+    said = [" ".join(line.split()) for line in run("status", made.url).out.splitlines()]
+    assert "next-agent version 4 is being loaded since 12 s" in said
+
+
 def test_scripts_read_what_the_server_said(made: Made) -> None:
     made.says({"engines": [STATUS, {}]})
     assert run("status", made.url, "--json").json == {"engines": [STATUS, {}]}

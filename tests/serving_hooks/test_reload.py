@@ -106,6 +106,28 @@ def test_a_version_that_passes_is_handed_over_once_with_what_stays() -> None:
     assert versions(reload.take()) == (1, 1)
 
 
+def test_a_version_on_its_way_is_shown_until_it_is_loaded_or_fails() -> None:
+    made, now, shown = Made(), [100.0], []
+    reload = Reload(
+        Predictors(held(AGENTS), held(LENGTHS), held(None, None)), made, 30.0, made.load, clock=lambda: now[0]
+    )
+
+    def takes_12_s() -> None:
+        now[0] += 12.0
+        shown.append(reload.loading())
+
+    made.aliases["next-agent"]["champion"] = 4
+    made.faults["models:/next-agent/4"] = takes_12_s
+    assert reload.loading() == {}
+    reload.look()
+    assert shown == [{"next-agent": "version 4 is being loaded since 12 s"}]
+    assert reload.loading() == {}
+    made.aliases["next-agent"]["champion"] = 5
+    made.faults["models:/next-agent/5"] = fails(ArtefactError("it is cut"))
+    reload.look()
+    assert reload.loading() == {}
+
+
 @pytest.mark.parametrize("error", [ArtefactError("it is cut"), ZeroDivisionError("in a kernel")])
 def test_neither_is_used_where_one_fails_and_it_is_tried_and_said_once(
     caplog: pytest.LogCaptureFixture, error: Exception

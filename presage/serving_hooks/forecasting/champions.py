@@ -127,6 +127,7 @@ class Champions:
                 "renewed": self._renewed,
                 "refused": dict(self.reload.refused),
                 "troubles": dict(self.reload.troubles),
+                "loading": self.reload.loading(),
                 "workflows_under_older": self.source.under_older,
             },
             "inputs": {"counts": dict(self._inputs), "missing": self._missing()},

@@ -266,6 +266,7 @@ class Reload(Generic[Models]):
         every_s: float | None,
         load: Load = load_validated,
         draw: Callable[[], float] = _OWN.random,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.refused: dict[str, str] = {}
         self.troubles: dict[str, str] = {}
@@ -276,7 +277,9 @@ class Reload(Generic[Models]):
             for kind, of in self._held.items()
             if of.reference is not None and of.reference.startswith("models:")
         }
-        self._registry, self._every_s, self._load_folder, self._draw = registry, every_s, load, draw
+        self._registry, self._every_s, self._load_folder = registry, every_s, load
+        self._draw, self._clock = draw, clock
+        self._coming: tuple[Mapping[str, int], float] = {}, 0.0
         self._ends: Counter[str] = Counter()
         self._ready: deque[Models] = deque(maxlen=1)
         self._stop = threading.Event()
@@ -298,6 +301,12 @@ class Reload(Generic[Models]):
         except IndexError:
             return None
 
+    def loading(self) -> dict[str, str]:
+        """By kind the version that is being fetched, tried and loaded, and since when. Any thread may call it."""
+        versions, began = self._coming
+        since = f"is being loaded since {max(0.0, self._clock() - began):.0f} s"
+        return {kind: f"version {version} {since}" for kind, version in versions.items()}
+
     def look(self) -> None:
         """Checks the registry once; tries and loads new versions. Does not raise."""
         try:
@@ -313,10 +322,13 @@ class Reload(Generic[Models]):
         try:
             new = self._new(versions)
             if new:
+                self._coming = new, self._clock()
                 self._follow(new)
                 self._registry.rest()
         except Exception as error:
             self._trouble("reload", f"a check of the registry failed: {why(error)}")
+        finally:
+            self._coming = {}, 0.0
 
     def _run(self, every_s: float) -> None:
         while not self._stop.wait(around(every_s, self._draw)):
