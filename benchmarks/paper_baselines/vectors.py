@@ -71,8 +71,8 @@ class PrefixVectors:
 
     def _plain(self, prefixes: Prefixes) -> list[Vectors]:
         agents, types = len(prefixes.vocabulary.agents), len(prefixes.vocabulary.workflow_types)
-        history = history_size(agents)
-        states = history + 1 + SIZE_COUNT
+        kind = history_size(agents) + len(prefixes.vocabulary.tools) + 1
+        states = kind + 1 + SIZE_COUNT
         width = sum(projection.size for projection in self._projections.values())
         found = []
         for inputs in unrolled(prefixes, project_all(prefixes, self._projections)):
@@ -80,7 +80,7 @@ class PrefixVectors:
             found.append(
                 Vectors(
                     latest.reshape(len(inputs), -1).astype(np.float32),
-                    (inputs[:, history, None] == np.arange(types + 1)).astype(np.float32),
+                    (inputs[:, kind, None] == np.arange(types + 1)).astype(np.float32),
                     encode_all(inputs, agents),
                     inputs[:, states : states + width],
                     inputs[:, states + width :],

@@ -14,6 +14,7 @@ from presage.cli import options
 from presage.cli.kinds import TRACES, Kind, Loaded, lazily
 from presage.cli.output import Output, Progress, table
 from presage.cli.training import TrainingJob, carry_out
+from presage.features.input_profiles import ALL_INPUTS
 from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ def _headline(figures: Mapping[str, float]) -> dict[str, str]:
     for moment in ("prefill", "completion"):
         ahead = takewhile(figures.__contains__, (f"{moment}_accuracy_{k}" for k in count(1)))
         shown[moment] = " ".join(number(figures[name]) for name in ahead) or "–"
+        every = figures.get(f"{ALL_INPUTS}{moment}_accuracy_1")
+        shown[moment] += f" (all inputs: {number(every)})" if every is not None else ""
     return shown
 
 
@@ -176,7 +179,7 @@ def _moments(figures: ByMoment) -> dict[str, Any]:
 
 NEXT_AGENT = Kind(
     name="next-agent",
-    legend="accuracy 1, 2, … steps ahead",
+    legend="accuracy 1, 2, … steps ahead in an engine",
     advice=(
         "more workflows (presage study learning-curve shows whether they help), agent names that distinguish roles, "
         "recorded texts or hidden states (presage study states), or --set network.epochs and boosting.rounds"

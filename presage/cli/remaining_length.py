@@ -12,6 +12,7 @@ from presage.cli.kinds import TRACES, Kind, Loaded, lazily
 from presage.cli.output import Output, Progress, table
 from presage.cli.training import TrainingJob, carry_out
 from presage.errors import ConfigurationError
+from presage.features.input_profiles import ALL_INPUTS
 from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> 
 def _headline(figures: Mapping[str, float]) -> dict[str, str]:
     losses = sorted((float(name.removeprefix("pinball_")), name) for name in figures if name.startswith("pinball_"))
     return {
-        "tau distance": " ".join(number(figures.get(f"tau_distance_{scope}")) for scope in ("all", "arrival")),
+        "tau distance": " ".join(number(figures.get(f"tau_distance_{scope}")) for scope in ("all", "arrival"))
+        + (f" (all inputs: {number(every)})" if (every := figures.get(f"{ALL_INPUTS}tau_distance_all")) else ""),
         "pinball": ", ".join(f"{q:g}: {number(figures[name], 1)}" for q, name in losses) or "–",
     }
 
@@ -169,7 +171,7 @@ def length_counts(of: QuantileFigures) -> LengthCounts:
 
 REMAINING_LENGTH = Kind(
     name="remaining-length",
-    legend="tau distance over all steps and at arrival (0 best, .5 none), pinball loss in tokens by quantile",
+    legend="tau distance in an engine, of all steps and at arrival (0 best, .5 none), pinball loss in tokens by quantile",
     advice=(
         "more workflows, output_tokens on every LLM step, --estimator forest or boosted, recorded prompts, or --states "
         "none if texts merely identify workflows"

@@ -141,7 +141,7 @@ def _headline(figures: Mapping[str, float]) -> dict[str, str]:
 
 RETURN_TIME = Kind(
     name="return-time",
-    legend="pinball loss of the median in log seconds, share of steps within the .9 quantile, Brier score of END",
+    legend="in an engine, pinball loss of the median in log seconds, share within the .9 quantile, Brier score of END",
     advice="more workflows, finish_reason and tool calls in the traces, or --estimator forest or boosted",
     data=TRACES,
     train=return_time,

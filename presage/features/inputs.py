@@ -1,11 +1,13 @@
 """The input vector of a position: the whole input of a predictor at one moment of a workflow, in one row of floats.
 
-Layout (R = history_size(V), p and c = widths of the projected prefill and completion state):
+Layout (R = history_size(V), Z tools, p and c = widths of the projected prefill and completion state):
 
     [0, R)      history: latest agents, counts, steps since, position, run length
-    R           workflow type (T: unknown)
-    R+1, R+2    log(1 + x) of input and output tokens; 0 where unknown, or not known yet
-    then  p     projected prefill state of this step
+    then  Z     whether the latest output calls each tool; at prefill that of the step before
+          1     the number of tools that it calls; NO_ANSWER where unknown, and before the first output
+          1     workflow type (T: unknown)
+          2     log(1 + x) of input and output tokens; 0 where unknown, or not known yet
+          p     projected prefill state of this step
           c     projected completion state of this step, 0 at prefill
           p     mean of the projected prefill states so far
           c     mean of the projected completion states so far
@@ -31,19 +33,26 @@ from presage.features.prefixes import SIZES
 
 SIZE_COUNT: Final = len(SIZES)
 
+NO_ANSWER: Final = -1.0
 NO_EARLIER: Final = -1.0
 NO_STATE: Final = -2.0
-"""Replace a distance where there is none."""
+"""Replace a number of tools, and a distance, where there is none."""
 
 
-def inputs_size(agents: int, prefill: int, completion: int) -> int:
-    """Length F of the input vector for V agents and projected states of these widths."""
-    return history_size(agents) + 1 + SIZE_COUNT + 2 * (prefill + completion) + 2
+def inputs_size(agents: int, tools: int, prefill: int, completion: int) -> int:
+    """Length F of the input vector for V agents, Z tools and projected states of these widths."""
+    return history_size(agents) + tools + 2 + SIZE_COUNT + 2 * (prefill + completion) + 2
 
 
 def sums_size(prefill: int, completion: int) -> int:
     """Length of the accumulators: two sums, two previous states, two counts."""
     return 2 * (prefill + completion) + 2
+
+
+@njit(cache=True, inline="always")
+def sizes_at(inputs: NDArray[np.float32], prefill: int, completion: int) -> int:
+    """Where the token counts begin; before them stand the workflow type and the number of tools."""
+    return len(inputs) - 2 - 2 * (prefill + completion) - SIZE_COUNT
 
 
 @njit(cache=True, inline="always")
@@ -59,7 +68,9 @@ def begin(
     inputs[:] = 0.0
     sums[:] = 0.0
     begin_history(inputs, agents)
-    inputs[RECENT + 2 * (agents + 1) + 2] = workflow_type
+    size = sizes_at(inputs, prefill, completion)
+    inputs[size - 1] = workflow_type
+    inputs[size - 2] = NO_ANSWER
 
 
 @njit(cache=True, inline="always")
@@ -91,7 +102,7 @@ def at_prefill(
     completion: int,
 ) -> None:
     """A step of `agent` has been prefilled; `state` is its projected prefill state, empty if none was captured."""
-    size = RECENT + 2 * (agents + 1) + 3
+    size = sizes_at(inputs, prefill, completion)
     here = size + SIZE_COUNT
     done = here + prefill
     mean = done + completion
@@ -122,12 +133,21 @@ def at_completion(
     sums: NDArray[np.float32],
     tokens: float,
     state: NDArray[np.float32],
+    called: NDArray[np.float32],
     agents: int,
     prefill: int,
     completion: int,
 ) -> None:
-    """The step has produced its last token; `state` is its projected completion state, empty if none was captured."""
-    size = RECENT + 2 * (agents + 1) + 3
+    """The step has produced its last token.
+
+    `state` is its projected completion state, empty if none was captured; `called` are the tools that its output calls,
+    float32 [1 + Z] (`vocabulary.tools_of`), empty if unknown.
+    """
+    size = sizes_at(inputs, prefill, completion)
+    tools = RECENT + 2 * (agents + 1) + 2
+    inputs[size - 2] = called[0] if len(called) else np.float32(NO_ANSWER)
+    for i in range(size - 2 - tools):
+        inputs[tools + i] = called[1 + i] if len(called) else np.float32(0.0)
     done = size + SIZE_COUNT + prefill
     mean = done + completion + prefill
     distance = mean + completion
@@ -146,8 +166,14 @@ def at_completion(
 @njit(cache=True, inline="always")
 def knows_tokens(inputs: NDArray[np.float32], prefill: int, completion: int) -> bool:
     """Whether a token count of this step is known; a count of 0 is none."""
-    size = len(inputs) - 2 - 2 * (prefill + completion) - SIZE_COUNT
+    size = sizes_at(inputs, prefill, completion)
     return bool(inputs[size] > 0 or inputs[size + 1] > 0)
+
+
+@njit(cache=True, inline="always")
+def knows_answer(inputs: NDArray[np.float32], prefill: int, completion: int) -> bool:
+    """Whether it is known which tools the latest output calls."""
+    return bool(inputs[sizes_at(inputs, prefill, completion) - 2] > NO_ANSWER)
 
 
 @njit(cache=True, inline="always")
@@ -161,15 +187,14 @@ def knows_state(inputs: NDArray[np.float32], moment: int, prefill: int, completi
 
 
 @njit(cache=True)
-def known(
-    inputs: NDArray[np.float32], moment: int, prefill: int, completion: int
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """`knows_tokens` and `knows_state` of every input vector, two bool [n], from float32 [n, F]."""
-    tokens, state = np.empty(len(inputs), np.bool_), np.empty(len(inputs), np.bool_)
+def known(inputs: NDArray[np.float32], moment: int, prefill: int, completion: int) -> NDArray[np.bool_]:
+    """`knows_tokens`, `knows_state` and `knows_answer` of every input vector, bool [3, n], from float32 [n, F]."""
+    out = np.empty((3, len(inputs)), np.bool_)
     for row in range(len(inputs)):
-        tokens[row] = knows_tokens(inputs[row], prefill, completion)
-        state[row] = knows_state(inputs[row], moment, prefill, completion)
-    return tokens, state
+        out[0, row] = knows_tokens(inputs[row], prefill, completion)
+        out[1, row] = knows_state(inputs[row], moment, prefill, completion)
+        out[2, row] = knows_answer(inputs[row], prefill, completion)
+    return out
 
 
 @njit(cache=True)
@@ -178,6 +203,7 @@ def unroll(
     workflow_type: NDArray[np.int32],
     agent: NDArray[np.int32],
     sizes: NDArray[np.float32],
+    called: NDArray[np.float32],
     prefill_states: NDArray[np.float32],
     has_prefill: NDArray[np.bool_],
     completion_states: NDArray[np.float32],
@@ -186,10 +212,11 @@ def unroll(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The input vectors of every step at prefill and at completion, two float32 [n, F].
 
-    `sizes` float32 [n, 2] with NaN where unknown; states are projected, float32 [n, p] and [n, c].
+    `sizes` float32 [n, 2] and `called` float32 [n, 1 + Z] with NaN where unknown; states are projected, float32 [n, p]
+    and [n, c].
     """
     prefill, completion = prefill_states.shape[1], completion_states.shape[1]
-    width = RECENT + 2 * (agents + 1) + 3 + SIZE_COUNT + 2 * (prefill + completion) + 2
+    width = RECENT + 2 * (agents + 1) + 2 + called.shape[1] + 1 + SIZE_COUNT + 2 * (prefill + completion) + 2
     first = np.empty((len(agent), width), np.float32)
     second = np.empty((len(agent), width), np.float32)
     inputs = np.empty(width, np.float32)
@@ -202,6 +229,7 @@ def unroll(
             at_prefill(inputs, sums, agent[row], known[0], state, agents, prefill, completion)
             first[row] = inputs
             state = completion_states[row] if has_completion[row] else completion_states[row, :0]
-            at_completion(inputs, sums, known[1], state, agents, prefill, completion)
+            tools = called[row, :0] if np.isnan(called[row, 0]) else called[row]
+            at_completion(inputs, sums, known[1], state, tools, agents, prefill, completion)
             second[row] = inputs
     return first, second

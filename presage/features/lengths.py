@@ -51,7 +51,7 @@ from presage.features.rows import (
 )
 from presage.features.served_steps import served_steps
 from presage.features.sketch import Sketch
-from presage.features.vocabulary import Vocabulary, codes, encode, token_counts
+from presage.features.vocabulary import Vocabulary, codes, encode, most_frequent, token_counts
 
 _NO_COUNT: Final = 2**63
 CHARS_PER_TOKEN: Final = 4.0
@@ -324,12 +324,6 @@ def _sums_to_the_end(tokens: NDArray[np.float32], offsets: NDArray[np.int64]) ->
     counts = np.cumsum(unknown)
     missing = counts[ends] - counts + unknown > 0
     return np.where(missing, np.nan, sums[ends] - sums + np.where(unknown, 0.0, total)).astype(np.float32)
-
-
-def most_frequent(column: pa.ChunkedArray, most: int) -> list[str]:
-    """The most frequent names of a column, the most frequent first."""
-    counts = pc.value_counts(pc.drop_null(column)).to_pylist()
-    return [c["values"] for c in sorted(counts, key=lambda c: (-c["counts"], c["values"]))[:most]]
 
 
 def count_of(step: Mapping[str, Any], name: str) -> float:

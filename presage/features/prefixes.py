@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from presage.datasets.schema import workflow_codes
 from presage.datasets.tasks import task_of
 from presage.features.moment import Moment
-from presage.features.vocabulary import Vocabulary, codes, token_counts
+from presage.features.served_steps import TOOLS_CALLED
+from presage.features.vocabulary import Vocabulary, codes, token_counts, tools_called
 
 MASKED: Final = -1
 
@@ -43,6 +44,7 @@ class Prefixes:
         outcomes: int32 [n, K], index of the outcome 1..K steps ahead (V: END, V+1: an agent not in the vocabulary,
             MASKED: unknown).
         sizes: float32 [n, 2], the columns of SIZES.
+        called: float32 [n, 1 + Z], the tools that the output calls (`vocabulary.tools_called`), NaN rows if unknown.
         states: semantic states by moment, float32 [n, d], NaN rows if not recorded; a moment without any is absent.
     """
 
@@ -53,6 +55,7 @@ class Prefixes:
     agent: NDArray[np.int32]
     outcomes: NDArray[np.int32]
     sizes: NDArray[np.float32]
+    called: NDArray[np.float32]
     states: Mapping[Moment, NDArray[np.float32]]
 
     @property
@@ -93,6 +96,7 @@ class Prefixes:
             agent=self.agent[rows],
             outcomes=self.outcomes[rows],
             sizes=self.sizes[rows],
+            called=self.called[rows],
             states={moment: states[rows] for moment, states in self.states.items()},
         )
 
@@ -104,9 +108,13 @@ class Prefixes:
         """The same prefixes with all token counts unknown."""
         return replace(self, sizes=np.full_like(self.sizes, np.nan))
 
+    def without_answers(self) -> Prefixes:
+        """The same prefixes with all tools unknown."""
+        return replace(self, called=np.full_like(self.called, np.nan))
+
 
 def prefixes_of(table: pa.Table, vocabulary: Vocabulary, horizon: int) -> Prefixes:
-    """Prefixes, labels and sizes of a trace in canonical order (as `read_traces` returns it), without states."""
+    """Prefixes, labels, sizes and tools of served steps in canonical order (`served_steps`), without states."""
     first = np.flatnonzero(np.diff(workflow_codes(table), prepend=-1))
     offsets = np.append(first, len(table)).astype(np.int64)
     agent = vocabulary.encode_agents(table["agent"])
@@ -119,6 +127,7 @@ def prefixes_of(table: pa.Table, vocabulary: Vocabulary, horizon: int) -> Prefix
         agent=agent,
         outcomes=_outcomes(agent, offsets, complete, vocabulary, horizon),
         sizes=np.log1p(np.stack([token_counts(table[name]) for name in SIZES], axis=1)),
+        called=tools_called(table[TOOLS_CALLED], vocabulary.tools),
         states={},
     )
 
@@ -147,7 +156,7 @@ def _outcomes(
 
 def join(first: Prefixes, second: Prefixes) -> Prefixes:
     """Both parts of one trace, which share vocabulary and task numbers, one after the other."""
-    names = ("workflow_type", "task", "agent", "outcomes", "sizes")
+    names = ("workflow_type", "task", "agent", "outcomes", "sizes", "called")
     rows: dict[str, Any] = {name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in names}
     return replace(
         first,

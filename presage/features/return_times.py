@@ -35,11 +35,11 @@ from numpy.typing import NDArray
 from presage.datasets.schema import ALIASES
 from presage.errors import InputError
 from presage.features.history import COUNTERS, PROGRESS, advance_progress, begin_progress, produce
-from presage.features.input_profiles import TEXT, TOKENS, Sources
-from presage.features.lengths import LengthEncoder, LengthWorkflow, count_of, length_rows, most_frequent
+from presage.features.input_profiles import ANSWERS, TOKENS, Sources
+from presage.features.lengths import LengthEncoder, LengthWorkflow, count_of, length_rows
 from presage.features.rows import PROMPT, PROMPT_COLUMN, TEXT_COLUMNS, LabelledRows
 from presage.features.served_steps import TOOLS_CALLED, running_steps, served_steps
-from presage.features.vocabulary import encode, token_counts
+from presage.features.vocabulary import TOOLS_KEPT, encode, most_frequent, token_counts, tools_called, tools_of
 
 LEAST_MS: Final = 10.0
 """The shortest return time that is told from others, milliseconds."""
@@ -53,7 +53,6 @@ SYNONYMS: Final = {
 }
 """Finish reasons as other interfaces name them, and their names in OpenAI's."""
 REASONS_KEPT: Final = 8
-TOOLS_KEPT: Final = 32
 _LATEST: Final = 5
 _LONG: Final = float(np.log1p(30_000.0))
 _DECAY: Final = 0.8
@@ -152,7 +151,7 @@ class ReturnEncoder:
         """The rows of the same trace without all other sources; the labels stay."""
         seen = self.course.observed(rows, sources)
         begin = len(self.course.names)
-        if TEXT not in sources:
+        if ANSWERS not in sources:
             seen.numbers[:, self.answer_columns] = np.nan
         if TOKENS not in sources:
             seen.numbers[:, begin : begin + _TOKEN_COLUMNS] = np.nan
@@ -191,7 +190,7 @@ def return_rows(table: pa.Table, encoder: ReturnEncoder) -> LabelledRows:
         len(encoder.course.vocabulary.agents),
     )
     rows.numbers[:, _PROGRESS] = progress
-    called = _tools_called(steps, encoder.tools)
+    called = tools_called(steps[TOOLS_CALLED], encoder.tools)
     return replace(
         rows,
         target="return",
@@ -270,10 +269,9 @@ class ReturnWorkflow:
         if encoder.parsed:
             begin = len(encoder.course.names)
             _give_reason(self._state, encoder.reason(finish_reason), len(encoder.reasons), numbers[begin:])
-        if tools is not None and encoder.tools:
-            called = numbers[len(numbers) - 1 - len(encoder.tools) :]
-            called[0] = len(tools)
-            called[1:] = [name in tools for name in encoder.tools]
+        called = tools_of(tools, encoder.tools)
+        if len(called):
+            numbers[-len(called) :] = called
         self._row = workflow_type, agent, model, numbers
         return self._row
 
@@ -304,24 +302,6 @@ def _reasons(steps: pa.Table) -> pa.ChunkedArray:
     found = steps["finish_reason"]
     place = pc.index_in(found, value_set=pa.array(list(SYNONYMS), pa.string()))
     return pc.coalesce(pc.take(pa.array(list(SYNONYMS.values()), pa.string()), place), found)
-
-
-def _tools_called(steps: pa.Table, tools: tuple[str, ...]) -> NDArray[np.float32]:
-    """The number of tools that each step calls, and whether each of `tools` is among them; [n, 1 + tools].
-
-    NaN where they are unknown, and without `tools`.
-    """
-    found = np.full((len(steps), 1 + len(tools)), np.nan, np.float32)
-    if not tools:
-        return found
-    called = steps[TOOLS_CALLED].combine_chunks()
-    counts = np.asarray(pc.cast(pc.list_value_length(called), pa.float32()).to_numpy(zero_copy_only=False))
-    found[:, 0] = counts
-    found[~np.isnan(counts), 1:] = 0.0
-    named = encode(pc.list_flatten(called), tools)
-    known = named < len(tools)
-    found[pc.list_parent_indices(called).to_numpy()[known], 1 + named[known]] = 1.0
-    return found
 
 
 def _milliseconds(column: pa.ChunkedArray) -> NDArray[np.float64]:

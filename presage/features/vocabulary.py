@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -20,14 +20,18 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.errors import TraceError
+from presage.features.served_steps import TOOLS_CALLED
+
+TOOLS_KEPT: Final = 32
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """T workflow types and V agents in sorted order."""
+    """T workflow types, V agents, and the Z tools that answers call most often, in sorted order."""
 
     workflow_types: tuple[str, ...]
     agents: tuple[str, ...]
+    tools: tuple[str, ...] = ()
 
     @classmethod
     def from_table(cls, table: pa.Table) -> Vocabulary:
@@ -38,7 +42,8 @@ class Vocabulary:
                 f"the traces name {len(agents)} agent: a next-agent predictor needs at least 2; "
                 "check that the agent column distinguishes the roles of an application"
             )
-        return cls(tuple(sorted(pc.unique(table["workflow_type"]).to_pylist())), tuple(agents))
+        tools = most_frequent(pc.list_flatten(table[TOOLS_CALLED]), TOOLS_KEPT)
+        return cls(tuple(sorted(pc.unique(table["workflow_type"]).to_pylist())), tuple(agents), tuple(sorted(tools)))
 
     @property
     def unknown(self) -> int:
@@ -86,18 +91,56 @@ class Vocabulary:
 
     def to_dict(self) -> dict[str, list[str]]:
         """JSON values of the artefact."""
-        return {"workflow_types": list(self.workflow_types), "agents": list(self.agents)}
+        return {
+            "workflow_types": list(self.workflow_types),
+            "agents": list(self.agents),
+            "tools": list(self.tools),
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Vocabulary:
         """Inverse of `to_dict`."""
-        return cls(tuple(data["workflow_types"]), tuple(data["agents"]))
+        return cls(tuple(data["workflow_types"]), tuple(data["agents"]), tuple(data["tools"]))
 
 
 def encode(column: pa.ChunkedArray, names: Sequence[str]) -> NDArray[np.int32]:
     """Index of each value among `names`, int32 [rows]; len(names) for an unknown one and for null."""
     found = pc.index_in(column, value_set=pa.array(names, pa.string()))
     return np.asarray(pc.fill_null(found, len(names)).to_numpy(), np.int32)
+
+
+def most_frequent(column: pa.ChunkedArray, most: int) -> list[str]:
+    """The most frequent names of a column, the most frequent first."""
+    counts = pc.value_counts(pc.drop_null(column)).to_pylist()
+    return [c["values"] for c in sorted(counts, key=lambda c: (-c["counts"], c["values"]))[:most]]
+
+
+def tools_called(column: pa.ChunkedArray, tools: tuple[str, ...]) -> NDArray[np.float32]:
+    """The number of tools that each step's output calls, and whether each of `tools` is among them.
+
+    float32 [rows, 1 + Z], NaN where they are unknown, and without `tools`.
+    """
+    found = np.full((len(column), 1 + len(tools)), np.nan, np.float32)
+    if not tools:
+        return found
+    called = column.combine_chunks()
+    counts = np.asarray(pc.cast(pc.list_value_length(called), pa.float32()).to_numpy(zero_copy_only=False))
+    found[:, 0] = counts
+    found[~np.isnan(counts), 1:] = 0.0
+    named = encode(pc.list_flatten(called), tools)
+    known = named < len(tools)
+    found[pc.list_parent_indices(called).to_numpy()[known], 1 + named[known]] = 1.0
+    return found
+
+
+def tools_of(called: Sequence[str] | None, tools: tuple[str, ...]) -> NDArray[np.float32]:
+    """As `tools_called`, of one step; float32 [1 + Z], or empty where they are unknown."""
+    if called is None or not tools:
+        return _UNKNOWN
+    return np.array([len(called), *(name in called for name in tools)], np.float32)
+
+
+_UNKNOWN: Final = np.empty(0, np.float32)
 
 
 def codes(column: pa.ChunkedArray) -> NDArray[np.int32]:

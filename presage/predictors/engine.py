@@ -64,7 +64,7 @@ class Engine(NamedTuple):
 
     Attributes:
         floats: float32, the parts FLOATS end to end. Of the trees (one ensemble of TREES after the other; all of DEPTH
-            levels): thresholds [DEPTH, trees], scales [5, K (V+1)] and the base [K (V+1)] they start from. Logarithms
+            levels): thresholds [DEPTH, trees], scales [7, K (V+1)] and the base [K (V+1)] they start from. Logarithms
             of the n-gram's rows [C, K, V+1]. Shares [PATTERNS, 2, 3, K (V+1)]: how much network, trees and n-gram are
             believed, repeated for every outcome.
         numbers: int32, the header, where each part begins, then the parts: inputs compared [DEPTH, trees], n-gram rows
@@ -86,6 +86,7 @@ def build_engine(
     shares: NDArray[np.float32],
     evidence: NDArray[np.int32],
     enough: int,
+    tools: int,
     widths: tuple[int, int],
 ) -> Engine:
     """Unfolds the parts of a model.
@@ -97,6 +98,7 @@ def build_engine(
         shares: float32 [PATTERNS, 2, 3, K].
         evidence: int32 [T+1, V+1], training steps of an agent in a workflow type, 0 for the unknown.
         enough: below so much evidence of an agent the network is left out, and of a type the trees too.
+        tools: Z.
         widths: p and c, of the projected states.
     """
     agents = evidence.shape[1] - 1
@@ -113,7 +115,7 @@ def build_engine(
     header = np.zeros(FIRST_PART, np.int32)
     header[AGENTS], (header[PREFILL], header[COMPLETION]), header[ENOUGH] = agents, widths, enough
     header[HIDDEN], header[PREFIX], header[DEPTH] = network.hidden_size, network.prefix_size, ensembles[0].depth
-    header[INPUTS], header[SUMS] = inputs_size(agents, *widths), sums_size(*widths)
+    header[INPUTS], header[SUMS] = inputs_size(agents, tools, *widths), sums_size(*widths)
     header[OUTPUTS] = len(ensembles[0].base)
     header[ENSEMBLES:HEADER] = np.cumsum([0, *map(len, ensembles)])
     header[HEADER : HEADER + len(FLOATS)] = _starts(floats, 0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from presage.errors import ArtefactError
+from presage.features.input_profiles import as_served
 from presage.registry.connect import Registry, attached
 from presage.registry.package import TABLES, headline
 from presage.registry.promote import PROFILE, VERDICT, VERDICT_FOLDER
@@ -99,7 +100,7 @@ def _same(first: str | None, second: str | None) -> bool | None:
 
 
 def _figures(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    values, ends = (headline(first), headline(second)), (_intervals(first), _intervals(second))
+    values, ends = (headline(first), headline(second)), (_intervals(as_served(first)), _intervals(as_served(second)))
     found = {}
     for name in values[0].keys() & values[1].keys():
         if not (name in ends[0] or name in ends[1] or _WITHOUT_INTERVAL.fullmatch(name)):

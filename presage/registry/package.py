@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlparse
 
 from presage.errors import RegistryError
+from presage.features.input_profiles import ALL_INPUTS, as_served
 from presage.predictor_kinds import KINDS
 from presage.predictors.common.artefact import CONFIG_FILE, TENSORS_FILE, Artefact, artefact_size_bytes, read_artefact
 from presage.registry.connect import Registry, registry_errors
@@ -168,11 +169,17 @@ def check_name(name: str) -> None:
 
 
 def headline(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The headline figures of a `metrics.json` under flat names, as MLflow metrics.
+    """The headline figures of a `metrics.json`, those that an engine gets (`as_served`), under flat names, as MLflow
+    metrics. Where all inputs of the traces give others, these have the prefix ALL_INPUTS.
 
     `moments.prefill.accuracy = [a, b]` gives `prefill_accuracy_1` and `prefill_accuracy_2`, `tau_distance = {"all": a}`
     gives `tau_distance_all`; top-level numbers keep their names.
     """
+    served, every = _flat(as_served(metrics)), _flat(metrics)
+    return served | {f"{ALL_INPUTS}{name}": value for name, value in every.items() if served.get(name) != value}
+
+
+def _flat(metrics: Mapping[str, Any]) -> dict[str, float]:
     flat = {key: float(value) for key, value in metrics.items() if _is_number(value) and key != "version"}
     for moment, figures in metrics.get("moments", {}).items():
         for figure, values in figures.items():
@@ -186,11 +193,11 @@ def headline(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def headline_of_all(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """The headline figures of "presage" and of each baseline, under the same names."""
-    found = {OURS: headline(metrics)}
+    """The headline figures of "presage", as an engine gets them, and of each baseline, under the same names."""
+    found = {OURS: _flat(as_served(metrics))}
     for name, of in metrics.get("baselines", {}).items():
         moments = {key: value for key, value in of.items() if isinstance(value, Mapping) and "accuracy" in value}
-        found[name] = headline({**of, "moments": moments} if moments else of)
+        found[name] = _flat({**of, "moments": moments} if moments else of)
     return found
 
 

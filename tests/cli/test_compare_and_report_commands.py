@@ -11,6 +11,7 @@ import pytest
 from cli_samples import Ran, run
 from tiny_model import Tiny
 
+from presage.features.input_profiles import as_served
 from presage.registry.connect import open_registry
 from presage.registry.gates import Compared, Verdict, no_worse, plain
 from presage.registry.package import register
@@ -25,7 +26,8 @@ def uri(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> str:
     registry = open_registry(made)
     other = copy.deepcopy(tiny.training.metrics)
     other["data"]["digest of the test traces"] = "sha256:others"
-    other["moments"]["prefill"]["accuracy"][0], other["moments"]["prefill"]["ci95"][0] = 0.5, [0.4, 0.6]
+    served = other["profiles"]["engine"]["moments"]["prefill"]
+    served["accuracy"], served["ci95"] = [0.5, *served["accuracy"][1:]], [[0.4, 0.6], *served["ci95"][1:]]
     example = [{"workflow_type": "x", "workflow_id": "w", "step": 0, "agent": "a"}]
     files = report_files(tiny.folder)
     for metrics in (tiny.training.metrics, other):
@@ -44,7 +46,7 @@ def test_two_versions_stand_side_by_side_with_unpaired_intervals(uri: str, tiny:
     found = compare(uri, 1, 2, "--json").json
     assert [(one["version"], one["aliases"]) for one in found["models"]] == [(1, ["champion"]), (2, [])]
     assert (found["same_test_data"], found["same_training_data"], found["paired"]) == (False, True, None)
-    of, kept = found["figures"]["prefill_accuracy_1"], tiny.training.metrics["moments"]["prefill"]
+    of, kept = found["figures"]["prefill_accuracy_1"], as_served(tiny.training.metrics)["moments"]["prefill"]
     assert of["values"] == [kept["accuracy"][0], 0.5]
     assert of["ci95"] == [list(kept["ci95"][0]), [0.4, 0.6]]
     assert of["difference"] == 0.5 - kept["accuracy"][0]

@@ -11,6 +11,7 @@ from tiny_model import Tiny
 
 from presage.cli.kinds import Data
 from presage.datasets.synthetic.lengths import generate_lengths
+from presage.features.input_profiles import as_served
 from presage.predictors.quantiles.choice import QuantileConfig
 from presage.registry.connect import open_registry
 from presage.registry.package import register
@@ -51,7 +52,7 @@ def test_each_kind_is_told_by_its_own_figures(
     uri, metrics = registered
     ran = run("models", "--tracking-uri", uri)
     assert ran.code == 0, ran.err
-    agents, lengths = metrics["agents"], metrics["lengths"]
+    agents, lengths = as_served(metrics["agents"]), as_served(metrics["lengths"])
     head, row = shown(ran.out, "agents")
     assert head.startswith("name version aliases verdict prefill completion size")
     for moment in ("prefill", "completion"):
@@ -60,8 +61,8 @@ def test_each_kind_is_told_by_its_own_figures(
     assert head.startswith("name version aliases verdict tau distance pinball size")
     assert " ".join(f"{lengths['tau_distance'][scope]:.3f}" for scope in ("all", "arrival")) in row
     assert f"0.5: {lengths['pinball']['0.5']:.1f}, 0.9: {lengths['pinball']['0.9']:.1f}" in row
-    assert "next-agent: accuracy 1, 2, … steps ahead" in ran.out
-    assert "remaining-length: tau distance over all steps and at arrival (0 best, .5 none)" in ran.out
+    assert "next-agent: accuracy 1, 2, … steps ahead in an engine" in ran.out
+    assert "remaining-length: tau distance in an engine, of all steps and at arrival (0 best, .5 none)" in ran.out
     head, row = shown(ran.out, "later")
     assert head == "name version aliases verdict size registered"
     assert row.startswith("later 1 – not judged")
@@ -75,7 +76,9 @@ def test_the_figures_of_every_kind_are_in_json(registered: tuple[str, dict[str, 
     assert [listed[name]["kind"] for name in ("agents", "lengths", "later")] == [
         "next-agent", "remaining-length", "oracle",
     ]  # fmt: skip
-    assert listed["lengths"]["figures"]["pinball_0.9"] == metrics["lengths"]["pinball"]["0.9"]
+    figures, served = listed["lengths"]["figures"], as_served(metrics["lengths"])
+    assert figures["pinball_0.9"] == served["pinball"]["0.9"] != metrics["lengths"]["pinball"]["0.9"]
+    assert figures["all_inputs_pinball_0.9"] == metrics["lengths"]["pinball"]["0.9"]
 
 
 @pytest.mark.slow
@@ -122,6 +125,8 @@ def test_figures_that_a_version_lacks_are_dashes() -> None:
     assert kind_of("next-agent").headline({f"prefill_accuracy_{k}": 0.1 * k for k in range(1, 5)})["prefill"] == (
         "0.100 0.200 0.300 0.400"
     )
+    both = {"prefill_accuracy_1": 0.5, "all_inputs_prefill_accuracy_1": 0.8}
+    assert kind_of("next-agent").headline(both)["prefill"] == "0.500 (all inputs: 0.800)"
     assert kind_of("remaining-length").headline({}) == {"tau distance": "– –", "pinball": "–"}
     only_upper = kind_of("remaining-length").headline({"pinball_0.99": 7.04, "tau_distance_all": 0.25})
     assert only_upper == {"tau distance": "0.250 –", "pinball": "0.99: 7.0"}

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from presage.features.history import history_size
 from presage.features.inputs import (
+    NO_ANSWER,
     NO_EARLIER,
     NO_STATE,
     at_completion,
@@ -20,11 +21,11 @@ from presage.features.inputs import (
     unroll,
 )
 
-AGENTS, P, C = 2, 2, 3
+AGENTS, TOOLS, P, C = 2, 2, 2, 3
 R = history_size(AGENTS)
-KIND = R
-SIZES = slice(R + 1, R + 3)
-HERE = slice(R + 3, R + 3 + P)
+CALLED, COUNT, KIND = slice(R, R + TOOLS), R + TOOLS, R + TOOLS + 1
+SIZES = slice(KIND + 1, KIND + 3)
+HERE = slice(KIND + 3, KIND + 3 + P)
 DONE = slice(HERE.stop, HERE.stop + C)
 MEAN_HERE = slice(DONE.stop, DONE.stop + P)
 MEAN_DONE = slice(MEAN_HERE.stop, MEAN_HERE.stop + C)
@@ -41,15 +42,15 @@ class Running:
 
     @classmethod
     def of_type(cls, workflow_type: int) -> "Running":
-        running = cls(np.full(inputs_size(AGENTS, P, C), 9, np.float32), np.full(sums_size(P, C), 9, np.float32))
+        running = cls(np.full(inputs_size(AGENTS, TOOLS, P, C), 9, np.float32), np.full(sums_size(P, C), 9, np.float32))
         begin(running.inputs, running.sums, workflow_type, AGENTS, P, C)
         return running
 
     def prefill(self, agent: int, state: NDArray[np.float32], tokens: float = 0.0) -> None:
         at_prefill(self.inputs, self.sums, agent, tokens, state, AGENTS, P, C)
 
-    def complete(self, state: NDArray[np.float32], tokens: float = 0.0) -> None:
-        at_completion(self.inputs, self.sums, tokens, state, AGENTS, P, C)
+    def complete(self, state: NDArray[np.float32], tokens: float = 0.0, called: NDArray[np.float32] = NOTHING) -> None:
+        at_completion(self.inputs, self.sums, tokens, state, called, AGENTS, P, C)
 
 
 def numbers(*values: float) -> NDArray[np.float32]:
@@ -57,14 +58,16 @@ def numbers(*values: float) -> NDArray[np.float32]:
 
 
 def test_the_layout_fills_the_vector() -> None:
-    assert inputs_size(AGENTS, P, C) == FAR_DONE + 1 == len(Running.of_type(0).inputs)
+    assert inputs_size(AGENTS, TOOLS, P, C) == FAR_DONE + 1 == len(Running.of_type(0).inputs)
 
 
 def test_a_workflow_before_its_first_step() -> None:
     running = Running.of_type(4)
     assert running.inputs[KIND] == 4
     assert running.inputs[0] == -1
-    assert not running.inputs[R + 1 :].any()
+    assert running.inputs[COUNT] == NO_ANSWER
+    assert not running.inputs[CALLED].any()
+    assert not running.inputs[KIND + 1 :].any()
     assert not running.sums.any()
 
 
@@ -112,6 +115,22 @@ def test_a_step_without_states_is_zero_and_leaves_the_means_alone() -> None:
     assert x[MEAN_HERE].tolist() == [1.5, 3]
 
 
+def test_tools_are_those_of_the_latest_output_and_stay_until_the_next() -> None:
+    running = Running.of_type(0)
+    running.prefill(0, NOTHING)
+    running.complete(NOTHING, called=numbers(2, 0, 1))
+    x = running.inputs
+    assert (x[COUNT], x[CALLED].tolist()) == (2, [0, 1])
+    running.prefill(1, NOTHING)
+    assert (x[COUNT], x[CALLED].tolist()) == (2, [0, 1])
+    running.complete(NOTHING, called=numbers(0, 0, 0))
+    assert (x[COUNT], x[CALLED].tolist()) == (0, [0, 0])
+    assert known(x[None], 1, P, C)[2].all()
+    running.complete(NOTHING)
+    assert (x[COUNT], x[CALLED].tolist()) == (NO_ANSWER, [0, 0])
+    assert not known(x[None], 1, P, C)[2].any()
+
+
 @st.composite
 def traces(draw: st.DrawFn) -> tuple[NDArray[np.int64], np.random.Generator]:
     lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
@@ -127,7 +146,8 @@ def test_step_by_step_is_the_whole_trace_bit_for_bit(drawn: tuple[NDArray[np.int
     sizes = np.where(rng.random((n, 2)) < 0.3, np.nan, rng.random((n, 2)) * 9).astype(np.float32)
     here, done = rng.normal(size=(n, P)).astype(np.float32), rng.normal(size=(n, C)).astype(np.float32)
     has_here, has_done = rng.random(n) < 0.7, rng.random(n) < 0.7
-    first, second = unroll(offsets, types, agent, sizes, here, has_here, done, has_done, AGENTS)
+    called = np.where(rng.random((n, 1)) < 0.3, np.nan, rng.integers(0, 3, (n, 1 + TOOLS))).astype(np.float32)
+    first, second = unroll(offsets, types, agent, sizes, called, here, has_here, done, has_done, AGENTS)
     tokens = np.nan_to_num(sizes)
     of_first, of_second = known(first, 0, P, C), known(second, 1, P, C)
     np.testing.assert_array_equal(of_first[1], has_here)
@@ -140,7 +160,8 @@ def test_step_by_step_is_the_whole_trace_bit_for_bit(drawn: tuple[NDArray[np.int
         for row in range(offsets[w], offsets[w + 1]):
             running.prefill(agent[row], here[row] if has_here[row] else NOTHING, tokens[row, 0])
             np.testing.assert_array_equal(first[row], running.inputs)
-            running.complete(done[row] if has_done[row] else NOTHING, tokens[row, 1])
+            tools = NOTHING if np.isnan(called[row, 0]) else called[row]
+            running.complete(done[row] if has_done[row] else NOTHING, tokens[row, 1], tools)
             np.testing.assert_array_equal(second[row], running.inputs)
             seen += [row] if has_done[row] else []
             mean = done[seen].mean(axis=0) if seen else np.zeros(C)
@@ -154,8 +175,9 @@ def test_a_model_without_states_has_neither_means_nor_distances_to_speak_of() ->
     nothing, absent = np.zeros((2, 0), np.float32), np.zeros(2, bool)
     agent = np.array([0, 1], np.int32)
     sizes = np.full((2, 2), np.nan, np.float32)
-    found = unroll(offsets, np.zeros(1, np.int32), agent, sizes, nothing, absent, nothing, absent, AGENTS)
+    unknown = np.full((2, 1 + TOOLS), np.nan, np.float32)
+    found = unroll(offsets, np.zeros(1, np.int32), agent, sizes, unknown, nothing, absent, nothing, absent, AGENTS)
     for moment in found:
-        assert moment.shape == (2, inputs_size(AGENTS, 0, 0))
-        assert not moment[:, R + 1 : R + 3].any()
+        assert moment.shape == (2, inputs_size(AGENTS, TOOLS, 0, 0))
+        assert not moment[:, SIZES].any()
         assert (moment[:, -2:] == NO_STATE).all()

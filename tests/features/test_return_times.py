@@ -117,11 +117,11 @@ def test_tool_calls_are_no_steps_of_the_course_since_an_engine_does_not_see_them
     np.testing.assert_array_equal(return_rows(with_tool, encoder).numbers, without)
 
 
-def test_the_reasons_of_parsed_answers_are_unknown_without_texts_and_those_of_an_engine_are_not() -> None:
+def test_the_reasons_of_parsed_answers_are_unknown_without_these_and_those_of_an_engine_are_not() -> None:
     def reasons(*given: str) -> tuple[bool, bool]:
         table = table_of(*(step(i, 10.0 * i, 10.0 * i + 1, finish_reason=reason) for i, reason in enumerate(given)))
         encoder = ReturnEncoder.fit(table)
-        seen = encoder.observed(return_rows(table, encoder), PROFILES["engine"]).numbers
+        seen = encoder.observed(return_rows(table, encoder), PROFILES["ids+tokens"]).numbers
         places = [place for place, name in enumerate(encoder.names) if "reason" in name and "last" not in name]
         return bool(np.isnan(seen[-1, places]).all()), bool(np.isnan(seen[-1, places[0]]))
 
@@ -140,17 +140,19 @@ def test_reasons_of_another_interface_are_those_of_openais() -> None:
     np.testing.assert_array_equal(found, return_rows(anthropic, encoder).numbers)
 
 
-def test_without_texts_the_tools_and_without_token_counts_the_tokens_are_unknown() -> None:
+def test_without_answers_the_tools_and_without_token_counts_the_tokens_are_unknown() -> None:
     table = sessions(6, 0)
     encoder = ReturnEncoder.fit(table)
     rows = return_rows(table, encoder)
     ids = encoder.observed(rows, PROFILES["ids"]).numbers
+    counted = encoder.observed(rows, PROFILES["ids+tokens"]).numbers
     engine = encoder.observed(rows, PROFILES["engine"]).numbers
     tools, tokens = -1 - len(encoder.tools), encoder.names.index("output_tokens")
     assert np.isnan(ids[:, tools:]).all()
-    assert np.isnan(engine[:, tools:]).all()
+    assert np.isnan(counted[:, tools:]).all()
+    np.testing.assert_array_equal(engine[:, tools:], rows.numbers[:, tools:])
     assert np.isnan(ids[:, tokens]).all()
-    np.testing.assert_array_equal(engine[:, tokens], rows.numbers[:, tokens])
+    np.testing.assert_array_equal(counted[:, tokens], rows.numbers[:, tokens])
     returned = encoder.names.index("return_1")
     np.testing.assert_array_equal(ids[:, returned], rows.numbers[:, returned])
 
@@ -203,7 +205,7 @@ def test_events_of_overlapping_steps_make_the_rows_that_training_saw_bit_by_bit(
     )
     table = table_of(*steps)
     rows = return_rows(table, encoder)
-    unparsed = encoder.observed(rows, PROFILES["engine"]).numbers
+    unparsed = encoder.observed(rows, PROFILES["ids+tokens"]).numbers
     times = [t for s in steps for t in (s["started_at"], s["ended_at"])]
     live, begun = ReturnWorkflow(encoder, "app"), {}
     for event in sorted(range(len(times)), key=times.__getitem__):

@@ -9,34 +9,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tool_samples import QUICK, llm, tool, tool_led, trace
 
 from presage.datasets.schema import conform, digest
 from presage.datasets.schema.validate import validate
 from presage.datasets.synthetic.workflows import generate
 from presage.errors import InputError, TraceError
 from presage.features.served_steps import TOOLS_CALLED, running_steps, served_steps
-from presage.predictors.next_agent.boosting import BoostingConfig
-from presage.predictors.next_agent.network_weights import NetworkConfig
-from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.training.next_agent.train import train
-
-
-def trace(*workflows: list[dict[str, Any]]) -> pa.Table:
-    rows = [
-        {"workflow_type": "app", "workflow_id": f"w{number}", "step": step, **row}
-        for number, workflow in enumerate(workflows)
-        for step, row in enumerate(workflow)
-    ]
-    names = dict.fromkeys(name for row in rows for name in row)
-    return validate(conform(pa.Table.from_pylist([{n: row.get(n) for n in names} for row in rows]), "test"), "test")
-
-
-def llm(agent: str, **more: Any) -> dict[str, Any]:
-    return {"agent": agent, "kind": "llm", **more}
-
-
-def tool(agent: str, **more: Any) -> dict[str, Any]:
-    return {"agent": agent, "kind": "tool", **more}
 
 
 def seen(table: pa.Table) -> list[tuple[Any, ...]]:
@@ -145,9 +125,29 @@ def with_tools(table: pa.Table, seed: int) -> pa.Table:
 def test_traces_with_tool_rows_teach_what_a_server_sees() -> None:
     """Learnt as steps, tool calls would make a model that is worthless where none are seen."""
     plain = generate("retry", 120, 3, state_size=16).table
-    config = NextAgentConfig(network=NetworkConfig(epochs=2), boosting=BoostingConfig(rounds=5))
-    bare = train(plain, None, config, baselines=("markov-1",))
-    given = train(with_tools(plain, 1), None, config, baselines=("markov-1",))
-    assert given.predictor.vocabulary == bare.predictor.vocabulary
-    for name in ("moments", "baselines", "workflows", "steps"):
+    bare = train(plain, None, QUICK, baselines=("markov-1",))
+    given = train(with_tools(plain, 1), None, QUICK, baselines=("markov-1",))
+    assert given.predictor.vocabulary.agents == bare.predictor.vocabulary.agents
+    assert given.predictor.vocabulary.tools == ("read", "run", "search")
+    for name in ("baselines", "workflows", "steps"):
         assert given.metrics[name] == bare.metrics[name], name
+    for moment, figures in bare.metrics["moments"].items():  # the tools are drawn at random; 312 steps are judged
+        np.testing.assert_allclose(given.metrics["moments"][moment]["accuracy"], figures["accuracy"], atol=0.05)
+
+
+def test_the_tool_that_an_answer_calls_is_known_after_the_output() -> None:
+    """Who is next depends on the tool alone, so nothing else can tell."""
+    trained = train(tool_led(160, 5), None, QUICK, baselines=("markov-1",))
+    predictor = trained.predictor
+    begun = {"workflow_type": "app", "agent": "plan"}
+    for called, following in ((["search"], "write"), (["ask", "ask"], "clarify")):
+        after = predictor.forecast([{**begun, "output_tokens": 5, TOOLS_CALLED: called}])
+        assert after.agents[0][following] > 0.9
+        rows = [{**begun, "output_tokens": 5}, *({**begun, **tool(name)} for name in called)]
+        assert predictor.forecast(rows) == after
+    unknown = predictor.forecast([{**begun, "output_tokens": 5}])
+    assert 0.2 < unknown.agents[0]["write"] < 0.8
+    profiles = trained.metrics["profiles"]
+    assert profiles["engine"]["moments"]["completion"]["accuracy"][0] > 0.95
+    assert profiles["ids+tokens"]["moments"]["completion"]["accuracy"][0] < 0.85
+    assert predictor.reads == {"tokens", "answers"}

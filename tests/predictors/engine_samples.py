@@ -7,12 +7,13 @@ from numpy.typing import NDArray
 
 from presage.features.history import RECENT, history_size
 from presage.features.inputs import SIZE_COUNT, inputs_size, known, unroll
+from presage.features.moment import MOMENTS
 from presage.features.prefixes import Prefixes
 from presage.predictors.engine import Engine, build_engine
 from presage.predictors.next_agent.boosting import UNREACHED, TreeEnsemble
 from presage.predictors.next_agent.network_weights import NetworkWeights, encode_all, encoding_size
 from presage.predictors.next_agent.ngram import BackoffNgram
-from presage.predictors.next_agent.parts import PATTERNS, TREES
+from presage.predictors.next_agent.parts import PATTERNS, STAGES, TREES
 
 HIDDEN, PREFIX = 6, 5
 
@@ -42,28 +43,31 @@ class Sample:
         return len(self.prefixes.vocabulary.agents)
 
     @property
+    def tools(self) -> int:
+        return self.prefixes.called.shape[1] - 1
+
+    @property
     def widths(self) -> tuple[int, int]:
         return self.states[0].shape[1], self.states[2].shape[1]
 
     @property
     def engine(self) -> Engine:
         return build_engine(
-            self.network, self.trees, self.ngram.table, self.shares, self.evidence, self.enough, self.widths
+            self.network, self.trees, self.ngram.table, self.shares, self.evidence, self.enough, self.tools, self.widths
         )
 
     def inputs(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         p = self.prefixes
-        first, second = unroll(p.offsets, p.workflow_type, p.agent, p.sizes, *self.states, self.agents)
+        first, second = unroll(p.offsets, p.workflow_type, p.agent, p.sizes, p.called, *self.states, self.agents)
         return first, second
 
     def pattern(self, x: NDArray[np.float32], moment: int) -> int:
-        """1 for token counts, 2 for a state."""
-        tokens, state = known(x[None], moment, *self.widths)
-        return int(tokens[0]) + 2 * int(state[0])
+        """1 for token counts, 2 for a state, 4 for the tools called."""
+        return int(np.array([1, 2, 4]) @ known(x[None], moment, *self.widths)[:, 0])
 
     def tree_logits(self, x: NDArray[np.float32], moment: int, pattern: int) -> NDArray[np.float64]:
         """Of the ensembles that a step of this pattern is asked for, one comparison at a time."""
-        names = [TREES[0], *(TREES[2 * moment + stage] for stage in (1, 2) if pattern & stage)]
+        names = [TREES[0], *(f"{stage}.{MOMENTS[moment]}" for stage, bit in STAGES if pattern & bit)]
         return np.asarray(sum(walk(self.trees[name], x) for name in names))
 
 
@@ -72,7 +76,8 @@ def random_sample(
     seed: int,
     *,
     widths: tuple[int, int] = (3, 2),
-    trees: tuple[int, ...] = (11, 5, 4, 3, 8),
+    trees: tuple[int, ...] = (11, 6, 5, 4, 7, 3, 8),
+    tools: int = 2,
     depth: int = 4,
     enough: int = 2,
 ) -> Sample:
@@ -83,11 +88,12 @@ def random_sample(
     states = [
         (rng.normal(size=(n, w)).astype(np.float32), rng.random(n) < 0.8 if w else np.zeros(n, bool)) for w in widths
     ]
-    outputs, size = prefixes.horizon * (agents + 1), inputs_size(agents, *widths)
+    called = np.where(rng.random((n, 1)) < 0.4, np.nan, rng.integers(0, 3, (n, 1 + tools))).astype(np.float32)
+    outputs, size = prefixes.horizon * (agents + 1), inputs_size(agents, tools, *widths)
     evidence = rng.integers(0, 6, (types + 1, agents + 1)).astype(np.int32)
     evidence[-1], evidence[:, -1] = 0, 0
     return Sample(
-        replace(prefixes, sizes=sizes),
+        replace(prefixes, sizes=sizes, called=called),
         (*states[0], *states[1]),
         random_network(rng, agents, types, sum(widths), outputs),
         {
@@ -152,7 +158,7 @@ def gru_step(sample: Sample, x: NDArray[np.float32], hidden: NDArray[np.float64]
     """torch.nn.GRU's equations on the exported arrays, in float64."""
     w = {name: array.astype(float) for name, array in sample.network.arrays.items()}
     states = sum(sample.widths)
-    first = history_size(sample.agents) + 1 + SIZE_COUNT
+    first = history_size(sample.agents) + sample.tools + 2 + SIZE_COUNT
     given = w["step_agent"][int(x[0])] + x[first : first + states].astype(float) @ w["step_states"]
     kept = hidden @ w["step_hidden"] + w["step_hidden_bias"]
     (r_x, z_x, n_x), (r_h, z_h, n_h) = np.split(given, 3), np.split(kept, 3)
@@ -165,8 +171,9 @@ def dense_logits(
 ) -> NDArray[np.float64]:
     """The head on the exported arrays, in float64."""
     w = {name: array.astype(float) for name, array in sample.network.arrays.items()}
-    dense = x[history_size(sample.agents) + 1 :].astype(float)
-    first = w["moment"][moment] + w["kind"][int(x[history_size(sample.agents)])] + hidden @ w["from_prefix"]
+    kind = history_size(sample.agents) + sample.tools + 1
+    dense = x[kind + 1 :].astype(float)
+    first = w["moment"][moment] + w["kind"][int(x[kind])] + hidden @ w["from_prefix"]
     first = first + sum(w["recent"][i, int(x[i]) + 1] for i in range(RECENT))
     first = first + encode_all(x[None], sample.agents)[0].astype(float) @ w["encoded"] + dense @ w["dense"]
     first = np.maximum(first, 0)

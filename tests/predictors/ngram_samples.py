@@ -42,5 +42,6 @@ def prefixes_from(
         agent=np.array([vocabulary.agent(a) for a in "".join(words)], np.int32),
         outcomes=np.array(outcomes, np.int32).reshape(steps, horizon),
         sizes=np.full((steps, 4), np.nan, np.float32),
+        called=np.full((steps, 1), np.nan, np.float32),
         states={},
     )

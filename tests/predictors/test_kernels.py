@@ -41,7 +41,7 @@ def sample_of(words: list[str], seed: int, horizon: int = 3, **more: object) -> 
 
 def rows_of(sample: Sample) -> NDArray[np.float32]:
     """Workflow rows before their first step."""
-    width = inputs_size(sample.agents, *sample.widths) + sums_size(*sample.widths) + PREFIX
+    width = inputs_size(sample.agents, sample.tools, *sample.widths) + sums_size(*sample.widths) + PREFIX
     rows = np.full((sample.prefixes.workflows, width), 9, np.float32)
     for row, workflow_type in zip(rows, sample.prefixes.workflow_type, strict=True):
         opened(row, workflow_type, sample.engine)
@@ -51,7 +51,7 @@ def rows_of(sample: Sample) -> NDArray[np.float32]:
 def by_trace(sample: Sample) -> NDArray[np.float32]:
     p = sample.prefixes
     out = np.full((2, p.steps, p.horizon, p.vocabulary.outcomes), np.nan, np.float32)
-    forecast_trace(p.offsets, p.workflow_type, p.agent, p.sizes, *sample.states, sample.engine, out)
+    forecast_trace(p.offsets, p.workflow_type, p.agent, p.sizes, p.called, *sample.states, sample.engine, out)
     return out
 
 
@@ -104,11 +104,12 @@ def test_the_encoding_of_a_long_workflow_stays_at_its_cap() -> None:
 
 
 @settings(max_examples=60)
-@given(st.integers(0, 10_000), st.tuples(*[st.integers(0, 9)] * 5), st.integers(1, 5), st.integers(0, 3))
-@example(0, (0, 0, 0, 0, 0), 1, 3)
-@example(0, (0, 3, 0, 1, 2), 3, 1)
-@example(0, (8, 0, 4, 0, 9), 3, 2)
-@example(0, (9, 17, 5, 3, 2), 5, 0)
+@given(st.integers(0, 10_000), st.tuples(*[st.integers(0, 9)] * 7), st.integers(1, 5), st.integers(0, 7))
+@example(0, (0, 0, 0, 0, 0, 0, 0), 1, 3)
+@example(0, (0, 2, 3, 0, 9, 1, 2), 3, 1)
+@example(0, (8, 3, 0, 4, 0, 0, 9), 3, 2)
+@example(0, (9, 4, 17, 5, 8, 3, 2), 5, 0)
+@example(0, (9, 4, 17, 5, 8, 3, 2), 5, 4)
 def test_trees_are_their_comparisons_and_only_those_a_step_can_answer(
     seed: int, trees: tuple[int, ...], depth: int, pattern: int
 ) -> None:
@@ -117,7 +118,7 @@ def test_trees_are_their_comparisons_and_only_those_a_step_can_answer(
     for moment in (0, 1):
         for _ in range(5):
             # Whole numbers meet the thresholds exactly: equal goes right.
-            x = rng.integers(-2, 5, inputs_size(3, *sample.widths)).astype(np.float32)
+            x = rng.integers(-2, 5, inputs_size(3, sample.tools, *sample.widths)).astype(np.float32)
             out = np.full(12, np.nan, np.float32)
             tree_logits(x, moment, pattern, engine, out)
             np.testing.assert_allclose(out, sample.tree_logits(x, moment, pattern), rtol=1e-5, atol=1e-5)
@@ -127,7 +128,7 @@ def test_trees_are_their_comparisons_and_only_those_a_step_can_answer(
     ("value", "side"), [(1.0, 1), (np.nextafter(np.float32(1), np.float32(0)), 0), (2, 1), (-5, 0)]
 )
 def test_a_value_equal_to_the_threshold_goes_right(value: float, side: int) -> None:
-    sample = sample_of(["ab"], 0, trees=(1, 0, 0, 0, 0), depth=1)
+    sample = sample_of(["ab"], 0, trees=(1, 0, 0, 0, 0, 0, 0), depth=1)
     stump = replace(
         sample.trees["ids"],
         feature=np.array([[4]], np.int16),
@@ -136,7 +137,7 @@ def test_a_value_equal_to_the_threshold_goes_right(value: float, side: int) -> N
         scale=np.ones(12, np.float32),
         base=np.zeros(12, np.float32),
     )
-    x = np.zeros(inputs_size(3, *sample.widths), np.float32)
+    x = np.zeros(inputs_size(3, sample.tools, *sample.widths), np.float32)
     x[4] = value
     out = np.empty(12, np.float32)
     tree_logits(x, 0, 0, replace(sample, trees=sample.trees | {"ids": stump}).engine, out)
@@ -258,7 +259,8 @@ def test_a_trace_and_a_workflow_alone_give_the_same_bits(
             np.testing.assert_array_equal(out, trace[0, row])
             assert evidence == sample.evidence[p.workflow_type[w], p.agent[row]]
             state = done[row] if has_done[row] else NOTHING
-            completed(alone[w], sizes[row, 1], state, engine, out)
+            called = NOTHING if np.isnan(p.called[row, 0]) else p.called[row]
+            completed(alone[w], sizes[row, 1], state, called, engine, out)
             np.testing.assert_array_equal(out, trace[1, row])
 
 
@@ -283,6 +285,6 @@ def test_a_workflow_opened_again_remembers_nothing() -> None:
     fresh, out = row.copy(), np.empty((3, 4), np.float32)
     for agent in (0, 1, 3, 2):
         prefilled(row, agent, 1.0, sample.states[0][0], engine, out)
-        completed(row, 1.0, sample.states[2][0], engine, out)
+        completed(row, 1.0, sample.states[2][0], np.ones(1 + sample.tools, np.float32), engine, out)
     opened(row, sample.prefixes.workflow_type[0], engine)
     np.testing.assert_array_equal(row, fresh)

@@ -42,7 +42,7 @@ def examples_of(drawn: Sample) -> Examples:
 def network_of(drawn: Sample, seed: int = 0) -> tuple[NextAgentNetwork, NDArray[np.float32], NDArray[np.float32]]:
     """A network of random weights, none of them zero, and a random scaling of its inputs."""
     torch.manual_seed(seed)
-    dense = drawn.inputs()[0].shape[1] - history_size(drawn.agents) - 1
+    dense = drawn.inputs()[0].shape[1] - history_size(drawn.agents) - drawn.tools - 2
     transition = torch.from_numpy(transition_matrix(drawn.prefixes))
     network = NextAgentNetwork(transition, 2, dense, sum(drawn.widths), HORIZON, CONFIG, np.random.default_rng(seed))
     with torch.no_grad():
@@ -156,7 +156,7 @@ def test_the_agents_are_eq_3_node_by_node() -> None:
 
 def test_without_the_graph_an_agent_is_its_own_embedding() -> None:
     drawn = sample()
-    dense = drawn.inputs()[0].shape[1] - history_size(drawn.agents) - 1
+    dense = drawn.inputs()[0].shape[1] - history_size(drawn.agents) - drawn.tools - 2
     transition = torch.from_numpy(transition_matrix(drawn.prefixes))
     bare = replace(CONFIG, graph=False)
     network = NextAgentNetwork(transition, 2, dense, sum(drawn.widths), HORIZON, bare, np.random.default_rng(0))

@@ -5,10 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_model import STATE_SIZE, WORKFLOWS, Tiny
+from tool_samples import QUICK, tool_led
 
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.live import MISSED_STEP, NO_MODEL, NO_STEP, LiveForecast
+from presage.training.next_agent.train import fit_predictor
 
 INPUTS = ("input_tokens", "input_text", "prefill_state")
 OUTPUTS = ("output_tokens", "output_text", "completion_state")
@@ -160,3 +162,25 @@ def test_a_forecast_that_was_handed_out_stays_as_it_was(predictor: NextAgentPred
     before = first.probabilities.copy()
     forecaster.on_completion("retry", "w"), forecaster.on_prefill("retry", "w", "coder")
     assert np.array_equal(first.probabilities, before)
+
+
+def test_the_tools_that_an_answer_calls_renew_the_forecast_until_the_workflow_goes_on() -> None:
+    predictor = fit_predictor(tool_led(160, 5), QUICK).predictor
+    forecaster = Forecaster(predictor, version=3)
+    step = {"workflow_type": "app", "workflow_id": "w", "agent": "plan", "output_tokens": 5}
+    forecaster.on_prefill("app", "w", "plan")
+    live = forecaster.on_completion("app", "w", output_tokens=5)
+    assert forecaster.reads_tools
+    for called in (["ask", "ask"], ["search"]):  # the latest counts
+        renewed = forecaster.on_tools_called("app", "w", called, live)
+        assert renewed is not None
+        whole = predictor.forecast([{**step, "tools_called": called}])
+        assert [dict(zip(renewed.agents, row, strict=False)) for row in renewed.probabilities.tolist()] == whole.agents
+        assert forecaster.on_tools_called("app", "w", called, live) is None, "another forecast is the latest"
+        live = renewed
+    following = forecaster.on_prefill("app", "w", "write")
+    begun = [{**step, "tools_called": ["search"]}, {"workflow_type": "app", "workflow_id": "w", "agent": "write"}]
+    assert following.probabilities[:, -1].tolist() == list(predictor.forecast(begun).end)
+    assert forecaster.on_tools_called("app", "w", ["search"], live) is None
+    assert forecaster.inputs["answers"] == 2
+    assert not Forecaster(None).reads_tools

@@ -27,6 +27,7 @@ def prefixes(*workflows: tuple[list[int], list[int]]) -> Prefixes:
         agent=np.array(agents, np.int32),
         outcomes=np.array([[came] for _, outcomes in workflows for came in outcomes], np.int32),
         sizes=np.zeros((len(agents), 4), np.float32),
+        called=np.full((len(agents), 1), np.nan, np.float32),
         states={},
     )
 

@@ -73,6 +73,7 @@ def test_workflow_types_are_told_apart_and_unknown_ones_named() -> None:
         agent=np.concatenate([p.agent for p in parts]),
         outcomes=np.concatenate([p.outcomes for p in parts]),
         sizes=np.concatenate([p.sizes for p in parts]),
+        called=np.concatenate([p.called for p in parts]),
         states={"completion": np.zeros((sum(p.steps for p in parts), 2), np.float32)},
     )
     found = evaluate(BackoffNgram(1).fit(parts[0], parts[0]).predict, together, rng(), resamples=10)

@@ -38,8 +38,11 @@ from presage.version import __version__
 from presage.wording import counted
 
 FORMAT: Final = "presage-artefact"
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 READS: Final = (FORMAT_VERSION,)
+"""Before, tool calls of traces counted as steps of a workflow."""
+READS_OF_ROUTERS: Final = (3, FORMAT_VERSION)
+"""They know no steps."""
 
 CONFIG_FILE: Final = "config.json"
 TENSORS_FILE: Final = "model.safetensors"
@@ -356,11 +359,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
         found = repr(manifest.get("format")) if isinstance(manifest, dict) else type(manifest).__name__
         _refuse(path, f"format {found}", f"format {FORMAT!r}", "Another program wrote this folder; check the path.")
     version = manifest.get("format_version")
-    if version not in READS:
+    reads = READS_OF_ROUTERS if manifest.get("kind") == "router" else READS
+    if version not in reads:
         _refuse(
             path,
             f"format version {version!r}",
-            f"one of the format versions {', '.join(map(str, READS))}",
+            f"one of the format versions {', '.join(map(str, reads))}",
             "Use the version of Presage that wrote it "
             f"({manifest.get('presage_version', 'unknown')}; this is {__version__}), or train anew.",
         )

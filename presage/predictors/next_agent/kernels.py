@@ -14,7 +14,16 @@ from numba import njit
 from numpy.typing import NDArray
 
 from presage.features.history import RECENT
-from presage.features.inputs import SIZE_COUNT, at_completion, at_prefill, begin, knows_state, knows_tokens
+from presage.features.inputs import (
+    SIZE_COUNT,
+    at_completion,
+    at_prefill,
+    begin,
+    knows_answer,
+    knows_state,
+    knows_tokens,
+    sizes_at,
+)
 from presage.predictors import engine as e
 from presage.predictors.engine import Engine
 from presage.predictors.next_agent.network_weights import encode
@@ -151,9 +160,13 @@ def network_logits(
 
 @njit(cache=True, inline="always")
 def pattern_of(inputs: NDArray[np.float32], moment: int, numbers: NDArray[np.int32]) -> int:
-    """Inputs of this step: 1 for token counts, 2 for a state (`parts.PATTERNS`)."""
+    """Inputs of this step: 1 for token counts, 2 for a state, 4 for the tools called (`parts.PATTERNS`)."""
     p, c = numbers[PREFILL], numbers[COMPLETION]
-    return int(knows_tokens(inputs, p, c)) + 2 * int(knows_state(inputs, moment, p, c))
+    return (
+        int(knows_tokens(inputs, p, c))
+        + 2 * int(knows_state(inputs, moment, p, c))
+        + 4 * int(knows_answer(inputs, p, c))
+    )
 
 
 @njit(cache=True, inline="always")
@@ -164,8 +177,14 @@ def has_trees(numbers: NDArray[np.int32]) -> bool:
 
 @njit(cache=True, inline="always")
 def ensemble_at(stage: int, moment: int) -> int:
-    """Number of an ensemble of `parts.TREES`: stage 0 reads ids, 1 token counts as well, 2 states as well."""
-    return 0 if stage == 0 else 2 * moment + stage
+    """Number of an ensemble of `parts.TREES`: stage 0 reads ids, the others those of `parts.STAGES`."""
+    return 0 if stage == 0 else 3 * moment + stage
+
+
+@njit(cache=True, inline="always")
+def reads(pattern: int, stage: int) -> bool:
+    """Whether a step of this pattern is read by this stage."""
+    return bool(stage == 0 or pattern & (4 if stage == 1 else stage - 1))
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
@@ -175,15 +194,15 @@ def tree_logits(
     """Write the logits of the trees that read only inputs of this step, float32 [K (V+1)]."""
     numbers = engine.numbers
     own = ENSEMBLES + ensemble_at(1, moment)
-    ids, first, last = numbers[ENSEMBLES + 1], numbers[own], numbers[own + 2]
+    ids, first, last = numbers[ENSEMBLES + 1], numbers[own], numbers[own + 3]
     leaf, compared = np.empty(numbers[e.HEADER - 1], np.uint32), np.empty(max(ids, last - first), np.float32)
     _find_leaves(inputs, 0, ids, engine, compared, leaf)
     if pattern:
         _find_leaves(inputs, first, last, engine, compared, leaf)
     start_leaves(engine, out)
     total = np.empty(engine.leaves.shape[1], np.int32)
-    for stage in range(3):
-        if stage == 0 or pattern & stage:
+    for stage in range(4):
+        if reads(pattern, stage):
             ensemble = ensemble_at(stage, moment)
             _sum_leaves(leaf[numbers[ENSEMBLES + ensemble] : numbers[ENSEMBLES + ensemble + 1]], engine.leaves, total)
             add_total(total, ensemble, engine, out)
@@ -273,7 +292,7 @@ def softmax_rows(rows: NDArray[np.float32]) -> None:
 @njit(cache=True, inline="always")
 def workflow_type_of(inputs: NDArray[np.float32], numbers: NDArray[np.int32]) -> int:
     """Index of the workflow type in an input vector."""
-    return int(inputs[len(inputs) - 2 * (numbers[PREFILL] + numbers[COMPLETION]) - 2 - SIZE_COUNT - 1])
+    return int(inputs[sizes_at(inputs, numbers[PREFILL], numbers[COMPLETION]) - 1])
 
 
 @njit(cache=True)
@@ -382,14 +401,18 @@ def completed(
     row: NDArray[np.float32],
     tokens: float,
     state: NDArray[np.float32],
+    called: NDArray[np.float32],
     engine: Engine,
     out: NDArray[np.float32],
 ) -> int:
-    """Complete the step: as `prefilled`, with `tokens` of the output and the completion state, float32 [c] or empty."""
+    """Complete the step: as `prefilled`, with `tokens` of the output and the completion state, float32 [c] or empty.
+
+    `called` are the tools that the output calls, float32 [1 + Z], or empty.
+    """
     numbers = engine.numbers
     inputs, sums = row[: numbers[INPUTS]], row[numbers[INPUTS] : numbers[INPUTS] + numbers[SUMS]]
     hidden = row[numbers[INPUTS] + numbers[SUMS] :]
-    at_completion(inputs, sums, tokens, state, numbers[AGENTS], numbers[PREFILL], numbers[COMPLETION])
+    at_completion(inputs, sums, tokens, state, called, numbers[AGENTS], numbers[PREFILL], numbers[COMPLETION])
     return forecast_row(inputs, hidden, 1, engine, out)
 
 
@@ -399,6 +422,7 @@ def forecast_trace(
     workflow_type: NDArray[np.int32],
     agent: NDArray[np.int32],
     sizes: NDArray[np.float32],
+    called: NDArray[np.float32],
     prefill_states: NDArray[np.float32],
     has_prefill: NDArray[np.bool_],
     completion_states: NDArray[np.float32],
@@ -416,4 +440,5 @@ def forecast_trace(
             state = prefill_states[i] if has_prefill[i] else prefill_states[i, :0]
             prefilled(row, agent[i], known[0], state, engine, out[0, i])
             state = completion_states[i] if has_completion[i] else completion_states[i, :0]
-            completed(row, known[1], state, engine, out[1, i])
+            tools = called[i, :0] if np.isnan(called[i, 0]) else called[i]
+            completed(row, known[1], state, tools, engine, out[1, i])

@@ -21,6 +21,7 @@ from presage.predictors.next_agent.ngram import BackoffNgram
 from presage.predictors.next_agent.parts import (
     COMPONENTS,
     PATTERNS,
+    STAGES,
     TREES,
     NextAgentConfig,
     NextAgentParts,
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 NGRAM_ORDER: Final = 3
 _EVEN_SHARE: Final = np.float32(1 / 3)
 _IDS_SHARE: Final = 0.4
-_TOKENS_SHARE: Final = 0.15
-"""Shares of all trees that read ids alone and token counts; the others read states."""
+_SHARE: Final = 0.15
+"""Shares of all trees that read ids alone, and tools or token counts as well; the others read states."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,14 @@ def grow(
     `rounds` are the trees of each ensemble, None for early stopping on held-out examples; `grown` are ensembles grown
     on the same prefixes, from which to take those that read no state.
     """
-    history = history_size(len(of.train.vocabulary.agents)) + 1
-    ids, tokens = np.arange(history), np.arange(history, history + SIZE_COUNT)
-    states = np.arange(history + SIZE_COUNT, of.examples.inputs[0].shape[1])
+    history, tools = history_size(len(of.train.vocabulary.agents)), len(of.train.vocabulary.tools) + 1
+    sizes = history + tools + 1
+    ids = np.append(np.arange(history), sizes - 1)
+    columns = {
+        "answers": np.arange(history, history + tools),
+        "tokens": np.arange(sizes, sizes + SIZE_COUNT),
+        "states": np.arange(sizes + SIZE_COUNT, of.examples.inputs[0].shape[1]),
+    }
     outcomes = of.train.vocabulary.outcomes
     most = tree_limits(of.train.horizon * outcomes, config.boosting)[1]
 
@@ -144,20 +150,23 @@ def grow(
         of_ids = fit(TREES[0], 0, (every[0], every[1]), None, ids, ids[:0], round(_IDS_SHARE * most))
 
     def of_moment(moment: int) -> dict[str, TreeEnsemble]:
-        names = TREES[1 + 2 * moment], TREES[2 + 2 * moment]
+        found: dict[str, TreeEnsemble] = {}
         begun = [of_ids.logits(data.inputs[moment]) for data in both]
-        has = [known(data.inputs[moment], moment, *of.widths) for data in both]
-        if grown is not None:
-            of_tokens = grown[names[0]]
-        else:
-            columns = np.concatenate([ids, tokens])
-            limit = round(_TOKENS_SHARE * most)
-            of_tokens = fit(names[0], moment, (has[0][0], has[1][0]), (begun[0], begun[1]), columns, ids[:0], limit)
-        for logits, data, (with_tokens, _) in zip(begun, both, has, strict=True):
-            logits[with_tokens] += of_tokens.logits(data.inputs[moment][with_tokens])
-        limit = most - len(of_ids) - len(of_tokens)
-        of_states = fit(names[1], moment, (has[0][1], has[1][1]), (begun[0], begun[1]), ids, states, limit)
-        return dict(zip(names, (of_tokens, of_states), strict=True))
+        patterns = [known(data.inputs[moment], moment, *of.widths) for data in both]
+        for stage, bit in STAGES:
+            name = f"{stage}.{MOMENTS[moment]}"
+            rows = [has[bit // 2] for has in patterns]
+            if grown is not None and name in grown:
+                found[name] = grown[name]
+            elif stage == "states":
+                limit = most - len(of_ids) - sum(map(len, found.values()))
+                found[name] = fit(name, moment, (rows[0], rows[1]), (begun[0], begun[1]), ids, columns[stage], limit)
+            else:
+                every, limit = np.concatenate([ids, columns[stage]]), round(_SHARE * most)
+                found[name] = fit(name, moment, (rows[0], rows[1]), (begun[0], begun[1]), every, ids[:0], limit)
+            for logits, data, read in zip(begun, both, rows, strict=True):
+                logits[read] += found[name].logits(data.inputs[moment][read])
+        return found
 
     with ThreadPoolExecutor(max_workers=len(MOMENTS)) as pool:  # growing releases the GIL
         found = list(pool.map(of_moment, range(len(MOMENTS))))
@@ -170,8 +179,10 @@ def tree_logits(
     """`kernels.tree_logits` of all positions at a moment, float32 [n, K (V+1)]."""
     inputs = data.inputs[moment]
     out = trees[TREES[0]].logits(inputs)
-    for name, rows in zip(TREES[1 + 2 * moment : 3 + 2 * moment], known(inputs, moment, *widths), strict=True):
-        out[rows] += trees[name].logits(inputs[rows])
+    patterns = known(inputs, moment, *widths)
+    for stage, bit in STAGES:
+        rows = patterns[bit // 2]
+        out[rows] += trees[f"{stage}.{MOMENTS[moment]}"].logits(inputs[rows])
     return out
 
 

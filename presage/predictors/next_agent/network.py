@@ -89,12 +89,12 @@ class ExampleTensors:
     states = slice(SIZE_COUNT, None)
 
     def __init__(self, examples: Examples, agents: int, mean: NDArray[np.float32], spread: NDArray[np.float32]) -> None:
-        history = RECENT + 2 * (agents + 1) + 2
+        dense = len(mean)
         first = examples.inputs[0]
         self.recent = torch.from_numpy(first[:, :RECENT].astype(np.int64) + 1)
-        self.kind = torch.from_numpy(first[:, history].astype(np.int64))
+        self.kind = torch.from_numpy(first[:, -dense - 1].astype(np.int64))
         self.encoded = torch.from_numpy(encode_all(first, agents))
-        self.dense = torch.from_numpy((np.stack([x[:, history + 1 :] for x in examples.inputs]) - mean) / spread)
+        self.dense = torch.from_numpy((np.stack([x[:, -dense:] for x in examples.inputs]) - mean) / spread)
         self.outcomes = torch.from_numpy(examples.outcomes.astype(np.int64))
         absent = np.zeros_like(mean)
         absent[-2:] = NO_STATE
@@ -243,8 +243,8 @@ def fit_network(
     """
     torch.manual_seed(seed)
     agents = len(transition) - 1
-    start = RECENT + 2 * (agents + 1) + 3
-    both = np.concatenate([inputs[:, start:] for inputs in train.inputs])
+    dense = SIZE_COUNT + 2 * states + 2
+    both = np.concatenate([inputs[:, -dense:] for inputs in train.inputs])
     mean, spread = both.mean(axis=0), both.std(axis=0)
     spread[spread < _STILL] = np.inf
     data = ExampleTensors(train, agents, mean, spread)

@@ -25,12 +25,15 @@ Component = Literal["network", "trees", "n-gram"]
 COMPONENTS: Final[tuple[Component, ...]] = ("network", "trees", "n-gram")
 """The components of the mixture, in the order of its weights."""
 
-TREES: Final = ("ids", "tokens.prefill", "states.prefill", "tokens.completion", "states.completion")
-"""The ensembles of trees; their logits add up. The first reads ids alone and serves both moments. Each moment adds one
-that also reads token counts, if the step has any, and one that reads ids and states, if it has a state."""
+STAGES: Final = (("answers", 4), ("tokens", 1), ("states", 2))
+"""What trees read beside ids, in the order in which they are grown, with the bit of a step's pattern that it has it."""
 
-PATTERNS: Final = 4
-"""Number of patterns of inputs of a step: bit 1 for token counts, bit 2 for a state."""
+TREES: Final = ("ids", *(f"{stage}.{moment}" for moment in MOMENTS for stage, _ in STAGES))
+"""The ensembles of trees; their logits add up. The first reads ids alone and serves both moments. Each moment adds one
+for each of STAGES, for the steps that have it."""
+
+PATTERNS: Final = 8
+"""Number of patterns of inputs of a step: bit 1 for token counts, bit 2 for a state, bit 4 for the tools called."""
 
 
 @dataclass(frozen=True)
@@ -114,17 +117,18 @@ class NextAgentParts:
             evidence=tensors["mixture/evidence"].astype(np.int32),
             shares=tensors["mixture/shares"].astype(np.float32),
         )
-        loaded._check(len(vocabulary.agents), len(vocabulary.workflow_types), horizon)
+        loaded._check(vocabulary, horizon)
         return loaded
 
-    def _check(self, agents: int, types: int, horizon: int) -> None:
+    def _check(self, vocabulary: Vocabulary, horizon: int) -> None:
         """Raise ValueError unless the shapes of all parts match; compiled code does not check them."""
+        agents, types, tools = len(vocabulary.agents), len(vocabulary.workflow_types), len(vocabulary.tools)
         for projection in self.projections.values():
             if not projection.scale.shape == projection.bias.shape == (projection.size,):
                 raise ValueError(f"a projection to {projection.size} numbers has scales or biases of another length")
         self.network.check(agents, types, sum(self.widths), horizon)
         for trees in self.trees.values():
-            trees.check(inputs_size(agents, *self.widths), horizon * (agents + 1))
+            trees.check(inputs_size(agents, tools, *self.widths), horizon * (agents + 1))
         if len(depths := {trees.depth for trees in self.trees.values()}) != 1:
             raise ValueError(f"trees of depths {' and '.join(map(str, sorted(depths)))}; expected one depth")
         for name, array, shape in (
@@ -171,6 +175,7 @@ def unrolled(
         prefixes.workflow_type,
         prefixes.agent,
         prefixes.sizes,
+        prefixes.called,
         *with_presence(prefixes, projected, PREFILL),
         *with_presence(prefixes, projected, COMPLETION),
         len(prefixes.vocabulary.agents),

@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from presage.features.input_profiles import STATES, TEXT, TOKENS, Source, Sources
+from presage.features.input_profiles import ANSWERS, STATES, TEXT, TOKENS, Source, Sources
 from presage.features.inputs import inputs_size, known, sums_size
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, join
 from presage.features.projection import columns_of, project_state
+from presage.features.served_steps import TOOLS_CALLED
 from presage.features.states import StateSource
-from presage.features.vocabulary import Vocabulary
+from presage.features.vocabulary import Vocabulary, tools_of
 from presage.predictors.common import Progress
 from presage.predictors.common.artefact import nested, read_artefact, rebuilding, under, write_artefact
 from presage.predictors.common.forecast import Forecast
@@ -122,14 +123,18 @@ class NextAgentPredictor:
     def _weigh(self, parts: NextAgentParts, validation: Prefixes) -> NDArray[np.float32]:
         """Mixture weights float32 [PATTERNS, 2, 3, K], from forecasts of each component alone on held-out prefixes.
 
-        A pattern without held-out steps gets the weights of one that it contains.
+        A pattern without held-out steps gets the weights of the one without the last input of it.
         """
         self._hold(parts)
         prior = [weight * (name in self.config.mixture) for name, weight in zip(COMPONENTS, PRIOR_WEIGHTS, strict=True)]
         shares = np.empty_like(parts.shares)
         for pattern in range(PATTERNS):
-            bare = validation.without_tokens() if not pattern & 1 else validation
+            if pattern & 4 and not self.vocabulary.tools:
+                shares[pattern] = shares[pattern & 3]
+                continue
+            bare = validation if pattern & 1 else validation.without_tokens()
             bare = bare if pattern & 2 else bare.with_states({})
+            bare = bare if pattern & 4 else bare.without_answers()
             alone = []
             for component in range(len(COMPONENTS)):
                 one = np.zeros_like(parts.shares)
@@ -141,7 +146,7 @@ class NextAgentPredictor:
                     components = [p[moment][rows] for p in alone]
                     shares[pattern, moment] = fit_weights(components, validation.outcomes[rows], prior)
                 else:
-                    shares[pattern, moment] = shares[pattern & 2 if pattern == 3 else 0, moment]
+                    shares[pattern, moment] = shares[pattern & (pattern - 1), moment]
         return shares
 
     def _patterns(self, prefixes: Prefixes) -> list[NDArray[np.int64]]:
@@ -149,8 +154,7 @@ class NextAgentPredictor:
         inputs = unrolled(prefixes, project_all(prefixes, self.parts.projections))
         found = []
         for moment, row in enumerate(inputs):
-            tokens, state = known(row, moment, *self.parts.widths)
-            found.append(tokens + 2 * state.astype(np.int64))
+            found.append(np.array([1, 2, 4]) @ known(row, moment, *self.parts.widths))
         return found
 
     def _hold(self, parts: NextAgentParts) -> None:
@@ -162,6 +166,7 @@ class NextAgentPredictor:
             parts.shares,
             parts.evidence,
             self.config.min_evidence,
+            len(self.vocabulary.tools),
             parts.widths,
         )
         self._weights = {moment: (p.weights(), p.bias) for moment, p in parts.projections.items()}
@@ -175,12 +180,15 @@ class NextAgentPredictor:
         found: set[Source] = {TOKENS}
         if self.source.kind != "none":
             found.add(TEXT if self.source.reads_text else STATES)
+        if self.vocabulary.tools:
+            found.add(ANSWERS)
         return frozenset(found)
 
     def observed(self, prefixes: Prefixes, sources: Sources) -> Prefixes:
         """The prefixes without the inputs of all other sources."""
         seen = prefixes if TOKENS in sources else prefixes.without_tokens()
-        return seen if self.reads - {TOKENS} <= sources else seen.with_states({})
+        seen = seen if ANSWERS in sources else seen.without_answers()
+        return seen if self.reads & {TEXT, STATES} <= sources else seen.with_states({})
 
     def predict(self, prefixes: Prefixes, moment: Moment) -> NDArray[np.float32]:
         """Probabilities float32 [n, K, V+1] at this moment of every step."""
@@ -199,6 +207,7 @@ class NextAgentPredictor:
             prefixes.workflow_type,
             prefixes.agent,
             prefixes.sizes,
+            prefixes.called,
             *with_presence(prefixes, projected, PREFILL),
             *with_presence(prefixes, projected, COMPLETION),
             engine,
@@ -209,7 +218,7 @@ class NextAgentPredictor:
     def open(self, workflow_type: str) -> Workflow:
         """The state of a new workflow of this type."""
         widths = self.parts.widths
-        width = inputs_size(len(self.vocabulary.agents), *widths) + sums_size(*widths)
+        width = inputs_size(len(self.vocabulary.agents), len(self.vocabulary.tools), *widths) + sums_size(*widths)
         workflow = np.empty(width + self.parts.network.prefix_size, np.float32)
         opened(workflow, self.vocabulary.workflow_type(workflow_type), self._engine)
         return workflow
@@ -238,9 +247,16 @@ class NextAgentPredictor:
         """A step begins; see `kernels.prefilled`."""
         return prefilled(workflow, agent, tokens, state, self._engine, out)
 
-    def completed(self, workflow: Workflow, tokens: float, state: NDArray[np.float32], out: NDArray[np.float32]) -> int:
-        """The step's output is complete; see `kernels.completed`."""
-        return completed(workflow, tokens, state, self._engine, out)
+    def completed(
+        self,
+        workflow: Workflow,
+        tokens: float,
+        state: NDArray[np.float32],
+        out: NDArray[np.float32],
+        called: Sequence[str] | None = None,
+    ) -> int:
+        """The step's output is complete; `called` are the tools that it calls; see `kernels.completed`."""
+        return completed(workflow, tokens, state, tools_of(called, self.vocabulary.tools), self._engine, out)
 
     def forecast(self, steps: Sequence[Mapping[str, Any]]) -> Forecast:
         """Forecast one workflow after the given steps.
@@ -262,7 +278,7 @@ class NextAgentPredictor:
             if has_output(step):
                 tokens = log_tokens(step, "output")
                 state = self.project(COMPLETION, self.source.of_step(step, COMPLETION))
-                evidence = self.completed(workflow, tokens, state, out)
+                evidence = self.completed(workflow, tokens, state, out, step.get(TOOLS_CALLED))
                 moment = COMPLETION
         return Forecast(
             source="back-off" if evidence < self.config.min_evidence else "champion",

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import InputError, TraceError
-from presage.features.input_profiles import TEXT, TOKENS, Sources
+from presage.features.input_profiles import ANSWERS, TOKENS, Sources
 from presage.features.return_times import LEAST_MS, ReturnEncoder, last_row
 from presage.features.rows import LEARNT_PROFILES, LabelledRows, join_rows
 from presage.predictors.common import Progress
@@ -153,7 +153,7 @@ class ReturnForecast:
 class ReturnTimePredictor:
     """Forecasts return times; create one with `fit` or `load`."""
 
-    reads: Sources = frozenset((TOKENS, TEXT))
+    reads: Sources = frozenset((TOKENS, ANSWERS))
     """The input sources that its forecasts use where available: text for the model and the tools that it calls."""
     encoder: ReturnEncoder
     estimator: LogEstimator

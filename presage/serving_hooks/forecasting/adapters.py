@@ -19,6 +19,7 @@ from presage.errors import InputError
 from presage.features.lengths import LengthWorkflow
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.features.return_times import Row
+from presage.features.served_steps import TOOLS_CALLED
 from presage.features.states import StateSource
 from presage.predictors.common.forecast import Source
 from presage.predictors.common.steps import log_tokens
@@ -102,7 +103,8 @@ class NextAgentAdapter:
         """The forecast once the step has produced its last token; `left` becomes its remaining tokens."""
         out = self._buffer()
         tokens = log_tokens(step, "output")
-        evidence = self.predictor.completed(workflow, tokens, self._state(step, COMPLETION), out)
+        state = self._state(step, COMPLETION)
+        evidence = self.predictor.completed(workflow, tokens, state, out, step.get(TOOLS_CALLED))
         return self._checked(COMPLETION, evidence, out, left)
 
     def _buffer(self) -> NDArray[np.float32]:

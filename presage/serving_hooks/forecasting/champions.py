@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from presage.errors import ConfigurationError, RegistryError, why
-from presage.features.input_profiles import PROFILES, STATES, TARGETS, TEXT, TOKENS, Sources
+from presage.features.input_profiles import ANSWERS, PROFILES, STATES, TARGETS, TEXT, TOKENS, Sources
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.registry.connect import DATABASE_FILE, Registry
 from presage.serving_hooks.counts import ModelKind
@@ -147,7 +147,8 @@ class Champions:
     def _missing(self) -> dict[str, list[str]]:
         """The inputs that each champion was promoted with and that no step here had."""
         seen = {source for source in (TOKENS, TEXT, STATES) if self._inputs[source]}
-        expected = seen if self._inputs["steps"] else {TOKENS, STATES, *([TEXT] if self._texts else ())}
+        seen |= {ANSWERS} if self._config.answers else set()
+        expected = seen if self._inputs["steps"] else seen | {TOKENS, STATES, *([TEXT] if self._texts else ())}
         return {kind: sorted(of - expected) for kind, of in self._promoted_under.items() if of - expected}
 
     def _forecaster(self, found: Predictors) -> Forecaster:
@@ -177,9 +178,7 @@ class Champions:
                 continue
             _log.info("%s: %s, %s", kind, self.models[kind], held.digest)
             if held.profile is not None and held.profile in TARGETS:
-                answers = kind == "return-time" and self._config.answers  # they are its texts
                 self._promoted_under[kind] = PROFILES[TARGETS[held.profile]] & held.predictor.reads
-                self._promoted_under[kind] -= {TEXT} if answers else set()
                 if TEXT in self._promoted_under[kind] and kind not in self._texts:
                     _log.warning(
                         "%s was promoted under the profile %s, with texts that this engine does not supply: expect its "

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -23,9 +23,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.features.input_profiles import STATES, TEXT, TOKENS
+from presage.features.input_profiles import ANSWERS, STATES, TEXT, TOKENS
 from presage.features.lengths import PROMPT_READ, LengthWorkflow
 from presage.features.moment import COMPLETION, PREFILL, Moment
+from presage.features.served_steps import TOOLS_CALLED
 from presage.predictors.common.forecast import Source
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.predictor import NextAgentPredictor, Workflow
@@ -61,7 +62,7 @@ _MOST_AHEAD: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """A step that has begun or completed and whose state is still to come: its columns and the forecast without it.
+    """A step that has begun or completed and of which an input is still to come: its columns and the forecast so far.
 
     `before` is a copy of the workflow's state before that event.
     """
@@ -82,7 +83,7 @@ class ForecastState:
         within: whether the one that began last is among them.
         remaining: forecast of remaining tokens when the last step began.
         history, stats_key: what online counts will learn from it, and under which key.
-        awaited: the step that began last, while its hidden state or the features of its answer are still expected.
+        awaited: the step that began last, while its hidden state or its answer is still expected.
     """
 
     __slots__ = (
@@ -289,7 +290,7 @@ class Forecaster:
         state. None if the state arrives too late or cannot be used: the earlier forecast then stays valid. Only
         `states` counts it.
         """
-        live = self._renewed(workflow_type, workflow_id, projected, of)
+        live = self._renewed(workflow_type, workflow_id, {PROJECTED: projected}, of, self.states)
         if live is not None:
             self.inputs[STATES] += 1
         return live
@@ -297,11 +298,29 @@ class Forecaster:
     def on_completion_state(
         self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
     ) -> LiveForecast | None:
-        """Likewise at the completion of the workflow's latest step; `of` is the forecast that `on_completion` returned.
+        """Likewise at the completion of the workflow's latest step; `of` is the latest forecast after that step.
 
         The state is that of the output's text, which is known only after the last token (`text_models`).
         """
-        return self._renewed(workflow_type, workflow_id, projected, of)
+        return self._renewed(workflow_type, workflow_id, {PROJECTED: projected}, of, self.states)
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether the tools that an answer calls change its forecasts."""
+        return self.predictor is not None and bool(self.predictor.vocabulary.tools)
+
+    def on_tools_called(
+        self, workflow_type: str, workflow_id: str, tools: Sequence[str], of: LiveForecast
+    ) -> LiveForecast | None:
+        """Forecasts again once the answer of the workflow's latest step was parsed: the tools that it calls, if any.
+
+        `of` is the latest forecast after that step; the new one equals that of `on_completion` with the tools. None if
+        the workflow has gone on, or the model reads no tools.
+        """
+        live = self._renewed(workflow_type, workflow_id, {TOOLS_CALLED: tuple(tools)}, of, None)
+        if live is not None:
+            self.inputs[ANSWERS] += 1
+        return live
 
     def on_answer_read(self, workflow_type: str, workflow_id: str, read: NDArray[np.float32]) -> bool:
         """What the predictor of lengths reads of the output of the workflow's latest step, for its next forecast.
@@ -317,23 +336,29 @@ class Forecaster:
         return not isinstance(done, Refused)
 
     def _renewed(
-        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
+        self,
+        workflow_type: str,
+        workflow_id: str,
+        further: Mapping[str, Any],
+        of: LiveForecast,
+        counts: Counter[str | None] | None,
     ) -> LiveForecast | None:
-        """The forecast `of` again, with its projected state; None if it cannot be used."""
+        """The forecast `of` again, with further columns of its step; None if they cannot be used, which is counted."""
+        counts = Counter() if counts is None else counts
         try:
             key = short(workflow_type), short(workflow_id)
             running = self._state_of(key)
             if running is None or running.awaited is None or running.awaited.forecast is not of:
-                self.states[NOT_AWAITED] += 1
+                counts[NOT_AWAITED] += 1
                 return None
-            live = self._with_state(key[0], running, running.awaited, projected)
+            live = self._again(key[0], running, running.awaited, further)
         except Exception as error:
-            self.states[type(error).__name__] += 1
+            counts[type(error).__name__] += 1
             return None
         if isinstance(running.agents, Refused):
-            self.states[running.agents.reason] += 1
+            counts[running.agents.reason] += 1
             return None
-        self.states[None] += 1
+        counts[None] += 1
         if self.monitor is not None and self._claimed is not None:
             self.monitor.again(*key, self._claimed)
         return live
@@ -446,20 +471,25 @@ class Forecaster:
             running.awaited = Awaited(before, step, forecast)
         return forecast
 
-    def _with_state(self, workflow_type: str, running: ForecastState, awaited: Awaited, projected: Any) -> LiveForecast:
-        """Forecasts the last event again, with its projected state.
+    def _again(
+        self, workflow_type: str, running: ForecastState, awaited: Awaited, further: Mapping[str, Any]
+    ) -> LiveForecast:
+        """Forecasts the last event again, with further columns of its step. After the output more may come.
 
         Online counts and the forecast of remaining tokens stay as they are.
         """
         running.awaited = None
         if not isinstance(running.agents, Refused):
             running.agents[:] = awaited.before
-        step, forecast = {**awaited.step, PROJECTED: projected}, awaited.forecast
+        step, forecast = {**awaited.step, **further}, awaited.forecast
         if forecast.moment == PREFILL:
             live = self._prefilled(running, step)
-        else:
-            live = self._finished(running, step, forecast.remaining)
-        return self._next(forecast.moment, workflow_type, running, live, forecast.remaining)
+            return self._next(PREFILL, workflow_type, running, live, forecast.remaining)
+        live = self._finished(running, step, forecast.remaining)
+        renewed = self._next(COMPLETION, workflow_type, running, live, forecast.remaining)
+        if not isinstance(running.agents, Refused):
+            running.awaited = Awaited(awaited.before, step, renewed)
+        return renewed
 
     def _prefilled(self, running: ForecastState, step: Mapping[str, Any]) -> LiveForecast | Refused:
         """The model's forecast of next agents at prefill."""
@@ -484,7 +514,9 @@ class Forecaster:
             if isinstance(done, Refused):
                 running.lengths = done
         left = running.remaining if produced is None else running.remaining.after(produced)
-        before = running.agents.copy() if self.awaits_answers and not isinstance(running.agents, Refused) else None
+        before = None
+        if (self.awaits_answers or self.reads_tools) and not isinstance(running.agents, Refused):
+            before = running.agents.copy()
         forecast = self._next(COMPLETION, workflow_type, running, self._finished(running, step, left), left)
         if before is not None and not isinstance(running.agents, Refused):
             running.awaited = Awaited(before, step, forecast)
@@ -655,6 +687,17 @@ class VersionedForecaster:
         if of is not self.latest:
             return None
         return of.on_completion_state(workflow_type, workflow_id, projected, forecast)
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether the latest version reads the tools that answers call."""
+        return self.latest.reads_tools
+
+    def on_tools_called(
+        self, workflow_type: str, workflow_id: str, tools: Sequence[str], of: LiveForecast
+    ) -> LiveForecast | None:
+        """As `Forecaster.on_tools_called`."""
+        return self._of(workflow_type, workflow_id).on_tools_called(workflow_type, workflow_id, tools, of)
 
     def on_answer_read(self, workflow_type: str, workflow_id: str, read: NDArray[np.float32]) -> bool:
         """As `Forecaster.on_answer_read`; False for a workflow of an older version."""

@@ -100,6 +100,19 @@ class ReadsTexts(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsTools(Protocol):
+    """A next-agent source that reads which tools an answer calls; see `Forecaster`."""
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether it does now; it may change with the model."""
+
+    def on_tools_called(  # noqa: D102
+        self, workflow_type: str, workflow_id: str, tools: Sequence[str], of: LiveForecast
+    ) -> LiveForecast | None: ...
+
+
 class RemainingTokens(Protocol):
     """Forecasts the remaining output tokens of a workflow."""
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.counts import FORECASTS, HIDDEN_STATES, EventCounts
 from presage.serving_hooks.explain import LastForecasts
-from presage.serving_hooks.forecasting.forecasts import Forecasts, ReadsStates, ReadsTexts
+from presage.serving_hooks.forecasting.forecasts import Forecasts, ReadsStates, ReadsTexts, ReadsTools
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveReturn
 from presage.serving_hooks.modes import Evidence, Mode, Modes, Switch
 from presage.serving_hooks.monitoring.outcomes import OutcomeTracker
@@ -99,6 +99,7 @@ class StepForecasts:
         remaining: object = forecasts.remaining
         self._same_source = remaining is forecasts.next_agents
         self._table, self._next_agents, self._remaining = table, forecasts.next_agents, forecasts.remaining
+        self._tools_source = self._next_agents if isinstance(self._next_agents, ReadsTools) else None
         self._returns, self._pace, self._clock = forecasts.returns, StepPace(), clock
         self._score, self._counts, self._modes = score, counts, modes
         self._record, self._evidence, self._last = record, evidence, last
@@ -107,7 +108,9 @@ class StepForecasts:
         self._curves: dict[str, tuple[ReturnCurve | None, float]] = {}  # and since when; None for one by the pace
         self._pending: dict[str, tuple[Step, LiveForecast | None, slice | None]] = {}
         self._without_state: dict[str, LiveForecast] = {}
-        self._unanswered: dict[str, tuple[str, LiveForecast]] = {}  # completed, by request id
+        # Request id and forecast of the step that completed last, while its answer's features or tools may come.
+        self._unanswered: dict[str, tuple[str, LiveForecast]] = {}
+        self._calling: dict[str, tuple[str, LiveForecast]] = {}
         self._preempted: set[str] = set()
         self._started: dict[str, str] = {}  # the request that has started last
         self._held: dict[str, tuple[ReturnCurve, float]] = {}  # and since when
@@ -166,6 +169,7 @@ class StepForecasts:
         given: dict[str, Any] = dict(text)
         make = partial(source.on_prefill, *names, step=step.number, input_tokens=input_tokens, **given)
         self._unanswered.pop(step.workflow, None)
+        self._calling.pop(step.workflow, None)
         self._forecast(request_id, step, make)
         self._show(step, lambda tracker, made: tracker.begun(*_names(step), step.agent, made, step.number))
         if self.state_source is not None and step.workflow in self._latest:
@@ -228,8 +232,11 @@ class StepForecasts:
         elif completed and source is not None:
             state = self._completion_state(request_id, missing)
             self._forecast(request_id, step, partial(make, **state), ends=step.last)
-            if self.text_source is not None and step.workflow in self._latest:
-                self._unanswered[step.workflow] = request_id, self._latest[step.workflow]
+            latest = self._latest.get(step.workflow)
+            if self.text_source is not None and latest is not None:
+                self._unanswered[step.workflow] = request_id, latest
+            if self._tools_source is not None and self._tools_source.reads_tools and latest is not None:
+                self._calling[step.workflow] = request_id, latest
             self._show(step, lambda tracker, made: tracker.completed(*_names(step), made))
         elif not step.last:
             self._change(step, None)
@@ -239,12 +246,37 @@ class StepForecasts:
     def answered(self, workflow: str, finish_reason: str | None, tools: Sequence[str] | None) -> None:
         """The answer of the latest step of a workflow was parsed: its finish reason and the tools that it calls."""
         running = self._table.get(workflow)
-        if running is None or running.requests or self._returns is None:
+        if running is None or running.requests:
+            return
+        if tools is not None:
+            self._tools_called(running.step, tools)
+        if self._returns is None:
             return
         made = self._returns_switch.attempt(self._returns.answered, running.step, finish_reason, tools)
         if made is not None:
             self._returning(running.step, made, self._curves.get(workflow, (None, self._clock()))[1])
             self._change(running.step, None)
+
+    def _tools_called(self, step: Step, tools: Sequence[str]) -> None:
+        """Renews the forecast after a step with the tools that its answer calls."""
+        made = self._calling.get(step.workflow)
+        if self._tools_source is None or made is None or not self._next_agents_switch.on:
+            return
+        of = self._tools_source.on_tools_called
+        forecast = self._next_agents_switch.attempt(of, step.workflow_type, step.workflow_id, tools, made[1])
+        if forecast is not None:
+            self._renew(step, made[0], forecast)
+            self._change(step, None)
+
+    def _renew(self, step: Step, request_id: str, forecast: LiveForecast) -> None:
+        if self._record is not None:
+            self._record(request_id, forecast)
+        if self._last is not None:
+            self._last.add(step, forecast)
+        self._latest[step.workflow] = forecast
+        for expected in (self._unanswered, self._calling):
+            if step.workflow in expected:
+                expected[step.workflow] = request_id, forecast
 
     def answer_state(self, workflow: str, text: TextOf) -> set[str]:
         """The features of the answer of a workflow's latest step, which has completed; the keys of those used.
@@ -264,9 +296,7 @@ class StepForecasts:
         forecast = attempt(self.text_source.on_completion_state, *names, projected, earlier)
         if forecast is None:
             return used
-        if self._record is not None:
-            self._record(request_id, forecast)
-        self._latest[workflow] = forecast
+        self._renew(step, request_id, forecast)
         if not running.requests:  # else its next step has arrived, which the blocks are ranked by
             self._change(step, None)
         return used | {PROJECTED}
@@ -310,6 +340,7 @@ class StepForecasts:
             "workflows held": len(self._held),
             "steps without state": len(self._without_state),
             "answers without features": len(self._unanswered),
+            "answers without tools": len(self._calling),
             "steps preempted": len(self._preempted),
             **getattr(self._next_agents, "debug_state", dict)(),
         }
@@ -323,6 +354,7 @@ class StepForecasts:
         self._started.pop(step.workflow, None)
         self._held.pop(step.workflow, None)
         self._unanswered.pop(step.workflow, None)
+        self._calling.pop(step.workflow, None)
         if self._returns is not None:
             self._returns_switch.attempt(self._returns.ended, step.workflow, reason)
         for request_id in workflow.requests:

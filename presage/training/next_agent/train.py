@@ -300,7 +300,10 @@ def _predict(predictor: NextAgentPredictor) -> Predict:
 
 def _profiles(predictor: NextAgentPredictor, prefixes: Prefixes) -> dict[str, Prefixes]:
     def alike(one: Prefixes, other: Prefixes) -> bool:
-        inputs = [(bool(np.isfinite(of.sizes).any()), bool(of.states)) for of in (one, other)]
+        inputs = [
+            (bool(np.isfinite(of.sizes).any()), bool(np.isfinite(of.called).any()), bool(of.states))
+            for of in (one, other)
+        ]
         return inputs[0] == inputs[1]
 
     return under_profiles(prefixes, lambda sources: predictor.observed(prefixes, sources), alike)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from presage.datasets.describe import missing_counts_warning
+from presage.features.input_profiles import ENGINE, TARGETS, as_served
 from presage.training.report.blocks import (
     Block,
     Card,
@@ -37,6 +39,7 @@ def document(metrics: Metrics) -> Document:
         order(metrics),
         _queue(metrics),
         bounds(metrics),
+        _recorded(metrics),
         profiles(metrics),
         by_type(metrics),
         estimators(metrics),
@@ -85,10 +88,17 @@ def _best(metrics: Metrics) -> str | None:
 
 
 def _lead(metrics: Metrics) -> str:
-    text = f"Judged on {judged_on(metrics)}, all held out."
+    served, gateway = (as_served(metrics, of)["tau_distance"]["all"] for of in (ENGINE, TARGETS["gateway"]))
+    text = f"In an engine the tau distance over all steps is {number(served)}"
+    text += f"; with texts, in a gateway, {number(gateway)}." if gateway != served else "."
+    text += f" Judged on {judged_on(metrics)}, all held out."
     for why, steps in metrics["left_out_steps"].items():
         if steps:
             text += f" Not judged: {counted(steps, 'step')} ({why})."
+    if steps := metrics.get("estimated_steps"):
+        text += f" The length of {counted(steps, 'judged step')} contains an estimated token count."
+    if warning := missing_counts_warning(metrics.get("traces", {})):
+        text += f" {warning}"
     best = _best(metrics)
     if best is not None:
         text += (
@@ -99,11 +109,11 @@ def _lead(metrics: Metrics) -> str:
 
 
 def _cards(metrics: Metrics) -> list[Card]:
-    best = _best(metrics)
+    best, metrics = _best(metrics), as_served(metrics)
     beside = "0 is the true order, .5 none"
     if best is not None:
         beside += f"; best baseline {best} {number(metrics['baselines'][best]['tau_distance']['all'])}"
-    cards = [Card(number(metrics["tau_distance"]["all"]), "tau distance over all steps", beside)]
+    cards = [Card(number(metrics["tau_distance"]["all"]), "tau distance over all steps, in an engine", beside)]
     for q, share in metrics["coverage"].items():
         if float(q) > 0.5:
             low, high = metrics["coverage_ci95"][q]
@@ -211,6 +221,32 @@ def bounds(metrics: Metrics) -> Section:
         ],
         in_terminal=True,
     )
+
+
+def _recorded(metrics: Metrics) -> Section | None:
+    """The figures beside those of the workflows whose counts were all recorded; nothing without an estimate."""
+    recorded = metrics.get("recorded")
+    if recorded is None:
+        return None
+    quantiles = _shown(metrics)
+    rows = [
+        [
+            name,
+            count(of["workflows"]),
+            count(of["steps"]),
+            *_intervals(of, "tau_distance", ("all",)),
+            *_losses(metrics, of["pinball"]),
+            *_intervals(of, "coverage", quantiles),
+        ]
+        for name, of in {"all": metrics, "all counts recorded": recorded}.items()
+    ]
+    head = ["workflows", "number", "steps", "tau distance, all steps"]
+    head += [*(f"pinball {q}" for q in quantiles), *(f"within {q}" for q in quantiles)]
+    text = (
+        "Where the traces lack token counts, lengths contain estimates. Workflows whose counts were all recorded are "
+        "mostly short, so neither line alone is the whole truth."
+    )
+    return Section("Recorded and estimated lengths", [Text(text), Table(head, rows)], in_terminal=True)
 
 
 def profiles(metrics: Metrics) -> Section | None:

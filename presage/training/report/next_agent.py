@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from presage.features.input_profiles import TARGETS, as_served
 from presage.training.report import curves
 from presage.training.report.blocks import (
     Block,
@@ -87,9 +88,9 @@ def against_best(metrics: Metrics) -> list[Against]:
 
 
 def lead(metrics: Metrics) -> str:
-    """The report in two sentences."""
+    """The report in three sentences; the first is what an engine gets."""
     cells = against_best(metrics)
-    judged = f"Judged on {judged_on(metrics)}, all held out."
+    judged = f"{in_engine(metrics)} Judged on {judged_on(metrics)}, all held out."
     bare = [moment for moment, figures in metrics["moments"].items() if not figures["states"]]
     if bare:
         judged += f" Without states at {' and '.join(bare)}: ids and token counts only."
@@ -110,17 +111,31 @@ def lead(metrics: Metrics) -> str:
     return text
 
 
+def in_engine(metrics: Metrics) -> str:
+    """How often forecasts of the next step are right in an engine, and what a gateway would bring, in a sentence."""
+
+    def right(of: Metrics) -> str:
+        return " and ".join(f"{number(figures['accuracy'][0])} at {name}" for name, figures in of["moments"].items())
+
+    served, gateway = right(as_served(metrics)), right(as_served(metrics, TARGETS["gateway"]))
+    text = f"In an engine, of next steps forecast right: {served}"
+    return f"{text}; with texts, in a gateway: {gateway}." if gateway != served else f"{text}."
+
+
 def cards(metrics: Metrics) -> list[Card]:
-    """Accuracy of the next step at each moment, beside the best baseline."""
+    """Accuracy of the next step in an engine at each moment, beside the best baseline if both read the same inputs."""
     best = {cell.moment: cell for cell in against_best(metrics) if cell.k == 0}
     found = []
-    for moment, figures in metrics["moments"].items():
+    for moment, figures in as_served(metrics)["moments"].items():
         low, high = figures["ci95"][0]
         beside = f"95 % interval {number(low)} to {number(high)}"
-        if moment in best:
+        every = metrics["moments"][moment]["accuracy"][0]
+        if figures["accuracy"][0] != every:
+            beside += f"; with all inputs of these traces {number(every)}"
+        elif moment in best:
             cell = best[moment]
             beside += f"; best baseline {cell.best} {number(cell.theirs)}, difference {signed(cell.difference)}"
-        label = f"of next steps forecast right at {moment}"
+        label = f"of next steps forecast right at {moment}, in an engine"
         found.append(Card(number(figures["accuracy"][0]), label, beside))
     return found
 
@@ -316,8 +331,8 @@ def profiles(metrics: Metrics) -> Section | None:
 
 SERVING: Final = (
     "The same artefact, fewer inputs. ids: workflow type, agents and order; ids+tokens: and token counts; +text: and "
-    "texts, as a gateway supplies them; +states: and hidden states, everything; engine: token counts and hidden "
-    "states, what vLLM's scheduler supplies."
+    "the tools that answers call and texts, as a gateway supplies them; +states: and hidden states, everything; "
+    "engine: token counts, tools and hidden states, what vLLM's scheduler supplies."
 )
 
 

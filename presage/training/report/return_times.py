@@ -5,6 +5,7 @@ Keys that a cheaper run leaves out ("data", "traces", "config", "estimators") le
 
 from __future__ import annotations
 
+from presage.features.input_profiles import as_served
 from presage.training.report.blocks import (
     Card,
     Document,
@@ -61,10 +62,10 @@ def _lead(metrics: Metrics) -> str:
 
 
 def _cards(metrics: Metrics) -> list[Card]:
-    cards, best = [], _best(metrics)
+    cards, best, metrics = [], _best(metrics), as_served(metrics)
     if best is not None:
         beside = f"log seconds; best baseline {best} {number(metrics['baselines'][best]['pinball']['0.5'])}"
-        cards.append(Card(number(metrics["pinball"]["0.5"]), "pinball loss of the median", beside))
+        cards.append(Card(number(metrics["pinball"]["0.5"]), "pinball loss of the median, in an engine", beside))
     for q, share in metrics["coverage"].items():
         if float(q) in (0.1, 0.5, 0.9, 0.99):
             low, high = metrics["coverage_ci95"][q]

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from xml.etree.ElementTree import Element, SubElement
 
+from presage.datasets.describe import missing_counts_warning
 from presage.training.report.blocks import (
     Block,
     Card,
@@ -234,10 +235,12 @@ def _followers(of: Description) -> Table:
 def document(description: Description) -> Document:
     """The description of a trace."""
     types = description["workflow_types"]
+    warning = missing_counts_warning(description)
     each = [Section(name, [Facts(_facts(of))]) for name, of in types.items()]
     return Document(
         "What is in these traces",
-        "Counts, lengths, tokens and who calls whom, of every workflow type. Nothing here is a text of the traces.",
+        "Counts, lengths, tokens and who calls whom, of every workflow type. Nothing here is a text of the traces."
+        + (f" {warning}" if warning else ""),
         [Section("Workflow types", [types_table(description)]), call_graphs(description), *each],
         [
             _card(description["workflows"], "workflow", f"of {counted(len(types), 'workflow type')}"),

@@ -7,6 +7,7 @@ import pytest
 from return_samples import sessions
 from test_admission_in_engine import told
 from test_policies_in_engine import Clock
+from tool_samples import QUICK, tool_led
 from vllm_samples import Engine, ask, build
 
 from presage.features.return_times import ReturnEncoder, return_rows
@@ -15,6 +16,7 @@ from presage.serving_hooks.metrics import METRICS
 from presage.serving_hooks.status import read_status
 from presage.serving_hooks.vllm.plugin import call_scheduler
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
+from presage.training.next_agent.train import fit_predictor
 
 pytestmark = pytest.mark.vllm
 
@@ -137,3 +139,22 @@ def test_a_model_of_a_folder_forecasts_and_an_answer_renews_it(tmp_path: Path) -
     assert not answered("coding", "no such workflow", "main", 0, "stop", [], 0)
     assert samples(engine, "presage_events_total")[("answers that could not be read",)] == 3
     assert samples(engine, "presage_forecasts_total")["return-time", "champion"] == 3
+
+
+def test_the_tools_of_an_answer_renew_the_forecast_of_next_agents(tmp_path: Path) -> None:
+    fit_predictor(tool_led(160, 5), QUICK).predictor.save(tmp_path / "model")
+    engine, _ = engine_of(tmp_path, next_agent=str(tmp_path / "model"), forecast_deadline_ms=1000.0)
+    named = {"workflow_type": "app", "workflow_id": "a", "agent": "plan", "step": 0}
+    engine.scheduler.add_request(ask("a-0", list(range(40)), 2, **named))
+    engine.run()
+
+    def next_agents() -> dict[str, float]:
+        latest = engine.scheduler.explain("app", "a")["forecasts"][-1]
+        return dict(latest["horizons"][0]["agents"])
+
+    assert 0.1 < next_agents()["write"] < 0.9
+    for tools, following in ((["ask", "ask"], "clarify"), (["search"], "write")):
+        assert engine.scheduler.step_answered("app", "a", "plan", 0, "tool_calls", tools, 0)
+        assert next_agents()[following] > 0.8
+    engine.scheduler.workflow_ended("app", "a")
+    assert engine.scheduler.debug_state()["answers without tools"] == 0
