@@ -116,6 +116,7 @@ def describe(
 ) -> None:
     """Show workflow types, agents, lengths, tokens, the share of truncated workflows, and the call graph."""
     from presage.datasets.describe import describe as describe_table
+    from presage.datasets.describe import missing_counts_warning
 
     out = Output(as_json)
     with out.working() as report:
@@ -129,6 +130,8 @@ def describe(
 
             write_file(page, rendered(document(data)).encode())
     out.result(data, *(_description(data) if not as_json else ()))
+    if warning := missing_counts_warning(data):
+        out.note(f"warning: {warning}")
 
 
 @app.command(epilog="Example:  presage traces agents traces/ --to agents.json   # then agent_names in the gateway file")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -10,13 +11,21 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.datasets.schema import STATE_COLUMNS
+from presage.wording import counted
 
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 _END = "END"
+_NEEDED: Final = ("input_tokens", "output_tokens")
+
+MISSING_SHARE: Final = 0.02
+"""From this share of LLM steps without a count, `missing_counts_warning` warns."""
+
+_AGENTS_NAMED: Final = 5
 
 
 def describe(table: pa.Table) -> dict[str, Any]:
-    """Describe a valid trace in canonical order, as plain data: `workflows`, `steps`, and `workflow_types`, for each
+    """Describe a valid trace in canonical order, as plain data: `workflows`, `steps`, `missing_counts` (below), and
+    `workflow_types`, for each
 
     - `workflows`, `steps`, `tasks` (distinct, 0 without tasks), `agents` {name: steps};
     - `length` quantiles of steps a workflow {"min", "p25", "p50", "p75", "p90", "p99", "max", "mean"};
@@ -27,15 +36,55 @@ def describe(table: pa.Table) -> dict[str, Any]:
     - `states` {column: {"size", "share"}} for state columns with at least one state;
     - `started_at`: [first, last] in ISO 8601, or None;
     - `call_graph` {agent: {next: {"count", "probability"}}}; END only from workflows that reached it.
+
+    `missing_counts` is {column: {"steps", "of", "share", "agents": {agent: share of its steps}}}: LLM steps without
+    `input_tokens` or `output_tokens`, the agent that lacks most first.
     """
     kinds = table["workflow_type"]
     return {
         "workflows": int(_starts(table).sum()),
         "steps": table.num_rows,
+        "missing_counts": _missing_counts(table),
         "workflow_types": {
             name: _describe_type(table.filter(pc.equal(kinds, name))) for name in sorted(pc.unique(kinds).to_pylist())
         },
     }
+
+
+def missing_counts_warning(description: Mapping[str, Any]) -> str | None:
+    """What a reader of `describe` should know of missing token counts, and do; None below MISSING_SHARE."""
+    lines = [
+        f"{column} are missing on {of['steps']:,} of {counted(of['of'], 'LLM step')} ({of['share']:.1%}), share of each "
+        f"agent's: {_named(of['agents'])}."
+        for column, of in description.get("missing_counts", {}).items()  # the metrics of earlier versions have none
+        if of["share"] >= MISSING_SHARE
+    ]
+    if not lines:
+        return None
+    return (
+        f"{' '.join(lines)} Training and replay estimate them. Record them: a client that streams answers gets counts "
+        'with stream_options: {"include_usage": true}.'
+    )
+
+
+def _named(shares: Mapping[str, float]) -> str:
+    named = ", ".join(f"{agent} {share:.0%}" for agent, share in list(shares.items())[:_AGENTS_NAMED])
+    return f"{named}, and {len(shares) - _AGENTS_NAMED} more" if len(shares) > _AGENTS_NAMED else named
+
+
+def _missing_counts(table: pa.Table) -> dict[str, Any]:
+    llm = table.select(["agent", "kind", *_NEEDED]).filter(pc.equal(table["kind"], "llm"))
+    steps, found = _counts(llm["agent"]), {}
+    for column in _NEEDED:
+        missing = _counts(llm["agent"].filter(pc.is_null(llm[column])))
+        if missing:
+            found[column] = {
+                "steps": (total := sum(missing.values())),
+                "of": len(llm),
+                "share": total / len(llm),
+                "agents": {agent: count / steps[agent] for agent, count in missing.items()},
+            }
+    return found
 
 
 def _describe_type(table: pa.Table) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def workflow(name: str, length: int, workflow_type: str = "t", **more: Any) -> l
     return [row(name, step, "ab"[step % 2], workflow_type, **more) for step in range(length)]
 
 
-NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(
+NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=8).filter(
     lambda name: bool(name.strip()) and name != "END"
 )
 TEXT = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
