@@ -18,8 +18,12 @@ import pyarrow as pa
 
 from presage.datasets.schema import STATE_COLUMNS, TIMESTAMP
 
-VERSION: Final = "3"
-ADDED: Final = {"1": ("model", "system_prompt", "decision", "tenant"), "2": ("tenant",)}
+VERSION: Final = "4"
+ADDED: Final = {
+    "1": ("model", "system_prompt", "decision", "tenant", "tools_called"),
+    "2": ("tenant", "tools_called"),
+    "3": ("tools_called",),
+}
 """Versions that are read too, and the last columns of STEPS that they lack."""
 VERSION_KEY: Final = b"presage.recording_version"
 INSTANCE_KEY: Final = b"presage.engine_instance"
@@ -59,11 +63,13 @@ STEPS: Final = pa.schema(
         ("system_prompt", pa.large_string()),
         ("decision", pa.string()),
         ("tenant", pa.string()),
+        ("tools_called", pa.list_(pa.string())),
     ]
 )
 """A finished step. `run` counts the workflows of an engine, `step` the steps of a run in the order they began, both
 from 0; `client_step` is the client's number, `step_id` the engine's request id; `decision` is what a gateway decided on
-the step, as JSON; `model` where one recorder serves several; `tenant` where the server has several API keys."""
+the step, as JSON; `model` where one recorder serves several; `tenant` where the server has several API keys;
+`tools_called` where the server has parsed the answer."""
 
 FORECASTS: Final = pa.schema(
     [

@@ -58,6 +58,7 @@ _AS_THEY_ARE: Final = (
     "output_tokens",
     "cached_input_tokens",
     "finish_reason",
+    "tools_called",
     "started_at",
     "ended_at",
     "input_text",

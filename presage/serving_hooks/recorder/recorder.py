@@ -195,6 +195,13 @@ class Recorder:
         except Exception as error:
             self._failed(error)
 
+    def answered(self, request_id: str, tools: Sequence[str]) -> None:
+        """The answer of a step was parsed, at its completion or soon after: the tools that it calls."""
+        try:
+            self._put(self._rows.answered, (request_id, tools))
+        except Exception as error:
+            self._failed(error)
+
     def ended(self, workflow_type: str, workflow_id: str, how: str) -> None:
         """A workflow ended: RECORDED_FINISHED or RECORDED_EXPIRED.
 
@@ -299,7 +306,7 @@ class NoRecorder:
     def begun(self, *_: Any, **__: Any) -> None:
         """Does nothing."""
 
-    states = forecast = completed = ended = close = begun
+    states = forecast = completed = answered = ended = close = begun
 
     def debug_state(self) -> dict[str, int]:
         """Nothing is in memory."""

@@ -92,6 +92,7 @@ class StepRow:
     finish_reason: str | None = None
     model: str | None = None
     decision: str | None = None
+    tools_called: tuple[str, ...] | None = None
     ended_at: int | None = None
     prefill_state: State | None = None
     completion_state: State | None = None
@@ -372,6 +373,12 @@ class RowAssembler:
             row.model, row.decision = _name_or_none(found.model), found.decision
         row.awaits_state = state_comes and row.completion_state is None
         self._enqueue(at_s, request_id, row)
+
+    def answered(self, request_id: str, tools: Sequence[str]) -> None:
+        """The answer of a step was parsed; ignored once its row is written."""
+        row = self._row(request_id)
+        if row is not None:
+            row.tools_called = tuple(filter(None, map(_name_or_none, tools)))
 
     def ended(self, at_s: float, run: RecordedWorkflow, how: str) -> None:
         """A run ended; no other step of it begins."""

@@ -44,7 +44,7 @@ RECORDING_CLOSED: Final = "closed"
 
 _STEP_COLUMNS: Final = (
     *("step", "client_step", "step_id", "agent", "input_tokens", "output_tokens", "cached_input_tokens"),
-    *("finish_reason", "started_at", "ended_at", "model", "decision"),
+    *("finish_reason", "started_at", "ended_at", "model", "decision", "tools_called"),
 )
 
 _log = logging.getLogger(__name__)

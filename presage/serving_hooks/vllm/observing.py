@@ -37,6 +37,7 @@ class Observing:
         self._switch = Switch("recorder", counts)
         self._text = config is not None and config.text == "on"
         self._configured = config is not None
+        self._completed: dict[str, str] = {}  # the request id of each workflow's latest completed step
         if config is not None:
             decode = port.config.decoder() if self._text else None
             model = port.config.served_model
@@ -78,7 +79,16 @@ class Observing:
                     input_text=list(request.prompt_token_ids) if self._text and request.prompt_token_ids else None,
                 )
 
+    def answered(self, workflow: str, tools: Sequence[str]) -> None:
+        """The answer of the workflow's latest step was parsed: the tools that it calls."""
+        request_id = self._completed.pop(workflow, None)
+        if request_id is not None:
+            self._switch.attempt(self._records.answered, request_id, tools)
+
     def _left(self, request: EngineRequest, step: LeftStep, state_comes: bool) -> None:
+        of = self._step(request.request_id)
+        if of is not None and step.completed:
+            self._completed[of.workflow] = step.request_id
         self._records.completed(
             step.request_id,
             output_tokens=step.output_tokens,
@@ -88,6 +98,7 @@ class Observing:
         )
 
     def _ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+        self._completed.pop(workflow.step.workflow, None)
         step, how = workflow.step, RECORDED_EXPIRED if reason is EndReason.EXPIRED else RECORDED_FINISHED
         self._switch.attempt(self._records.ended, step.workflow_type, step.workflow_id, how)
 
@@ -102,7 +113,10 @@ class Observing:
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
-        return {"recorded workflows": self._records.debug_state().get("workflows", 0)}
+        return {
+            "recorded workflows": self._records.debug_state().get("workflows", 0),
+            "recorded answers to come": len(self._completed),
+        }
 
     def close(self) -> None:
         """Writes buffered rows, for some seconds at most."""

@@ -251,6 +251,7 @@ class Policies(engine.SchedulerSeam):
         if running is None or (running.step.agent, running.step.number) != (agent, number):
             return False
         self._bookkeeping.attempt(self.step_forecasts.answered, running.step.workflow, finish_reason, tools)
+        self._observing.answered(running.step.workflow, tools)
         if self.queue_policies.admission is not None:
             self.queue_policies.admission.renewed(running.step.workflow)
         return True

@@ -140,6 +140,23 @@ def test_parallel_steps_and_answers_with_several_choices_are_recorded_and_learnt
     assert [row["came_tokens"] for row in late[-4:]] == [54, 43, 13, 4], "what was forecast is what came"
 
 
+def test_the_tools_that_a_parsed_answer_calls_are_recorded_with_its_step(tmp_path: Path) -> None:
+    scheduler = recording(tmp_path)
+    engine = Engine(scheduler)
+    called = [["search", "read"], [], None]
+    for step, tools in enumerate(called):
+        sent = {"workflow_type": "retry", "workflow_id": "w", "agent": AGENTS[step], "step": step}
+        scheduler.add_request(ask(f"r{step}", list(range(40)), 3, **sent))
+        engine.run()
+        if tools is not None:
+            assert scheduler.step_answered("retry", "w", AGENTS[step], step, "tool_calls", tools, 0)
+    assert scheduler.debug_state()["recorded answers to come"] == 1
+    assert scheduler.workflow_ended("retry", "w")
+    assert scheduler.debug_state()["recorded answers to come"] == 0
+    scheduler.shutdown()
+    assert [row["tools_called"] for row in rows(tmp_path)] == called
+
+
 def test_an_engine_that_only_reads_the_prompt_records_and_learns_nothing_of_the_step(tmp_path: Path) -> None:
     scheduler = recording(tmp_path)
     engine = Engine(scheduler)

@@ -279,6 +279,24 @@ def test_a_step_of_a_server_with_several_keys_is_recorded_by_the_name_that_its_c
     assert all(traces["complete"].to_pylist())
 
 
+def test_the_tools_that_an_answer_calls_are_recorded_where_it_was_parsed_in_time(tmp_path: Path) -> None:
+    hands = Hands()
+    one = recorder(tmp_path / "r", hands)
+    for number, agent in enumerate("abc"):
+        one.begun(f"r{number}", Named(agent=agent, number=number))
+        one.completed(f"r{number}")
+        if agent == "a":
+            one.answered("r0", ["search", "line\nbreak", "read"])
+        flush(one, hands)
+        if agent == "b":
+            one.answered("r1", ["late"])
+    one.answered("never seen", [])
+    one.ended("t", "w", RECORDED_FINISHED)
+    one.close()
+    ingest([tmp_path / "r"], tmp_path / "s")
+    assert read_store(tmp_path / "s")["tools_called"].to_pylist() == [["search", "read"], None, None]
+
+
 def test_a_recorder_that_loses_most_steps_says_so_until_it_does_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
