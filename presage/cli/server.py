@@ -70,12 +70,9 @@ def ask(
     except urllib.error.HTTPError as error:
         remedy, answer = (remedies or {}).get(error.code), _json(error)
         words = _words(answer) if error.code != 500 else None
-        if words is not None:
-            reason = f"{words}; {remedy}" if remedy else words
-        else:
-            reason = remedy if "detail" in answer else None
-        refused = f"{where}: {reason}" if reason else _refused(where, path, error.code, api_key is not None)
-        raise EngineError(refused) from None
+        known = remedy if words is not None or "detail" in answer else None
+        told = "; ".join(filter(None, (words, known)))
+        raise EngineError(f"{where}: {told}" if told else _refused(where, path, error.code, bool(api_key))) from None
     except (TimeoutError, urllib.error.URLError) as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
         reason = "no answer in time" if isinstance(why, TimeoutError) else getattr(why, "strerror", None) or str(why)

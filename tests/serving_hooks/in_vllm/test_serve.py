@@ -319,6 +319,30 @@ def test_the_status_is_shown_on_a_terminal(server: Server) -> None:
     assert "priority on, eviction on, admission on, prefetch off" in shown.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "admin", "said"),
+    [
+        (("explain", "nobody"), None, "no engine knows this workflow; give the workflow_type that its requests give"),
+        (("mode",), None, "send the admin key in the header X-Presage-Admin-Key; set it in PRESAGE_ADMIN_KEY"),
+        (("mode", "off"), "another long admin key", "this is not the admin key; set the one it was started with"),
+    ],
+)
+def test_the_commands_pass_on_why_the_server_refuses(
+    server: Server, arguments: tuple[str, ...], admin: str | None, said: str
+) -> None:
+    command, *more = arguments
+    keys = {"VLLM_API_KEY": KEY, **({"PRESAGE_ADMIN_KEY": admin} if admin else {})}
+    ran = subprocess.run(
+        [sys.executable, "-c", "from presage.cli.presage import main; main()", command, server.url, *more],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **keys},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 2
+    assert said in ran.stderr
+
+
 def test_vllm_refuses_objects_in_metadata(server: Server) -> None:
     with pytest.raises(openai.BadRequestError):
         server.ask(app_metadata={"workflow_id": "r1"})
