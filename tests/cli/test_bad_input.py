@@ -14,10 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
-from cli_samples import FAST, GOOD, changed, rows, run, train, write
+from cli_samples import FAST, GOOD, Ran, changed, rows, run, train, write
 from tiny_model import WORKFLOWS, Tiny
 
+from presage.cli.train_predictor import app as train_predictor
 from presage.registry.connect import open_registry
 
 STATE = [0.5, 1.0]
@@ -44,6 +46,11 @@ TRACES: dict[str, tuple[Any, str]] = {
     "no JSON": ([*GOOD, "{"], "line 20: not JSON"),
     "NaN in a state": (with_states(3, [0.5, float("nan")]), 'line 4, column "prefill_state"'),
     "a short state": (with_states(3, [0.5]), "mixed state sizes"),
+    "an agent with a line break": (
+        changed(3, agent="coder\nv2"),
+        r"'coder\\nv2' holds a line break or control character",
+    ),
+    "a workflow with a control character": (changed(3, workflow_id="w\x00"), r"'w\\x00' holds a line break or control"),
     "an agent named END": (changed(3, agent="END"), "'END' is no agent"),
     "times running backwards": (
         [{**row, "start_time": 100.0 - row["step"]} for row in GOOD],
@@ -134,6 +141,24 @@ def test_files_that_are_damaged_or_unknown_are_named(tmp_path: Path) -> None:
         assert message in run("traces", "describe", tmp_path / name).complaint
         assert message in run("traces", "ingest", tmp_path / name, "--to", tmp_path / "store").complaint
     assert not (tmp_path / "store").exists()
+
+
+def test_a_trace_given_for_outcomes_and_the_reverse_are_called_what_they_are(tmp_path: Path) -> None:
+    trace, store = write(tmp_path / "trace.jsonl", GOOD), tmp_path / "store"
+    assert run("traces", "ingest", trace, "--to", store).code == 0
+    pd.DataFrame(GOOD).to_csv(tmp_path / "trace.csv", index=False)
+    spans = write(tmp_path / "spans.json", [{"resourceSpans": []}])
+    for path in (trace, tmp_path / "trace.csv", spans):
+        said = f"{path}: this is a trace; a router learns from outcomes: rows with prompt, model and correct"
+        assert said in Ran(train_predictor, "router", path, "--no-register").complaint
+    assert f"{store}: this is a trace store; a router" in run("outcomes", "describe", store).complaint
+    outcomes = [{"prompt": "secret", "model": "m", "correct": 1}]
+    pd.DataFrame(outcomes).to_parquet(tmp_path / "outcomes.parquet")
+    pd.DataFrame(outcomes).to_csv(tmp_path / "outcomes.csv", index=False)
+    for path in (write(tmp_path / "o.jsonl", outcomes), tmp_path / "outcomes.parquet", tmp_path / "outcomes.csv"):
+        for ran in (train(path, "--no-register"), run("traces", "describe", path)):
+            assert f"{path}: these are outcomes, which a router learns from; expected a trace" in ran.complaint
+            assert "secret" not in ran.complaint
 
 
 def test_skip_bad_counts_and_reports(tmp_path: Path) -> None:

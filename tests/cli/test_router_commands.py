@@ -175,7 +175,8 @@ def test_a_transformer_goes_the_same_way_and_is_trained_further(tmp_path: Path, 
     path = write(tmp_path / "outcomes.jsonl", rows)
     ran = train(path, "--encoder", encoder, "--lr", 1e-3, *short, "--name", "deep", *fast, *uri, "--json")
     assert ran.code == 0, ran.err
-    assert ran.json["config"]["head"] == "transformer"
+    named = {"head": "transformer", "encoder": "encoder", "head_tokens": 64, "tail_tokens": 64}
+    assert ran.json["config"].items() >= named.items()
     assert not (tmp_path / "checkpoints").exists()
     first = run("route", "models:/deep/1", prompts[0], *uri, "--json").json
     assert set(first["probabilities"]) == set(MODELS)
@@ -188,6 +189,9 @@ def test_a_transformer_goes_the_same_way_and_is_trained_further(tmp_path: Path, 
     newer = [{**row, "model": "newcomer"} for row in rows if row["model"] == MODELS[0]]
     ran = train(write(path, rows + newer), "--start-from", "models:/deep/1", "--name", "deep", *fast, *uri, "--json")
     assert ran.code == 0, ran.err
+    assert ran.json["config"].items() >= named.items(), "those of the router it was trained from"
+    params = open_registry(database).client.get_run(open_registry(database).version("deep", 2).run_id).data.params
+    assert params["head_tokens"] == "64"
     second = run("route", "models:/deep/2", prompts[0], *uri, "--json").json
     assert set(second["probabilities"]) == {*MODELS, "newcomer"}
     bare = tmp_path / "bare"

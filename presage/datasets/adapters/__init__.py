@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from presage.datasets.adapters.files.first_row import first_columns
 from presage.datasets.adapters.files.jsonl import read_jsonl
 from presage.datasets.adapters.files.tables import read_csv, read_parquet
 from presage.datasets.adapters.files.text import JSON_SUFFIXES, first_document
@@ -68,7 +69,7 @@ def open_sources(
 ) -> list[tuple[tuple[Path, ...], Chunks]]:
     """Group paths into sources: all files of spans are one source, any other path is one; and what reads each.
 
-    Raises TraceError if a path is missing or of an unknown kind.
+    Raises TraceError if a path is missing, of an unknown kind, or holds outcomes.
     """
     sources: list[tuple[Callable[[Any, bool], Iterator[Source]], list[Path]]] = []
     joined: dict[Reader, list[Path]] = {}
@@ -107,7 +108,20 @@ def _reader(path: Path, source_format: str) -> Reader:
     if name is None:
         known = ", ".join((*SUFFIXES, ".json", ".json.gz"))
         raise TraceError(f"{path}: unknown kind of file; known: {known}, or a store: rename it or name its format")
+    columns = first_columns(path)
+    if columns >= {"prompt", "correct"} and "workflow_id" not in columns:
+        raise TraceError(
+            f"{path}: these are outcomes, which a router learns from; expected a trace: rows of steps, with "
+            "workflow_type, workflow_id, step and agent (docs/traces.md)"
+        )
     return READERS[name]
+
+
+def is_trace(path: Path) -> bool:
+    """Whether a file or folder holds a trace in any format, for readers that expect something else."""
+    if path.is_dir() and is_store(path):
+        return True
+    return detect(path) in ("recording", *JOINING) or first_columns(path) >= {"workflow_id", "agent"}
 
 
 def _scan_store(path: Path, _: bool) -> Iterator[Source]:

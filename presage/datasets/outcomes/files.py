@@ -24,10 +24,11 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 
+from presage.datasets.adapters import is_trace
 from presage.datasets.adapters.files.text import JSON_SUFFIXES, CsvRows, Documents, Place, files_of
 from presage.datasets.outcomes import Outcomes, normalise
 from presage.datasets.schema import misspelt, require_columns
-from presage.datasets.store.parts import first_line, open_parquet, row_batches
+from presage.datasets.store.parts import first_line, is_store, open_parquet, row_batches
 from presage.errors import OutputError, TraceError
 
 
@@ -52,8 +53,8 @@ def read_outcomes(
         skip_bad: count bad rows instead of raising.
         progress: called with the number of rows of each file.
 
-    Raises TraceError if a file is missing or damaged, a row is malformed (names file, row and column), or no row has a
-    label.
+    Raises TraceError if a file is missing, damaged or a trace, a row is malformed (names file, row and column), or no
+    row has a label.
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
     if not paths:
@@ -65,6 +66,11 @@ def read_outcomes(
             raise TraceError(message)
         skipped[reason] += 1
 
+    if trace := next((path for path in map(Path, paths) if is_trace(path)), None):
+        raise TraceError(
+            f"{trace}: this is a trace{' store' if is_store(trace) else ''}; a router learns from outcomes: rows with "
+            "prompt, model and correct (docs/router.md)"
+        )
     files = [file for path in paths for file in files_of(Path(path), _SUFFIXES)]
     if other := [file for file in files if not file.name.endswith(_SUFFIXES)]:
         raise TraceError(f"{other[0]}: outcomes are read from {', '.join(_SUFFIXES)} files: rename or convert the file")

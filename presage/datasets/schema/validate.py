@@ -22,6 +22,8 @@ from presage.errors import TraceError
 _PER_WORKFLOW = ("task", "success", "complete")
 _END = "END"
 _TOKENS = ("input_tokens", "output_tokens", "cached_input_tokens")
+_CONTROL = r"[\p{Cc}\p{Zl}\p{Zp}]"
+"""Control characters and line breaks; serving ignores a name with one."""
 
 
 class _Problem(NamedTuple):
@@ -41,7 +43,7 @@ def validate(table: pa.Table, source: str | Origin) -> pa.Table:
     Raises:
         TraceError: there are no rows; steps of a workflow are not 0..n-1, each once; times run backwards; a parent is
             not an earlier step; `task`, `success` or `complete` differ inside a workflow; a token count is negative; a
-            name is empty, or an agent is called END; two sources contain the same workflow.
+            name is empty or holds control characters, or an agent is called END; two sources contain the same workflow.
     """
     origin = origin_of(source, table.num_rows)
     refuse_all_skipped(table.num_rows, {}, origin.name)
@@ -104,6 +106,15 @@ def _bad_names(table: pa.Table) -> Iterator[_Problem]:
     for column in ("workflow_type", "workflow_id", "agent"):
         rows = _where(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(table.column(column))), 0))
         yield _Problem(rows, column, f"empty {column}", lambda _: "an empty name; give one")
+        yield _Problem(
+            _where(pc.match_substring_regex(table.column(column), _CONTROL)),
+            column,
+            f"control character in {column}",
+            lambda row, column=column: (  # type: ignore[misc]
+                f"{table[column][row].as_py()[:80]!r} holds a line break or control character; expected a name of "
+                "printable characters: rename it"
+            ),
+        )
     yield _Problem(
         _where(pc.equal(table.column("agent"), _END)),
         "agent",

@@ -10,13 +10,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from presage.datasets.outcomes import Outcomes, outcomes_digest, prompt_keys
 from presage.datasets.outcomes.split import Chosen, choose_models, families, split_outcomes
 from presage.errors import TraceError
+from presage.predictors.router.linear import LinearScorer
 from presage.predictors.router.predictor import RouterConfig, RouterPredictor
 from presage.training.baselines import check_names
 from presage.training.configuration import Limits
@@ -169,7 +170,7 @@ def assess_router(
             **named_digests(digests),
         },
         "models": _of_models(train),
-        "config": {**asdict(predictor.config), "trust": predictor.trust},
+        "config": _config(predictor),
         "versions": versions(),
         "fit_seconds": round(fitted.seconds, 2),
         "latency_us": forecast_latency_us(predictor, held),
@@ -206,6 +207,15 @@ def _parts(outcomes: Outcomes, test: Outcomes | None, seed: int) -> tuple[Outcom
             f"all {len(test)} test prompts are in the training set, so figures on them would prove nothing: give others"
         )
     return outcomes, test.of_models(outcomes.models).take(~shared), int(shared.sum())
+
+
+def _config(predictor: RouterPredictor) -> dict[str, Any]:
+    """The settings, with those of a transformer, which it may have from the router that it was trained further from."""
+    config = {**asdict(predictor.config), "trust": predictor.trust}
+    scorer = predictor.scorer
+    if isinstance(scorer, LinearScorer):
+        return config
+    return {**config, "encoder": scorer.encoder, "head_tokens": scorer.tokens.head, "tail_tokens": scorer.tokens.tail}
 
 
 def _size(outcomes: Outcomes) -> str:
