@@ -54,8 +54,8 @@ def describe(table: pa.Table) -> dict[str, Any]:
 def missing_counts_warning(description: Mapping[str, Any]) -> str | None:
     """What a reader of `describe` should know of missing token counts, and do; None below MISSING_SHARE."""
     lines = [
-        f"{column} are missing on {of['steps']:,} of {counted(of['of'], 'LLM step')} ({of['share']:.1%}), share of each "
-        f"agent's: {_named(of['agents'])}."
+        f"{column} are missing on {of['steps']:,} of {counted(of['of'], 'LLM step')} ({of['share']:.1%}): "
+        f"{_named(of['agents'])} of their steps."
         for column, of in description.get("missing_counts", {}).items()  # the metrics of earlier versions have none
         if of["share"] >= MISSING_SHARE
     ]

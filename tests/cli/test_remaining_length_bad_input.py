@@ -72,10 +72,6 @@ def sound(answer: dict[str, Any]) -> list[float]:
 
 REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "no output tokens in any row": (traced(tokens=lambda *_: None), "expected output_tokens on every LLM step"),
-    "an unknown count at every end": (
-        traced(tokens=lambda w, s: None if s == 2 else 5),
-        "none of 72 LLM steps has a known number of tokens",
-    ),
     "only workflows that were cut": (traced(complete=False), "72 are of workflows that were cut"),
     "only tool calls": ([{**row, "kind": "tool"} for row in traced()], 'no LLM step (kind "llm")'),
     "a negative output": (
@@ -91,6 +87,15 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "a single workflow": (traced(1), "a single workflow cannot be split"),
     "two workflows": (traced(2), "a single task is left for training"),
 }
+
+
+def test_an_unknown_count_at_every_end_is_estimated_and_the_agent_is_named(tmp_path: Path) -> None:
+    ran = train(tmp_path, traced(tokens=lambda w, s: None if s == 2 else 5), "--estimator", "ridge")
+    assert ran.code == 0, ran.err
+    assert "output_tokens are missing on 32 of 96 LLM steps (33.3%): c 100% of their steps." in ran.out
+    assert "Not judged" not in ran.out
+    described = run("traces", "describe", tmp_path / "traces.jsonl")
+    assert "warning: output_tokens are missing on 40 of 120 LLM steps" in described.err
 
 
 @pytest.mark.parametrize("what", REFUSED)

@@ -7,7 +7,7 @@ import json
 import pytest
 from dataset_samples import row, trace, workflow
 
-from presage.datasets.describe import describe
+from presage.datasets.describe import describe, missing_counts_warning
 
 
 def test_describe_counts_what_can_be_counted_by_hand() -> None:
@@ -55,3 +55,27 @@ def test_fan_out_is_siblings_and_joins() -> None:
         *(row("chain", i, parent_steps=p) for i, p in enumerate([None, [0]])),
     )
     assert describe(table)["workflow_types"]["t"]["fan_out_share"] == 3 / 6
+
+
+def test_missing_counts_are_shares_of_llm_steps_and_a_warning_names_agents_and_remedy() -> None:
+    both = {"input_tokens": 9, "output_tokens": 1}
+    table = trace(
+        *(row(f"w{i}", 0, "planner", **both) for i in range(6)),
+        *(row(f"w{i}", 1, "writer", input_tokens=9, output_tokens=i or None) for i in range(2)),
+        row("w0", 2, "coder", input_tokens=9),
+        row("w1", 2, "search", kind="tool"),
+    )
+    described = describe(table)
+    json.dumps(described)
+    agents = {"coder": 1.0, "writer": 0.5}
+    assert described["missing_counts"] == {"output_tokens": {"steps": 2, "of": 9, "share": 2 / 9, "agents": agents}}
+    warning = missing_counts_warning(described)
+    assert warning is not None
+    assert "output_tokens are missing on 2 of 9 LLM steps (22.2%): coder 100%, writer 50% of their steps." in warning
+    assert 'stream_options: {"include_usage": true}' in warning
+
+
+@pytest.mark.parametrize(("missing", "warned"), [(0, False), (1, False), (2, True)])
+def test_from_two_in_a_hundred_missing_counts_are_warned_of(missing: int, warned: bool) -> None:
+    table = trace(*(row(f"w{i}", input_tokens=1, output_tokens=None if i < missing else 1) for i in range(100)))
+    assert (missing_counts_warning(describe(table)) is not None) == warned

@@ -4,6 +4,10 @@ A predictor is a function from rows to quantiles, so one code path evaluates Pre
 oracle of a synthetic process. All are evaluated on the steps with a known length. Steps of truncated workflows are left
 out and counted. If mostly long workflows are truncated, the remaining steps are biased towards short lengths, equally
 for every model.
+
+Lengths may contain estimates of counts that the trace lacks (`features/missing_counts.py`). Those steps are evaluated
+with all others, so that long workflows do not drop out, and are counted; beside that stand the figures of the workflows
+whose every output count was recorded.
 """
 
 from __future__ import annotations
@@ -19,7 +23,15 @@ from presage.errors import TraceError
 from presage.features.rows import LabelledRows
 from presage.training.length.queue import QueueFigures, compare, queued
 from presage.training.metrics import RESAMPLES, json_values
-from presage.training.quantiles import Predict, QuantileEvaluation, bins, evaluate_quantiles, median_column
+from presage.training.quantiles import (
+    Predict,
+    QuantileEvaluation,
+    QuantileFigures,
+    bins,
+    evaluate_quantiles,
+    measure,
+    median_column,
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,8 @@ class LengthEvaluation(QuantileEvaluation):
         queue: the value of the ranking; None if no workflow has the length of every step.
         bins: steps grouped by the forecast median, with forecast and actual lengths.
         cut, unknown: steps left out because their workflow was truncated, and because a count is missing.
+        estimated: evaluated steps whose length contains an estimated count.
+        recorded: figures of the workflows without one; None if every workflow is, or none.
     """
 
     queue: QueueFigures | None
@@ -37,6 +51,8 @@ class LengthEvaluation(QuantileEvaluation):
     target: str
     cut: int
     unknown: int
+    estimated: int
+    recorded: QuantileFigures | None
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `train-predictor` prints, as JSON values; the caller sets "model" and "version"."""
@@ -48,6 +64,8 @@ class LengthEvaluation(QuantileEvaluation):
                 "target": self.target,
                 **self.figures.to_dict(),
                 "left_out_steps": {"cut": self.cut, "count missing": self.unknown},
+                "estimated_steps": self.estimated,
+                "recorded": self.recorded,
                 **self.tables(),
                 "queue": self.queue,
                 "bins": self.bins,
@@ -61,13 +79,15 @@ def evaluate(
     quantiles: tuple[float, ...],
     seed: int,
     *,
+    estimated: NDArray[np.bool_] | None = None,
     baselines: Mapping[str, Predict] | None = None,
     profiles: Mapping[str, LabelledRows] | None = None,
     resamples: int = RESAMPLES,
 ) -> LengthEvaluation:
     """Evaluate a predictor and baselines; arguments as of `evaluate_quantiles`.
 
-    The seed is also that of the queue's arrivals. Raises TraceError without a known length.
+    `estimated`, bool [n], marks the rows whose label contains an estimate; None if no row's does. The seed is also that
+    of the queue's arrivals. Raises TraceError without a known length.
     """
     known = rows.labelled
     cut = int((rows.lower_bound & ~known).sum())
@@ -88,6 +108,7 @@ def evaluate(
         resamples=resamples,
     )
     median = forecast[:, median_column(quantiles)]
+    marked = known & (np.zeros(len(rows), bool) if estimated is None else estimated)
     return LengthEvaluation(
         **vars(found),
         queue=_queue(rows, median, seed),
@@ -95,7 +116,27 @@ def evaluate(
         target=rows.target,
         cut=cut,
         unknown=int((~known).sum()) - cut,
+        estimated=int(marked.sum()),
+        recorded=_recorded(rows, forecast, marked, quantiles, seed, resamples) if marked.any() else None,
     )
+
+
+def _recorded(
+    rows: LabelledRows,
+    forecast: NDArray[np.float32],
+    estimated: NDArray[np.bool_],
+    quantiles: tuple[float, ...],
+    seed: int,
+    resamples: int,
+) -> QuantileFigures | None:
+    """Figures of the workflows without an estimate; None if there is none."""
+    within = rows.labelled & ~np.isin(rows.workflow, rows.workflow[estimated])
+    if not within.any():
+        return None
+    workflow = np.unique(rows.workflow[within], return_inverse=True)[1]
+    arrival = np.diff(rows.workflow, prepend=-1)[within] != 0
+    rng = np.random.default_rng(seed)
+    return measure(forecast[within], rows.label[within], workflow, arrival, quantiles, rng, resamples)
 
 
 def _queue(rows: LabelledRows, median: NDArray[np.float32], seed: int) -> QueueFigures | None:

@@ -4,6 +4,10 @@ As in `presage.training.next_agent.train`, test tasks are split off first, and v
 training part only. A selection part of it, never the test set, selects texts and estimator; the other training
 tasks calibrate the quantiles. Baselines are fitted on the whole training part.
 
+Token counts that the traces lack are estimated (`features/missing_counts.py`), those of the test part by what the
+training part says. To evaluate a fitted predictor, they are estimated by the evaluated traces themselves, so that two
+versions of a model are compared on the same lengths.
+
 `ablate` retrains with one group of features withheld from training, selection and evaluation, as if the trace did not
 record it. If two groups carry the same information, withholding one of them has no effect, although it may matter when
 the other is absent.
@@ -29,6 +33,7 @@ from presage.datasets.tasks import task_keys
 from presage.features.history import PROGRESS
 from presage.features.input_profiles import PROFILES
 from presage.features.lengths import LengthEncoder, length_rows
+from presage.features.missing_counts import CountEstimates, FilledTrace
 from presage.features.rows import PROMPT, LabelledRows, Target
 from presage.features.served_steps import served_steps
 from presage.predictors.length.baselines import LENGTH_BASELINES, constant
@@ -102,11 +107,12 @@ def train_lengths(
 
 @dataclass(frozen=True)
 class FittedLengths:
-    """A fitted predictor; `learning`, its training rows with the chosen features, consists of `inner` and
-    `selection`; `seconds` is the time of the fit.
+    """A fitted predictor; `counts` estimates missing token counts; `learning`, its training rows with the chosen
+    features, consists of `inner` and `selection`; `seconds` is the time of the fit.
     """
 
     predictor: RemainingLengthPredictor
+    counts: CountEstimates
     learning: LabelledRows
     inner: LabelledRows
     selection: LabelledRows
@@ -126,13 +132,14 @@ def fit_lengths(
     """Fit a predictor on all of a valid trace; arguments as in `train_lengths`."""
     report = progress or (lambda _, __: None)
     report("reading prompts", None)
-    choice, apart = _features(table, target, texts, seed, report)
+    counts = CountEstimates.fit(table, seed)
+    choice, apart = _features(counts.fill(table).table, target, texts, seed, report)
     inner, selection = choice.rows.take(~apart), choice.rows.take(apart)
     begun = time.perf_counter()
     predictor = RemainingLengthPredictor(config, seed).fit(
         inner, selection, encoder=choice.encoder, trained_on=task_keys(table), progress=report
     )
-    return FittedLengths(predictor, choice.rows, inner, selection, choice, time.perf_counter() - begun)
+    return FittedLengths(predictor, counts, choice.rows, inner, selection, choice, time.perf_counter() - begun)
 
 
 def assess_lengths(
@@ -151,14 +158,18 @@ def assess_lengths(
     check_names(baselines, LENGTH_BASELINES)
     report, predictor = progress or (lambda _, __: None), fitted.predictor
     encoder, learning, inner, selection = predictor.encoder, fitted.learning, fitted.inner, fitted.selection
-    held = length_rows(parts.test, encoder, predictor.target)
+    filled = fitted.counts.fill(parts.test)
+    held = length_rows(filled.table, encoder, predictor.target)
     seed = predictor.seed
     quantiles = tuple(predictor.quantiles)
     predicts = fit_baselines(baselines, lambda baseline: LENGTH_BASELINES[baseline](learning, quantiles), report)
 
     report("judging on the test set", None)
     profiles = rows_under_profiles(held, predictor.encoder.observed)
-    evaluation = evaluate(predictor.predict, held, quantiles, seed, baselines=predicts, profiles=profiles)
+    marked = _estimated(filled, held)
+    evaluation = evaluate(
+        predictor.predict, held, quantiles, seed, estimated=marked, baselines=predicts, profiles=profiles
+    )
     digests = {
         "training traces": f"sha256:{digest(parts.train)}",
         "test traces": f"sha256:{digest(parts.test)}",
@@ -222,7 +233,8 @@ def evaluate_lengths(
     """
     table = served_steps(table)
     check_known_agents(table, predictor.encoder.vocabulary)
-    rows = length_rows(table, predictor.encoder, predictor.target)
+    filled = CountEstimates.fit(table, seed).fill(table)
+    rows = length_rows(filled.table, predictor.encoder, predictor.target)
     if profile is not None:
         rows = predictor.encoder.observed(rows, PROFILES[profile])
     quantiles = tuple(predictor.quantiles)
@@ -231,10 +243,22 @@ def evaluate_lengths(
         rows,
         quantiles,
         seed,
+        estimated=_estimated(filled, rows),
         baselines={FLOOR: constant(rows, quantiles)},
         profiles=rows_under_profiles(rows, predictor.encoder.observed) if profile is None else None,
     )
     return Judged(evaluation, row_latency_us(rows, predictor.estimator.predict_one), workflow_names(table))
+
+
+def _estimated(filled: FilledTrace, rows: LabelledRows) -> NDArray[np.bool_]:
+    """The rows of served steps whose label contains an estimated count, bool [n]."""
+    own = filled.estimated["output_tokens"]
+    if rows.target == "step":
+        return own
+    later = np.cumsum(own[::-1])[::-1]  # estimates in this row and all after it
+    by_workflow = np.bincount(rows.workflow, own)
+    of_others = (np.cumsum(by_workflow[::-1])[::-1] - by_workflow)[rows.workflow]
+    return np.asarray(later > of_others)
 
 
 AGENTS: Final = "agents, this one and before"
@@ -267,9 +291,10 @@ def ablate(
     features; above 0 the group helps. Raises TraceError for too few traces to split, or no known output tokens.
     """
     config = config or QuantileConfig()
-    choice, apart = _features(table, "remaining", "auto", seed, lambda _, __: None)
+    counts = CountEstimates.fit(table, seed)
+    choice, apart = _features(counts.fill(table).table, "remaining", "auto", seed, lambda _, __: None)
     encoder, learning = choice.encoder, choice.rows
-    held = length_rows(test, encoder)
+    held = length_rows(counts.fill(served_steps(test)).table, encoder)
 
     def figures(group: str | None) -> QuantileFigures:
         rows, judged = (without(of, encoder, group) if group else of for of in (learning, held))

@@ -243,8 +243,8 @@ def _recorded(metrics: Metrics) -> Section | None:
     head = ["workflows", "number", "steps", "tau distance, all steps"]
     head += [*(f"pinball {q}" for q in quantiles), *(f"within {q}" for q in quantiles)]
     text = (
-        "Where the traces lack token counts, lengths contain estimates. Workflows whose counts were all recorded are "
-        "mostly short, so neither line alone is the whole truth."
+        "Where the traces lack token counts, lengths contain estimates. Long workflows seldom have all counts "
+        "recorded: the second line is of short ones."
     )
     return Section("Recorded and estimated lengths", [Text(text), Table(head, rows)], in_terminal=True)
 

@@ -1,7 +1,8 @@
 """Train and evaluate a return-time predictor and baselines.
 
 As in `presage.training.length.train`: test tasks are split off first, vocabularies come from the training part, and a
-selection part of it selects the estimator; the other training tasks calibrate its quantiles.
+selection part of it selects the estimator; the other training tasks calibrate its quantiles. Missing token counts are
+estimated as there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from presage.datasets.schema import digest
 from presage.datasets.split import Split
 from presage.datasets.tasks import task_keys
 from presage.features.input_profiles import PROFILES
+from presage.features.missing_counts import CountEstimates
 from presage.features.return_times import ReturnEncoder, return_rows
 from presage.features.rows import LabelledRows
 from presage.features.served_steps import served_steps
@@ -74,11 +76,12 @@ def train_return_times(
 
 @dataclass(frozen=True)
 class FittedReturnTimes:
-    """A fitted predictor; `learning`, its training rows, of which `apart` is the mask of the selection part;
-    `seconds` is the time of the fit.
+    """A fitted predictor; `counts` estimates missing token counts; `learning`, its training rows, of which `selection`
+    is a part; `seconds` is the time of the fit.
     """
 
     predictor: ReturnTimePredictor
+    counts: CountEstimates
     learning: LabelledRows
     selection: LabelledRows
     seconds: float
@@ -93,14 +96,15 @@ def fit_return_times(
 ) -> FittedReturnTimes:
     """Fit a predictor on all of a valid trace; arguments as in `train_return_times`."""
     table = served_steps(table)
+    counts = CountEstimates.fit(table, seed)
     encoder = ReturnEncoder.fit(table)
-    rows = return_rows(table, encoder)
+    rows = return_rows(counts.fill(table).table, encoder)
     apart = tasks_apart(rows.task, rows.workflow_type, SELECTION_FRACTION, seed)
     begun = time.perf_counter()
     predictor = ReturnTimePredictor(config, seed).fit(
         rows.take(~apart), rows.take(apart), encoder=encoder, trained_on=task_keys(table), progress=progress
     )
-    return FittedReturnTimes(predictor, rows, rows.take(apart), time.perf_counter() - begun)
+    return FittedReturnTimes(predictor, counts, rows, rows.take(apart), time.perf_counter() - begun)
 
 
 def assess_return_times(
@@ -121,7 +125,7 @@ def assess_return_times(
     learning = fitted.learning
     encoder, quantiles, seed = predictor.encoder, predictor.quantiles, predictor.seed
     check_known_agents(parts.test, encoder.course.vocabulary)
-    held = return_rows(parts.test, encoder)
+    held = return_rows(fitted.counts.fill(parts.test).table, encoder)
     predicts = fit_baselines(baselines, lambda of: RETURN_BASELINES[of](learning, encoder, quantiles), report)
 
     report("judging on the test set", None)
@@ -185,7 +189,7 @@ def evaluate_return_times(
     """
     table = served_steps(table)
     check_known_agents(table, predictor.encoder.course.vocabulary)
-    rows = return_rows(table, predictor.encoder)
+    rows = return_rows(CountEstimates.fit(table, seed).fill(table).table, predictor.encoder)
     if profile is not None:
         rows = predictor.encoder.observed(rows, PROFILES[profile])
     constant = RETURN_BASELINES[FLOOR](rows, predictor.encoder, predictor.quantiles) if rows.labelled.any() else None
