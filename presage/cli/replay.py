@@ -13,6 +13,7 @@ import typer
 from presage.cli import options
 from presage.cli.output import INTERRUPTED, Output, Progress, report_lines
 from presage.registry.connect import open_existing
+from presage.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -189,6 +190,11 @@ def replay(
                 table, policies, forecasts, lengths, returns, tracking_uri, out, report
             )
             held = workload(table, convention, pause_s)
+            if held.estimated_sizes:
+                out.note(
+                    f"token counts of {held.estimated_sizes} of {counted(len(held.jobs), 'workflow')} were not all "
+                    "recorded: the missing ones are estimated"
+                )
             if held.estimated_ends:
                 out.note(f"{held.estimated_ends} requests without ended_at: their ends are estimated by their outputs")
             if held.recorded:
@@ -213,6 +219,7 @@ def replay(
                 "workflows": len(held.jobs),
                 "left_out": held.left_out,
                 "recorded_prompts": held.recorded,
+                "estimated_sizes": held.estimated_sizes,
                 "estimated_ends": held.estimated_ends,
                 "cut": sum(not job.complete for job in held.jobs),
                 **load_of(setting),

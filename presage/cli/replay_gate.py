@@ -152,6 +152,8 @@ class ReplayGate:
             check_fits(held.jobs, engine)
         if held.left_out:
             out.note(f"{held.left_out} workflows not replayed: their request sizes were not recorded")
+        if held.estimated_sizes:
+            out.note(f"request sizes of {held.estimated_sizes} workflows were not all recorded, and are estimated")
         for one in (candidate, champion):
             _check_agents(one, held)
         setting = Setting(

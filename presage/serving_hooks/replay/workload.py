@@ -8,7 +8,8 @@ history-first       every prompt begins with the history of the workflow: it con
 own-conversation    each agent continues its own conversation: the last step of the same agent among its ancestors.
 
 Every prompt has as many tokens as recorded; what the continued sequence does not account for is new. By a convention, a
-prompt too short to hold that sequence repeats only the opening. Only rows of kind "llm" are requests: steps that waited
+prompt too short to hold that sequence repeats only the opening. Sizes that were not recorded are estimated
+(`features/missing_counts.py`). Only rows of kind "llm" are requests: steps that waited
 for a tool wait for the tool's parents, and its time is part of the pause. A plain request is a job without a workflow,
 whose `hash_ids` define what its prompt shares.
 """
@@ -28,6 +29,7 @@ import pyarrow as pa
 
 from presage.datasets.schema import PREFIX_BLOCK_TOKENS
 from presage.errors import ConfigurationError, TraceError
+from presage.features.missing_counts import COUNTS, CountEstimates
 from presage.serving_hooks.replay.engine_file import EngineFile
 
 if TYPE_CHECKING:
@@ -145,8 +147,6 @@ def phased(jobs: Sequence[ReplayJob], phases: Sequence[tuple[float, float]], see
 
 Prompts = Literal["recorded", "history-first", "own-conversation"]
 
-_NEEDED: Final = ("input_tokens", "output_tokens")
-
 
 @dataclass(frozen=True)
 class PromptConvention:
@@ -241,14 +241,16 @@ class Workload:
     """The jobs of a trace.
 
     Attributes:
-        left_out: workflows without requests, or with a request whose sizes were not recorded.
+        left_out: workflows without requests, or with a request of unknown size: no request of the trace has a count.
         recorded: jobs whose prompts are assembled from `prefix_blocks`.
+        estimated_sizes: jobs with a request whose size was not recorded and is estimated.
         estimated_ends: requests without `ended_at`, whose end is estimated.
     """
 
     jobs: tuple[ReplayJob, ...]
     left_out: int
     recorded: int = 0
+    estimated_sizes: int = 0
     estimated_ends: int = 0
 
 
@@ -269,26 +271,30 @@ class RecordedRequest:
 def workload(table: pa.Table, convention: PromptConvention, pause_s: float | None = None, seed: int = 0) -> Workload:
     """The jobs of a trace.
 
-    A request without `ended_at` is taken to end after the mean seconds per output token of those with one.
+    Sizes that were not recorded are estimated by those of the trace. A request without `ended_at` is taken to end after
+    the mean seconds per output token of those with one.
 
     Args:
         table: a trace, in canonical order.
         pause_s: mean of exponential pauses, drawn in place of the recorded ones; None keeps the recorded ones.
-        seed: of drawn pauses.
+        seed: of drawn pauses and sizes.
 
     Raises:
         TraceError: no workflow has sizes, or pauses were neither recorded nor given.
         ConfigurationError: there are closing tokens, and prompts as recorded.
     """
-    rows = table.select([name for name in _COLUMNS if name in table.column_names]).to_pylist()
+    filled = CountEstimates.fit(table, seed).fill(table)
+    rows = filled.table.select([name for name in _COLUMNS if name in table.column_names]).to_pylist()
+    for row, estimated in zip(rows, np.logical_or(*(filled.estimated[name] for name in COUNTS)), strict=True):
+        row["estimated"] = estimated
     groups = [list(group) for _, group in groupby(rows, key=itemgetter("workflow_type", "workflow_id"))]
     started = [group[0]["started_at"] for group in groups]
     estimated_ends = _estimate_ends(rows) if pause_s is None else 0
     records_tools = any(row["kind"] == "tool" for row in rows)
-    jobs, left_out, recorded = [], 0, 0
+    jobs, left_out, recorded, estimated_sizes = [], 0, 0, 0
     for number, group in enumerate(groups):
         requests = [row for row in group if row["kind"] == "llm"]
-        if not requests or any(row[name] is None for row in requests for name in _NEEDED):
+        if not requests or any(row[name] is None for row in requests for name in COUNTS):
             left_out += 1
             continue
         timed = all(row["started_at"] is not None and row["ended_at"] is not None for row in requests)
@@ -301,6 +307,7 @@ def workload(table: pa.Table, convention: PromptConvention, pause_s: float | Non
         asked = _asked(group, drawn, records_tools)
         steps = assemble(asked, convention)
         recorded += convention.takes_recorded(asked)
+        estimated_sizes += any(row["estimated"] for row in requests)
         arrives = None if not timed or None in started else (started[number] - min(started)).total_seconds()
         first = group[0]
         jobs.append(
@@ -308,15 +315,15 @@ def workload(table: pa.Table, convention: PromptConvention, pause_s: float | Non
         )
     if not jobs:
         raise TraceError(
-            f"none of {left_out} workflows has input_tokens and output_tokens in all its requests; replay needs the "
-            "sizes of prompts and outputs: record them, or ingest traces that have them"
+            f"none of {left_out} workflows has requests of known size: no request has input_tokens, or none has "
+            "output_tokens, and there are no texts to estimate them by; record them, or ingest traces that have them"
         )
     if recorded and convention.closing_tokens:
         raise ConfigurationError(
             f"--closing-tokens is {convention.closing_tokens}, and prefix_blocks of {recorded} workflows already say "
             "what later prompts repeat: leave it out, or give --prompts history-first or own-conversation"
         )
-    return Workload(tuple(jobs), left_out, recorded, estimated_ends)
+    return Workload(tuple(jobs), left_out, recorded, estimated_sizes, estimated_ends)
 
 
 def _estimate_ends(rows: Sequence[dict[str, Any]]) -> int:
@@ -340,7 +347,7 @@ _COLUMNS: Final = (
     "agent",
     "parent_steps",
     "kind",
-    *_NEEDED,
+    *COUNTS,
     "started_at",
     "ended_at",
     "complete",

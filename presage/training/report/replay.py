@@ -146,6 +146,8 @@ def _lead(metrics: Metrics) -> str:
         lead = f"Nothing can be gained from the cache here: {verdict['nothing_to_gain']}. {lead}"
     if load["left_out"]:
         lead += f" {load['left_out']} workflows left out: their request sizes were not recorded."
+    if load.get("estimated_sizes"):
+        lead += f" Request sizes of {load['estimated_sizes']} workflows were not all recorded, and are estimated."
     return f"{lead} Interrupted: only the runs that were done are counted." if metrics["interrupted"] else lead
 
 

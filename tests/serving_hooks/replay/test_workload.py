@@ -156,11 +156,28 @@ def test_workflows_come_when_they_were_recorded() -> None:
     assert {job.workflow_id: job.arrives_s for job in found.jobs} == {"a": 20.0, "b": 0.0}
 
 
-def test_without_sizes_a_workflow_is_left_out_and_counted() -> None:
-    found = workload(table(row("a", 0, "p"), row("b", 0, "p", output_tokens=None)), HISTORY)
-    assert ([job.workflow_id for job in found.jobs], found.left_out) == (["a"], 1)
-    with pytest.raises(TraceError, match="none of 1 workflows has input_tokens and output_tokens"):
+def test_a_workflow_without_all_sizes_is_replayed_with_estimates_and_counted() -> None:
+    missing: dict[str, None] = {"input_tokens": None, "output_tokens": None}
+    recorded = [row(f"w{i}", 0, "p", input_tokens=50, output_tokens=8) for i in range(5)]
+    found = workload(table(*recorded, row("x", 0, "p", **missing), row("x", 1, "p", 2.0, input_tokens=70)), HISTORY)
+    assert (len(found.jobs), found.left_out, found.estimated_sizes) == (6, 0, 1)
+    first, second = next(job.steps for job in found.jobs if job.workflow_id == "x")
+    assert first.prompt_tokens in (50, 70)
+    assert first.output_tokens in (8, 10)
+    assert second.prompt_tokens == 70
+    assert workload(table(*recorded), HISTORY).estimated_sizes == 0
+
+
+def test_an_estimated_answer_has_the_tokens_of_its_text() -> None:
+    found = workload(table(row("a", 0, "p"), row("b", 0, "p", output_tokens=None, output_text="x" * 40)), HISTORY)
+    assert {job.workflow_id: job.steps[0].output_tokens for job in found.jobs} == {"a": 10, "b": 10}
+
+
+def test_sizes_that_no_request_has_leave_nothing_to_replay() -> None:
+    with pytest.raises(TraceError, match="none of 1 workflows has requests of known size"):
         workload(table(row("b", 0, "p", output_tokens=None)), HISTORY)
+    found = workload(table(row("a", 0, "p"), row("b", 0, "search", kind="tool")), HISTORY)
+    assert ([job.workflow_id for job in found.jobs], found.left_out) == (["a"], 1)
 
 
 def test_without_times_a_mean_pause_has_to_be_given() -> None:
