@@ -110,6 +110,8 @@ def check(extra_args: object, session_id: object, counts: EventCounts) -> None:
     sent = _flat(extra_args, EventCounts())
     if sent.get(ARGUMENT) == ANONYMOUS:
         return
+    if sent.keys() - _OF_SERVER <= FIELD_OF.keys() and all(map(sent.get, _WANTED)):  # nearly always
+        return
     given = given_fields(sent, session_id)
     found = {**_reported(sent.get(MISTAKES)), **misspelt_keys(sent)}
     mistakes = {field: of for field, of in found.items() if field not in given}
@@ -124,6 +126,7 @@ def check(extra_args: object, session_id: object, counts: EventCounts) -> None:
 
 
 _WANTED: Final[tuple[MetadataField, ...]] = ("workflow_type", "workflow_id", "agent")
+_OF_SERVER: Final = frozenset({ARGUMENT})
 _ONE_OF: Final[frozenset[MetadataField]] = frozenset({"workflow_id", "session_id"})
 
 Mistakes = dict[MetadataField, tuple[Reason, str]]
