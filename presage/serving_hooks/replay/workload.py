@@ -9,9 +9,9 @@ own-conversation    each agent continues its own conversation: the last step of 
 
 Every prompt has as many tokens as recorded; what the continued sequence does not account for is new. By a convention, a
 prompt too short to hold that sequence repeats only the opening. Sizes that were not recorded are estimated
-(`features/missing_counts.py`). Only rows of kind "llm" are requests: steps that waited
-for a tool wait for the tool's parents, and its time is part of the pause. A plain request is a job without a workflow,
-whose `hash_ids` define what its prompt shares.
+(`features/missing_counts.py`), those of prompts large enough for that sequence. Only rows of kind "llm" are requests:
+steps that waited for a tool wait for the tool's parents, and its time is part of the pause. A plain request is a job
+without a workflow, whose `hash_ids` define what its prompt shares.
 """
 
 from __future__ import annotations
@@ -256,7 +256,9 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """A request as recorded: sizes, parents, pause, the runs of `prefix_blocks`, finish reason and tools called."""
+    """A request as recorded: sizes, parents, pause, the runs of `prefix_blocks`, finish reason and tools called; and
+    whether `input_tokens` were not recorded, but estimated.
+    """
 
     agent: str
     input_tokens: int
@@ -266,6 +268,7 @@ class RecordedRequest:
     prefix: Sequence[Sequence[int]] | None = None
     finish_reason: str | None = None
     tools: tuple[str, ...] | None = None
+    estimated_prompt: bool = False
 
 
 def workload(table: pa.Table, convention: PromptConvention, pause_s: float | None = None, seed: int = 0) -> Workload:
@@ -285,8 +288,8 @@ def workload(table: pa.Table, convention: PromptConvention, pause_s: float | Non
     """
     filled = CountEstimates.fit(table, seed).fill(table)
     rows = filled.table.select([name for name in _COLUMNS if name in table.column_names]).to_pylist()
-    for row, estimated in zip(rows, np.logical_or(*(filled.estimated[name] for name in COUNTS)), strict=True):
-        row["estimated"] = estimated
+    for row, *estimated in zip(rows, *(filled.estimated[name].tolist() for name in COUNTS), strict=True):
+        row["estimated_prompt"], row["estimated"] = estimated[0], any(estimated)
     groups = [list(group) for _, group in groupby(rows, key=itemgetter("workflow_type", "workflow_id"))]
     started = [group[0]["started_at"] for group in groups]
     estimated_ends = _estimate_ends(rows) if pause_s is None else 0
@@ -386,6 +389,7 @@ def _asked(group: Sequence[dict[str, Any]], drawn_s: Any, records_tools: bool) -
                 row.get("prefix_blocks"),
                 row.get("finish_reason"),
                 () if records_tools else None,
+                row["estimated_prompt"],
             )
         )
         ended.append(row["ended_at"])
@@ -409,6 +413,9 @@ def assemble(asked: Sequence[RecordedRequest], convention: PromptConvention) -> 
             else:  # a join continues the longest branch
                 continues = max(one.parents, key=lambda parent: (steps[parent].sequence_tokens, -parent), default=None)
             repeated = steps[continues].sequence_tokens if continues is not None else 0
+            if one.estimated_prompt:  # nothing recorded contradicts the convention, so the prompt holds the sequence
+                least = repeated + convention.closing_tokens + 1
+                one = replace(one, input_tokens=max(one.input_tokens, least))
         closing = 0 if prefixes is not None else min(convention.closing_tokens, one.input_tokens - 1)
         if repeated + closing >= one.input_tokens and prefixes is None:
             continues, repeated = None, 0

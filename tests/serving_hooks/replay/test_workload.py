@@ -168,6 +168,13 @@ def test_a_workflow_without_all_sizes_is_replayed_with_estimates_and_counted() -
     assert workload(table(*recorded), HISTORY).estimated_sizes == 0
 
 
+def test_an_estimated_prompt_is_long_enough_for_what_it_continues() -> None:
+    recorded = [row(f"w{i}", 0, "q", input_tokens=50) for i in range(5)]
+    found = workload(table(*recorded, row("x", 0, "p"), row("x", 1, "q", 2.0, input_tokens=None)), HISTORY)
+    second = next(job.steps for job in found.jobs if job.workflow_id == "x")[1]
+    assert (second.continues, second.repeated_tokens, second.prompt_tokens) == (0, 110, 111)
+
+
 def test_an_estimated_answer_has_the_tokens_of_its_text() -> None:
     found = workload(table(row("a", 0, "p"), row("b", 0, "p", output_tokens=None, output_text="x" * 40)), HISTORY)
     assert {job.workflow_id: job.steps[0].output_tokens for job in found.jobs} == {"a": 10, "b": 10}
