@@ -16,6 +16,7 @@ from presage.cli.train_predictor import app as train_predictor
 from presage.datasets.ingest import append
 from presage.datasets.read import read_traces
 from presage.datasets.synthetic.lengths import generate_lengths
+from presage.features.input_profiles import as_served
 from presage.features.lengths import LengthWorkflow, length_rows
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.registry.connect import open_registry
@@ -73,7 +74,7 @@ def test_from_traces_to_a_champion_and_what_evaluate_says_of_it(
     assert {gate["name"] for gate in judged["gates"]} >= {"floor-tau-distance-all", "coverage-0.99", "latency"}
     listed = run("models", *uri).json["models"][0]
     assert (listed["kind"], listed["version"]) == ("remaining-length", 1)
-    assert listed["figures"]["tau_distance_all"] == kept["tau_distance"]["all"]
+    assert listed["figures"]["tau_distance_all"] == as_served(kept)["tau_distance"]["all"]
     assert f"{kept['tau_distance']['all']:.3f}" in run("models", *uri[:2]).out
 
     found = run("evaluate", "models:/remaining-length/1", held, *uri).json
