@@ -171,7 +171,7 @@ def length_counts(of: QuantileFigures) -> LengthCounts:
 
 REMAINING_LENGTH = Kind(
     name="remaining-length",
-    legend="tau distance in an engine, of all steps and at arrival (0 best, .5 none), pinball loss in tokens by quantile",
+    legend="tau distance in an engine, of all steps and at arrival (0 best, .5 none), pinball loss in tokens",
     advice=(
         "more workflows, output_tokens on every LLM step, --estimator forest or boosted, recorded prompts, or --states "
         "none if texts merely identify workflows"
