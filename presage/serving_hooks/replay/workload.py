@@ -318,8 +318,8 @@ def workload(table: pa.Table, convention: PromptConvention, pause_s: float | Non
         )
     if not jobs:
         raise TraceError(
-            f"none of {left_out} workflows has requests of known size: no request has input_tokens, or none has "
-            "output_tokens, and there are no texts to estimate them by; record them, or ingest traces that have them"
+            f"none of {left_out} workflows has requests of known size, by counts or texts; replay needs the sizes of "
+            "prompts and outputs: record input_tokens and output_tokens, or ingest traces that have them"
         )
     if recorded and convention.closing_tokens:
         raise ConfigurationError(

@@ -217,6 +217,15 @@ def test_traces_say_what_they_cannot_answer(jsonl: Callable[..., Path]) -> None:
     assert "no recorded times" in said.stderr
 
 
+def test_a_workflow_with_a_size_that_was_not_recorded_is_replayed_and_counted(jsonl: Callable[..., Path]) -> None:
+    path = jsonl(input_tokens=50, output_text="x" * 40)
+    done = ran("replay", path, *CHEAP, "--pause-s", 1, "--policy", "stock", "--json")
+    assert done.exit_code == 0, done.stderr
+    load = json.loads(done.stdout)["workload"]
+    assert (load["workflows"], load["left_out"], load["estimated_sizes"], load["output_tokens"]) == (1, 0, 1, 20)
+    assert "token counts of 1 of 1 workflow were not all recorded" in done.stderr
+
+
 def test_a_model_of_other_agents_is_refused_and_one_of_these_forecasts(store: Path, tiny: Any, jsonl: Any) -> None:
     other = ran("replay", jsonl(input_tokens=50, output_tokens=5), *CHEAP, "--pause-s", 1, "--forecasts", tiny.folder)
     assert other.exit_code == 2
