@@ -30,6 +30,7 @@ import pyarrow as pa
 from presage.datasets.schema import PREFIX_BLOCK_TOKENS
 from presage.errors import ConfigurationError, TraceError
 from presage.features.missing_counts import COUNTS, CountEstimates
+from presage.features.served_steps import TOOLS_CALLED, running_steps
 from presage.serving_hooks.replay.engine_file import EngineFile
 
 if TYPE_CHECKING:
@@ -356,11 +357,13 @@ _COLUMNS: Final = (
     "complete",
     "prefix_blocks",
     "finish_reason",
+    TOOLS_CALLED,
 )
 
 
 def _asked(group: Sequence[dict[str, Any]], drawn_s: Any, records_tools: bool) -> list[RecordedRequest]:
-    """The requests of one workflow; parents are numbers of requests. Tools called are those up to the next request."""
+    """The requests of one workflow; parents are numbers of requests. Tools called are those of `running_steps`."""
+    called = [step.get(TOOLS_CALLED) for step in running_steps(group)]
     waited: dict[int, tuple[int, ...]] = {}  # by step: the requests to wait for in its place
     found: list[RecordedRequest] = []
     ended: list[Any] = []
@@ -371,10 +374,9 @@ def _asked(group: Sequence[dict[str, Any]], drawn_s: Any, records_tools: bool) -
         last = row["step"]
         if row["kind"] != "llm":
             waited[last] = before
-            if found:
-                found[-1] = replace(found[-1], tools=(*(found[-1].tools or ()), row["agent"]))
             continue
         waited[last] = (len(found),)
+        tools = called[len(found)]
         if drawn_s is not None:
             pause_s = float(drawn_s[at]) if before else 0.0
         else:
@@ -388,7 +390,7 @@ def _asked(group: Sequence[dict[str, Any]], drawn_s: Any, records_tools: bool) -
                 pause_s,
                 row.get("prefix_blocks"),
                 row.get("finish_reason"),
-                () if records_tools else None,
+                tuple(tools or ()) if records_tools or tools is not None else None,
                 row["estimated_prompt"],
             )
         )

@@ -60,6 +60,19 @@ def test_a_tool_is_no_request_and_its_time_is_a_pause() -> None:
     assert (steps[1].parents, steps[1].pause_s) == ((0,), 5.5)
 
 
+def test_the_tools_of_an_answer_are_those_recorded_or_those_that_waited_for_it() -> None:
+    tool = {"kind": "tool", "input_tokens": None, "output_tokens": None}
+    rows = [
+        row("a", 0, "p", 0.0, input_tokens=100, parent_steps=[]),
+        row("a", 1, "q", 1.0, input_tokens=120, parent_steps=[0]),
+        row("a", 2, "search", 2.5, parent_steps=[0], **tool),
+        row("a", 3, "s", 7.0, input_tokens=300, parent_steps=[1, 2]),
+    ]
+    assert [step.tools for step in workload(table(*rows), HISTORY).jobs[0].steps] == [("search",), (), ()]
+    bare = [row("a", i, "p", 2.0 * i, tools_called=called) for i, called in enumerate((["read"], []))]
+    assert [step.tools for step in workload(table(*bare), HISTORY).jobs[0].steps] == [("read",), ()]
+
+
 def test_forks_and_joins_wait_for_their_parents_and_a_join_continues_the_longest() -> None:
     rows = [
         row("a", 0, "p", 0.0, input_tokens=100, parent_steps=[]),
