@@ -125,11 +125,16 @@ def _why(of: dict[str, Any]) -> str:
     return "too few workflows" if not of["watched"] else ""
 
 
-def promotion_figures(candidate: Loaded, table: pa.Table, out: Output) -> dict[str, Promoted] | None:
-    """Reference figures by workflow type, on unseen traces in canonical order; None for a kind not monitored."""
+def promotion_figures(
+    candidate: Loaded, table: pa.Table, out: Output, target: str = "engine"
+) -> dict[str, Promoted] | None:
+    """Reference figures by workflow type, with the inputs of a profile (a key of `TARGETS`): what is promised.
+
+    The table has unseen traces in canonical order. None for a kind that is not monitored.
+    """
     import pyarrow.compute as pc
 
-    from presage.features.input_profiles import PROFILES, masked
+    from presage.features.input_profiles import PROFILES, TARGETS, masked
     from presage.serving_hooks.monitoring.promoted import promoted_by_type
     from presage.serving_hooks.monitoring.retrain_check import followed_of
 
@@ -138,8 +143,8 @@ def promotion_figures(candidate: Loaded, table: pa.Table, out: Output) -> dict[s
         return None
     if kind == "remaining-length" and candidate.predictor.target != "remaining":
         return None
-    bare = masked(table, PROFILES["ids+tokens"])
-    ended = [of for of in followed_of(bare, forecasts_of({kind: candidate}, bare)) if of.ended]
+    supplied = masked(table, PROFILES[TARGETS[target]])
+    ended = [of for of in followed_of(supplied, forecasts_of({kind: candidate}, supplied)) if of.ended]
     found = promoted_by_type(ended, AT_LEAST)
     if few := sorted(set(pc.unique(table["workflow_type"]).to_pylist()) - found.keys()):
         more = f" and {len(few) - _NAMED} more" if len(few) > _NAMED else ""

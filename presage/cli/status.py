@@ -14,7 +14,8 @@ from presage.cli.server import ApiKey, Url, ask
 from presage.errors import EngineError
 from presage.serving_hooks.counts import ERRORS, EVENTS, FORECASTS, HIDDEN_STATES, METADATA_LEFT_OUT
 from presage.serving_hooks.metrics import accuracies, counted, missing_inputs, return_figures
-from presage.serving_hooks.status import EngineStatus, read_status
+from presage.serving_hooks.status import EngineStatus, MonitorStatus, read_status
+from presage.wording import counted as counted_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -81,7 +82,7 @@ def tables(name: str, engine: EngineStatus) -> Iterator[Table]:
     """One engine: modes, then models and forecasts, then effects, then errors."""
     for title, rows in (
         (name, [*_policies(engine), *_models(engine), *_inputs(engine), *_workflows(engine)]),
-        ("Forecasts", [*_forecasts(engine), *_accuracies(engine), *_returns(engine)]),
+        ("Forecasts", [*_forecasts(engine), *promises(engine), *_accuracies(engine), *_returns(engine)]),
         ("Cache", [*_prompts(engine), *_evicted(engine), *_prefetch(engine)]),
         ("Order and admission", [*_ageing(engine), *_admission(engine)]),
         ("Problems", _problems(engine)),
@@ -131,6 +132,25 @@ def _forecasts(engine: EngineStatus) -> Rows:
     for (moment, outcome), times in counted(HIDDEN_STATES, engine):
         rows.append([f"{moment} states", f"{times:.0f} {outcome}"])
     return rows
+
+
+def promises(engine: EngineStatus) -> Rows:
+    """Promised accuracy and coverage beside the live one, and the model beside online counts, by workflow type."""
+    if engine.truth is None:
+        return []
+    rows: Rows = []
+    for name, promise in engine.truth.promised.items():
+        for figure, of in promise.figures.items():
+            told = f"{_with_interval(of.promised)} promised, {_with_interval(of.live)} live"
+            rows.append([f"{figure}: {name or '(no type)'}", f"{told} of {counted_of(of.workflows, 'workflow')}"])
+    for name, compared in engine.truth.against_counts.items():
+        told = f"{compared.model:.3f}, online counts {compared.counts:.3f} at its latest {compared.steps} steps"
+        rows.append([f"against counts: {name or '(no type)'}", told])
+    return rows
+
+
+def _with_interval(figure: tuple[float, float, float]) -> str:
+    return "{:.3f} [{:.3f}, {:.3f}]".format(*figure)
 
 
 def _accuracies(engine: EngineStatus) -> Rows:
@@ -206,7 +226,15 @@ def _problems(engine: EngineStatus) -> Rows:
         key = engine.examples.get(f"{name}: {reason}", name)
         rows.append([f"{name} left out: {reason}", f"{times:.0f}" + (f", for example {key}" if key != name else "")])
     rows += [[event, f"{times:.0f}"] for (event,), times in counted(EVENTS, engine)]
-    alarms = engine.truth.alarms if engine.truth is not None else {}
+    truth = engine.truth or MonitorStatus()
+    rows += [["drift", name or "(no type)"] for name in truth.alarms]
+    for name, promise in truth.promised.items():
+        if promise.kept is False:
+            rows.append(["below its promise", name or "(no type)"])
+        rows += [[f"likely cause: {name or '(no type)'}", f"{cause.text}; {cause.mend}"] for cause in promise.causes]
+    for name, compared in truth.against_counts.items():
+        if compared.stands_back:
+            rows.append(["stands back", f"{name or '(no type)'}: online counts forecast it until it recovers"])
     if engine.recorder is not None and engine.recorder.losing:
         rows.append(["recorder", "loses most steps; recorder.counts of --json says why"])
-    return [*rows, *(["drift", name or "(no type)"] for name in alarms)]
+    return rows

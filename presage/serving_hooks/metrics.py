@@ -153,6 +153,25 @@ def accuracies(status: EngineStatus) -> Iterator[Sample]:
     )
 
 
+_FIGURES: Final = ("accuracy at prefill", "accuracy at completion")
+
+
+def _promised(status: EngineStatus) -> Iterator[Sample]:
+    """Promised and live accuracy by workflow type, moment and bound of their intervals."""
+    promises = status.truth.promised if status.truth is not None else {}
+    for name in sorted(promises)[:MOST_TYPES]:
+        for figure, of in promises[name].figures.items():
+            if figure in _FIGURES:
+                for kind, values in (("promised", of.promised), ("live", of.live)):
+                    for bound, value in zip(("mean", "low", "high"), values, strict=True):
+                        yield (name, figure.rpartition(" ")[2], kind, bound), value
+
+
+def _stands_back(status: EngineStatus) -> dict[str, float]:
+    compared = status.truth.against_counts if status.truth is not None else {}
+    return dict.fromkeys([name for name, of in sorted(compared.items()) if of.stands_back][:MOST_TYPES], 1.0)
+
+
 def _coverages(status: EngineStatus) -> Iterator[Sample]:
     return _bounded(
         [
@@ -277,6 +296,18 @@ METRICS: Final = (
         _alarms,
     ),
     _number("presage_drift_alarms_total", "Drift alarms raised.", "truth.raised"),
+    Metric(
+        "presage_promised_accuracy",
+        ("workflow_type", "moment", "figure", "bound"),
+        "Accuracy one step ahead, a mean over workflows with its 95 % interval: promised at the promotion, and live.",
+        _promised,
+    ),
+    _table(
+        "presage_stands_back",
+        "workflow_type",
+        "1 for a workflow type that online counts forecast better than the model; its forecasts come from counts.",
+        _stands_back,
+    ),
     counter(HIDDEN_STATES),
     _number("presage_prompt_tokens_total", "Tokens of the prompts of workflows' steps.", "prompts.tokens"),
     _numbers(

@@ -140,11 +140,49 @@ class LiveFigures:
 
 
 @dataclass(frozen=True)
+class PromisedFigure:
+    """A promised figure beside the live one, each mean, low, high of 95 %, and the workflows behind the live one."""
+
+    promised: tuple[float, float, float]
+    live: tuple[float, float, float]
+    workflows: int
+
+
+@dataclass(frozen=True)
+class CauseStatus:
+    """A likely cause of figures that are not as promised, and what mends it."""
+
+    text: str
+    mend: str
+
+
+@dataclass(frozen=True)
+class PromiseStatus:
+    """Whether the promised figures of a workflow type hold; see `Drift.promised`."""
+
+    figures: Mapping[str, PromisedFigure] = field(default_factory=dict)
+    kept: bool | None = None
+    causes: tuple[CauseStatus, ...] = ()
+
+
+@dataclass(frozen=True)
+class AgainstCountsStatus:
+    """Accuracy of the predictor and of online counts at the same latest steps; see `StandBack`."""
+
+    steps: int
+    model: float
+    counts: float
+    stands_back: bool
+
+
+@dataclass(frozen=True)
 class MonitorStatus:
-    """Forecasts against outcomes: standing drift alarms by workflow type, and live figures by type and model."""
+    """Forecasts against outcomes, by workflow type: standing drift alarms, promises, and live figures by model."""
 
     alarms: Mapping[str, Any] = field(default_factory=dict)
     raised: int = 0
+    promised: Mapping[str, PromiseStatus] = field(default_factory=dict)
+    against_counts: Mapping[str, AgainstCountsStatus] = field(default_factory=dict)
     workflow_types: Mapping[str, Mapping[str, LiveFigures]] = field(default_factory=dict)
 
 

@@ -51,6 +51,16 @@ STATUS: dict[str, Any] = {
     },
     "truth": {
         "alarms": {"review": {}},
+        "promised": {
+            "review": {
+                "figures": {
+                    "accuracy at prefill": {"promised": [0.8, 0.75, 0.85], "live": [0.6, 0.5, 0.7], "workflows": 60}
+                },
+                "kept": False,
+                "causes": [{"text": "agents that the traces do not have: 'checker'", "mend": "train again"}],
+            }
+        },
+        "against_counts": {"review": {"steps": 1000, "model": 0.6, "counts": 0.7, "stands_back": True}},
         "workflow_types": {
             "review": {"version 3": {"moments": {"prefill": {"accuracy": [0.75, 0.5], "positions": [8, 4]}}}}
         },
@@ -128,6 +138,11 @@ def test_people_read_tables(made: Made) -> None:
         "prefetch: ValueError 1",
         "workflow_id left out: missing 2",
         "drift review",
+        "accuracy at prefill: review 0.800 [0.750, 0.850] promised, 0.600 [0.500, 0.700] live of 60 workflows",
+        "against counts: review 0.600, online counts 0.700 at its latest 1000 steps",
+        "below its promise review",
+        "likely cause: review agents that the traces do not have: 'checker'; train again",
+        "stands back review: online counts forecast it until it recovers",
     } <= set(said)
 
 
@@ -263,4 +278,4 @@ def test_watching_goes_on_until_interrupted(made: Made, monkeypatch: pytest.Monk
     assert [json.loads(line) for line in ran.out.splitlines()] == [{"engines": [STATUS]}] * 3
     assert pauses == [2.5] * 3
     pauses.clear()
-    assert run("status", made.url, "--watch", "1").out.count("workflows ") == 3
+    assert run("status", made.url, "--watch", "1").out.count("policies ") == 3

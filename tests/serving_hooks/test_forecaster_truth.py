@@ -7,12 +7,13 @@ from tiny_model import Tiny
 
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
-from presage.serving_hooks.forecasting.live import DRIFTED, LiveForecast
+from presage.serving_hooks.forecasting.live import DRIFTED, LESS_ACCURATE, LiveForecast
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig, Reason
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
-from presage.serving_hooks.monitoring.outcomes import Followed
+from presage.serving_hooks.monitoring.outcomes import AgainstCounts, Followed
 from presage.serving_hooks.monitoring.promoted import Figure
+from presage.serving_hooks.monitoring.stand_back import STEPS
 from presage.serving_hooks.workflows import EndReason, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step
 
@@ -149,3 +150,48 @@ def test_a_forecast_made_again_with_its_state_is_the_one_that_is_judged(tiny: Ti
     sure = truth.over[0].next_agent["version 4"].sums[1].sum(axis=-1)[0, 0]
     assert sure == pytest.approx(float(again.probabilities[0].max()))
     assert sure != pytest.approx(float(first.probabilities[0].max()))
+
+
+def backwards(forecaster: Forecaster, workflow_id: str) -> list[LiveForecast]:
+    """The agents in an order that the predictor never saw."""
+    said = []
+    for step, agent in enumerate(("tester", "tester", "coder", "coder", "planner", "planner")):
+        said.append(forecaster.on_prefill("retry", workflow_id, agent, step=step, input_tokens=100))
+        said.append(forecaster.on_completion("retry", workflow_id, output_tokens=10))
+    forecaster.close("retry", workflow_id)
+    return said
+
+
+def test_a_predictor_below_the_counts_for_a_thousand_steps_stands_back_until_it_recovers(
+    tiny: Tiny, caplog: pytest.LogCaptureFixture
+) -> None:
+    forecaster, truth = of(tiny)
+    reasons = []
+    for number in range(260):
+        reasons.append({live.reason for live in backwards(forecaster, f"w {number}")})
+        if LESS_ACCURATE in reasons[-1]:
+            break
+    figures = truth.stand_back.to_dict()["retry"]
+    assert figures["steps"] >= STEPS
+    assert figures["counts"] > figures["model"]
+    assert figures["stands_back"]
+    assert reasons[-1] == {LESS_ACCURATE}
+    assert forecaster.counts["next-agent", "back-off", LESS_ACCURATE] == 12
+    assert {live.remaining.source for live in backwards(forecaster, "w")} == {"champion"}, "of agents only"
+    assert "stands back for workflow type 'retry'" in caplog.text
+    for _ in range(STEPS // 10):
+        truth.followed(Followed("retry", True, {}, {}, {}, AgainstCounts(10, 9, 8)))
+    assert {live.source for live in run(forecaster, "recovered")} == {"champion"}
+    assert "forecasts workflow type 'retry' again" in caplog.text
+
+
+def test_a_predictor_that_still_leads_the_counts_is_used_while_the_alarm_stands(tiny: Tiny) -> None:
+    forecaster, truth = of(tiny)
+    for number in range(8):
+        run(forecaster, f"before {number}")
+    raised(truth, "accuracy at prefill")
+    assert {live.reason for live in run(forecaster, "w")} == {DRIFTED}
+    for _ in range(25):
+        truth.stand_back.followed(Followed("retry", True, {}, {}, {}, AgainstCounts(10, 9, 6)))
+    assert {live.source for live in run(forecaster, "w 2")} == {"champion"}
+    assert truth.falls_back("retry", "return-time") is None, "accuracy does not concern return times"

@@ -30,6 +30,7 @@ from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.forecasting.reload import RegistryClient, Reload, by_kind
 from presage.serving_hooks.forecasting.return_times import ReturnTimeForecaster
 from presage.serving_hooks.forecasting.sources import Held, Predictors, resolve_predictors
+from presage.serving_hooks.monitoring.causes import missing_inputs
 from presage.serving_hooks.monitoring.drift import Drift
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
@@ -45,6 +46,8 @@ NO_REGISTRY: Final = (
 START_S: Final = 300.0
 """Time limit of the load at the start; compiling on a new machine takes most of it. The reload tries what is late
 again."""
+
+_FIRST_STEPS: Final = 1000
 
 _log = logging.getLogger(__name__)
 
@@ -121,6 +124,7 @@ class Champions:
 
     def status(self) -> dict[str, Any]:
         """Status of reloads, inputs and the monitor."""
+        missing = self._missing()
         status: dict[str, Any] = {
             "reload": {
                 "on": self._config.reload_s is not None,
@@ -130,11 +134,17 @@ class Champions:
                 "loading": self.reload.loading(),
                 "workflows_under_older": self.source.under_older,
             },
-            "inputs": {"counts": dict(self._inputs), "missing": self._missing()},
+            "inputs": {"counts": dict(self._inputs), "missing": missing},
             "returns": self.returns.status(),
         }
-        truth = self.source.latest.monitor
-        return status | ({"truth": truth.status()} if truth is not None else {})
+        monitor = self.source.latest.monitor
+        if monitor is not None:
+            status["truth"] = truth = monitor.status()
+            inputs = sorted(set().union(*missing.values()))
+            for of in truth["promised"].values() if inputs else ():
+                if of["causes"]:
+                    of["causes"].insert(0, missing_inputs(inputs).to_dict())
+        return status
 
     def close(self) -> None:
         """The engine shuts down."""
@@ -142,12 +152,15 @@ class Champions:
 
     def _drifted(self, workflow_type: str) -> bool:
         monitor = self.source.latest.monitor
-        return monitor is not None and bool(monitor.drift.alarms) and monitor.falls_back(workflow_type, "return-time")
+        if monitor is None or not monitor.drift.alarms:
+            return False
+        return monitor.falls_back(workflow_type, "return-time") is not None
 
     def _missing(self) -> dict[str, list[str]]:
         """The inputs that each champion was promoted with and that no step here had."""
-        seen = {source for source in (TOKENS, TEXT, STATES) if self._inputs[source]}
-        seen |= {ANSWERS} if self._config.answers else set()
+        seen = {source for source in (TOKENS, TEXT, STATES, ANSWERS) if self._inputs[source]}
+        # An answer is read once it is complete: the first steps cannot show yet that none is.
+        seen |= {ANSWERS} if self._config.answers and self._inputs["steps"] < _FIRST_STEPS else set()
         expected = seen if self._inputs["steps"] else seen | {TOKENS, STATES, *([TEXT] if self._texts else ())}
         return {kind: sorted(of - expected) for kind, of in self._promoted_under.items() if of - expected}
 

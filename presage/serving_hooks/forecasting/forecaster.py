@@ -36,7 +36,6 @@ from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBre
 from presage.serving_hooks.forecasting.forecasts import TextModel
 from presage.serving_hooks.forecasting.live import (
     BESIDE,
-    DRIFTED,
     LITTLE_SEEN,
     MISSED_STEP,
     NO_LENGTHS,
@@ -51,6 +50,7 @@ from presage.serving_hooks.forecasting.live import (
 )
 from presage.serving_hooks.forecasting.online_counts import MOST_OPEN, OnlineCounts, WorkflowHistory
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
+from presage.serving_hooks.monitoring.outcomes import likeliest
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Key, Step, scoped, shared, short, tenant_of
 
@@ -370,9 +370,9 @@ class Forecaster:
         """
         try:
             key = short(workflow_type), short(workflow_id)
-            if self.monitor is not None:
-                self.monitor.ended(*key, reason)
             running = self._workflows.pop(key, None)
+            if self.monitor is not None:
+                self.monitor.ended(*key, reason, self._counted(running) if running is not None else None)
             if running is not None and self._back_off is not None and reason is not EndReason.ABORTED:
                 running.history.ended(self._back_off, running.stats_key)
         except Exception as error:
@@ -418,13 +418,14 @@ class Forecaster:
             if len(self._workflows) > self.max_workflows:
                 self._workflows.popitem(last=False)
         running.begins(step, given["agent"])
+        counted = self._counted(running)
         try:
             live = self._at_prefill(key[0], running, given)
         except Exception:
             running.miss(running.steps)  # the predictors' states may disagree
             raise
         if self.monitor is not None:
-            self.monitor.begun(*key, given["agent"], self._claimed or live, step)
+            self.monitor.begun(*key, given["agent"], self._claimed or live, step, counted)
         return live
 
     def _completed(
@@ -539,16 +540,16 @@ class Forecaster:
         left: LiveLengths,
     ) -> LiveForecast:
         """The forecast of next agents, from the model or the counts; sets `_claimed`."""
-        drifted = self._drifted(workflow_type, "next-agent")
+        stands_back = self._stands_back(workflow_type, "next-agent")
         self._claimed = None if isinstance(live, Refused) else live
         if isinstance(live, Refused):
             running.agents = live
-        elif live.source == "champion" and not drifted:
+        elif live.source == "champion" and stands_back is None:
             return live
         recent = running.history.recent
         counted = self._back_off.next_agents(running.stats_key, recent) if self._back_off is not None else None
-        if counted is not None and (isinstance(live, Refused) or drifted or counted.evidence > live.evidence):
-            reason = live.reason if isinstance(live, Refused) else DRIFTED if drifted else LITTLE_SEEN
+        if counted is not None and (isinstance(live, Refused) or stands_back or counted.evidence > live.evidence):
+            reason = live.reason if isinstance(live, Refused) else stands_back or LITTLE_SEEN
             return LiveForecast(
                 "back-off", counted.evidence, moment, counted.probabilities, counted.agents, None, reason, left
             )
@@ -556,14 +557,14 @@ class Forecaster:
 
     def _left(self, workflow_type: str, running: ForecastState, made: LiveLengths | Refused) -> LiveLengths:
         """The forecast of remaining tokens, from the model or the counts."""
-        drifted = self._drifted(workflow_type, "remaining-length")
-        if isinstance(made, LiveLengths) and made.source == "champion" and not drifted:
+        stands_back = self._stands_back(workflow_type, "remaining-length")
+        if isinstance(made, LiveLengths) and made.source == "champion" and stands_back is None:
             return made
         recent, back_off = running.history.recent, self._back_off
         counted = back_off.remaining(running.stats_key, recent[-1]) if back_off is not None and recent else None
-        if counted is not None and (isinstance(made, Refused) or drifted or counted[0] > made.evidence):
+        if counted is not None and (isinstance(made, Refused) or stands_back or counted[0] > made.evidence):
             evidence, median = counted
-            reason = made.reason if isinstance(made, Refused) else DRIFTED if drifted else LITTLE_SEEN
+            reason = made.reason if isinstance(made, Refused) else stands_back or LITTLE_SEEN
             return LiveLengths("back-off", evidence, (0.5,), (median,), 0, None, reason)
         return self._no_lengths(made.reason) if isinstance(made, Refused) else made
 
@@ -575,10 +576,19 @@ class Forecaster:
     def _no_lengths(self, reason: str) -> LiveLengths:
         return no_lengths(reason, self._lengths.version if self._lengths is not None else None)
 
-    def _drifted(self, workflow_type: str, kind: ModelKind) -> bool:
-        """Whether a drift alarm concerns forecasts of this kind."""
+    def _stands_back(self, workflow_type: str, kind: ModelKind) -> str | None:
+        """Why counts forecast in place of the predictor although it could; None if they do not."""
         monitor = self.monitor
-        return monitor is not None and bool(monitor.drift.alarms) and monitor.falls_back(workflow_type, kind)
+        if monitor is None or not (monitor.drift.alarms or monitor.stand_back.types):
+            return None
+        return monitor.falls_back(workflow_type, kind)
+
+    def _counted(self, running: ForecastState) -> str | None:
+        """The agent, or END, that counts hold most likely next; None where nobody compares, or of too little data."""
+        if self.monitor is None or self._back_off is None or self._agents is None or not running.history.recent:
+            return None
+        counted = self._back_off.next_agents(running.stats_key, running.history.recent)
+        return likeliest(counted) if counted is not None else None
 
 
 def _why_not(champion: object, state: object) -> Refused:

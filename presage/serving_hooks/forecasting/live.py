@@ -28,6 +28,7 @@ STATES_LEFT_OUT: Final = "states left out: the predictor learnt those of another
 LAYER_LEFT_OUT: Final = "states left out: the predictor learnt those of another layer"
 LITTLE_SEEN: Final = "too little seen"
 DRIFTED: Final = "the workflow type has changed"
+LESS_ACCURATE: Final = "less accurate here than online counts"
 NOT_AWAITED: Final = "a state of a step that is not the one that began last, or had its state"
 
 

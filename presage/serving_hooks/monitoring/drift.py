@@ -18,13 +18,15 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.serving_hooks.counts import ModelKind
-from presage.serving_hooks.monitoring.outcomes import Followed
+from presage.serving_hooks.monitoring.causes import OTHER_TYPE, Cause, causes_of
+from presage.serving_hooks.monitoring.outcomes import END, Followed
 from presage.serving_hooks.monitoring.promoted import (
     ACCURACY,
     COVERAGE,
@@ -95,6 +97,10 @@ class Detectors:
 
 RECENT: Final = 50
 """Workflows of which an alarm shows the mean."""
+LATEST: Final = 200
+"""Workflows whose figures are shown beside the promised ones."""
+_JUDGED_FROM: Final = 20
+"""Workflows from which a promise counts as kept or not."""
 REASONS: Final = 8
 """Reasons shown at most."""
 
@@ -199,17 +205,20 @@ class Watch:
     Attributes:
         promoted: the figures it is compared with; None while they are being learnt.
         workflows: compared with `promoted` since the last recovery.
+        called: the agents that each of the latest workflows has called.
     """
 
     def __init__(self, name: str, config: DriftConfig, promoted: Promoted | None) -> None:
         self.name, self.config = name, config
         self.promoted = promoted if promoted is not None and promoted.transitions.counts else None
+        self.called: deque[frozenset[str]] = deque(maxlen=LATEST)
         self._learner = PromotedLearner(config.learn_from)
         self._begin()
 
     def followed(self, workflow: Followed) -> Alarm | Recovered | None:
         """Counts a workflow. Returns the alarm that it raises or ends."""
         promoted = self.promoted
+        self.called.append(frozenset(agent for _, agent in workflow.transitions if agent != END))
         if promoted is None:
             if self._learner.add(workflow):
                 self.promoted = self._learner.figures()
@@ -219,7 +228,7 @@ class Watch:
         found = figures_of(workflow, promoted.transitions)
         values = {name: value for name, value in found.items() if name in promoted.figures}
         for name, value in values.items():
-            self._recent.setdefault(name, deque(maxlen=RECENT)).append(value)
+            self._recent.setdefault(name, deque(maxlen=LATEST)).append(value)
         return self._watch(promoted, values) if self.alarm is None else self._wait(self.alarm, values)
 
     def _begin(self) -> None:
@@ -244,11 +253,21 @@ class Watch:
         # The largest evidence is at least the weighted mean, except for rounding.
         strong = [self._figures[place] for place in order if evidence[place] >= min(enough, evidence.max())]
         reasons = tuple(
-            Reason(name, side, sum(self._recent[name]) / len(self._recent[name]), promoted.figures[name])
+            Reason(name, side, fmean([*self._recent[name]][-RECENT:]), promoted.figures[name])
             for name, side in strong[:REASONS]
         )
         self.alarm = Alarm(self.name, self.workflows, reasons)
         return self.alarm
+
+    def live(self) -> dict[str, tuple[Figure, int]]:
+        """Accuracy and coverage of the latest `LATEST` workflows, each with how many have such a figure."""
+        found = {}
+        for name, values in self._recent.items():
+            if name.startswith((ACCURACY, COVERAGE)):
+                numbers = np.array(values)
+                sums = Sums(len(numbers), float(numbers.mean()), float(numbers.var()) * len(numbers))
+                found[name] = sums.figure(), sums.workflows
+        return found
 
     def _wait(self, alarm: Alarm, values: Mapping[str, float]) -> Recovered | None:
         """Checks whether the current block ends the alarm."""
@@ -299,6 +318,44 @@ class Drift:
         """Whether an alarm sends forecasts of this workflow type, and kind if given, to online counts."""
         alarm = self.alarms.get(workflow_type)
         return alarm is not None and (kind is None or alarm.affects(kind))
+
+    def causes(self, workflow_type: str) -> tuple[Cause, ...]:
+        """Likely causes why a workflow type differs from the traces of the promotion."""
+        watch = self._promoted.get(workflow_type)
+        if watch is None or watch.promoted is None:
+            return (OTHER_TYPE,) if self._promoted else ()
+        return causes_of(watch.promoted.transitions, watch.called)
+
+    def promised(self) -> dict[str, dict[str, Any]]:
+        """Promised figures beside live ones by workflow type, as JSON values.
+
+        - `figures`: by name, `promised` and `live`, each [mean, low, high] of 95 %, and the latest `workflows` behind
+          the live one;
+        - `kept`: whether no live interval lies below the promised one; null for less than 20 workflows, and for a type
+          that nothing was promised for;
+        - `causes`: likely ones, where a promise is not kept, an alarm stands, or nothing was promised.
+        """
+        found = {}
+        for name, watch in self._promoted.items():
+            figures, kept = {}, None
+            promised = watch.promoted.figures if watch.promoted is not None else {}
+            for figure, (live, workflows) in watch.live().items():
+                was = promised[figure]
+                figures[figure] = {
+                    "promised": [was.mean, was.low, was.high],
+                    "live": [live.mean, live.low, live.high],
+                    "workflows": workflows,
+                }
+                if workflows >= _JUDGED_FROM:
+                    kept = kept is not False and live.high >= was.low
+            broken = kept is False or name in self.alarms
+            causes = [cause.to_dict() for cause in self.causes(name)] if broken else []
+            if figures or causes:
+                found[name] = {"figures": figures, "kept": kept, "causes": causes}
+        for name, watch in self._others.items():
+            if self._promoted and name not in self._promoted and len(watch.called) >= _JUDGED_FROM:
+                found[name] = {"figures": {}, "kept": None, "causes": [OTHER_TYPE.to_dict()]}
+        return found
 
     def watch(self, workflow_type: str) -> Watch | None:
         """What watches a type: by its promoted figures if there are any."""

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from presage.serving_hooks.counts import ModelKind
-from presage.serving_hooks.forecasting.live import LiveForecast
+from presage.serving_hooks.forecasting.live import DRIFTED, LESS_ACCURATE, LiveForecast
 from presage.serving_hooks.monitoring.drift import Alarm, Drift, Recovered
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.outcomes import Followed, OutcomeTracker
+from presage.serving_hooks.monitoring.stand_back import StandBack
 from presage.serving_hooks.workflows import EndReason
 
 Result = TypeVar("Result")
@@ -34,14 +35,21 @@ class ForecastMonitor:
         max_workflows: int = 100_000,
     ) -> None:
         self.drift, self.live = drift or Drift(), live or LiveAccuracy()
+        self.stand_back = StandBack()
         self.errors: Counter[str] = Counter()
         self.tracker = OutcomeTracker(self.followed, horizon, max_workflows)
 
     def begun(
-        self, workflow_type: str, workflow_id: str, agent: str, forecast: LiveForecast, step: int | None = None
+        self,
+        workflow_type: str,
+        workflow_id: str,
+        agent: str,
+        forecast: LiveForecast,
+        step: int | None = None,
+        counted: str | None = None,
     ) -> None:
         """See `OutcomeTracker.begun`."""
-        self._safely(lambda: self.tracker.begun(workflow_type, workflow_id, agent, forecast, step), None)
+        self._safely(lambda: self.tracker.begun(workflow_type, workflow_id, agent, forecast, step, counted), None)
 
     def again(self, workflow_type: str, workflow_id: str, forecast: LiveForecast) -> None:
         """See `OutcomeTracker.again`."""
@@ -53,20 +61,34 @@ class ForecastMonitor:
         """See `OutcomeTracker.completed`."""
         self._safely(lambda: self.tracker.completed(workflow_type, workflow_id, forecast, output_tokens), None)
 
-    def ended(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
+    def ended(
+        self,
+        workflow_type: str,
+        workflow_id: str,
+        reason: EndReason = EndReason.FINISHED,
+        counted: str | None = None,
+    ) -> None:
         """See `OutcomeTracker.ended`."""
-        self._safely(lambda: self.tracker.ended(workflow_type, workflow_id, reason), None)
+        self._safely(lambda: self.tracker.ended(workflow_type, workflow_id, reason, counted), None)
 
-    def falls_back(self, workflow_type: str, kind: ModelKind | None = None) -> bool:
-        """See `Drift.falls_back`."""
-        return self._safely(lambda: self.drift.falls_back(workflow_type, kind), False)
+    def falls_back(self, workflow_type: str, kind: ModelKind) -> str | None:
+        """Why online counts forecast in place of the predictor; None while they do not.
+
+        The type has drifted, or counts forecast its next agents better (`StandBack`).
+        """
+        return self._safely(lambda: self._why_counts(workflow_type, kind), None)
 
     def status(self) -> dict[str, Any]:
-        """Current alarms, how many were raised, and live figures by workflow type and model, without intervals."""
+        """Current alarms and how many were raised; live figures, beside the promised ones and beside counts.
+
+        Live figures by workflow type and model come without intervals; beside the promised ones they have them.
+        """
         return {
             "alarms": {name: alarm.to_dict() for name, alarm in self.drift.alarms.items()},
             "raised": self.drift.raised,
             "following": len(self.tracker),
+            "promised": self.drift.promised(),
+            "against_counts": self.stand_back.to_dict(),
             "workflow_types": self.live.to_dict(resamples=0),
             "errors": dict(self.errors),
         }
@@ -76,11 +98,25 @@ class ForecastMonitor:
         self.live.followed(workflow)
         change = self.drift.followed(workflow)
         if isinstance(change, Alarm):
+            self.stand_back.restart(workflow.workflow_type)
             _log.warning(
-                "%s. Presage uses online counts for it until it recovers or another version takes over.", change.text
+                "%s. %sPresage uses online counts for it until it recovers or another version takes over.",
+                change.text,
+                "".join(f"{cause.text}; {cause.mend}. " for cause in self.drift.causes(workflow.workflow_type)),
             )
         elif isinstance(change, Recovered):
             _log.warning("workflow type %r has recovered: its figures are as promoted", change.workflow_type)
+        stood = self.stand_back.followed(workflow)
+        if stood is not None:
+            _log.warning("%s", stood)
+
+    def _why_counts(self, workflow_type: str, kind: ModelKind) -> str | None:
+        of_agents = kind == "next-agent"
+        if of_agents and workflow_type in self.stand_back:
+            return LESS_ACCURATE
+        if of_agents and self.stand_back.is_ahead(workflow_type):
+            return None
+        return DRIFTED if self.drift.falls_back(workflow_type, kind) else None
 
     def _safely(self, event: Callable[[], Result], default: Result) -> Result:
         try:

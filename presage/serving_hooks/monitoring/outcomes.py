@@ -28,7 +28,7 @@ from presage.features.moment import MOMENTS, Moment
 from presage.predictors.common.forecast import Source
 from presage.predictors.common.probabilities import BINS
 from presage.serving_hooks.forecasting.live import LAYER_LEFT_OUT, STATES_LEFT_OUT, LiveForecast, LiveLengths
-from presage.serving_hooks.forecasting.online_counts import STEPS_KEPT, token_count
+from presage.serving_hooks.forecasting.online_counts import STEPS_KEPT, Counted, token_count
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Key, shared, short
 
@@ -54,6 +54,12 @@ def model_of(source: Source, version: int | None, reason: str | None) -> str:
     if version is not None:
         return f"version {version}"
     return COUNTS if source == "back-off" and reason not in (None, STATES_LEFT_OUT, LAYER_LEFT_OUT) else "no version"
+
+
+def likeliest(forecast: LiveForecast | Counted) -> str:
+    """The agent, or `END`, that a forecast holds most likely one step ahead."""
+    top = int(forecast.probabilities[0].argmax())
+    return forecast.agents[top] if top < len(forecast.agents) else END
 
 
 _MOST_SINGLE: Final = 200
@@ -135,6 +141,21 @@ class LengthTally:
     within: NDArray[np.int64]
 
 
+@dataclass(slots=True)
+class AgainstCounts:
+    """One step ahead, the predictor beside online counts, at the steps that both forecast.
+
+    Attributes:
+        judged: those steps, and the end of the workflow.
+        model, counts: of those, the ones whose agent, or end, the predictor and the counts held most likely. The
+            predictor's is its latest forecast before the step.
+    """
+
+    judged: int = 0
+    model: int = 0
+    counts: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Followed:
     """The sums of a workflow whose tracking has ended.
@@ -144,6 +165,7 @@ class Followed:
         transitions: counts of (before, after), one agent right after another; `END` as the first is the start.
         next_agent: sums by model, as named by `model_of`; the model that forecast last is the last key.
         lengths: likewise for remaining tokens.
+        against_counts: the predictor beside online counts.
     """
 
     workflow_type: str
@@ -151,6 +173,7 @@ class Followed:
     transitions: Mapping[tuple[str, str], int]
     next_agent: Mapping[str, Tally]
     lengths: Mapping[str, LengthTally]
+    against_counts: AgainstCounts = field(default_factory=AgainstCounts)
 
 
 TRANSITIONS_KEPT: Final = 256
@@ -184,12 +207,18 @@ class OutcomeTracker:
         }
 
     def begun(
-        self, workflow_type: str, workflow_id: str, agent: str, forecast: LiveForecast, step: int | None = None
+        self,
+        workflow_type: str,
+        workflow_id: str,
+        agent: str,
+        forecast: LiveForecast,
+        step: int | None = None,
+        counted: str | None = None,
     ) -> None:
         """Records the start of a step, the outcome of earlier forecasts. An agent without a name is not counted.
 
         `forecast` is the predictor's at this step's prefill, even if counts were used instead; `step` is its number,
-        from 0, if the caller knows it.
+        from 0, if the caller knows it; `counted` is the agent, or `END`, that online counts held most likely here.
         """
         key = (shared(workflow_type), short(workflow_id))
         course = self._courses.get(key)
@@ -199,7 +228,7 @@ class OutcomeTracker:
                 self._followed(self._courses.popitem(last=False)[1].over(False))
         else:
             self._courses.move_to_end(key)
-        course.begun(agent if isinstance(agent, str) else "", _number(step), forecast)
+        course.begun(agent if isinstance(agent, str) else "", _number(step), forecast, counted)
 
     def completed(
         self, workflow_type: str, workflow_id: str, forecast: LiveForecast, output_tokens: object = None
@@ -217,13 +246,19 @@ class OutcomeTracker:
         if course is not None:
             course.again(forecast)
 
-    def ended(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
-        """Records the end of a workflow, an outcome only if it finished."""
+    def ended(
+        self,
+        workflow_type: str,
+        workflow_id: str,
+        reason: EndReason = EndReason.FINISHED,
+        counted: str | None = None,
+    ) -> None:
+        """Records the end of a workflow, an outcome only if it finished; `counted` as in `begun`."""
         course = self._courses.pop((short(workflow_type), short(workflow_id)), None)
         if course is not None:
             whole = reason is EndReason.FINISHED and not course.within
             if whole:
-                course.ended()
+                course.ended(counted)
             self._followed(course.over(whole))
 
 
@@ -249,8 +284,9 @@ class _Course:
     transitions: dict[tuple[str, str], int] = field(default_factory=dict)
     tallies: dict[str, Tally] = field(default_factory=dict)
     lengths: dict[str, LengthTally] = field(default_factory=dict)
+    against_counts: AgainstCounts = field(default_factory=AgainstCounts)
 
-    def begun(self, agent: str, step: int | None, forecast: LiveForecast) -> None:
+    def begun(self, agent: str, step: int | None, forecast: LiveForecast, counted: str | None) -> None:
         step = self.steps if step is None else step
         if step < self.steps:
             return
@@ -259,7 +295,7 @@ class _Course:
         if step > self.steps or self.within:
             self.open_lengths = []
         if agent:
-            self._judge(agent, step)
+            self._judge(agent, step, counted)
         self.last, self.steps, self.within = shared(agent) or None, step + 1, True
         self._keep(step, forecast)
         if forecast.remaining.tokens and len(self.open_lengths) < STEPS_KEPT:
@@ -279,8 +315,8 @@ class _Course:
         else:
             self.produced += produced
 
-    def ended(self) -> None:
-        self._judge(END, self.steps)
+    def ended(self, counted: str | None) -> None:
+        self._judge(END, self.steps, counted)
         for before, forecast in self.open_lengths:
             model = model_of(forecast.source, forecast.version, forecast.reason)
             tally = self.lengths.get(model)
@@ -292,7 +328,7 @@ class _Course:
                 tally.within += [self.produced - before <= most for most in forecast.tokens]
 
     def over(self, ended: bool) -> Followed:
-        return Followed(self.workflow_type, ended, self.transitions, self.tallies, self.lengths)
+        return Followed(self.workflow_type, ended, self.transitions, self.tallies, self.lengths, self.against_counts)
 
     def _keep(self, step: int, forecast: LiveForecast) -> None:
         while self.open and self.open[0][0] <= step - self.horizon:
@@ -303,8 +339,12 @@ class _Course:
             if model in self.tallies:
                 self.tallies[model] = self.tallies.pop(model)  # keep the latest last
 
-    def _judge(self, agent: str, step: int) -> None:
+    def _judge(self, agent: str, step: int, counted: str | None) -> None:
         """Judges open forecasts of this step by its agent, or by `END` after the last step."""
+        if counted is not None and self.open and self.open[-1][0] == step - 1 and self.open[-1][1] != COUNTS:
+            self.against_counts.judged += 1
+            self.against_counts.model += likeliest(self.open[-1][2]) == agent
+            self.against_counts.counts += counted == agent
         if self.last is not None:
             pair = (self.last, shared(agent))
             if pair in self.transitions or len(self.transitions) < TRANSITIONS_KEPT:

@@ -13,6 +13,7 @@ from presage.datasets.store import read_store
 from presage.features.prefixes import prefixes_of
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.live import DRIFTED
 from presage.serving_hooks.monitoring.drift import Drift, DriftConfig
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
@@ -55,8 +56,8 @@ def test_an_alarm_is_told_to_the_log_once_and_falls_back(caplog: pytest.LogCaptu
                 monitor.begun("t", str(number), agent, silent(), step)
                 monitor.completed("t", str(number), silent("completion"), 10)
             monitor.ended("t", str(number))
-    assert monitor.falls_back("t")
-    assert not monitor.falls_back("u")
+    assert monitor.falls_back("t", "next-agent") == DRIFTED
+    assert monitor.falls_back("u", "next-agent") is None
     (message,) = [record.getMessage() for record in caplog.records if "has changed" in record.getMessage()]
     assert "agents never seen: " in message
 
@@ -82,7 +83,7 @@ odd: st.SearchStrategy[Any] = st.sampled_from(["t", "w", "a", "", None, 3, [], {
             st.tuples(st.just("begun"), odd, odd, odd, st.sampled_from([silent(), sure_of("a"), None]), odd),
             st.tuples(st.just("completed"), odd, odd, st.sampled_from([silent(), None]), odd),
             st.tuples(st.just("ended"), odd, odd, st.sampled_from(EndReason)),
-            st.tuples(st.just("falls_back"), odd),
+            st.tuples(st.just("falls_back"), odd, odd),
         ),
         max_size=40,
     )
