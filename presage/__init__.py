@@ -4,9 +4,12 @@
 (`presage.api`). Importing this package loads neither torch, MLflow nor vLLM; a name is imported when it is first used.
 """
 
+import os
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
+from presage.compiled import choose_cache
 from presage.version import __version__
 
 if TYPE_CHECKING:
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from presage.datasets.read import Traces, read_traces
     from presage.datasets.synthetic.workflows import generate_traces
 
+choose_cache(Path(__file__).parent, os.environ)
 
 _FROM = {
     **dict.fromkeys(

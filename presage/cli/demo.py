@@ -6,7 +6,6 @@ refused. Replay runs vLLM's scheduler; where vLLM is not installed, the demo sho
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shlex
@@ -22,7 +21,6 @@ from typing import Annotated, Any, Final, NoReturn, TextIO
 import typer
 
 from presage.cli import options
-from presage.cli.demo_gateway import APPLICATIONS, drive, running
 from presage.cli.output import FAILED, REFUSED
 from presage.errors import OutputError
 
@@ -187,6 +185,10 @@ class _Demo:
 
     def gateway(self) -> dict[str, float]:
         """Mean completion time in seconds by what the gateway does."""
+        import asyncio
+
+        from presage.cli.demo_gateway import drive, running
+
         environment = _environment()
         watching = ("--mode", "shadow", "--record", "served", "--time-to-live", "2")
         forecasting = ("--forecaster", "remaining-length=served-lengths")
@@ -217,6 +219,8 @@ class _Demo:
         completed: dict[str, float],
     ) -> None:
         """Print what was gained, on held-out workflows and prompts, and where everything is."""
+        from presage.cli.demo_gateway import APPLICATIONS
+
         ours = trained["moments"]["completion"]["accuracy"]
         counting = trained["baselines"]["markov-3"]["completion"]["accuracy"]
         saved = lengths["queue"]["saved"]["shortest total, predicted"]

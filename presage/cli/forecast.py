@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import sys
 import tomllib
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from presage.cli import options
-from presage.cli.kinds import load
+from presage.cli.kinds import load_at
 from presage.cli.output import Output, table
 from presage.errors import ArtefactError, ConfigurationError, InputError
-from presage.registry.connect import open_existing
 from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def evaluate(
     out = Output(as_json)
     with out.working() as report:
         report("loading the model", None)
-        loaded = load(model, lambda: open_existing(tracking_uri))
+        loaded = load_at(model, tracking_uri)
         kind, predictor = loaded.kind, loaded.predictor
         if precision is not None:
             if kind.name != "router":
@@ -83,7 +83,7 @@ def forecast(
     out = Output(as_json)
     with out.working() as report:
         report("loading the model", None)
-        loaded = load(model, lambda: open_existing(tracking_uri))
+        loaded = load_at(model, tracking_uri)
         rows = _one_workflow(steps, out)
         found = loaded.kind.ask(loaded.predictor, rows)
     data = {"model": loaded.model, "version": loaded.version, **found}
@@ -94,6 +94,7 @@ def _one_workflow(steps: Path, out: Output) -> list[dict[str, Any]]:
     """The validated steps of one workflow, without empty columns."""
     from presage.datasets.adapters import SUFFIXES
 
+    _spare_pandas()
     # The system's path of standard input, so that error messages name it like any other file.
     path = Path("/dev/stdin") if str(steps) == "-" else steps
     source_format = "auto" if path.name.endswith(tuple(SUFFIXES)) else "jsonl"
@@ -105,6 +106,29 @@ def _one_workflow(steps: Path, out: Output) -> list[dict[str, Any]]:
             f"{path}: steps of {len(workflows)} workflows; wanted one workflow: keep the rows of one workflow_id"
         )
     return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
+
+class _WithoutPandas(MetaPathFinder):
+    """An import system in which pandas is not installed."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        """Refuse pandas; leave the rest to the others."""
+        if name == "pandas":
+            raise ModuleNotFoundError(name=name)
+
+
+def _spare_pandas() -> None:
+    """Keep pyarrow from importing pandas, a fifth of a second: it does so to see whether the first list that it turns
+    into an array is an object of pandas. Whoever asks pyarrow for a data frame later still gets one.
+    """
+    import pyarrow as pa
+
+    if "pandas" not in sys.modules:
+        sys.meta_path.insert(0, hidden := _WithoutPandas())
+        try:
+            pa.array([])
+        finally:
+            sys.meta_path.remove(hidden)
 
 
 def route(
@@ -134,7 +158,7 @@ def route(
     with out.working() as report:
         prices = _costs(costs) if costs is not None else {}
         report("loading the model", None)
-        loaded = load(model, lambda: open_existing(tracking_uri))
+        loaded = load_at(model, tracking_uri)
         if loaded.kind.name != "router":
             raise ArtefactError(f"{model}: a {loaded.kind.name} predictor; wanted a router (train-predictor router)")
         try:

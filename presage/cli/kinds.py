@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from presage.registry.connect import Registry
     from presage.registry.gates import ArtefactEvidence, Gate, Interface
+    from presage.registry.resolve import ResolvedModel
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,10 @@ def _ask(predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _no_types(_: Any) -> Collection[str]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Kind:
     """One kind of predictor.
@@ -101,6 +106,7 @@ class Kind:
         headline: the most important figures of a registered version, by title.
         tags: tags of a version's run, from the metrics of its training.
         ask: (predictor, steps of one workflow) -> JSON of the forecast.
+        types: the workflow types that a predictor knows; none of a router.
     """
 
     name: str
@@ -115,6 +121,7 @@ class Kind:
     headline: Callable[[Mapping[str, float]], dict[str, str]]
     tags: Callable[[Mapping[str, Any]], dict[str, str]]
     ask: Callable[[Any, list[dict[str, Any]]], dict[str, Any]] = _ask
+    types: Callable[[Any], Collection[str]] = _no_types
 
     def tables(self, metrics: dict[str, Any]) -> list[Any]:
         """The report of these metrics, as a terminal shows it."""
@@ -132,13 +139,26 @@ def kind_of(name: str) -> Kind:
 
 def load(reference: str, registry: Callable[[], Registry]) -> Loaded:
     """Load `models:/NAME@ALIAS`, `models:/NAME/VERSION` or an artefact folder."""
-    from presage.predictors.common.artefact import read_artefact
     from presage.registry.resolve import resolve
+
+    return _load(resolve(reference, registry))
+
+
+def load_at(reference: str, tracking_uri: str | None) -> Loaded:
+    """`load` from the existing registry at a URI, without importing MLflow if that is a database on this machine."""
+    from presage.registry.database import resolve_at
+
+    return _load(resolve_at(reference, tracking_uri))
+
+
+def _load(found: ResolvedModel) -> Loaded:
+    from presage.cli.compiling import say_when_compiling
+    from presage.predictors.common.artefact import read_artefact
     from presage.registry.table import load_predictor
 
-    found = resolve(reference, registry)
+    say_when_compiling()
     kind = kind_of(read_artefact(found.folder).kind)
-    return Loaded(found.folder, kind, load_predictor(found.folder), found.name, found.version, reference)
+    return Loaded(found.folder, kind, load_predictor(found.folder), found.name, found.version, found.source)
 
 
 def lazily(name: str) -> Callable[..., Any]:

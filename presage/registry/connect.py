@@ -105,7 +105,7 @@ def open_registry(uri: str | None) -> Registry:
     for key, value in _DEFAULTS.items():
         os.environ.setdefault(key, value)
     artifacts = None
-    if (database := _sqlite_file(uri)) is not None:
+    if (database := sqlite_file(uri)) is not None:
         _check_sqlite(database, uri)
         artifacts = str(database.parent / ARTIFACTS_FOLDER)
     with registry_errors(uri, "opening the registry"), _environment(_PROBE), _alone(database):
@@ -222,7 +222,7 @@ def _one_line(uri: str, doing: str, error: Exception) -> str:
     return f"{doing} in {uri}: {first[:300]}"
 
 
-def _sqlite_file(uri: str) -> Path | None:
+def sqlite_file(uri: str) -> Path | None:
     """The file behind `sqlite:///relative` or `sqlite:////absolute`; None for every other URI."""
     prefix = "sqlite:///"
     return Path(uri.removeprefix(prefix).split("?")[0]).absolute() if uri.startswith(prefix) else None

@@ -175,13 +175,13 @@ def _fetch(registry: Registry, name: str, version: int, cache: Path | None, paus
         location = registry.client.get_model_version_download_uri(name, str(version))
     local = local_path(location)
     if local is not None:
-        folder = local / "artifacts" / "artefact"
+        folder = artefact_of(local)
         if not folder.is_dir():
             raise RegistryError(
                 f"{name!r} version {version}: {local} holds no Presage artefact; "
                 "wanted a version made by `train-predictor`, with its files still in place."
             )
-        _check(folder, wanted)
+        check_artefact(folder, wanted)
         return folder
     # Version numbers restart in a new database; the source of a version is unique.
     key = hashlib.sha256(f"{registry.uri} {found.source} {found.creation_timestamp}".encode()).hexdigest()[:16]
@@ -203,7 +203,12 @@ def _fetch(registry: Registry, name: str, version: int, cache: Path | None, paus
                 raise RegistryError(f"{name!r} version {version} cannot be downloaded: {why(error)}") from error
 
 
-def _check(folder: Path, wanted: str | None) -> None:
+def artefact_of(version: Path) -> Path:
+    """The artefact folder among the files of a registered version."""
+    return version / "artifacts" / "artefact"
+
+
+def check_artefact(folder: Path, wanted: str | None) -> None:
     """Raise ArtefactError unless this is a valid artefact, with the digest of the registered one if that is known."""
     found = read_artefact(folder).digest
     if wanted is not None and found != wanted:
@@ -228,7 +233,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _copy_once(registry: Registry, name: str, version: int, location: str, folder: Path, wanted: str | None) -> None:
     """Download a version beside its place in the cache, check it, and rename it, unless a valid copy is there."""
     with suppress(ArtefactError):
-        _check(folder, wanted)
+        check_artefact(folder, wanted)
         return
     with (
         registry_errors(registry.uri, f"downloading {name!r} version {version}"),
@@ -242,7 +247,7 @@ def _copy_once(registry: Registry, name: str, version: int, location: str, folde
             tracking_uri=registry.uri,
             registry_uri=registry.uri,
         )
-        _check(Path(fetched), wanted)
+        check_artefact(Path(fetched), wanted)
         with suppress(FileNotFoundError):
             folder.rename(Path(scratch) / "damaged")  # nobody reads it: it fails its check
         Path(fetched).rename(folder)

@@ -4,6 +4,8 @@ Input: one row a step, with the columns of the trace schema; one or more workflo
 workflow, in order of first appearance; or one prediction a step, as `mlflow.models.evaluate` needs.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,13 +13,13 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped]
 
 from presage.errors import TraceError
 from presage.predictor_kinds import KINDS
 from presage.predictors.common.artefact import read_artefact
 
 if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
     from mlflow.models import ModelSignature
 
 REQUIRED: Final = {"workflow_type": "string", "workflow_id": "string", "step": "long", "agent": "string"}
@@ -77,6 +79,8 @@ def forecast_workflows(predictor: Predictor, table: pd.DataFrame) -> pd.DataFram
     `workflow_id`, `source`, `evidence` (training steps behind the forecast), `prediction` and `forecast` (all of it,
     JSON values). Raises TraceError if a required column or value is missing.
     """
+    import pandas as pd
+
     answers = []
     for rows in _workflows(table):
         found = predictor.forecast([step for _, step in rows])
@@ -90,6 +94,8 @@ def predict_steps(predictor: Predictor, table: pd.DataFrame) -> pd.Series:
 
     None for tool calls before the first LLM step.
     """
+    import pandas as pd
+
     found: dict[int, str | float | None] = {}
     for rows in _workflows(table):
         steps = [step for _, step in rows]
@@ -120,6 +126,8 @@ def example_table(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.Dat
 
     Raises TraceError for no rows, or if a required column is missing.
     """
+    import pandas as pd
+
     table = example if isinstance(example, pd.DataFrame) else pd.DataFrame([dict(step) for step in example])
     if missing := [column for column in REQUIRED if column not in table.columns]:
         raise TraceError(f"the input example lacks {', '.join(missing)}; wanted at least one step with them.")
@@ -141,7 +149,7 @@ def example_table(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.Dat
     return table.drop(columns=[name for name in table.columns if all(map(_is_missing, table[name]))])
 
 
-def signature(prediction: str) -> "ModelSignature":
+def signature(prediction: str) -> ModelSignature:
     """The MLflow signature of versions that forecast workflows; `prediction` is MLflow's type of that column."""
     from mlflow.models import ModelSignature
     from mlflow.types.schema import AnyType, Array, ColSpec, DataType, Schema, TensorSpec
@@ -173,6 +181,8 @@ def _value(column: str, value: Any) -> Any:
 
 
 def _is_missing(value: Any) -> bool:
+    import pandas as pd
+
     if isinstance(value, list | np.ndarray):
         return len(value) == 0  # MLflow's server accepts no null in a column of arrays: an empty array means missing
     return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 from presage.features.input_profiles import ANSWERS, STATES, TEXT, TOKENS, Source, Sources
 from presage.features.inputs import inputs_size, known, sums_size
@@ -348,6 +347,8 @@ def fit_weights(
 
     `prior` are the M weights without labels; a component whose prior is 0 is left out.
     """
+    from scipy.optimize import minimize  # late: serving needs it never, and it takes a fifth of a second
+
     start = np.asarray(prior, float)
     bounds = [(0.0, None if weight > 0 else 0.0) for weight in start]
     weights = np.empty((len(components), outcomes.shape[1]), np.float32)
