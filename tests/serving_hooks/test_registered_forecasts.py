@@ -23,6 +23,10 @@ from presage.serving_hooks.forecasting.champions import load_forecasts, resolve_
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.forecasts import ReadsStates
 from presage.serving_hooks.metrics import missing_inputs
+from presage.serving_hooks.monitoring.causes import CHANGED
+from presage.serving_hooks.monitoring.causes import missing_inputs as missing_causes
+from presage.serving_hooks.monitoring.drift import Alarm, Drift
+from presage.serving_hooks.monitoring.promoted import Promoted, Transitions
 from presage.serving_hooks.status import EngineStatus, ModelStatus, read_status
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.workflows.identity import Step
@@ -83,7 +87,7 @@ def test_an_engine_names_what_its_champion_was_promoted_with_and_it_does_not_sup
     register(registry, tmp_path / "model", name="next-agent", metrics={}, params={}, tags={}, input_example=[ROW])
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     passed = Verdict("next-agent", 1, (Gate("schema", True, None, None, "fine"),))
-    missing = {}
+    missing, causes = {}, {}
     for target, holder in (("gateway", None), ("engine", 1)):
         promote(registry, passed, against=holder, profile=target, data_digest="sha256:test")
         caplog.clear()
@@ -97,7 +101,16 @@ def test_an_engine_names_what_its_champion_was_promoted_with_and_it_does_not_sup
         assert dict(missing_inputs(read_status(status) or EngineStatus())) == (
             {("next-agent", "text"): 1.0} if target == "gateway" else {}
         )
+        monitor = made.upkeep.source.latest.monitor
+        monitor.drift = Drift({"retry": Promoted(Transitions({("planner", "coder"): 9}))})
+        monitor.drift.alarms["retry"] = Alarm("retry", 9, ())
+        told = read_status(made.upkeep.status())
+        assert told is not None
+        assert told.truth is not None
+        causes[target] = [cause.text for cause in told.truth.promised["retry"].causes]
     assert missing == {"gateway": {"next-agent": ["text"]}, "engine": {}}
+    assert causes["engine"] == [CHANGED.text]
+    assert causes["gateway"] == [missing_causes(["text"]).text, CHANGED.text]
 
 
 def test_one_step_is_one_event_whoever_asks_first(tiny: Tiny) -> None:

@@ -342,6 +342,8 @@ class Reload(Generic[Models]):
             if version is None:
                 if held.predictor is not None:
                     self._trouble(kind, f"{held.reference} no longer resolves to a version; {self._stays(kind)}")
+                else:  # the registry may not have existed at the start
+                    self._held[kind] = replace(held, reason=f"{held.reference} resolves to no version")
             elif held.predictor is not None and version == held.version:
                 self._trouble(kind, None)
             elif _called(kind, version) not in self.refused:

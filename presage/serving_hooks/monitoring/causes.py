@@ -11,15 +11,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from presage.features.input_profiles import ANSWERS
 from presage.serving_hooks.monitoring.outcomes import END
 from presage.serving_hooks.monitoring.promoted import Transitions
 
 RETRAIN: Final = "train on recent traces (train-predictor) and promote the version (presage promote)"
 
-_NEW_SHARE: Final = 0.05
-_GONE_SHARE: Final = 0.05
-_GONE_FROM: Final = 50
-"""Workflows: of an agent with 5 % of the steps, they call none by chance with a probability below 1 %."""
+CALLED: Final = 50
+"""Latest workflows that are looked at. Of an agent with 5 % of the steps, they call none by chance in 1 % of cases."""
+_SHARE: Final = 0.05
 _NAMED: Final = 3
 
 
@@ -44,10 +44,10 @@ CHANGED: Final = Cause("the same agents call each other in other ways than in th
 
 def missing_inputs(inputs: Sequence[str]) -> Cause:
     """The version was judged with inputs that this engine does not supply."""
-    return Cause(
-        f"the version was promoted with {', '.join(inputs)}, which this engine does not supply",
-        "supply them, or promote under what it supplies (presage promote --profile engine)",
-    )
+    mend = "supply them, or promote under what it supplies (presage promote --profile engine)"
+    if ANSWERS in inputs:
+        mend = "serve chat completions and have vLLM parse their tool calls (--tool-call-parser); else " + mend
+    return Cause(f"the version was promoted with {', '.join(inputs)}, which this engine does not supply", mend)
 
 
 def causes_of(promoted: Transitions, called: Collection[frozenset[str]]) -> tuple[Cause, ...]:
@@ -55,17 +55,18 @@ def causes_of(promoted: Transitions, called: Collection[frozenset[str]]) -> tupl
 
     Args:
         promoted: the call graph of the promotion.
-        called: the agents that each of these workflows has called.
+        called: the agents that each of the latest `CALLED` workflows has called; fewer at first.
     """
     workflows = Counter(agent for agents in called for agent in agents)
-    new = [name for name, of in workflows.most_common() if name not in promoted.agents and of >= _share(called)]
+    least = max(_SHARE * len(called), 1.0)
+    new = [name for name, of in workflows.most_common() if name not in promoted.agents and of >= least]
     steps = Counter[str]()
     for (_, agent), times in promoted.counts.items():
         if agent != END:
             steps[agent] += times
     total = steps.total()
-    gone = [name for name, times in steps.most_common() if not workflows[name] and times >= _GONE_SHARE * total]
-    if len(called) < _GONE_FROM:
+    gone = [name for name, times in steps.most_common() if not workflows[name] and times >= _SHARE * total]
+    if len(called) < CALLED:
         gone = []
     if new and gone:
         return (
@@ -85,10 +86,6 @@ def causes_of(promoted: Transitions, called: Collection[frozenset[str]]) -> tupl
             ),
         )
     return (CHANGED,)
-
-
-def _share(called: Collection[frozenset[str]]) -> float:
-    return max(_NEW_SHARE * len(called), 1.0)
 
 
 def _names(agents: Sequence[str]) -> str:

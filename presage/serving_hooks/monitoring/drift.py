@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.serving_hooks.counts import ModelKind
-from presage.serving_hooks.monitoring.causes import OTHER_TYPE, Cause, causes_of
+from presage.serving_hooks.monitoring.causes import CALLED, OTHER_TYPE, Cause, causes_of
 from presage.serving_hooks.monitoring.outcomes import END, Followed
 from presage.serving_hooks.monitoring.promoted import (
     ACCURACY,
@@ -211,7 +211,7 @@ class Watch:
     def __init__(self, name: str, config: DriftConfig, promoted: Promoted | None) -> None:
         self.name, self.config = name, config
         self.promoted = promoted if promoted is not None and promoted.transitions.counts else None
-        self.called: deque[frozenset[str]] = deque(maxlen=LATEST)
+        self.called: deque[frozenset[str]] = deque(maxlen=CALLED)
         self._learner = PromotedLearner(config.learn_from)
         self._begin()
 

@@ -129,6 +129,13 @@ class AnswerMiddleware:
             return
         answer: Answer | None = Answer()
 
+        async def received() -> MutableMapping[str, Any]:
+            nonlocal answer
+            message: MutableMapping[str, Any] = await receive()
+            if message["type"] == "http.disconnect":
+                answer = None  # the client has gone: what is still sent is no answer, and no loss
+            return message
+
         async def passed_on(message: MutableMapping[str, Any]) -> None:
             nonlocal answer
             await send(message)
@@ -137,7 +144,7 @@ class AnswerMiddleware:
 
         token = _ANSWER.set(answer)
         try:
-            await self._app(scope, receive, passed_on)
+            await self._app(scope, received, passed_on)
         finally:
             _ANSWER.reset(token)
 

@@ -171,3 +171,30 @@ def test_an_engine_that_does_not_take_answers_holds_a_bounded_number(monkeypatch
     with http:
         assert http.post(CHAT, json=SENT).text == WHOLE
     assert engine.told == []
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_client_that_leaves_loses_no_answer(leaves: bool) -> None:
+    coming = iter([{"type": "http.request", "body": b"{}"}, {"type": "http.disconnect"}])
+    told: list[tuple[Any, ...]] = []
+
+    async def report(*of: Any) -> None:
+        told.append(of)
+
+    async def receive() -> Any:
+        return next(coming)
+
+    async def send(message: Any) -> None: ...
+
+    async def route(scope: Any, receive: Any, send: Any) -> None:
+        answers.generates(SimpleNamespace(extra_args=SENT), None)
+        for _ in range(2 if leaves else 1):
+            await receive()
+        json_kind = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": json_kind})
+        await send({"type": "http.response.body", "body": b"null"})  # vLLM's answer to a cancelled request
+
+    middleware = answers.AnswerMiddleware(route, report)
+    asyncio.run(middleware({"type": "http", "method": "POST", "path": CHAT}, receive, send))
+    assert middleware._lost == (0 if leaves else 1)
+    assert not told
