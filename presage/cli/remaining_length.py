@@ -113,13 +113,21 @@ def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: in
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
     last = rows[-1]
     lines = [
-        [f"{100 * float(q):g} % of such steps: at most", f"{tokens:,.0f}"] for q, tokens in data["quantiles"].items()
+        [f"{100 * float(q):g} % of such steps: at most", f"{tokens:,.0f}", _beyond(data, tokens)]
+        for q, tokens in data["quantiles"].items()
     ]
     title = f"Output tokens at step {len(rows) - 1} ({last['agent']}) of {last['workflow_id']}"
     source = f"source {data['source']}, {data['evidence']} training steps behind it"
     if not data["calibrated"]:
         source += "; NOT CALIBRATED: the upper quantiles have no coverage guarantee here"
-    return [table(title, ["", "tokens"], lines), f"\n{called}; {source}"]
+    return [table(title, ["", "tokens", ""], lines, left=(0, 2)), f"\n{called}; {source}"]
+
+
+def _beyond(data: dict[str, Any], tokens: float) -> str:
+    """What is to be said of a quantile that no calibration step reached."""
+    if not data["beyond_calibration"] or round(tokens) <= data["largest"]:
+        return ""
+    return f"extrapolated: no calibration step had more than {data['largest']:,.0f}"
 
 
 def _headline(figures: Mapping[str, float]) -> dict[str, str]:

@@ -120,7 +120,10 @@ def seconds(value: float) -> str:
 
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
     last = next(row for row in reversed(rows) if row.get("kind", "llm") == "llm")
-    lines = [[f"{100 * float(q):g} % of such steps: within", seconds(value)] for q, value in data["quantiles"].items()]
+    lines = [
+        [f"{100 * float(q):g} % of such steps: within", seconds(value), _beyond(data, value)]
+        for q, value in data["quantiles"].items()
+    ]
     title = f"Next request of {last['workflow_id']} after step {last.get('step', rows.index(last))} ({last['agent']})"
     source = f"source {data['source']}, {data['evidence']} training steps behind it"
     if not data["calibrated"]:
@@ -128,7 +131,15 @@ def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> 
     end = f"It has ended with this step with probability {number(data['end'])}; the times assume that it has not."
     hint = data["retention"]
     kept = f"Caches should keep it for {seconds(hint['ttl_s'])} (target {100 * hint['target']:g} %)."
-    return [table(title, ["", "time"], lines), f"\n{end}", kept, f"{called}; {source}"]
+    shown = table(title, ["", "time", ""], lines, left=(0, 2))
+    return [shown, f"\n{end}", kept, f"{called}; {source}"]
+
+
+def _beyond(data: dict[str, Any], value: float) -> str:
+    """What is to be said of a quantile that no calibration step reached."""
+    if not data["beyond_calibration"] or round(value, 3) <= round(data["largest_s"], 3):
+        return ""
+    return f"extrapolated: no calibration step had more than {seconds(data['largest_s'])}"
 
 
 def _headline(figures: Mapping[str, float]) -> dict[str, str]:

@@ -192,6 +192,8 @@ def test_below_the_floor_an_answer_is_wide_and_says_that_it_is_not_calibrated(tm
     assert told["coverage"]["0.9"] == 1.0
     for_people = run("forecast", tmp_path / "out", tmp_path / "steps.jsonl").out
     assert "NOT CALIBRATED: the upper quantiles have no coverage guarantee here" in for_people
+    assert answer["beyond_calibration"]
+    assert f"extrapolated: no calibration step had more than {answer['largest']:,.0f}" in for_people
 
 
 @pytest.fixture(scope="module")

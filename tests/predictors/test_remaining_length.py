@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,28 @@ def test_known_is_champion_and_unknown_backs_off_wide_and_marked(forest: Remaini
         unknown = forest.forecast([STEP | change])
         assert (unknown.source, unknown.evidence, unknown.calibrated) == ("back-off", 0, False)
         assert unknown.quantiles[0.99] / unknown.quantiles[0.5] > known.quantiles[0.99] / known.quantiles[0.5]
+
+
+def test_a_quantile_above_all_that_calibrated_it_says_so(forest: RemainingLengthPredictor) -> None:
+    train = law_rows()[1]
+    known, unknown = (forest.forecast([STEP | change]) for change in ({}, {"workflow_type": "new"}))
+    own = train.workflow_type == train.vocabulary.workflow_types.index(STEP["workflow_type"])
+    assert (known.largest, unknown.largest) == (train.label[own].max(), train.label.max())
+    for forecast in (known, unknown):
+        assert forecast.beyond_calibration == (round(forecast.quantiles[0.99]) > forecast.largest)
+    assert replace(known, largest=known.quantiles[0.99]).beyond_calibration is False
+    assert replace(known, largest=known.quantiles[0.99] - 1.0).beyond_calibration is True
+    assert replace(known, largest=None).to_dict()["beyond_calibration"] is None
+
+
+def test_an_artefact_of_before_the_largest_was_kept_is_read(forest: RemainingLengthPredictor, tmp_path: Path) -> None:
+    forest.save(tmp_path / "model")
+    of = read_artefact(tmp_path / "model")
+    tensors = {name: array for name, array in of.tensors.items() if name != "estimator/largest"}
+    write_artefact(tmp_path / "old", kind=of.kind, config=of.config, tensors=tensors, training_data={})
+    old = RemainingLengthPredictor.load(tmp_path / "old").forecast([STEP])
+    assert (old.largest, old.beyond_calibration) == (None, None)
+    assert old.quantiles == forest.forecast([STEP]).quantiles
 
 
 def test_rows_that_chose_the_estimator_are_learnt_from_and_do_not_calibrate() -> None:

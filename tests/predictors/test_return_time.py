@@ -152,6 +152,15 @@ def test_a_target_that_is_no_probability_is_refused(wrong: float) -> None:
         ReturnForecast(0.0, {0.5: 1.0, 0.9: 2.0}, "champion", 1, True, 1).ttl(wrong)
 
 
+def test_a_quantile_longer_than_all_that_calibrated_it_says_so_after_waiting_too() -> None:
+    of = ReturnForecast(0.0, {0.5: 1.0, 0.9: 100.0}, "champion", 1, True, 1, largest_s=90.0)
+    assert of.beyond_calibration
+    assert of.waited(5.0).beyond_calibration
+    assert of.waited(5.0).largest_s == 85.0
+    assert not ReturnForecast(0.0, {0.5: 1.0, 0.9: 100.0}, "champion", 1, True, 1, largest_s=100.0).beyond_calibration
+    assert ReturnForecast(0.0, {0.5: 1.0}, "champion", 1, True, 1).to_dict()["beyond_calibration"] is None
+
+
 @pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
 def test_a_wait_that_is_no_time_is_refused(wrong: float) -> None:
     with pytest.raises(InputError, match="expected a number of seconds"):

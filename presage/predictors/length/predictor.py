@@ -39,6 +39,8 @@ class LengthForecast:
         calibrated: whether the workflow type has enough calibration rows; if not, the upper quantiles are those of all
             workflow types or wider.
         calibration: calibration rows of this workflow type.
+        largest: the largest number of tokens in them, or in those of all types where these calibrate; None if the
+            artefact was written before it was kept.
     """
 
     quantiles: dict[float, float]
@@ -46,11 +48,17 @@ class LengthForecast:
     evidence: int
     calibrated: bool
     calibration: int
+    largest: float | None = None
 
     @property
     def prediction(self) -> float:
         """The median, or the quantile just above it, tokens."""
         return self.quantiles[min((q for q in self.quantiles if q >= 0.5), default=max(self.quantiles))]
+
+    @property
+    def beyond_calibration(self) -> bool | None:
+        """Whether the highest quantile, in whole tokens, is above all that calibrated it; None if that is not known."""
+        return None if self.largest is None else round(max(self.quantiles.values())) > self.largest
 
     def to_dict(self) -> dict[str, Any]:
         """As `presage forecast --json` prints it."""
@@ -59,6 +67,8 @@ class LengthForecast:
             "evidence": self.evidence,
             "calibrated": self.calibrated,
             "calibration": self.calibration,
+            "largest": self.largest,
+            "beyond_calibration": self.beyond_calibration,
             "quantiles": {str(quantile): tokens for quantile, tokens in self.quantiles.items()},
         }
 
@@ -156,6 +166,7 @@ class RemainingLengthPredictor:
             evidence=evidence,
             calibrated=known and bool(estimator.conformal.calibrated[workflow_type]),
             calibration=int(estimator.conformal.rows[workflow_type]),
+            largest=estimator.largest_one(workflow_type, agent),
         )
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:

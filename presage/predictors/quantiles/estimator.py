@@ -158,6 +158,9 @@ class LogEstimator(ABC):
     quantiles: tuple[float, ...]
     conformal: Conformal
     evidence: NDArray[np.int32]
+    largest: NDArray[np.float32] | None
+    """The largest label among the calibration rows of each workflow type, float32 [T + 1], the last that of all types;
+    None for artefacts of before it was kept."""
     _encoding: InputEncoding
     _line: LogLine
     _start: np.float32
@@ -227,6 +230,7 @@ class LogEstimator(ABC):
             self.floor,
             task=rows.task[:own],
         )
+        self.largest = _largest(rows.label[:own], rows.workflow_type[:own], len(train.vocabulary.workflow_types))
         return self
 
     @property
@@ -266,9 +270,18 @@ class LogEstimator(ABC):
         agent: NDArray[Any],
     ) -> NDArray[np.float32]:
         location, scale = self._bands(inputs)
-        # Rare agents and workflow types are calibrated as an unknown type, whose quantiles are the widest.
-        group = np.where(self._seen[workflow_type, agent], workflow_type, self.conformal.shifts.shape[1] - 1)
+        group = self._group(workflow_type, agent)
         return rising(np.expm1(np.minimum(self.conformal.apply(location, scale, profiles, group), np.float32(_MOST))))
+
+    def largest_one(self, workflow_type: int, agent: int) -> float | None:
+        """The largest label among the rows that calibrated such a row; None if the artefact does not tell."""
+        return None if self.largest is None else float(self.largest[self._group(workflow_type, agent)])
+
+    def _group(self, workflow_type: Any, agent: Any) -> NDArray[np.intp]:
+        """The workflow types as which rows are calibrated: rare agents and types as an unknown one, whose quantiles are
+        the widest.
+        """
+        return np.where(self._seen[workflow_type, agent], workflow_type, self.conformal.shifts.shape[1] - 1)
 
     def _bands(self, inputs: NDArray[np.float32]) -> Bands:
         """Quantile locations float32 [n, Q] and positive scales float32 [n], on log tokens."""
@@ -294,6 +307,7 @@ class LogEstimator(ABC):
             ),
             "evidence": self.evidence,
             "line/start": np.array(self._start),
+            **({} if self.largest is None else {"largest": self.largest}),
             **nested({name: part.to_tensors() for name, part in self._learnt.items()}),
         }
 
@@ -318,6 +332,9 @@ class LogEstimator(ABC):
         expected = len(LEARNT_PROFILES), len(estimator._encoding.types), len(estimator.quantiles)
         if estimator.conformal.shifts.shape != expected:
             raise ValueError("the calibration does not match the workflow types and quantiles")
+        estimator.largest = tensors.get("largest")
+        if estimator.largest is not None and estimator.largest.shape != estimator.conformal.rows.shape:
+            raise ValueError("the largest labels do not match the workflow types")
         estimator._start = np.float32(tensors["line/start"])
         inputs = len(estimator._line.weights) + 1
         estimator._learnt = {
@@ -347,6 +364,14 @@ def _sampled_inputs(
         inputs.append(encoding.inputs(profile.take(rows[own])))
         start += len(own)
     return np.concatenate(inputs)[place]
+
+
+def _largest(label: NDArray[Any], workflow_type: NDArray[np.int32], types: int) -> NDArray[np.float32]:
+    """The largest label of each type and, last and for types without rows, of all, float32 [types + 1]."""
+    found = np.full(types + 1, -np.inf)
+    np.maximum.at(found, workflow_type, label)
+    found[types] = label.max()
+    return np.where(np.isfinite(found), found, label.max()).astype(np.float32)
 
 
 def _scores(labels: NDArray[np.float64], location: NDArray[Any], scale: NDArray[Any]) -> NDArray[np.float64]:

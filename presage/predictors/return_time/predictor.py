@@ -59,6 +59,8 @@ class ReturnForecast:
         calibrated: whether the workflow type has enough calibration rows; if not, the upper quantiles are those of all
             workflow types or wider.
         calibration: calibration rows of this workflow type.
+        largest_s: the longest time in them, or in those of all types where these calibrate, less the time waited; None
+            if the artefact was written before it was kept.
     """
 
     end: float
@@ -67,6 +69,7 @@ class ReturnForecast:
     evidence: int
     calibrated: bool
     calibration: int
+    largest_s: float | None = None
 
     def returned(self, seconds: float) -> float:
         """Probability that the workflow, if it returns, has returned after this time.
@@ -85,7 +88,10 @@ class ReturnForecast:
         gone = self._log_survival(seconds)
         still = math.exp(gone) * (1.0 - self.end)
         left = {q: max(self._time_at(gone + math.log1p(-q)) - seconds, 0.0) for q in self.quantiles}
-        return replace(self, end=self.end / (self.end + still) if self.end else 0.0, quantiles=left)
+        end = self.end / (self.end + still) if self.end else 0.0
+        return replace(
+            self, end=end, quantiles=left, largest_s=None if self.largest_s is None else self.largest_s - seconds
+        )
 
     def ttl(self, target: float = RETENTION_TARGET) -> float:
         """Time to live: seconds after which the workflow still returns with probability 1 − `target` at most.
@@ -137,6 +143,11 @@ class ReturnForecast:
         """The median, or the quantile just above it, seconds, given that the workflow returns."""
         return self.quantiles[min((q for q in self.quantiles if q >= 0.5), default=max(self.quantiles))]
 
+    @property
+    def beyond_calibration(self) -> bool | None:
+        """Whether the highest quantile, to the millisecond, is above all that calibrated it; None if unknown."""
+        return None if self.largest_s is None else round(max(self.quantiles.values()), 3) > round(self.largest_s, 3)
+
     def to_dict(self) -> dict[str, Any]:
         """As `presage forecast --json` prints it."""
         return {
@@ -144,6 +155,8 @@ class ReturnForecast:
             "evidence": self.evidence,
             "calibrated": self.calibrated,
             "calibration": self.calibration,
+            "largest_s": self.largest_s,
+            "beyond_calibration": self.beyond_calibration,
             "end": self.end,
             "quantiles": {str(quantile): seconds for quantile, seconds in self.quantiles.items()},
             "retention": {"target": RETENTION_TARGET, "ttl_s": self.ttl()},
@@ -248,6 +261,7 @@ class ReturnTimePredictor:
         odds = self._ends(estimator.inputs_one(workflow_type, agent, model, numbers)[None])[0]
         evidence = int(estimator.evidence[workflow_type, agent])
         known = evidence >= self.config.min_evidence
+        largest_ms = estimator.largest_one(workflow_type, agent)
         return ReturnForecast(
             end=1.0 / (1.0 + math.exp(-odds)),
             quantiles=dict(zip(self.quantiles, seconds.tolist(), strict=True)),
@@ -255,6 +269,7 @@ class ReturnTimePredictor:
             evidence=evidence,
             calibrated=known and bool(estimator.conformal.calibrated[workflow_type]),
             calibration=int(estimator.conformal.rows[workflow_type]),
+            largest_s=None if largest_ms is None else largest_ms / 1e3,
         )
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
