@@ -45,6 +45,7 @@ def carry_out(
     """Train, write, register and print; `fit` makes a training of data, test data (None to split some off) and the
     progress callback.
     """
+    from presage.cli.compiling import say_when_compiling
     from presage.predictors.common.artefact import foreign_entries
     from presage.registry.package import check_name
     from presage.training.baselines import last_words
@@ -68,6 +69,7 @@ def carry_out(
         test = job.kind.data.read(job.test, job.skip_bad, output, report) if job.test else None
         if job.register and registry is None:
             registry = open_registry(job.tracking_uri)
+        say_when_compiling()
         training = fit(data, test, report)
         report("writing the artefact", None)
         training.save(folder)
