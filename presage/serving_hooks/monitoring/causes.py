@@ -71,7 +71,7 @@ def causes_of(promoted: Transitions, called: Collection[frozenset[str]]) -> tupl
     if new and gone:
         return (
             Cause(
-                f"agents are called otherwise: {_names(new)} are new, {_names(gone)} of the traces never come",
+                f"agents are called otherwise: {_names(new)} instead of {_names(gone)}",
                 f"send the names of the traces, or {RETRAIN}",
             ),
         )

@@ -15,7 +15,7 @@ def promised(word: str = "abc", right: int = 8) -> dict[str, Promoted]:
 @pytest.mark.parametrize(
     ("word", "texts"),
     [
-        ("axc", ("'x' are new", "'b' of the traces never come")),
+        ("axc", ("called otherwise: 'x' instead of 'b'",)),
         ("abcx", ("agents that the traces do not have: 'x'",)),
         ("ac", ("never serves: 'b'", "kind tool")),
         ("acb", (CHANGED.text,)),
