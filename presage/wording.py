@@ -1,4 +1,4 @@
-"""Words in messages and reports: counted nouns, and the name that a misspelt one may have meant."""
+"""Words in messages and reports: counted nouns, the name meant by a misspelt one, and how to install an extra."""
 
 from __future__ import annotations
 
@@ -24,3 +24,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     spelt = {letters(one): one for one in known}
     found = get_close_matches(letters(name), spelt, n=1, cutoff=_SIMILAR)
     return spelt[found[0]] if found else None
+
+
+def install(extra: str) -> str:
+    """How to install an extra of Presage, which is on no package index."""
+    return f"pip install '.[{extra}]' in a checkout of Presage, or './presage-VERSION-py3-none-any.whl[{extra}]'"

@@ -20,7 +20,7 @@ def say_when_compiling() -> None:
                 self.said = True
                 folder = event.data["dispatcher"].stats.cache_path
                 kept = f"; it is kept in {folder}" if folder else ""
-                print(f"compiling for this processor, once: 20 to 60 s{kept} …", file=sys.stderr, flush=True)
+                print(f"compiling for this processor, once, up to a minute{kept} …", file=sys.stderr, flush=True)
 
         def on_end(self, event: Any) -> None:
             """Only the first start counts."""

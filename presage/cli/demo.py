@@ -23,6 +23,7 @@ import typer
 from presage.cli import options
 from presage.cli.output import FAILED, REFUSED
 from presage.errors import OutputError
+from presage.wording import install
 
 _PROCESSES: Final = ("retry", "research", "triage")
 _TRAINING, _HELD_OUT, _TOO_FEW = 200, 100, 5
@@ -176,7 +177,9 @@ class _Demo:
     def replay(self, command: Path | None) -> dict[str, Any] | None:
         """The verdict, and the mean completion time in seconds by policy; None without vLLM."""
         if command is None:
-            self.show(f"\nvLLM is not installed (pip install 'presage[serve]'), so the demo skips: presage {_REPLAY}")
+            self.show(
+                f"\nvLLM is not installed, so the demo skips: presage {_REPLAY}\nTo install it: {install('serve')}"
+            )
             return None
         self.shell(f"presage {_REPLAY}", program=command.absolute())
         metrics = self.metrics_of("replay")

@@ -11,10 +11,11 @@ import typer
 
 from presage.cli.output import Output
 from presage.errors import ConfigurationError
+from presage.wording import install
 
 KINDS = ("next-agent", "remaining-length", "return-time")
 
-_EXTRA = "presage gateway needs the extra gateway: pip install 'presage[gateway]'"
+_EXTRA = f"presage gateway needs the extra gateway: {install('gateway')}"
 
 
 def gateway(
@@ -137,7 +138,7 @@ def _hosts(ext_proc: str | None, planner: str | None) -> list[Any]:
         if (error.name or "").partition(".")[0] == "presage":
             raise
         raise ConfigurationError(
-            f"--ext-proc and --dynamo-planner need an extra: pip install 'presage[grpc]' ({error.name} is missing)"
+            f"--ext-proc and --dynamo-planner need an extra: {install('grpc')} ({error.name} is missing)"
         ) from None
     hosts: list[Any] = []
     if ext_proc is not None:

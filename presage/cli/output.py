@@ -29,6 +29,7 @@ import typer
 from typer.core import TyperGroup
 
 from presage.errors import AliasMovedError, OutputError, PresageError
+from presage.wording import install
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,6 +43,9 @@ REFUSED: Final = 3
 INTERRUPTED: Final = 130
 
 TRACEBACK: Final = "PRESAGE_TRACEBACK"
+
+HELP: Final = {"help_option_names": ["--help", "-h"]}
+"""Settings of a program, which its commands take over."""
 
 Progress = Callable[[str, float | None], None]
 """Progress callback: current stage, and the share done (0 to 1; None: unknown)."""
@@ -163,7 +167,7 @@ class Boundary(TyperGroup):
             sys.exit(REFUSED if isinstance(error, AliasMovedError) else BAD_INPUT)
         except Exception as error:
             if isinstance(error, ModuleNotFoundError) and (error.name or "presage").partition(".")[0] != "presage":
-                _explain(error, f"{error.name} is not installed; this command needs it: pip install 'presage[train]'")
+                _explain(error, f"{error.name} is not installed; this command needs it: {install('train')}")
                 sys.exit(BAD_INPUT)
             # Only the type of the error: a library's message may contain private text of a trace.
             _explain(error, f"failed unexpectedly: {type(error).__name__} (set {TRACEBACK}=1 to see all of it)")

@@ -26,13 +26,14 @@ from presage.cli import (
     study,
     traces,
 )
-from presage.cli.output import Boundary
+from presage.cli.output import HELP, Boundary
 from presage.version import __version__
 
 app = typer.Typer(
     cls=Boundary,
     name="presage",
     no_args_is_help=True,
+    context_settings=HELP,
     pretty_exceptions_enable=False,
     epilog="First steps:\n\n"
     "presage demo\n\n"

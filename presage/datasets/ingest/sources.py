@@ -24,6 +24,7 @@ from presage.datasets.ingest.spill import Journal, SortedRun, SourcesRead, Spill
 from presage.datasets.schema import CommonSizes, trace_schema
 from presage.datasets.schema.source import Workflow, named
 from presage.errors import ConfigurationError, OutputError, PresageError, TraceError
+from presage.wording import install
 
 GROUP_BYTES: Final = 32 * 2**20
 
@@ -206,8 +207,7 @@ def spill_on_ray(
         import ray.data
     except ImportError as error:
         raise ConfigurationError(
-            "Ray is not installed; reading traces on a cluster needs it: pip install 'presage[distributed]', or "
-            "leave --ray out"
+            f"Ray is not installed; reading traces on a cluster needs it: {install('distributed')}. Or leave --ray out"
         ) from error
     if not tasks:
         return
