@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from presage.registry.connect import Registry
 
 _WHAT = "A version number, models:/NAME@ALIAS, models:/NAME/VERSION, or an output folder of train-predictor."
-_LARGE = 1000
+_DIGITS: Final = ((1000.0, 0), (10.0, 1))
+"""Decimals of a figure that is at least so large."""
+_MOST_DIGITS: Final = 3
 
 
 def compare(
@@ -62,14 +64,7 @@ def _model_with(versions: list[int], registry: Registry) -> str:
 def _render(data: dict[str, Any]) -> list[Any]:
     models = data["models"]
     called = [_called(one) for one in models]
-    rows = [
-        [
-            name.replace("_", " "),
-            *(_figure(value, ends) for value, ends in zip(of["values"], of["ci95"], strict=True)),
-            _difference(of["difference"], of["difference_ci95"]),
-        ]
-        for name, of in data["figures"].items()
-    ]
+    rows = [_row(name, of) for name, of in data["figures"].items()]
     title = f"{data['kind']}: figures on the test set of each training [95 %]"
     shown: list[Any] = [
         table(title, ["", *called, "second minus first [95 %, unpaired]"], rows),
@@ -92,18 +87,20 @@ def _called(model: dict[str, Any]) -> str:
     return f"{model['name']} {model['version']} ({standing})"
 
 
-def _figure(value: float, ends: list[float] | None) -> str:
-    shown = [_number(one) for one in (value, *(ends or ()))]
-    return shown[0] if ends is None else f"{shown[0]} [{shown[1]}, {shown[2]}]"
+def _row(name: str, of: dict[str, Any]) -> list[str]:
+    """A figure of both, and their difference, with the same decimals."""
+    largest = max(map(abs, of["values"]))
+    digits = next((few for least, few in _DIGITS if largest >= least), _MOST_DIGITS)
+    values = zip(of["values"], of["ci95"], strict=True)
+    return [
+        name.replace("_", " "),
+        *(_with_ends(value, ends, f",.{digits}f") for value, ends in values),
+        _with_ends(of["difference"], of["difference_ci95"], f"+,.{digits}f"),
+    ]
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= _LARGE else f"{value:.4g}"
-
-
-def _difference(value: float, ends: list[float] | None) -> str:
-    digits = 0 if abs(value) >= _LARGE else 3
-    shown = [f"{one:+,.{digits}f}".replace("-", "−") for one in (value, *(ends or ()))]
+def _with_ends(value: float, ends: list[float] | None, form: str) -> str:
+    shown = [f"{one:{form}}".replace("-", "−") for one in (value, *(ends or ()))]
     return shown[0] if ends is None else f"{shown[0]} [{shown[1]}, {shown[2]}]"
 
 

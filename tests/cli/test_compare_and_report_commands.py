@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import webbrowser
 from pathlib import Path
 
@@ -59,6 +60,9 @@ def test_two_versions_stand_side_by_side_with_unpaired_intervals(uri: str, tiny:
     assert "tiny 1 (champion)" in shown.out
     assert "NOT judged on the same test data" in shown.out
     assert "trained on the same data" in shown.out
+    for line in shown.out.splitlines():
+        decimals = {len(part) for part in re.findall(r"\d\.(\d+)", line)}
+        assert len(decimals) <= 1, line
 
 
 def test_a_version_and_a_folder_of_the_same_training_differ_in_nothing(uri: str, tiny: Tiny) -> None:
