@@ -3,7 +3,7 @@
 A small engine in virtual time (tests/serving_hooks/policies/closed_loop.py): an LRU cache, a cost model, and a closed
 loop of 72 workflows with retry loops. "shared": a prompt is the common history of its workflow; "own": each agent
 continues its own conversation. "best fixed" is the best of 16, 24 and 32 workflows at once; "half", "double" and
-"noise" are admission with footprints forecast wrong.
+"noise" are admission with contexts forecast wrong.
 
     python benchmarks/admission_alone.py [--workflows 150] [--blocks 2500 4000 6000]
 
@@ -46,7 +46,7 @@ def main() -> None:
 
     def run(prompts: str, blocks: int, at_once: int, admission: Admission | None, error: Callable[[], float]) -> Loop:
         loop = Loop(draw(args.workflows, seed=0), prompts, BLOCK * blocks, at_once, admission)
-        loop.footprint_error = error
+        loop.context_error = error
         loop.makespan()
         return loop
 

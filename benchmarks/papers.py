@@ -82,9 +82,7 @@ class PauseRestore:
         self._ended: set[str] = set()
         self._checked_at = -math.inf
 
-    def arrives(
-        self, request_id: str, step: Step, prompt_tokens: int, hashes: Sequence[bytes], remaining_tokens: float | None
-    ) -> None:
+    def arrives(self, request_id: str, step: Step, prompt_tokens: int, hashes: Sequence[bytes]) -> None:
         """A step of a workflow enters the engine."""
         workflow = self._workflows.get(step.workflow)
         if workflow is None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
 import tracemalloc
@@ -28,7 +29,7 @@ from presage.serving_hooks.policies.eviction import FreeOrder
 from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
 from presage.serving_hooks.policies.score import ScoreConfig, lookahead
-from presage.serving_hooks.policies.throughput import Rates
+from presage.serving_hooks.policies.steady_state import Rates
 
 AGENTS = tuple(f"agent {i}" for i in range(30))
 LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
@@ -137,15 +138,25 @@ def median_us(call: Callable[[int], object], undo: Callable[[object], object], r
     return statistics.median(taken[rounds // 10 :]) / 1000
 
 
-def decide_us(n: int) -> float:
-    rates = Rates(0.012, 150e-6, 120e-6, 110, 230, 1500, 1.5, 64)
-    admission = Admission(1000.0 * n)
+def admission_over(n: int) -> tuple[Admission, Rates]:
+    """Admission over n workflows, of which a third is in a tool call, and twice what the cache holds."""
+    pauses_s = np.sort(np.random.default_rng(0).exponential(2.0, 600))
+    admission = Admission(10_000.0 * n)
     for i in range(n):
         row = admission.crowd.place(f"w{i}")
-        admission.crowd.facts[row] = i % 3, 0.0, 1000.0 + i % 50 * 40, 100.0 * (i % 37), 2.0
-    admission.decide(rates, 0.0)
-    admission.observe(900_000, 1_000_000, 0.0)
-    return median_us(lambda i: admission.decide(rates, i * 0.01), lambda _: None, 100)
+        admission.crowd.facts[row] = i % 3, 0.0, True, 15_000.0 + i % 50 * 200, math.nan
+    return admission, Rates(0.01, 1e-4, 1e-4, 100.0, 400.0, 64, pauses_s, end=1 / 30, miss_share=0.5)
+
+
+def decide_us(n: int) -> float:
+    admission, rates = admission_over(n)
+    admission.choose(rates, 0.0, 0.0)
+    return median_us(lambda i: admission.decide(i * 0.01), lambda _: None, 100)
+
+
+def choose_us(n: int) -> float:
+    admission, rates = admission_over(n)
+    return median_us(lambda i: admission.choose(rates, 0.0, i * 2.0), lambda _: None, 100)
 
 
 def queue_us() -> float:
@@ -234,6 +245,7 @@ def main() -> None:
 
     for n in (72, 1000):
         us[f"admission over {n}"] = {"forecasts": decide_us(n)}
+        us[f"admission, a choice every 2 s, over {n}"] = {"forecasts": choose_us(n)}
     us["one iteration of the queue"] = {"forecasts": queue_us()}
 
     print(f"{blocks:,} blocks, {workflows} workflows, {groups} groups, {bytes_a_block:.0f} bytes a block\n")

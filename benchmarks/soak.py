@@ -55,7 +55,7 @@ SERVERS = {
     "with hooks": f"env -u {NAME} PYTHONPATH={TESTS.parents[2]}{os.pathsep}{TESTS} presage serve",
 }
 """Commands by name."""
-OURS = ["--scheduler-cls", "holding.HoldingScheduler", "--additional-config.presage.admission_margin", "0"]
+OURS = ["--scheduler-cls", "holding.HoldingScheduler", "--additional-config.presage.admission_least_gain", "0"]
 """Options of the server with hooks; without a margin admission holds at the least gain."""
 
 

@@ -213,8 +213,8 @@ def _admission(engine: EngineStatus) -> Rows:
         rows.append(
             [
                 "expected",
-                f"{chosen.steps_per_s:.2f} steps/s of {chosen.workflows} workflows, "
-                f"{everyone.steps_per_s:.2f} of all {everyone.workflows}",
+                f"{chosen.steps_per_s:.2f} steps/s of {chosen.workflows} workflows, {chosen.miss_share:.0%} of their "
+                f"contexts lost; all {everyone.workflows}: {everyone.steps_per_s:.2f}, {everyone.miss_share:.0%} lost",
             ]
         )
     return rows

@@ -71,10 +71,11 @@ class AgeingStatus:
 
 @dataclass(frozen=True)
 class OutlookStatus:
-    """Steps a second that admission expects of so many running workflows."""
+    """Where admission expects so many open workflows to settle: steps a second, and share of their contexts lost."""
 
     workflows: int
     steps_per_s: float
+    miss_share: float = 0.0
 
 
 @dataclass(frozen=True)

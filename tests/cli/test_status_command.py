@@ -40,8 +40,8 @@ STATUS: dict[str, Any] = {
         "held_s": 3.25,
         "longest_held_s": 2.25,
         "outlook": {
-            "chosen": {"workflows": 3, "steps_per_s": 2.5},
-            "everybody": {"workflows": 8, "steps_per_s": 2.0},
+            "chosen": {"workflows": 3, "steps_per_s": 2.5, "miss_share": 0.04},
+            "everybody": {"workflows": 8, "steps_per_s": 2.0, "miss_share": 0.63},
         },
     },
     "returns": {
@@ -134,7 +134,7 @@ def test_people_read_tables(made: Made) -> None:
         "ageing 2 promoted, 1 demoted",
         "held back now 1 held with 2 requests, 4 paused while their tools run",
         "held back so far 3.2 s, the longest workflow 2.2 s",
-        "expected 2.50 steps/s of 3 workflows, 2.00 of all 8",
+        "expected 2.50 steps/s of 3 workflows, 4% of their contexts lost; all 8: 2.00, 63% lost",
         "prefetch: ValueError 1",
         "workflow_id left out: missing 2",
         "drift review",

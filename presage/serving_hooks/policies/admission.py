@@ -1,24 +1,17 @@
-"""Admission control: holds workflows back, or pauses them while their tool runs, if that raises throughput.
+"""Admission control: how many workflows may be open, and which; the others wait at the door or pause.
 
-Source: ThunderAgent, §4.3 and appendix E: when contexts no longer fit the cache, it pauses programs that wait for a
-tool, the smallest first (least to recompute: eq. 10); the weight of a waiting program decays exponentially with its
-wait (eq. 7; appendix E.1). Departures from the paper:
+Where the contexts of all workflows exceed the cache, vLLM computes them again and again, and stays so: thrashing has a
+steady state of its own. `steady_state.py` tells for every number of open workflows where the engine would settle, from
+measured costs, pauses and losses, and from the contexts that workflows are expected to grow to. The policy opens as
+many as give the most steps a second, and nobody waits unless that gains more than `least_gain`.
 
-- Holding workflows saves recomputation but shrinks the decode batch. For every number of running workflows the model of
-  `throughput.py` weighs both, from measured rates, forecast working sets, and the share lost at such a load. Workflows
-  are held only if that promises `margin` more steps a second than running all, net of the cost of pauses.
-- Footprints are forecasts for the next step, not those of the last; the half-life of a pause is its forecast length, if
-  there is a forecast.
-- The workflow with the least forecast work left is restored first, not the one with the shortest context.
+ThunderAgent (§4.3) pauses programs once contexts no longer fit, the smallest first. Departures: load is what settles,
+not the sum of present contexts, which thrashing itself makes look busy; new workflows wait before any that has begun is
+paused; those that have begun are paused only where the engine is far from its best, between two steps, the one that
+began last first; and a paused one is restored before a new one starts. In both groups the first that came goes first,
+so nobody starves: what is ahead of a workflow only shrinks.
 
-No request is held beyond its bound, counted from its arrival (`wait_bounds.py`): then its workflow must run, and
-another is held in its place at its next step. So overload spreads over all workflows as waits of bounded length.
-
-No workflow starves. A workflow's waits add up over its life, and every `patience_s` of waiting raises it one level; the
-queue is sorted by level first. So no workflow is admitted before one that has waited `patience_s` longer. An admitted
-workflow has at least level HEAD_START, and stays until it ends or another rises above: taking turns would make each
-workflow recompute its prompt. Requests being computed are never interrupted, and at least one workflow may always run,
-so the queue advances whenever a step or a workflow ends.
+A workflow with an objective (`wait_bounds.py`) waits for that long over its life, not longer.
 """
 
 from __future__ import annotations
@@ -33,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS, AdmissionChange, EventCounts
-from presage.serving_hooks.policies.throughput import MissCurve, Rates, steps_per_s
+from presage.serving_hooks.policies.steady_state import Rates, Settled, settle
 
 
 class Phase(IntEnum):
@@ -44,9 +37,7 @@ class Phase(IntEnum):
     READY = 2  # its request has not started, or was preempted
 
 
-_FACTS: Final = np.dtype(
-    [("phase", "i1"), ("since", "f8"), ("footprint", "f8"), ("remaining", "f8"), ("pause", "f8"), ("bound", "f8")]
-)
+_FACTS: Final = np.dtype([("phase", "i1"), ("since", "f8"), ("begun", "?"), ("context", "f8"), ("bound", "f8")])
 _WAITS: Final = np.dtype([("total", "f8"), ("since", "f8"), ("inside", "?")])
 _NO_WAIT: Final = (0.0, math.nan, False)
 _FIRST_ROOM: Final = 64
@@ -58,9 +49,9 @@ class WorkflowColumns:
     A workflow keeps its row until it ends, so only changes are written. Rows of ended workflows are reused.
 
     Attributes:
-        facts: the phase and since when; the footprint, forecast tokens of the working set of the next step, cached
-            ones included; the remaining output tokens, infinity if unknown; the forecast seconds of the current tool
-            call (pause), NaN if unknown; the seconds for which a ready request may be held (bound), NaN by default.
+        facts: the phase and since when; whether a step of it has begun; the context, tokens that no other workflow has,
+            expected in the mean over what is left of it; the seconds for which it may wait over its life (bound), NaN
+            without an objective.
         waits: seconds held in all, since when it is held (NaN if it is not), and whether the last decision admitted it.
     """
 
@@ -111,10 +102,22 @@ class WorkflowColumns:
 
 
 FULL: Final = "the cache would lose more than the batch would gain"
-PAUSED: Final = "paused while its tool runs: others need the cache more"
+PAUSED: Final = "paused between two steps: the engine computes lost contexts again and again"
 
-HEAD_START: Final = 4
-"""The least level of an admitted workflow, since pausing it for others loses what it has in the cache."""
+_AS_GOOD: Final = 0.02
+"""Of the numbers of open workflows whose steps a second are within this share of the best, the largest is chosen."""
+_CONTEXTS: Final = np.array([0.8, 1.0, 1.25, 1.5])
+"""Factors by which the expected context may be wrong; steps a second are the mean over them."""
+_NUMBERS: Final = 32
+_UNEXPECTED: Final = 0.2
+"""Share lost beyond the expected one from which contexts count as longer."""
+_LONGER_PER_S: Final = 0.05
+"""By how much, times that share."""
+_LONGEST: Final = 3.0
+_FORGET_S: Final = 120.0
+"""Half-life of that."""
+_LEAST_CACHE: Final = 0.2
+"""Share of the cache that counts as left if shared blocks seem to take more."""
 
 
 @dataclass(frozen=True)
@@ -122,29 +125,26 @@ class AdmissionConfig:
     """Settings.
 
     Attributes:
-        margin: the share by which holding must raise steps a second over running all; smaller differences are ignored.
-            0 by default, since bounded holds cost little where the difference is small.
-        patience_s: seconds of waiting that raise a workflow one level.
-        horizon_s: seconds within which a pause must repay the recomputation it causes.
-        half_life_s: of the weight of a workflow in a tool call of unknown length (ThunderAgent's decay).
-        forget_s: how long a measured lost share counts.
+        least_gain: the share by which waiting must raise steps a second; below it nobody waits.
+        every_s: seconds between two choices of the number of open workflows.
     """
 
-    margin: float = 0.0
-    patience_s: float = 60.0
-    horizon_s: float = 30.0
-    half_life_s: float = 10.0
-    forget_s: float = 600.0
+    least_gain: float = 0.15
+    every_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The expected load on the cache, lost share and steps a second (0 until rates are measured)."""
+    """Where so many open workflows settle: contexts by cache, share lost, steps a second, seconds a context stays.
+
+    All are 0 until rates are measured.
+    """
 
     workflows: int
-    load: float
-    miss_share: float
-    steps_per_s: float
+    load: float = 0.0
+    miss_share: float = 0.0
+    steps_per_s: float = 0.0
+    stays_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,8 @@ class Decision:
 
     Attributes:
         held: by workflow, the reason.
-        chosen: the outlook of this decision, once excess steps being computed have ended.
-        everybody: the outlook of running all.
+        chosen: the outlook of the number that was chosen.
+        everybody: the outlook of letting all run.
     """
 
     run: frozenset[str]
@@ -168,133 +168,119 @@ class Admission:
     """Decides which workflows may run.
 
     Attributes:
-        load: on the cache by the workflows that the last decision lets run.
         crowd: all running workflows and their waits; the caller keeps it up to date.
+        limit: how many may be open; infinity while nobody needs to wait.
+        opened: how many the last decision let run.
+        longer: factor by which contexts seem to be longer than expected.
     """
 
     cache_tokens: float
     config: AdmissionConfig = field(default_factory=AdmissionConfig)
     counts: EventCounts = field(default_factory=EventCounts)
-    load: float = 0.0
     crowd: WorkflowColumns = field(default_factory=WorkflowColumns, repr=False)
-    _curve: MissCurve = field(init=False, repr=False)
+    limit: float = math.inf
+    opened: int = 0
+    longer: float = 1.0
+    _far: bool = False
+    _expected: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+    _learnt_s: float = -math.inf
+    _next_s: float = -math.inf
+    _outlooks: tuple[Outlook, Outlook] = (Outlook(0), Outlook(0))
 
-    def __post_init__(self) -> None:
-        self._curve = MissCurve(self.config.forget_s)
+    @property
+    def is_full(self) -> bool:
+        """Whether a workflow that comes now has to wait for the next decision."""
+        return self.opened >= self.limit
 
-    def observe(self, lost_tokens: float, reusable_tokens: float, now: float, load: float | None = None) -> None:
-        """Records that of the tokens an infinite cache would have held, prompts had to prefill some again.
+    def is_due(self, now: float) -> bool:
+        """Whether it is time to choose again how many may be open."""
+        return now >= self._next_s
 
-        `load` is that on the cache while they were lost; None for that of the last decision. Omit what a workflow lost
-        while it was held, which no load explains.
+    def choose(self, rates: Rates | None, shared_tokens: float, now: float) -> None:
+        """Chooses how many of the workflows in `crowd` may be open; all of them while `rates` is None.
+
+        `shared_tokens` are those of the cache that several workflows use, each once.
         """
-        self._curve.observe(self.load if load is None else load, lost_tokens, reusable_tokens, now)
+        self._next_s = now + self.config.every_s
+        rows = self.crowd.rows()
+        facts, inside = self.crowd.facts[rows], self.crowd.waits["inside"][rows]
+        opened = inside | (facts["phase"] == Phase.STEP)
+        contexts = facts["context"][opened | (facts["phase"] == Phase.READY)]
+        everybody, at_present = len(contexts), int(np.count_nonzero(opened))
+        self.limit, self._far = math.inf, False
+        self._outlooks = Outlook(everybody), Outlook(everybody)
+        if rates is None or not everybody:
+            return
+        cache = max(_LEAST_CACHE * self.cache_tokens, self.cache_tokens - shared_tokens)
+        self._learn(rates.miss_share, now)
+        context = max(float(contexts.mean()), 1.0) * self.longer
+        most = max(2 * _NUMBERS, 2 * everybody)
+        numbers = np.unique(np.round(np.geomspace(1, most, _NUMBERS)).astype(int)).astype(np.float64)
+        settled = settle(rates, cache, np.repeat(numbers, len(_CONTEXTS)), np.tile(context * _CONTEXTS, len(numbers)))
+        per_s = settled.steps_per_s.reshape(len(numbers), -1).mean(axis=1)
+        self._expected = numbers, settled.miss_share.reshape(len(numbers), -1).mean(axis=1)
+        best = float(per_s.max())
+        chosen = float(numbers[np.flatnonzero(per_s >= best / (1 + _AS_GOOD))[-1]])
+        enough = best / (1 + self.config.least_gain)
+        if chosen < most and np.interp(everybody, numbers, per_s) < enough:
+            self.limit = chosen
+            self._far = at_present > chosen and float(np.interp(at_present, numbers, per_s)) < enough
+        self._outlooks = (
+            _outlook(min(self.limit, everybody), numbers, settled, context / cache),
+            _outlook(everybody, numbers, settled, context / cache),
+        )
 
-    def decide(self, rates: Rates | None, now: float, bound_s: float = math.inf) -> Decision:
-        """Decides which of the workflows in `crowd` may run; all of them while `rates`, as measured, is None.
+    def _learn(self, miss_share: float, now: float) -> None:
+        """Contexts count as longer while prompts lose more than was expected with so many open.
 
-        `bound_s` is the default bound: seconds for which a ready request may be held.
+        Whatever is wrong, contexts, pauses or costs, shows as lost tokens.
         """
-        crowd = self.crowd
-        queue, must = self._queue(now, bound_s)
-        if not len(queue):
-            nothing = Outlook(0, 0.0, 0.0, 0.0)
-            return Decision(frozenset(), {}, nothing, nothing)
-        count = np.arange(1, len(queue) + 1, dtype=np.float64)
-        load = np.cumsum(self._weights(queue, now)) / self.cache_tokens
-        share = self._curve.share(load, now)
-        best, per_s = len(queue) - 1, np.zeros(len(queue))
-        if rates is not None:
-            per_s = steps_per_s(rates, self.cache_tokens, count, share)
-            worth = per_s * np.maximum(0.0, self.config.horizon_s - self._recompute_s(queue, now, rates))
-            as_good = worth.max() / (1 + self.config.margin)
-            if as_good > worth[-1]:
-                best = int(np.argmax(worth >= as_good))
-        running = max(best + 1, must)
-        self.load = float(load[running - 1])
-        self._update_waits(queue, running, now)
+        passed_s = min(now - self._learnt_s, 5 * self.config.every_s)
+        self._learnt_s = now
+        self.longer = 1.0 + (self.longer - 1.0) * 0.5 ** (passed_s / _FORGET_S)
+        expected = 1.0 if self._expected is None else float(np.interp(self.opened, *self._expected))
+        if miss_share > expected + _UNEXPECTED:
+            self.longer = min(_LONGEST, self.longer * (1.0 + _LONGER_PER_S * passed_s * (miss_share - expected)))
 
-        def outlook(at: int) -> Outlook:
-            return Outlook(at + 1, float(load[at]), float(share[at]), float(per_s[at]))
-
-        tool = crowd.facts["phase"][queue[running:]] == Phase.TOOL
-        held = {w: PAUSED if t else FULL for w, t in zip(crowd.names(queue[running:]), tool.tolist(), strict=True)}
-        return Decision(frozenset(crowd.names(queue[:running])), held, outlook(best), outlook(len(queue) - 1))
-
-    def _queue(self, now: float, bound_s: float) -> tuple[NDArray[np.intp], int]:
-        """The rows in the order in which they may run, and how many must run.
-
-        Workflows whose request is being computed, or has waited as long as it may, come first, and must run. Then
-        admitted ones, whose tokens are cached: ready ones by rising work left, then those in a tool call, the largest
-        first, as the smallest are paused first. Then other ready ones by rising work left. Levels take precedence over
-        this order. A workflow paused in its tool call stays paused until the tool returns.
-        """
+    def decide(self, now: float) -> Decision:
+        """Decides which of the workflows in `crowd` may run."""
         rows = self.crowd.rows()
         facts, waits = self.crowd.facts[rows], self.crowd.waits[rows]
-        phase, since = facts["phase"], facts["since"]
-        bounds = np.where(np.isnan(facts["bound"]), bound_s, facts["bound"])
-        must = (phase == Phase.STEP) | ((phase == Phase.READY) & (now - since >= bounds))
-        tool, held = phase == Phase.TOOL, ~np.isnan(waits["since"])
-        began = np.maximum(np.where(held, waits["since"], 0.0), since)
-        waited = np.where(held & (phase == Phase.READY), waits["total"] + now - began, waits["total"])
-        level = np.floor(waited / self.config.patience_s)
-        # One number for the first three criteria: the group, the level, and the order of phases within it.
-        place = np.where(tool, 1.0, np.where(waits["inside"], 0.0, 2.0))
-        place -= 3.0 * np.where(waits["inside"], np.maximum(level, HEAD_START), level)
-        place = np.where(must, -np.inf, np.where(held & tool, np.inf, place))
-        work = np.where(tool, np.where(held, 0.0, -facts["footprint"]), facts["remaining"])
-        order = np.lexsort((since, work, place))
-        self._break_ties(rows, order, (place, work, since))
-        return rows[order], int(np.count_nonzero(must))
+        phase, begun = facts["phase"], facts["begun"]
+        began = np.maximum(waits["since"], facts["since"])
+        waited = waits["total"] + np.where(np.isnan(waits["since"]), 0.0, now - began)
+        must = (phase == Phase.STEP) | ((phase == Phase.READY) & (waited >= facts["bound"]))
+        inside = must | waits["inside"]
+        room = self.limit - np.count_nonzero(inside)
+        if self.limit == math.inf:
+            inside[:] = True
+        elif room > 0:
+            waiting = ~inside & (phase == Phase.READY)
+            queue = np.concatenate([np.flatnonzero(waiting & begun), np.flatnonzero(waiting & ~begun)])
+            inside[queue[: int(room)]] = True
+        elif room < 0 and self._far:
+            can = np.flatnonzero(inside & ~must)
+            inside[can[max(0, len(can) + int(room)) :]] = False
+        self.opened = int(np.count_nonzero(inside))
+        self._update_waits(rows[inside], rows[~inside], now)
+        names = self.crowd.names(rows[~inside])
+        held = {name: PAUSED if of else FULL for name, of in zip(names, begun[~inside].tolist(), strict=True)}
+        return Decision(frozenset(self.crowd.names(rows[inside])), held, *self._outlooks)
 
-    def _break_ties(
-        self, rows: NDArray[np.intp], order: NDArray[np.intp], keys: tuple[NDArray[np.float64], ...]
-    ) -> None:
-        """Sorts equal workflows by name, so that a decision does not depend on row numbers."""
-        same = np.ones(max(0, len(order) - 1), np.bool_)
-        for key in keys:
-            of = key[order]
-            same &= of[1:] == of[:-1]
-        if not same.any():
-            return
-        edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
-        for first, last in edges.reshape(-1, 2).tolist():
-            run = order[first : last + 1]
-            names = self.crowd.names(rows[run])
-            order[first : last + 1] = run[sorted(range(len(names)), key=names.__getitem__)]
-
-    def _weights(self, queue: NDArray[np.intp], now: float) -> NDArray[np.float64]:
-        facts = self.crowd.facts[queue]
-        half_life_s = np.where(facts["pause"] > 0, facts["pause"], self.config.half_life_s)
-        decay = np.exp2(-np.maximum(0.0, now - facts["since"]) / np.maximum(half_life_s, 1e-3))
-        return np.asarray(facts["footprint"] * np.where(facts["phase"] == Phase.TOOL, decay, 1.0))
-
-    def _recompute_s(self, queue: NDArray[np.intp], now: float, rates: Rates) -> NDArray[np.float64]:
-        """Seconds to recompute the cached tokens of newly stopped workflows, if the first 1, 2, … run.
-
-        Of their tokens, the share not lost at the load of the last decision is cached.
-        """
-        facts, waits = self.crowd.facts[queue], self.crowd.waits[queue]
-        phase = facts["phase"]
-        ours = np.isnan(waits["since"]) & ((phase == Phase.TOOL) | ((phase == Phase.READY) & waits["inside"]))
-        pauses = np.where(ours, facts["footprint"], 0.0)
-        lost = self._curve.share(np.array([self.load]), now)
-        return np.asarray(rates.prefill_token_s * (1 - lost) * (np.sum(pauses) - np.cumsum(pauses)))
-
-    def _update_waits(self, queue: NDArray[np.intp], running: int, now: float) -> None:
+    def _update_waits(self, running: NDArray[np.intp], stopped: NDArray[np.intp], now: float) -> None:
         facts, waits = self.crowd.facts, self.crowd.waits
-        held = ~np.isnan(waits["since"][queue])
         self.counts.add(ADMISSION_DECISIONS, "all")
-        self.counts.add(ADMISSION_DECISIONS, "held", times=running < len(queue))
-        restored, stopped = queue[:running][held[:running]], queue[running:][~held[running:]]
+        self.counts.add(ADMISSION_DECISIONS, "held", times=len(stopped) > 0)
+        restored = running[~np.isnan(waits["since"][running])]
+        stopped = stopped[np.isnan(waits["since"][stopped])]
         ready = restored[facts["phase"][restored] == Phase.READY]
         began = np.maximum(waits["since"][ready], facts["since"][ready])
         waits["total"][ready] = waits["total"][ready] + now - began
         waits["since"][restored] = np.nan
         waits["since"][stopped] = now
         waits["inside"] = False
-        waits["inside"][queue[:running]] = True
-        paused = int(np.count_nonzero(facts["phase"][stopped] == Phase.TOOL))
+        waits["inside"][running] = True
+        paused = int(np.count_nonzero(facts["begun"][stopped]))
         changes: tuple[tuple[AdmissionChange, int], ...] = (
             ("restored", len(restored)),
             ("paused", paused),
@@ -303,3 +289,14 @@ class Admission:
         for change, times in changes:
             if times:
                 self.counts.add(ADMISSION_CHANGES, change, times=times)
+
+
+def _outlook(workflows: float, numbers: NDArray[np.float64], settled: Settled, context: float) -> Outlook:
+    """The outlook of a number of workflows, each of this context by the cache."""
+
+    def at(values: NDArray[np.float64]) -> float:
+        return float(np.interp(workflows, numbers, values.reshape(len(numbers), -1).mean(axis=1)))
+
+    return Outlook(
+        int(workflows), workflows * context, at(settled.miss_share), at(settled.steps_per_s), at(settled.stays_s)
+    )

@@ -1,19 +1,19 @@
-"""Measurements for admission: the cost of an iteration, running means of steps, and the tool times of each agent.
+"""Measurements for admission: the cost of an iteration, running means of steps, and a sample of pauses.
 
-The means decay: each new value has a weight of at least 1 / `_FORGET`. Pauses are kept by workflow type and agent,
-since tool times differ a hundredfold; clients choose the names, so the table is bounded.
+The means decay: each new value has a weight of at least one over the window of its mean. Steps of a workflow and the
+tokens that each adds are kept by workflow type; clients choose the names, so the table is bounded.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.serving_hooks.policies.throughput import Rates
+from presage.serving_hooks.policies.steady_state import Rates
 
 ENOUGH: Final = 64
 """Least number of iterations for a fit."""
@@ -120,9 +120,6 @@ def _solve(matrix: list[list[float]], target: list[float]) -> list[float] | None
 ENOUGH_STEPS: Final = 32
 """Least number of steps and of pauses for `rates`."""
 
-MOST_AGENTS: Final = 10_000
-"""Agents, over all workflow types, whose pauses are kept."""
-
 _FORGET: Final = 50
 
 
@@ -140,53 +137,80 @@ class RunningMean:
         self.mean += (number - self.mean) / min(self.count, self._window)
 
 
+LATEST: Final = 600
+"""Pauses in the sample, and the window of the means of contexts."""
+
+MOST_TYPES: Final = 1000
+"""Workflow types whose means are kept; the least recently used one is dropped."""
+
+
+class TypeMeans:
+    """Means of a workflow type: steps of a workflow that has ended, and tokens that a step adds to its own context."""
+
+    __slots__ = ("growth", "steps")
+
+    def __init__(self) -> None:
+        self.steps, self.growth = RunningMean(), RunningMean(LATEST)
+
+    def expected_steps(self, steps: int) -> float:
+        """Steps that a workflow takes in all, after so many."""
+        if not self.steps.count:
+            return max(4.0, 2.0 * steps)
+        mean = self.steps.mean
+        return steps + 0.5 * mean if steps > mean else mean
+
+
 class WorkloadMeans:
-    """Running means over all workflows, and of each agent's pauses.
+    """Running means over all workflows and of each type.
 
     Attributes:
         new_tokens: prompt tokens of a step that its workflow had not computed before.
-        reusable_tokens: the others.
         output_tokens: of a step.
+        read_tokens: prompt tokens of a step that its workflow shares with no other.
+        own_tokens: of the context of its workflow then.
+        pauses_s: the latest.
     """
 
     def __init__(self) -> None:
-        self.new_tokens, self.reusable_tokens, self.output_tokens = RunningMean(), RunningMean(), RunningMean()
-        self._pauses = RunningMean()
-        self._agents: dict[tuple[str, str], int] = {}
-        self._by_agent: list[RunningMean] = []
-        self._pause_s = np.full(1, np.nan)  # by agent number, NaN if unknown; the last entry, NaN, is for agent −1
+        self.new_tokens, self.output_tokens = RunningMean(), RunningMean()
+        self.read_tokens, self.own_tokens = RunningMean(LATEST), RunningMean(LATEST)
+        self.pauses_s: deque[float] = deque(maxlen=LATEST)
+        self._types: OrderedDict[str, TypeMeans] = OrderedDict()
+        self._reused = self._lost = 0.0
 
-    def agent(self, workflow_type: str, agent: str) -> int:
-        """The index of an agent in `pauses_s`; −1 if there are too many agents."""
-        key = workflow_type, agent
-        number = self._agents.get(key)
-        if number is None:
-            if len(self._by_agent) == MOST_AGENTS:
-                return -1
-            number = self._agents[key] = len(self._by_agent)
-            self._by_agent.append(RunningMean())
-            if number + 1 == len(self._pause_s):
-                self._pause_s = np.concatenate([self._pause_s, np.full(len(self._pause_s), np.nan)])
-        return number
+    def of_type(self, workflow_type: str) -> TypeMeans:
+        """The means of a workflow type, to count on."""
+        of = self._types.get(workflow_type)
+        if of is None:
+            of = self._types[workflow_type] = TypeMeans()
+            if len(self._types) > MOST_TYPES:
+                self._types.popitem(last=False)
+        self._types.move_to_end(workflow_type)
+        return of
 
-    def paused(self, workflow_type: str, agent: str, seconds: float) -> None:
-        """Records the pause between a step of `agent` and the next step of its workflow."""
-        self._pauses.observe(seconds)
-        number = self.agent(workflow_type, agent)
-        if number >= 0:
-            known = self._by_agent[number]
-            known.observe(seconds)
-            self._pause_s[number] = known.mean
+    def reuses(self, tokens: float, lost_tokens: float, cache_tokens: float) -> None:
+        """A prompt has tokens that its workflow had computed, and of these the cache has lost some.
 
-    def pauses_s(self) -> NDArray[np.float64]:
-        """The expected pause after a step, by agent number: the agent's mean, else that of all, else NaN."""
-        mean = self._pauses.mean if self._pauses.count else np.nan
-        return np.where(np.isnan(self._pause_s), mean, self._pause_s)
+        What came before counts half once prompts have reused a whole cache since.
+        """
+        keep = 0.5 ** (tokens / cache_tokens)
+        self._reused, self._lost = (self._reused + tokens) * keep, (self._lost + lost_tokens) * keep
 
-    def rates(self, costs: IterationCosts | None, most_decoding: int) -> Rates | None:
-        """The rates that a decision needs; None until enough of each is measured."""
-        new, reusable, output, pauses = self.new_tokens, self.reusable_tokens, self.output_tokens, self._pauses
-        few = min(new.count, output.count, pauses.count) < ENOUGH_STEPS
-        if costs is None or few or not output.mean > 0:
+    @property
+    def miss_share(self) -> float:
+        """Share of their own contexts that prompts have lost lately."""
+        return min(1.0, self._lost / self._reused) if self._reused else 0.0
+
+    def rates(self, costs: IterationCosts | None, most_decoding: int, expected_steps: float) -> Rates | None:
+        """The rates that a choice needs; None until enough of each is measured.
+
+        `expected_steps` are those of a workflow in the mean over all that are running.
+        """
+        new, output = self.new_tokens, self.output_tokens
+        few = min(new.count, output.count, len(self.pauses_s)) < ENOUGH_STEPS
+        if costs is None or few or not (output.mean > 0 and self.own_tokens.mean > 0):
             return None
-        return Rates(*costs, output.mean, new.mean, reusable.mean, pauses.mean, most_decoding)
+        read_share = min(1.0, max(self.read_tokens.mean, 1.0) / self.own_tokens.mean)
+        end = 1.0 / max(1.0, expected_steps)
+        pauses_s = np.sort(np.array(self.pauses_s))
+        return Rates(*costs, output.mean, new.mean, most_decoding, pauses_s, end, self.miss_share, read_share)

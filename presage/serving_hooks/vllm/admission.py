@@ -3,8 +3,8 @@
 Only waiting requests of workflows that have no blocks yet are held, and none while its workflow has a running or
 preempted one. The more workflows there are, the rarer the decisions, so that they take a small share of the time.
 
-Four limits hold whatever the policy decides: no request is held beyond its bound (policies/wait_bounds.py); a workflow
-is held for at most `held_at_most_s` over its life; an engine in which nothing runs admits a workflow at once; and after
+Four limits hold whatever the policy decides: no workflow waits beyond its objective (policies/wait_bounds.py); none is
+held for more than `held_at_most_s` over its life; an engine in which nothing runs admits a workflow at once; and after
 a failure no request is held.
 """
 
@@ -17,15 +17,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate
+from statistics import fmean
 from typing import Any, Final, Generic, TypeVar
 
 from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS, EventCounts
 from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision
-from presage.serving_hooks.policies.throughput import Rates
+from presage.serving_hooks.policies.steady_state import Rates
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
 from presage.serving_hooks.policies.workload import IterationCost, IterationCosts, WorkloadMeans
-from presage.serving_hooks.vllm.admission_accounts import Account, AdmissionRequest, Columns, Returning
+from presage.serving_hooks.vllm.admission_accounts import Account, AdmissionRequest, Columns, SharedPrefixes
 from presage.serving_hooks.vllm.engine import EnginePort
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 from presage.serving_hooks.workflows.identity import Step
@@ -137,7 +138,6 @@ class AdmissionController:
         clock: Callable[[], float],
         switch: Switch,
         modes: Modes,
-        returning: Returning,
         bounds: WaitBounds,
         tell: Callable[[str, float | None], object],
     ) -> None:
@@ -153,13 +153,13 @@ class AdmissionController:
         self._block_tokens, self._most_decoding = port.hash_tokens, port.most_running
         self._clock, self._bounds, self._tell = clock, bounds, tell
         self._workload = WorkloadMeans()
-        self._columns = Columns(self._admission.crowd, self._workload, port.hash_tokens, returning)
+        self._columns = Columns(self._admission.crowd, self._workload, port.hash_tokens)
+        self._shared = SharedPrefixes()
         self._accounts: dict[str, Account] = {}
         self._ended: set[str] = set()  # accounts to delete once they have no request
         self._held: dict[str, Account] = {}
         self._workflow_of: dict[str, str] = {}
         self._later: list[Callable[[], None]] = []
-        self._area = 0.0
         self._decided_at = self._logged_at = -math.inf
         self._news = False
         self._holding = False
@@ -170,9 +170,7 @@ class AdmissionController:
 
     # Events.
 
-    def arrives(
-        self, request_id: str, step: Step, prompt_tokens: int, hashes: Sequence[bytes], remaining_tokens: float | None
-    ) -> None:
+    def arrives(self, request_id: str, step: Step, prompt_tokens: int, hashes: Sequence[bytes]) -> None:
         """A step of a workflow arrives."""
         mode = self._modes.of("admission", step.stats_key)
         if mode is Mode.OFF:
@@ -184,19 +182,26 @@ class AdmissionController:
             self._ended.discard(step.workflow)
             if account is None:
                 # While some are held a new workflow waits for the next decision, a moment from now.
-                held = self._holding and mode is Mode.ON
-                account = self._accounts[step.workflow] = Account(step.stats_key, now, held=held, kept=not held)
+                held = (self._holding or self._admission.is_full) and mode is Mode.ON
+                account = self._accounts[step.workflow] = Account(step.stats_key, now, held=held)
                 if held:
                     self._held[step.workflow] = account
             elif not account.requests:
-                self._workload.paused(account.workflow_type, account.agent, now - account.since)
-            # NaN counts as unknown.
-            remaining = math.inf if remaining_tokens is None or not remaining_tokens >= 0 else remaining_tokens
+                self._workload.pauses_s.append(now - account.since)
             bound_s = self._bounds.of(step)
             account.bound_s = math.nan if bound_s is None else bound_s
             reusable = min(prompt_tokens, account.blocks.known(hashes) * self._block_tokens)
+            if not reusable or not account.steps:
+                account.shared.add(self._shared.first_prompt(step.stats_key, step.agent, hashes))
             self._workflow_of[request_id] = step.workflow
-            account.arrives(request_id, step.agent, prompt_tokens, reusable, remaining, now)
+            account.arrives(request_id, step.agent, prompt_tokens, reusable, now)
+            own, before = account.own_tokens(self._block_tokens), account.context_tokens
+            account.context_tokens = own
+            if account.steps:
+                self._workload.of_type(account.workflow_type).growth.observe(own - before)
+            shared = account.shared.known(hashes) * self._block_tokens
+            self._workload.read_tokens.observe(max(0, prompt_tokens - shared))
+            self._workload.own_tokens.observe(own)
             self._changes(step.workflow, account)
             if account.held:  # retention takes a request that has arrived as due now
                 self._tell_of(step.workflow, account)
@@ -215,10 +220,8 @@ class AdmissionController:
         reusable, prompt = request.reusable_tokens, request.new_tokens + request.reusable_tokens
         # Blocks that other workflows computed count neither as lost if they are not cached, nor as new if they are.
         self._workload.new_tokens.observe(prompt - max(reusable, found_tokens))
-        self._workload.reusable_tokens.observe(reusable)
-        if account.kept and now > account.left_at:
-            load = (self._load_area(now) - account.load_area) / (now - account.left_at)
-            self._admission.observe(max(0, reusable - found_tokens), reusable, now, load)
+        own = max(0, reusable - account.shared.known(hashes) * self._block_tokens)
+        self._workload.reuses(own, min(own, max(0, reusable - found_tokens)), self._admission.cache_tokens)
         self._changes(self._workflow_of[request_id], account)
 
     def leaves(self, request_id: str, hashes: Sequence[bytes], completed: bool, output_tokens: int) -> None:
@@ -230,9 +233,8 @@ class AdmissionController:
             if account is None:
                 return
             name, request = self._workflow_of.pop(request_id), account.requests[request_id]
-            account.leaves(request_id, hashes, output_tokens, now)
+            account.leaves(request_id, hashes, now)
             self._count_held_time(account, request, now)
-            account.left_at, account.load_area = now, self._load_area(now)
             if completed:
                 self._workload.output_tokens.observe(output_tokens)
             self._changes(name, account)
@@ -248,15 +250,6 @@ class AdmissionController:
                 self._ended.add(name)
 
         self.switch.attempt(self._happens, ends)
-
-    def renewed(self, workflow: str) -> None:
-        """The return time of a workflow was forecast anew."""
-
-        def renewed() -> None:
-            if workflow in self._accounts:
-                self._changes(workflow, self._accounts[workflow])
-
-        self.switch.attempt(self._happens, renewed)
 
     # Queries.
 
@@ -313,7 +306,7 @@ class AdmissionController:
             "decisions": self.counts.by_key(),
             "reasons": dict(Counter(last.held.values())) if last else {},
             "outlook": {"chosen": asdict(last.chosen), "everybody": asdict(last.everybody)} if last else None,
-            "rates": asdict(self._rates) if self._rates else None,
+            "rates": self._rates.to_dict() if self._rates else None,
         }
 
     def debug_state(self) -> dict[str, int]:
@@ -377,18 +370,18 @@ class AdmissionController:
 
     def _decide(self, now: float) -> list[str]:
         changed: list[str] = []
-        self._area, self._decided_at, self._news = self._load_area(now), now, False
+        self._decided_at, self._news = now, False
         self._again = False
         self._forget(now)
-        self._rates = self._workload.rates(self.times.costs(now), self._most_decoding)
         self._columns.refresh()
-        self._last = decision = self._admission.decide(self._rates, now, self._bounds.default_s)
+        if self._admission.is_due(now):
+            of_type = self._workload.of_type
+            steps = fmean([of_type(one.workflow_type).expected_steps(one.steps) for one in self._accounts.values()])
+            self._rates = self._workload.rates(self.times.costs(now), self._most_decoding, steps)
+            self._admission.choose(self._rates, len(self._shared) * self._block_tokens, now)
+        self._last = decision = self._admission.decide(now)
         acts_on = self._acts_on(decision.held)
         self._let_run = len(decision.held) - len(acts_on)
-        if self._let_run:
-            # Workflows that run although they would be held load the cache too, each as much as the mean.
-            share = self._let_run / len(decision.held)
-            self._admission.load += (decision.everybody.load - self._admission.load) * share
         self._holding = bool(acts_on)
         for account in self._held.values():
             if account.waited_s(now) >= self._held_at_most_s:
@@ -422,7 +415,9 @@ class AdmissionController:
             self._ended.discard(name)
             self._held.pop(name, None)
             self._columns.changed.pop(name, None)
-            waited_s = self._accounts.pop(name).waited_s(now)
+            account = self._accounts.pop(name)
+            self._workload.of_type(account.workflow_type).steps.observe(account.steps)
+            waited_s = account.waited_s(now)
             self._held_s += waited_s
             self.longest_held_s = max(self.longest_held_s, waited_s)
             self._admission.crowd.drop(name)
@@ -430,7 +425,7 @@ class AdmissionController:
     # Helpers.
 
     def _tell_of(self, name: str, account: Account) -> None:
-        bound_s = self._bounds.default_s if math.isnan(account.bound_s) else account.bound_s
+        bound_s = math.inf if math.isnan(account.bound_s) else account.bound_s
         self._tell(name, min(bound_s, self._held_at_most_s) if account.held else None)
 
     def _changes(self, name: str, account: Account) -> None:
@@ -444,10 +439,6 @@ class AdmissionController:
     def _account(self, request_id: str) -> Account | None:
         name = self._workflow_of.get(request_id)
         return self._accounts.get(name) if name is not None else None
-
-    def _load_area(self, now: float) -> float:
-        """∫ load dt: the losses of a step come from the load since the previous step."""
-        return self._area + self._admission.load * (now - self._decided_at) if self._last is not None else 0.0
 
     def _due(self, idle: bool, now: float) -> bool:
         if self._again or (idle and any(account.waits() for account in self._held.values())):

@@ -48,15 +48,9 @@ class PresageConfig(ForecastSettings):
     eviction_rule: Rule = EvictionConfig.rule
     """next-use: the block whose next use is expected last goes first; pbkv: the lowest score of PBKV's eq. 2"""
     admission: bool = True
-    """hold workflows where measurements predict more steps per second for it; inactive without prefix caching"""
-    admission_margin: float = Field(AdmissionConfig.margin, ge=0)
-    """relative gain in steps per second that holding must promise over letting all run"""
-    admission_patience_s: float = Field(AdmissionConfig.patience_s, gt=0)
-    """seconds after which a held workflow precedes all that were held for less"""
-    admission_horizon_s: float = Field(AdmissionConfig.horizon_s, gt=0)
-    """seconds within which a pause must make up for the tokens that are recomputed because of it"""
-    admission_forget_s: float = Field(AdmissionConfig.forget_s, gt=0)
-    """seconds for which a measured share of lost tokens is used"""
+    """hold workflows back where the load would settle at fewer steps per second; inactive without prefix caching"""
+    admission_least_gain: float = Field(AdmissionConfig.least_gain, ge=0)
+    """relative gain in steps per second that waiting must promise over letting all run"""
     held_at_most_s: float = Field(600.0, gt=0)
     """seconds a workflow may be held over its life; then it is never held again"""
 
@@ -99,12 +93,7 @@ class PresageConfig(ForecastSettings):
 
     def admission_settings(self) -> AdmissionConfig:
         """Settings of admission."""
-        return AdmissionConfig(
-            margin=self.admission_margin,
-            patience_s=self.admission_patience_s,
-            horizon_s=self.admission_horizon_s,
-            forget_s=self.admission_forget_s,
-        )
+        return AdmissionConfig(least_gain=self.admission_least_gain)
 
     def prefetch_settings(self) -> PrefetchConfig:
         """Settings of prefetch."""

@@ -192,7 +192,7 @@ class QueuePolicies:
             self.priorities.add(request, self._iteration, workflow_type, remaining_tokens, self._ranks(step))
         if self.admission is not None and step is not None:
             prompt = request.num_prompt_tokens, self._port.prompt_hashes(request)
-            self.admission.switch.attempt(self.admission.arrives, request.request_id, step, *prompt, remaining_tokens)
+            self.admission.switch.attempt(self.admission.arrives, request.request_id, step, *prompt)
 
     def arrives_internally(self, request: EngineRequest) -> None:
         """A prefetch is about to be queued, behind all others."""

@@ -252,8 +252,6 @@ class Policies(engine.SchedulerSeam):
             return False
         self._bookkeeping.attempt(self.step_forecasts.answered, running.step.workflow, finish_reason, tools)
         self._observing.answered(running.step.workflow, tools)
-        if self.queue_policies.admission is not None:
-            self.queue_policies.admission.renewed(running.step.workflow)
         return True
 
     def text_models(self) -> dict[str, dict[str, str]]:
@@ -595,7 +593,6 @@ class Policies(engine.SchedulerSeam):
             type(self).clock,
             switch,
             self._modes,
-            self.step_forecasts.returning,
             self._wait_bounds,
             self.step_forecasts.held,
         )

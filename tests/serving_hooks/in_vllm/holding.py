@@ -23,12 +23,10 @@ class Holding(AdmissionController):
 
     until: ClassVar[dict[str, float]] = {}
 
-    def arrives(
-        self, request_id: str, step: Step, prompt_tokens: int, hashes: Sequence[bytes], remaining_tokens: float | None
-    ) -> None:
+    def arrives(self, request_id: str, step: Step, prompt_tokens: int, hashes: Sequence[bytes]) -> None:
         if step.agent.startswith(AGENT):
             self.until[request_id] = time.monotonic() + float(step.agent.removeprefix(AGENT))
-        super().arrives(request_id, step, prompt_tokens, hashes, remaining_tokens)
+        super().arrives(request_id, step, prompt_tokens, hashes)
 
     def leaves(self, request_id: str, hashes: Sequence[bytes], completed: bool, output_tokens: int) -> None:
         self.until.pop(request_id, None)

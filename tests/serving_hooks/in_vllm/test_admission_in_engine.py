@@ -10,20 +10,21 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "policies"))
 
+import turns
 from crowds import Workflow, rows
 from test_fuzz import GuessingAsync, GuessingSync, answered, drawn, pressed
 from turns import Clock, Turns, draw
 from vllm_samples import Engine, Scheduler, ask, build, everything_is_free
 
 from presage.serving_hooks.policies.admission import Admission, Decision, Outlook, Phase, WorkflowColumns
-from presage.serving_hooks.policies.workload import IterationCost
+from presage.serving_hooks.policies.workload import IterationCost, WorkloadMeans
 from presage.serving_hooks.vllm.admission import AdmissionController, IterationTimes
 from presage.serving_hooks.vllm.admission_accounts import Account
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 pytestmark = pytest.mark.vllm
 ALONE = {"priority": False, "eviction": False}
-NOTHING = Outlook(0, 0.0, 0.0, 0.0)
+NOTHING = Outlook(0)
 
 
 class Ticking(Engine):
@@ -43,7 +44,7 @@ class Ticking(Engine):
 def told(monkeypatch: pytest.MonkeyPatch, runs: Callable[[Workflow], bool]) -> None:
     """What the policy decides is decided here."""
 
-    def decide(self: Admission, rates: object, now: float, bound_s: float) -> Decision:
+    def decide(self: Admission, now: float) -> Decision:
         there = list(rows(self.crowd))
         held = {w.id: "so it is told" for w in there if not runs(w)}
         return Decision(frozenset(w.id for w in there) - set(held), held, NOTHING, NOTHING)
@@ -69,16 +70,16 @@ def held_by(engine: Engine) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("presage", [ALONE, {}], ids=["alone", "with the other policies"])
 def test_with_the_history_first_and_a_small_cache_some_are_held_and_all_is_done(
-    tmp_path: Path, presage: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, presage: dict[str, Any]
 ) -> None:
-    patient = {**presage, "objectives": {"factor": 10}}
-    ours = Turns(tmp_path, SyncWorkflowScheduler, draw(60, 0), "shared", 40, blocks=2500, presage=patient)
+    monkeypatch.setattr(turns, "PREFILL_S", 1.2e-3)  # what is lost is dear
+    ours = Turns(tmp_path, SyncWorkflowScheduler, draw(60, 0), "shared", 40, blocks=2500, presage=presage)
     ours.makespan()
     assert len(ours.finished) == 60
     assert everything_is_free(ours.engine.scheduler)
     status = held_by(ours.engine)
-    assert status["decisions"]["held"] > 20
-    assert status["rates"]["prefill_token_s"] == pytest.approx(120e-6, rel=0.05)
+    assert status["decisions"]["held"] > 5
+    assert status["rates"]["prefill_token_s"] == pytest.approx(1.2e-3, rel=0.05)
     assert status["rates"]["iteration_s"] == pytest.approx(0.012, rel=0.05)
     assert (status["held"], status["paused"]) == (0, 0)
     assert 0 < status["longest_held_s"] < status["held_s"]
@@ -97,9 +98,9 @@ def test_with_own_conversations_and_a_small_cache_all_is_done(tmp_path: Path) ->
 def test_an_engine_with_room_does_step_by_step_what_vllm_does(tmp_path: Path, prompts: str) -> None:
     logs = []
     for kind, presage in ((Scheduler, None), (SyncWorkflowScheduler, ALONE)):
-        turns = Turns(tmp_path / kind.__name__, kind, draw(20, 1), prompts, 6, blocks=4000, presage=presage)
-        turns.makespan()
-        logs.append(turns.engine.log)
+        of = Turns(tmp_path / kind.__name__, kind, draw(20, 1), prompts, 6, blocks=4000, presage=presage)
+        of.makespan()
+        logs.append(of.engine.log)
     assert logs[0] == logs[1]
 
 
@@ -273,7 +274,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch, kind: type[Any], method: str, after:
         (Admission, "decide"),
         (WorkflowColumns, "drop"),
         (IterationCost, "fit"),
-        *((Account, method) for method in ("arrives", "begins", "leaves", "hold", "seen")),
+        *((Account, method) for method in ("arrives", "begins", "leaves", "hold", "own_tokens")),
         *((AdmissionController, method) for method in ("arrives", "begins", "leaves")),
         *((IterationTimes, method) for method in ("scheduled", "updated")),
     ],
@@ -325,19 +326,13 @@ def test_tokens_that_were_lost_are_those_the_workflow_had_computed_and_the_cache
 ) -> None:
     engine = Ticking(tmp_path, SyncWorkflowScheduler, presage=ALONE, blocks=90)
     seen: list[tuple[float, float]] = []
-    decided: list[WorkflowColumns] = []
-    observe, decide = Admission.observe, Admission.decide
+    reuses = WorkloadMeans.reuses
 
-    def observed(policy: Admission, lost: float, reusable: float, *more: float) -> None:
-        seen.append((lost, reusable))
-        observe(policy, lost, reusable, *more)
+    def observed(workload: WorkloadMeans, tokens: float, lost_tokens: float, cache_tokens: float) -> None:
+        seen.append((lost_tokens, tokens))
+        reuses(workload, tokens, lost_tokens, cache_tokens)
 
-    def kept(policy: Admission, *known: Any) -> Decision:
-        decided.append(policy.crowd)
-        return decide(policy, *known)
-
-    monkeypatch.setattr(Admission, "observe", observed)
-    monkeypatch.setattr(Admission, "decide", kept)
+    monkeypatch.setattr(WorkloadMeans, "reuses", observed)
 
     def step(name: str, start: int, tokens: int) -> None:
         prompt = [(start + i) % 500 for i in range(tokens)]
@@ -352,17 +347,37 @@ def test_tokens_that_were_lost_are_those_the_workflow_had_computed_and_the_cache
     assert [one for one in seen if one[1]] == [(0, 640), (656, 656)]
     engine.clock.now += 10
     engine.scheduler.queue_policies.admission.decide(idle=False)
-    footprints = {w.id: w.footprint_tokens for w in rows(decided[-1])}
-    assert footprints["t\0a"] == pytest.approx(672 + 672 / 3 + 2)
+    contexts = {w.id: w.context_tokens for w in rows(engine.scheduler.queue_policies.admission._admission.crowd)}
+    # a has 672, in four steps at least, each of which adds 16.
+    assert contexts["t\0a"] == pytest.approx(672 + (6 - 3) / 2 * workload_growth(engine))
+
+
+def workload_growth(engine: Engine) -> float:
+    return float(engine.scheduler.queue_policies.admission._workload.of_type("t").growth.mean)
+
+
+def test_what_workflows_share_is_counted_once_and_off_the_cache(tmp_path: Path) -> None:
+    engine = Ticking(tmp_path, SyncWorkflowScheduler, presage=ALONE, blocks=200)
+    opening = list(range(160))
+    for name, own in (("a1", 1), ("b1", 2), ("c1", 3)):
+        prompt = [*opening, *([own] * 320)]
+        engine.scheduler.add_request(ask(name, prompt, 2, workflow_type="t", workflow_id=name, agent="coder"))
+        engine.run()
+    admission = engine.scheduler.queue_policies.admission
+    engine.clock.now += 10
+    admission.decide(idle=False)
+    assert len(admission._shared) * 16 == 160
+    own = {name: account.own_tokens(16) for name, account in admission._accounts.items()}
+    assert own == {"t\0a1": 480, "t\0b1": 320, "t\0c1": 320}, "of the first, nobody knows yet what others share"
 
 
 def test_a_common_history_is_counted_once_and_own_conversations_each(tmp_path: Path) -> None:
     sizes = {}
     for prompts in ("shared", "own"):
-        turns = Turns(tmp_path / prompts, SyncWorkflowScheduler, draw(1, 3), prompts, 1, blocks=4000)
+        of = Turns(tmp_path / prompts, SyncWorkflowScheduler, draw(1, 3), prompts, 1, blocks=4000)
         works = draw(1, 3)[0]
-        turns.makespan()
-        known = turns.engine.scheduler.queue_policies.admission.explain("loop\0w0")["known_tokens"]
+        of.makespan()
+        known = of.engine.scheduler.queue_policies.admission.explain("loop\0w0")["known_tokens"]
         said = sum(len(new) + output for _, new, output, _ in works.steps)
         agents = len({agent for agent, *_ in works.steps})
         # Where an instruction stands at the end, the answer behind it is not where the next prompt has it.

@@ -24,10 +24,7 @@ from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, read_config
 from presage.serving_hooks.workflows.identity import Step, scoped
 
-SECONDS = (
-    *("time_to_live_s", "reload_s", "forecast_deadline_ms", "held_at_most_s"),
-    *("admission_patience_s", "admission_horizon_s", "admission_forget_s"),
-)
+SECONDS = (*("time_to_live_s", "reload_s", "forecast_deadline_ms", "held_at_most_s"),)
 
 
 @pytest.mark.parametrize("additional", [None, {}, {"other": 1}, {"presage": {}}, "a hash"])
@@ -59,9 +56,7 @@ def test_what_is_said_arrives() -> None:
     assert config.score_settings() == ScoreConfig(2, 0.5)
     assert config.eviction_settings() == EvictionConfig("pbkv")
     assert (config.eviction, config.priority, config.time_to_live_s) == (False, True, 60)
-    said = {"margin": 0.2, "patience_s": 5, "horizon_s": 9.5, "forget_s": 60}
-    config = read_config({"presage": {f"admission_{name}": value for name, value in said.items()}})
-    assert config.admission_settings() == AdmissionConfig(**said)
+    assert read_config({"presage": {"admission_least_gain": 0.2}}).admission_settings() == AdmissionConfig(0.2)
 
 
 def test_service_objectives_are_those_of_the_type_then_of_the_tenant_then_the_default() -> None:
@@ -113,7 +108,7 @@ def test_what_is_no_object_or_no_good_value_is_refused(given_: Any) -> None:
     [
         *((name, (0, -1, 1.5)) for name in ("starved_after", "quantum", "horizon", "prefetch_most_blocks")),
         *((name, (0.0, -1.0, math.nan, math.inf)) for name in SECONDS),
-        *((name, (-0.1, math.nan)) for name in ("admission_margin", "error_budget")),
+        *((name, (-0.1, math.nan)) for name in ("admission_least_gain", "error_budget")),
         ("error_budget", (1.0,)),
         ("gamma", (0.0, 1.5, math.nan)),
         ("prefetch_least_value", (0.0, math.nan)),

@@ -10,6 +10,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "policies"))
 
+import numpy as np
 from crowds import Workflow, decide
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.metrics import METRICS, MOST_TYPES, OTHER, Sample
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.policies.admission import Admission, Phase
-from presage.serving_hooks.policies.throughput import Rates
+from presage.serving_hooks.policies.steady_state import Rates
 from presage.serving_hooks.status import EngineStatus, read_status
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.metadata import read
@@ -97,15 +98,17 @@ def test_a_policy_is_on_or_it_is_not() -> None:
 
 
 def test_decisions_of_admission_are_counted_by_what_they_changed() -> None:
-    """Forty workflows where there is room for ten, which lost nine tenths of their hits when all of them ran."""
+    """Forty workflows where there is room for ten."""
     counted = EventCounts(counts.ADMISSION_DECISIONS, counts.ADMISSION_CHANGES)
-    crowd = [Workflow(f"w{i:02}", Phase.READY, 0.0, 2000, 100.0 * i) for i in range(40)]
-    rates, admission = Rates(0.012, 150e-6, 120e-6, 110, 230, 1500, 1.5, 64), Admission(20_000, counts=counted)
-    decide(admission, crowd, rates, 0.0)
-    admission.observe(90_000, 100_000, 0.0)
-    decision = decide(admission, crowd, rates, 1.0)
+    crowd = [Workflow(f"w{i:02}", Phase.READY) for i in range(40)]
+    admission = Admission(200_000, counts=counted)
+    rates = Rates(0.01, 1e-4, 1e-4, 100.0, 400.0, 64, np.linspace(0.1, 4.0, 40), end=1 / 30, miss_share=0.9)
+    decide(admission, crowd, None, 0.0)
+    for row in admission.crowd.rows():
+        admission.crowd.waits["inside"][row] = False  # they come only now
+    decision = decide(admission, crowd, rates, 2.0)
     assert decision.held
-    everybody = decide(admission, [replace(one, phase=Phase.STEP) for one in crowd], rates, 2.0)  # all have begun
+    everybody = decide(admission, [replace(one, phase=Phase.STEP) for one in crowd], rates, 4.0)  # all have begun
     outlook = {"chosen": asdict(decision.chosen), "everybody": asdict(everybody.everybody)}
     status = {"admission": {"held": 7, "held_s": 2.5, "outlook": outlook}, "counted": counted.by_metric()}
     assert samples("presage_admission_decisions_total", status) == {("all",): 3, ("held",): 1}

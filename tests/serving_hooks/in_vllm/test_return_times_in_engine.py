@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from return_samples import sessions
-from test_admission_in_engine import told
 from test_policies_in_engine import Clock
 from tool_samples import QUICK, tool_led
 from vllm_samples import Engine, ask, build
@@ -81,37 +80,6 @@ def test_counts_learn_when_workflows_return_and_the_coverage_is_live(tmp_path: P
     step(engine, "a", 9, workflow_end=True)
     assert engine.scheduler.explain("coding", "a")["returns"] is None
     assert engine.scheduler.debug_state()["return-time states"] == 0
-
-
-def test_admission_takes_the_pause_of_a_workflow_from_its_return_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: dict[str, float | None] = {}
-    told(monkeypatch, lambda workflow: seen.update({workflow.id: workflow.pause_s}) is None)
-    engine, clock = engine_of(tmp_path, return_time=None)
-
-    def pause_s() -> float | None:
-        engine.scheduler.queue_policies.admission.reconsider()
-        engine.scheduler.queue_policies.prepare()
-        (found,) = seen.values()
-        return found
-
-    step(engine, "a", 0)
-    assert pause_s() is None
-    for number, seconds in enumerate((20.0, 20.0, 20.0, 2.0)):
-        clock.now += seconds
-        step(engine, "a", 1 + number)
-    assert pause_s() == pytest.approx(15.5)  # the mean, while the counts are too few
-    for number in range(3):
-        clock.now += 2.0
-        step(engine, "a", 5 + number)
-    half_life_s = pause_s()
-    assert half_life_s == pytest.approx(2.0)
-    clock.now += 1.0
-    assert pause_s() == half_life_s  # of the whole pause: the policy counts the time that has passed
-    again = {"workflow_type": "coding", "workflow_id": "a", "agent": "main", "step": 8}
-    engine.scheduler.add_request(ask("a-8", list(range(40)), 2, **again))
-    assert pause_s() is None  # it is back
 
 
 def test_a_model_of_a_folder_forecasts_and_an_answer_renews_it(tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 from crowds import Workflow, decide
 
 from presage.serving_hooks.policies.admission import Admission, Phase
-from presage.serving_hooks.policies.throughput import Rates
+from presage.serving_hooks.policies.steady_state import Rates
 
 ITERATION_S, TOKEN_S, PREFILL_S, MOST, BUDGET, PAUSE_S = 0.012, 150e-6, 120e-6, 64, 2048, 1.5
 
@@ -34,6 +35,10 @@ class Job:
     def working_set(self) -> float:
         _, new, output, _ = self.steps[self.at]
         return sum(self.sequences.values()) + new + output
+
+    def context(self) -> float:
+        """The working set in the mean over the steps that are left."""
+        return self.working_set() + sum(new + output for _, new, output, _ in self.steps[self.at + 1 :]) / 2
 
 
 @dataclass
@@ -78,12 +83,14 @@ class Loop:
         self.running: list[Request] = []
         self.cache: OrderedDict[tuple[str, int], int] = OrderedDict()
         self.pinned = 0
-        self.lost = self.reusable = 0
+        self.lost = self.reusable = 0.0
         self.all_lost = self.prompts = self.all_new = 0
-        self.means: tuple[float, ...] = (200.0, 200.0, 200.0)
+        self.means: tuple[float, ...] = (200.0, 200.0, 0.5)
+        self.pauses = np.sort(np.array([step[3] for job in jobs for step in job.steps]))
+        self.steps = float(np.mean([len(job.steps) for job in jobs]))
         self.completions: list[float] = []
         self.longest_wait = 0.0
-        self.footprint_error: Callable[[], float] = lambda: 1.0
+        self.context_error: Callable[[], float] = lambda: 1.0
         self.decide_at = 0.0
         self.may: frozenset[str] = frozenset()
         for _ in range(wanting):
@@ -114,17 +121,8 @@ class Loop:
         ready = sorted((job for job in self.here.values() if job.phase is Phase.READY), key=lambda job: job.since)
         if self.admission is not None and self.now >= self.decide_at:
             self.decide_at = self.now + 0.25
-            self.admission.observe(self.lost, self.reusable, self.now)
-            self.lost = self.reusable = 0
             seen = [
-                Workflow(
-                    j.id,
-                    j.phase,
-                    j.since,
-                    j.working_set() * self.footprint_error(),
-                    sum(s[2] for s in j.steps[j.at :]),
-                    PAUSE_S,
-                )
+                Workflow(j.id, j.phase, j.since, j.at > 0, j.context() * self.context_error())
                 for j in self.here.values()
             ]
             self.may = decide(self.admission, seen, self.rates(), self.now).run
@@ -138,8 +136,9 @@ class Loop:
 
     def rates(self) -> Rates:
         """Running means, as an engine would measure them."""
-        output, new, reusable = self.means
-        return Rates(ITERATION_S, TOKEN_S, PREFILL_S, output, new, reusable, PAUSE_S, MOST)
+        output, new, read = self.means
+        miss = self.lost / self.reusable if self.reusable else 0.0
+        return Rates(ITERATION_S, TOKEN_S, PREFILL_S, output, new, MOST, self.pauses, 1 / self.steps, miss, read)
 
     def hit_rate(self) -> float:
         return 1 - (self.all_lost + self.all_new) / self.prompts
@@ -154,9 +153,10 @@ class Loop:
             request.job.phase = Phase.STEP
             hit = self.cache.pop(request.key, 0)
             before = request.job.sequences.get(request.key[1], 0)
-            self.lost += before - hit
-            self.reusable += before
-            seen = (request.decode, request.prefill - before, before)
+            keep = 0.5 ** (before / self.cache_tokens)
+            self.lost, self.reusable = (self.lost + before - hit) * keep, (self.reusable + before) * keep
+            own = request.job.context()
+            seen = (request.decode, request.prefill - before, min(1.0, request.prefill / own))
             self.means = tuple(0.98 * mean + 0.02 * value for mean, value in zip(self.means, seen, strict=True))
             self.all_lost += before - hit
             self.all_new += request.prefill - before

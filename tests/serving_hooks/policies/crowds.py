@@ -5,19 +5,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from presage.serving_hooks.policies.admission import Admission, Decision, Phase, WorkflowColumns
-from presage.serving_hooks.policies.throughput import Rates
+from presage.serving_hooks.policies.steady_state import Rates
 
 
 @dataclass(frozen=True)
 class Workflow:
-    """A row; a pause of None is unknown, a bound of None the default."""
+    """A row; a bound of None is none."""
 
     id: str
     phase: Phase
-    since: float
-    footprint_tokens: float
-    remaining_tokens: float = math.inf
-    pause_s: float | None = None
+    since: float = 0.0
+    begun: bool = False
+    context_tokens: float = 20_000.0
     bound_s: float | None = None
 
 
@@ -25,23 +24,24 @@ def rows(crowd: WorkflowColumns) -> Iterator[Workflow]:
     """The workflows in the order of their arrival."""
     numbers = crowd.rows()
     for row, name in zip(numbers, crowd.names(numbers), strict=True):
-        phase, since, footprint, remaining, *optional = crowd.facts[row].item()
-        pause, bound = (None if math.isnan(value) else value for value in optional)
-        yield Workflow(name, Phase(phase), since, footprint, remaining, pause, bound)
+        phase, since, begun, context, bound = crowd.facts[row].item()
+        yield Workflow(name, Phase(phase), since, begun, context, None if math.isnan(bound) else bound)
 
 
 def decide(
-    admission: Admission, workflows: Iterable[Workflow], rates: Rates | None, now: float, bound_s: float = math.inf
+    admission: Admission, workflows: Iterable[Workflow], rates: Rates | None, now: float, shared_tokens: float = 0.0
 ) -> Decision:
-    """A decision about these workflows and no others."""
+    """A decision about these workflows and no others, after a new choice where one is due."""
     crowd, here = admission.crowd, list(workflows)
     for name in set(crowd.names(crowd.rows())) - {one.id for one in here}:
         admission.crowd.drop(name)
     for one in here:
+        bound = math.nan if one.bound_s is None else one.bound_s
         row = crowd.place(one.id)
-        optional = (math.nan if value is None else value for value in (one.pause_s, one.bound_s))
-        crowd.facts[row] = one.phase, one.since, one.footprint_tokens, one.remaining_tokens, *optional
-    return admission.decide(rates, now, bound_s)
+        crowd.facts[row] = one.phase, one.since, one.begun, one.context_tokens, bound
+    if admission.is_due(now):
+        admission.choose(rates, shared_tokens, now)
+    return admission.decide(now)
 
 
 def waited_s(admission: Admission, workflow: Workflow, now: float) -> float:

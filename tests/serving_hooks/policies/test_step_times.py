@@ -1,7 +1,5 @@
 """The costs of iterations are found among noise and mishaps; what was seen too little of is not spoken of."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +9,7 @@ from presage.serving_hooks.policies.workload import (
     ENOUGH,
     ENOUGH_PREFILLS,
     ENOUGH_STEPS,
-    MOST_AGENTS,
+    MOST_TYPES,
     IterationCost,
     IterationCosts,
     WorkloadMeans,
@@ -99,40 +97,50 @@ def seen(steps: int, pauses: int) -> WorkloadMeans:
     workload = WorkloadMeans()
     for _ in range(steps):
         workload.new_tokens.observe(200)
-        workload.reusable_tokens.observe(1000)
         workload.output_tokens.observe(100)
-    for number in range(pauses):
-        workload.paused("review", "tester" if number % 2 else "coder", 4.0 if number % 2 else 2.0)
+        workload.read_tokens.observe(500)
+        workload.own_tokens.observe(1000)
+    workload.pauses_s.extend(4.0 if number % 2 else 2.0 for number in range(pauses))
     return workload
 
 
 def test_rates_are_given_once_enough_was_seen_of_everything() -> None:
     enough = ENOUGH_STEPS
-    rates = seen(enough, enough).rates(COSTS, 64)
+    rates = seen(enough, enough).rates(COSTS, 64, 8.0)
     assert rates is not None
-    assert (rates.output_tokens, rates.new_tokens, rates.reusable_tokens, rates.pause_s) == (100, 200, 1000, 3)
+    assert (rates.output_tokens, rates.new_tokens, rates.read_share, rates.end) == (100, 200, 0.5, 1 / 8)
     assert (rates.iteration_s, rates.decode_token_s, rates.prefill_token_s, rates.most_decoding) == (*COSTS, 64)
-    assert seen(enough - 1, enough).rates(COSTS, 64) is None
-    assert seen(enough, enough - 1).rates(COSTS, 64) is None
-    assert seen(enough, enough).rates(None, 64) is None
+    assert rates.pauses_s.tolist() == [2.0] * (enough // 2) + [4.0] * (enough // 2)
+    assert rates.to_dict()["pauses_s"] == 3.0
+    assert seen(enough - 1, enough).rates(COSTS, 64, 8.0) is None
+    assert seen(enough, enough - 1).rates(COSTS, 64, 8.0) is None
+    assert seen(enough, enough).rates(None, 64, 8.0) is None
 
 
-def pause_s(workload: WorkloadMeans, agent: str) -> float:
-    number = workload.agent("review", agent)
-    return float(workload.pauses_s()[number])
+def test_the_lost_share_is_that_of_the_latest_cacheful() -> None:
+    workload = WorkloadMeans()
+    assert workload.miss_share == 0.0
+    workload.reuses(1000, 1000, 1000)
+    assert workload.miss_share == 1.0
+    workload.reuses(1000, 0, 1000)
+    assert workload.miss_share == pytest.approx(1 / 3)
+    for _ in range(20):
+        workload.reuses(1000, 0, 1000)
+    assert workload.miss_share < 1e-5
 
 
-def test_pauses_are_each_agents_own() -> None:
-    workload = seen(0, 40)
-    assert [pause_s(workload, agent) for agent in ("coder", "tester")] == [2.0, 4.0]
-    assert pause_s(workload, "nobody") == pytest.approx(3.0)
-    assert math.isnan(pause_s(WorkloadMeans(), "coder"))
+def test_a_workflow_takes_the_steps_that_its_type_takes() -> None:
+    means = WorkloadMeans().of_type("t")
+    assert [means.expected_steps(steps) for steps in (0, 1, 9)] == [4.0, 4.0, 18.0], "nothing is known: twice as many"
+    for steps in (10, 20):
+        means.steps.observe(steps)
+    assert [means.expected_steps(steps) for steps in (0, 15, 20)] == [15.0, 15.0, 27.5]
 
 
 def test_names_without_end_do_not_fill_the_memory() -> None:
     workload = WorkloadMeans()
-    for number in range(MOST_AGENTS + 50):
-        workload.paused("t", f"a{number}", 1.0)
-    assert workload.agent("t", f"a{MOST_AGENTS - 1}") == MOST_AGENTS - 1
-    assert workload.agent("t", "one more") == -1
-    assert pause_s(workload, "one more") == 1.0
+    first = workload.of_type("t0")
+    for number in range(1, MOST_TYPES + 50):
+        workload.of_type(f"t{number}")
+    assert len(workload._types) == MOST_TYPES
+    assert workload.of_type("t0") is not first
