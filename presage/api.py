@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import tempfile
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, overload
@@ -29,10 +30,11 @@ import pyarrow.compute as pc
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
+from presage.cli.compiling import say_when_compiling
 from presage.cli.kinds import Kind, kind_of
 from presage.cli.kinds import load as load_reference
 from presage.cli.models import judge_version
-from presage.cli.output import Output
+from presage.cli.output import Output, Progress, progress_lines
 from presage.cli.training import register_training
 from presage.datasets.outcomes import Outcomes
 from presage.datasets.outcomes.files import OutcomesRead, read_outcomes
@@ -215,6 +217,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # untyped in scikit-learn
 
     kind: ClassVar[str]
     random_state: int
+    verbose: bool
     predictor_: Any
     _fitted: Any = None  # the fit with its training data; a loaded estimator has none
 
@@ -230,6 +233,16 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # untyped in scikit-learn
     @abstractmethod
     def _trained_on(self) -> Any:
         """The training data."""
+
+    @contextmanager
+    def _reporting(self) -> Iterator[Progress | None]:
+        """The progress callback of a fit; None unless it is to be printed."""
+        if not self.verbose:
+            yield None
+            return
+        say_when_compiling()
+        with progress_lines() as report:
+            yield report
 
     def forecast(self, asked: Any) -> Any:
         """The forecast after the steps of one workflow, in order: mappings with the columns of a trace.
@@ -304,6 +317,7 @@ class NextAgent(Estimator):
         text_encoder: for states from texts: "sketch", or a folder or hub name of a transformer.
         config: settings of network, trees and mixture.
         random_state: seed of the validation split and of every fit.
+        verbose: print what `fit` is doing, and how long it will take.
 
     Attributes:
         classes_: the agents, and END.
@@ -319,9 +333,10 @@ class NextAgent(Estimator):
         text_encoder: str = SKETCH,
         config: NextAgentConfig | None = None,
         random_state: int = 0,
+        verbose: bool = False,
     ) -> None:
         self.horizon, self.states, self.text_encoder = horizon, states, text_encoder
-        self.config, self.random_state = config, random_state
+        self.config, self.random_state, self.verbose = config, random_state, verbose
 
     @classmethod
     def of(cls, predictor: NextAgentPredictor) -> Self:
@@ -334,14 +349,16 @@ class NextAgent(Estimator):
         from presage.training.next_agent.train import fit_predictor
 
         self._table = served_steps(_table(traces))
-        self._fitted = fit_predictor(
-            self._table,
-            self.config,
-            horizon=self.horizon,
-            seed=self.random_state,
-            states=self.states,
-            text_encoder=self.text_encoder,
-        )
+        with self._reporting() as progress:
+            self._fitted = fit_predictor(
+                self._table,
+                self.config,
+                horizon=self.horizon,
+                seed=self.random_state,
+                states=self.states,
+                text_encoder=self.text_encoder,
+                progress=progress,
+            )
         return self._hold(self._fitted.predictor)
 
     def predict_proba(self, traces: TraceLike, *, steps_ahead: int = 1, moment: Moment = COMPLETION) -> pd.DataFrame:
@@ -391,6 +408,7 @@ class RemainingLength(Estimator):
         texts: "auto" uses texts if held-out tasks show that they help; "text" and "none" force the choice.
         config: estimator, quantiles and calibration.
         random_state: seed of the selection split and of every fit.
+        verbose: print what `fit` is doing, and how long it will take.
 
     Attributes:
         quantiles_: the levels.
@@ -405,8 +423,10 @@ class RemainingLength(Estimator):
         texts: Literal["auto", "text", "none"] = "auto",
         config: QuantileConfig | None = None,
         random_state: int = 0,
+        verbose: bool = False,
     ) -> None:
         self.target, self.texts, self.config, self.random_state = target, texts, config, random_state
+        self.verbose = verbose
 
     @classmethod
     def of(cls, predictor: RemainingLengthPredictor) -> Self:
@@ -419,9 +439,15 @@ class RemainingLength(Estimator):
         from presage.training.length.train import fit_lengths
 
         self._table = served_steps(_table(traces))
-        self._fitted = fit_lengths(
-            self._table, self.config, target=self.target, seed=self.random_state, texts=self.texts
-        )
+        with self._reporting() as progress:
+            self._fitted = fit_lengths(
+                self._table,
+                self.config,
+                target=self.target,
+                seed=self.random_state,
+                texts=self.texts,
+                progress=progress,
+            )
         return self._hold(self._fitted.predictor)
 
     def predict(self, traces: TraceLike) -> pd.DataFrame:
@@ -452,6 +478,7 @@ class ReturnTime(Estimator):
     Args:
         config: estimator, quantiles and calibration.
         random_state: seed of the selection split and of every fit.
+        verbose: print what `fit` is doing, and how long it will take.
 
     Attributes:
         quantiles_: the levels.
@@ -459,8 +486,8 @@ class ReturnTime(Estimator):
 
     kind = "return-time"
 
-    def __init__(self, *, config: ReturnTimeConfig | None = None, random_state: int = 0) -> None:
-        self.config, self.random_state = config, random_state
+    def __init__(self, *, config: ReturnTimeConfig | None = None, random_state: int = 0, verbose: bool = False) -> None:
+        self.config, self.random_state, self.verbose = config, random_state, verbose
 
     @classmethod
     def of(cls, predictor: ReturnTimePredictor) -> Self:
@@ -472,7 +499,8 @@ class ReturnTime(Estimator):
         from presage.training.return_time.train import fit_return_times
 
         self._table = served_steps(_table(traces))
-        self._fitted = fit_return_times(self._table, self.config, seed=self.random_state)
+        with self._reporting() as progress:
+            self._fitted = fit_return_times(self._table, self.config, seed=self.random_state, progress=progress)
         return self._hold(self._fitted.predictor)
 
     def predict(self, traces: TraceLike) -> pd.DataFrame:
@@ -511,6 +539,7 @@ class Profile(Estimator):
     Args:
         config: of the automaton and the expression.
         random_state: seed of the bootstrap.
+        verbose: print what `fit` is doing, and how long it will take.
 
     Attributes:
         profiles_: by workflow type; `profiles_[name].text` is the expression.
@@ -518,8 +547,8 @@ class Profile(Estimator):
 
     kind = "profile"
 
-    def __init__(self, *, config: ProfileConfig | None = None, random_state: int = 0) -> None:
-        self.config, self.random_state = config, random_state
+    def __init__(self, *, config: ProfileConfig | None = None, random_state: int = 0, verbose: bool = False) -> None:
+        self.config, self.random_state, self.verbose = config, random_state, verbose
 
     @classmethod
     def of(cls, predictor: ProfilePredictor) -> Self:
@@ -531,7 +560,8 @@ class Profile(Estimator):
         from presage.training.profile.train import fit_profiles
 
         self._table = served_steps(_table(traces))
-        self._fitted = fit_profiles(self._table, self.config, seed=self.random_state)
+        with self._reporting() as progress:
+            self._fitted = fit_profiles(self._table, self.config, seed=self.random_state, progress=progress)
         return self._hold(self._fitted.predictor)
 
     def _hold(self, predictor: ProfilePredictor) -> Self:
@@ -555,6 +585,7 @@ class Router(Estimator):
     Args:
         config: of the linear head, or of a sentence encoder beside it.
         random_state: seed of the calibration split.
+        verbose: print what `fit` is doing, and how long it will take.
 
     Attributes:
         classes_: the models.
@@ -562,8 +593,8 @@ class Router(Estimator):
 
     kind = "router"
 
-    def __init__(self, *, config: RouterConfig | None = None, random_state: int = 0) -> None:
-        self.config, self.random_state = config, random_state
+    def __init__(self, *, config: RouterConfig | None = None, random_state: int = 0, verbose: bool = False) -> None:
+        self.config, self.random_state, self.verbose = config, random_state, verbose
 
     @classmethod
     def of(cls, predictor: RouterPredictor) -> Self:
@@ -574,7 +605,9 @@ class Router(Estimator):
         """Learn from outcomes; raises TraceError for too few models, labels or prompts."""
         from presage.training.router.train import fit_router
 
-        self._fitted = fit_router(choose_models(_outcomes(outcomes)), self.config, seed=self.random_state)
+        chosen = choose_models(_outcomes(outcomes))
+        with self._reporting() as progress:
+            self._fitted = fit_router(chosen, self.config, seed=self.random_state, progress=progress)
         return self._hold(self._fitted.predictor)
 
     def predict_proba(self, prompts: Sequence[str]) -> pd.DataFrame:

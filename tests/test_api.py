@@ -63,6 +63,16 @@ def test_parameters_follow_scikit_learn(model: presage.NextAgent) -> None:
         fresh.predict([])
 
 
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_fit_prints_what_it_does_if_it_is_asked_to(
+    traces: presage.Traces, capsys: pytest.CaptureFixture[str], verbose: bool
+) -> None:
+    presage.Profile(verbose=verbose).fit(traces)
+    said = capsys.readouterr()
+    assert (said.out, bool(said.err)) == ("", verbose)
+    assert "…" in said.err or not verbose
+
+
 @pytest.mark.slow
 def test_probabilities_are_those_of_the_forecast_of_one_workflow(
     model: presage.NextAgent, traces: presage.Traces
