@@ -277,11 +277,12 @@ class LogEstimator(ABC):
         """The largest label among the rows that calibrated such a row; None if the artefact does not tell."""
         return None if self.largest is None else float(self.largest[self._group(workflow_type, agent)])
 
-    def _group(self, workflow_type: Any, agent: Any) -> NDArray[np.intp]:
+    def _group(self, workflow_type: Any, agent: Any) -> NDArray[np.int32]:
         """The workflow types as which rows are calibrated: rare agents and types as an unknown one, whose quantiles are
         the widest.
         """
-        return np.where(self._seen[workflow_type, agent], workflow_type, self.conformal.shifts.shape[1] - 1)
+        unknown = self.conformal.shifts.shape[1] - 1
+        return np.asarray(np.where(self._seen[workflow_type, agent], workflow_type, unknown), np.int32)
 
     def _bands(self, inputs: NDArray[np.float32]) -> Bands:
         """Quantile locations float32 [n, Q] and positive scales float32 [n], on log tokens."""
