@@ -457,6 +457,19 @@ class RemainingLength(Estimator):
         found = self.predictor_.predict(length_rows(table, self.predictor_.encoder, self.predictor_.target))
         return pd.DataFrame(found, index=index, columns=self.quantiles_)
 
+    def beyond_calibration(self, traces: TraceLike) -> pd.DataFrame:
+        """Whether each quantile of `predict`, in whole tokens, is above all that calibrated it, and so extrapolated.
+
+        Raises ConfigurationError for a model that was trained before this was kept.
+        """
+        check_is_fitted(self, "predictor_")
+        table, index = _served(traces)
+        rows = length_rows(table, self.predictor_.encoder, self.predictor_.target)
+        if (largest := self.predictor_.estimator.largest_of(rows)) is None:
+            raise ConfigurationError("the model does not tell the largest value that calibrated it; train it again")
+        beyond = self.predictor_.predict(rows).round() > largest[:, None]
+        return pd.DataFrame(beyond, index=index, columns=self.quantiles_)
+
     def _hold(self, predictor: RemainingLengthPredictor) -> Self:
         self.predictor_, self.quantiles_ = predictor, tuple(predictor.quantiles)
         return self

@@ -139,7 +139,7 @@ def _beyond(data: dict[str, Any], value: float) -> str:
     """What is to be said of a quantile that no calibration step reached."""
     if not data["beyond_calibration"] or round(value, 3) <= round(data["largest_s"], 3):
         return ""
-    return f"extrapolated: no calibration step had more than {seconds(data['largest_s'])}"
+    return f"extrapolated: no calibration step took longer than {seconds(data['largest_s'])}"
 
 
 def _headline(figures: Mapping[str, float]) -> dict[str, str]:
