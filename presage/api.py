@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import tempfile
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
@@ -120,7 +120,8 @@ def promote(
     data: TraceLike | OutcomeLike,
     *,
     alias: str = "champion",
-    profile: Literal["engine", "gateway", "full"] = "engine",
+    profile: Literal["engine", "gateway", "full"] | None = None,
+    types: Collection[str] | None = None,
     dry_run: bool = False,
     tracking_uri: str | None = None,
 ) -> Verdict:
@@ -131,7 +132,8 @@ def promote(
         version: to judge, against the holder of the alias.
         data: traces, or outcomes for a router. What a version was trained on is left out.
         alias: to move.
-        profile: the inputs that serving has.
+        profile: the inputs that serving has; None: those of an engine. A router reads prompts and has none.
+        types: the workflow types to judge on; others of the champion may be missing, with a warning. None: all.
         dry_run: change nothing.
         tracking_uri: of the registry.
 
@@ -141,6 +143,8 @@ def promote(
     Raises:
         RegistryError: no such model or version, or the registry refuses the change.
         TraceError: every workflow or prompt was trained on.
+        ConfigurationError: `profile` or `types` for a router.
+        InputError: no held-out workflow has one of the `types`.
     """
 
     def held(kind: Kind, judged: list[Any]) -> tuple[Any, int]:
@@ -154,6 +158,7 @@ def promote(
         held,
         alias=alias,
         target=profile,
+        types=types,
         dry_run=dry_run,
         out=Output(as_json=True),
         report=lambda _, __: None,

@@ -208,9 +208,8 @@ def _evidence(loaded: Loaded, data: pa.Table, seed: int) -> ProfileEvidence:
 
     judged = evaluate_profiles(loaded.predictor, data, seed)
     counts, profiles = judged.evaluation.counts, loaded.predictor.profiles
-    interface = Interface({"format version": FORMAT_VERSION}, frozenset(profiles))
     return ProfileEvidence(
-        loaded.artefact_evidence(judged.latency_us, interface),
+        loaded.artefact_evidence(judged.latency_us, Interface({"format version": FORMAT_VERSION})),
         judged.workflows,
         counts.covered,
         counts.whole,
@@ -257,4 +256,5 @@ PROFILE = Kind(
     tags=lambda metrics: {
         "presage.confident": str(all(of["confident"] for of in metrics["by_workflow_type"].values()))
     },
+    types=lambda predictor: predictor.profiles,
 )
