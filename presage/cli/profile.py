@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import options
-from presage.cli.kinds import TRACES, Kind, Loaded, lazily, load
+from presage.cli.kinds import TRACES, Kind, Loaded, lazily, load_at
 from presage.cli.output import Output, Progress, report_lines, table
 from presage.cli.training import TrainingJob, carry_out
 from presage.errors import ArtefactError, InputError
-from presage.registry.connect import open_existing
 from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ def diff(
 
 
 def _loaded(which: str, tracking_uri: str | None) -> tuple[Loaded, ProfilePredictor]:
-    loaded = load(which, lambda: open_existing(tracking_uri))
+    loaded = load_at(which, tracking_uri)
     if loaded.kind.name != PROFILE.name:
         raise ArtefactError(f"{which}: a {loaded.kind.name} predictor; expected a profile (train-predictor profile)")
     return loaded, loaded.predictor
