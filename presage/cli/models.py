@@ -13,6 +13,7 @@ from presage.cli import options, replay_gate
 from presage.cli.kinds import Kind, kind_of, load
 from presage.cli.output import REFUSED, Output, Progress, table
 from presage.cli.retrain_check import keep_figures, promotion_figures
+from presage.cli.server import ApiKey
 from presage.errors import ArtefactError, ConfigurationError, InputError, RegistryError
 from presage.predictor_kinds import KINDS
 from presage.registry.connect import NoRegistryError, attached, default_uri, is_named, open_existing
@@ -30,8 +31,16 @@ _SEED = 0
 _Name = Annotated[str, typer.Argument(help="Registered model, such as next-agent.")]
 
 
-def models(tracking_uri: options.TrackingUri = None, as_json: options.Json = False) -> None:
-    """List registered versions with aliases, verdicts and headline figures."""
+def models(
+    tracking_uri: options.TrackingUri = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="A running engine, such as http://localhost:8000: shows its live figures too."),
+    ] = None,
+    api_key: ApiKey = None,
+    as_json: options.Json = False,
+) -> None:
+    """List registered versions with aliases, verdicts and headline figures; of a running engine, promised and live."""
     from presage.registry.promote import list_models, vacant_aliases
 
     out = Output(as_json)
@@ -46,8 +55,14 @@ def models(tracking_uri: options.TrackingUri = None, as_json: options.Json = Fal
             if is_named(tracking_uri):  # a place that somebody named and that is not there is a mistake
                 raise
     uri = tracking_uri or default_uri()
-    shown = [*_listing(listed, uri), *map(_vacancy, vacant)] if not as_json else ()
-    out.result({"registry": uri, "models": listed, "vacant_aliases": vacant}, *shown)
+    data = {"registry": uri, "models": listed, "vacant_aliases": vacant}
+    live: list[Any] = []
+    if url is not None:
+        from presage.cli.status import promised_and_live
+
+        data["live"], live = promised_and_live(url, api_key)
+    shown = [*_listing(listed, uri), *map(_vacancy, vacant), *live] if not as_json else ()
+    out.result(data, *shown)
 
 
 def promote(
@@ -205,7 +220,7 @@ def judge_version(
         if not dry_run:
             replay_gate.keep(registry, name, version, replayed)
     verdict = Verdict(name, version, tuple(gates))
-    held_against = promotion_figures(candidate, judged_on, out) if verdict.promoted else None
+    held_against = promotion_figures(candidate, judged_on, out, under) if verdict.promoted else None
     if held_against is not None and not dry_run:  # before the alias moves: an engine may load the version at once
         keep_figures(registry, name, version, held_against)
     done = carry_out(
