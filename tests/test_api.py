@@ -63,6 +63,16 @@ def test_parameters_follow_scikit_learn(model: presage.NextAgent) -> None:
         fresh.predict([])
 
 
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_fit_prints_what_it_does_if_it_is_asked_to(
+    traces: presage.Traces, capsys: pytest.CaptureFixture[str], verbose: bool
+) -> None:
+    presage.Profile(verbose=verbose).fit(traces)
+    said = capsys.readouterr()
+    assert (said.out, bool(said.err)) == ("", verbose)
+    assert "…" in said.err or not verbose
+
+
 @pytest.mark.slow
 def test_probabilities_are_those_of_the_forecast_of_one_workflow(
     model: presage.NextAgent, traces: presage.Traces
@@ -148,6 +158,13 @@ def test_remaining_length(tmp_path: Path) -> None:
     found = model.predict(test)
     assert (tuple(found.columns), len(found)) == (model.quantiles_, sum(test.to_pandas()["kind"] == "llm"))
     assert (found.diff(axis=1).iloc[:, 1:] >= 0).all(axis=None)
+    beyond, first = model.beyond_calibration(test), test.to_pandas().iloc[0].dropna().to_dict()
+    assert beyond.columns.equals(found.columns)
+    assert beyond.iloc[0].any() == model.forecast([first]).beyond_calibration
+    estimator = model.predictor_.estimator
+    kept, estimator.largest = estimator.largest, np.full_like(estimator.largest, 1.0)
+    assert model.beyond_calibration(test).equals(found.round() > 1.0)
+    estimator.largest = kept
     report = model.evaluate(test, baselines="constant")
     assert list(report.to_frame().index) == ["presage", "constant"]
     report.plot()

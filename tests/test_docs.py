@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import typer.main
+import yaml
 
 import presage as package
 from presage.cli import presage, train_predictor
@@ -250,6 +251,15 @@ def test_the_messages_of_the_troubleshooting_table_exist() -> None:
     ]
     text = "\n".join(strings)
     assert [part for part in parts if len(part) > 8 and part not in text] == []
+
+
+def test_the_site_can_be_searched_without_a_server_and_loads_nothing_of_others() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert {"search", "offline"} <= {name for name in site["plugins"] if isinstance(name, str)}
+    scripts = site["extra"]["polyfills"]
+    assert all((ROOT / "docs" / script).is_file() for script in scripts)
+    assert any("iframe-worker" in script for script in scripts), "else the plugin links one of another server"
+    assert site["theme"]["font"] is False
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -72,10 +72,8 @@ def _render(data: dict[str, Any]) -> list[Any]:
     ]
     if data["paired"] is not None:
         paired = data["paired"]
-        head = (
-            f"\nPaired, on the same held-out data: version {paired['version']} against version {paired['against']}, "
-            f"judged under the profile {paired['profile']}"
-        )
+        head = f"\nPaired, on the same held-out data: version {paired['version']} against version {paired['against']}"
+        head += f", judged under the profile {paired['profile']}" if paired["profile"] else ""
         shown.append(table(head, ["gate", "why"], list(map(list, paired["gates"].items())), left=(0, 1)))
     return shown
 

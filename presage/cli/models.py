@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,11 +13,15 @@ from presage.cli import options, replay_gate
 from presage.cli.kinds import Kind, kind_of, load
 from presage.cli.output import REFUSED, Output, Progress, table
 from presage.cli.retrain_check import keep_figures, promotion_figures
-from presage.errors import ArtefactError, RegistryError
+from presage.cli.server import ApiKey
+from presage.errors import ArtefactError, ConfigurationError, InputError, RegistryError
+from presage.predictor_kinds import KINDS
 from presage.registry.connect import NoRegistryError, attached, default_uri, is_named, open_existing
 from presage.wording import counted
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from presage.registry.connect import Registry
     from presage.registry.gates import Verdict
 
@@ -27,8 +31,16 @@ _SEED = 0
 _Name = Annotated[str, typer.Argument(help="Registered model, such as next-agent.")]
 
 
-def models(tracking_uri: options.TrackingUri = None, as_json: options.Json = False) -> None:
-    """List registered versions with aliases, verdicts and headline figures."""
+def models(
+    tracking_uri: options.TrackingUri = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="A running engine, such as http://localhost:8000: shows its live figures too."),
+    ] = None,
+    api_key: ApiKey = None,
+    as_json: options.Json = False,
+) -> None:
+    """List registered versions with aliases, verdicts and headline figures; of a running engine, promised and live."""
     from presage.registry.promote import list_models, vacant_aliases
 
     out = Output(as_json)
@@ -43,8 +55,14 @@ def models(tracking_uri: options.TrackingUri = None, as_json: options.Json = Fal
             if is_named(tracking_uri):  # a place that somebody named and that is not there is a mistake
                 raise
     uri = tracking_uri or default_uri()
-    shown = [*_listing(listed, uri), *map(_vacancy, vacant)] if not as_json else ()
-    out.result({"registry": uri, "models": listed, "vacant_aliases": vacant}, *shown)
+    data = {"registry": uri, "models": listed, "vacant_aliases": vacant}
+    live: list[Any] = []
+    if url is not None:
+        from presage.cli.status import promised_and_live
+
+        data["live"], live = promised_and_live(url, api_key)
+    shown = [*_listing(listed, uri), *map(_vacancy, vacant), *live] if not as_json else ()
+    out.result(data, *shown)
 
 
 def promote(
@@ -54,13 +72,22 @@ def promote(
     traces: Annotated[list[Path], typer.Option(help="Held-out traces, or outcomes for a router; repeat for more.")],
     alias: Annotated[str, typer.Option("--to", help="The alias to give it.")] = "champion",
     target: Annotated[
-        Literal["engine", "gateway", "full"],
+        Literal["engine", "gateway", "full"] | None,
         typer.Option(
             "--profile",
             help="Inputs available when serving: engine (ids, token counts, hidden states: what vLLM's scheduler "
-            "supplies), gateway (ids, token counts, texts) or full (everything recorded).",
+            "supplies), gateway (ids, token counts, texts) or full (everything recorded). Default: engine. A router "
+            "reads prompts and has none.",
         ),
-    ] = "engine",
+    ] = None,
+    types: Annotated[
+        str | None,
+        typer.Option(
+            help="Workflow types to judge on and to go on with, separated by commas. Others of the champion may then "
+            "be missing, with a warning. Default: all.",
+            metavar="NAMES",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Evaluate only; change nothing.")] = False,
     replay: replay_gate.Asked = False,
     engine: replay_gate.Engine = None,
@@ -100,6 +127,7 @@ def promote(
             held,
             alias=alias,
             target=target,
+            types=None if types is None else [name.strip() for name in types.split(",") if name.strip()],
             dry_run=dry_run,
             last=last,
             out=out,
@@ -117,7 +145,8 @@ def judge_version(
     held: Callable[[Kind, list[Any]], tuple[Any, int]],
     *,
     alias: str,
-    target: str,
+    target: str | None,
+    types: Collection[str] | None = None,
     dry_run: bool,
     out: Output,
     report: Progress,
@@ -128,21 +157,36 @@ def judge_version(
     Args:
         registry: of the version.
         held: (kind, predictors) -> the data that none of them was trained on, and the number of units left out.
-        target: the input profile, a key of `TARGETS`.
+        target: the input profile, a key of `TARGETS`; None: `engine`, or none for a router.
+        types: the workflow types to judge on; the candidate need not know others of the champion. None: all.
         last: the replay gate.
 
     Returns:
         The verdict, and the JSON of `presage promote`.
+
+    Raises:
+        ConfigurationError: `target` or `types` for a router.
+        InputError: no held-out workflow has one of the `types`.
     """
     from presage.features.input_profiles import TARGETS
-    from presage.registry.gates import Verdict, floor_gates
+    from presage.registry.gates import Verdict, floor_gates, types_gate, warning_gates
     from presage.registry.promote import check_alias
     from presage.registry.promote import promote as carry_out
+    from presage.training.data_warnings import trace_warnings
 
     check_alias(alias)
     holder = registry.aliases(name).get(alias)
     candidate = load(f"models:/{name}/{version}", lambda: registry)
     kind = candidate.kind
+    prompts = KINDS[kind.name].reads_prompts
+    if prompts and (target is not None or types is not None):
+        option = "--types" if target is None else f"--profile {target}"
+        raise ConfigurationError(
+            f"{option}: {name!r} is a router, which reads prompts alone: it has no workflow types and no input "
+            "profiles; leave the option out"
+        )
+    if target is None and not prompts:
+        target = "engine"
     if last is not None:
         last.check(kind, name)
     champion = None
@@ -158,10 +202,17 @@ def judge_version(
         )
     judged = [one.predictor for one in (candidate, champion) if one is not None]
     judged_on, left_out = held(kind, judged)
+    if types is not None:
+        judged_on = _of_types(judged_on, types)
     against = f", against the {alias}, version {holder}" if champion else ""
     report(f"judging version {version}{against}", None)
     trained = json.loads(attached(registry, name, version, "", "metrics.json") or b"{}")
-    gates = [*kind.gates(candidate, champion, judged_on, _SEED, TARGETS[target]), *floor_gates(trained, target)]
+    under = target or "full"
+    gates = [*kind.gates(candidate, champion, judged_on, _SEED, TARGETS[under]), *floor_gates(trained, under)]
+    if not prompts:
+        known = [kind.types(one) for one in judged]
+        gates.append(types_gate(known[0], known[1] if champion else (), _types_of(judged_on), types))
+        gates += warning_gates(trace_warnings(judged_on))
     replayed = None
     if last is not None:
         further, replayed = last.judge(candidate, champion, judged_on, out, report)
@@ -169,7 +220,7 @@ def judge_version(
         if not dry_run:
             replay_gate.keep(registry, name, version, replayed)
     verdict = Verdict(name, version, tuple(gates))
-    held_against = promotion_figures(candidate, judged_on, out) if verdict.promoted else None
+    held_against = promotion_figures(candidate, judged_on, out, under) if verdict.promoted else None
     if held_against is not None and not dry_run:  # before the alias moves: an engine may load the version at once
         keep_figures(registry, name, version, held_against)
     done = carry_out(
@@ -182,6 +233,7 @@ def judge_version(
         data_digest=f"sha256:{kind.data.digest(judged_on)}",
     )
     data = {**verdict.to_dict(), "alias": alias, "profile": target, "previous": done.previous, "moved": done.moved}
+    data["types"] = None if types is None else sorted(types)
     data["dry_run"] = dry_run
     data["left_out"] = left_out
     if held_against is not None:
@@ -189,6 +241,27 @@ def judge_version(
     if replayed is not None:
         data["replay"] = replayed
     return verdict, data
+
+
+def _types_of(table: pa.Table) -> list[str]:
+    import pyarrow.compute as pc
+
+    found: list[str] = pc.unique(table["workflow_type"]).to_pylist()
+    return found
+
+
+def _of_types(table: pa.Table, types: Collection[str]) -> pa.Table:
+    """The workflows of these types; raises InputError for a type without any."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    there = sorted(_types_of(table))
+    if not types or (missing := sorted(set(types) - set(there))):
+        named = ", ".join(missing) if types else "an empty list of types"
+        raise InputError(
+            f"--types: there is no held-out workflow of {named}, so nothing can be judged; there are {', '.join(there)}"
+        )
+    return table.filter(pc.is_in(table["workflow_type"], pa.array(list(types))))
 
 
 def rollback(
@@ -258,8 +331,14 @@ def _standing(entry: dict[str, Any]) -> str:
     return entry["verdict"] or ("not judged" if not lost else f"not judged, LOST {lost} to baselines")
 
 
+def _outcome(gate: dict[str, Any]) -> str:
+    if not gate["passed"]:
+        return "REFUSED"
+    return "WARNING" if gate["warning"] else "passed"
+
+
 def _verdict(data: dict[str, Any]) -> list[Any]:
-    rows = [["passed" if gate["passed"] else "REFUSED", gate["name"], gate["reason"]] for gate in data["gates"]]
+    rows = [[_outcome(gate), gate["name"], gate["reason"]] for gate in data["gates"]]
     head = f"{data['name']} version {data['version']}"
     holder = f" (held by version {data['previous']})" if data["previous"] else ""
     if not data["promoted"]:
@@ -270,5 +349,5 @@ def _verdict(data: dict[str, Any]) -> list[Any]:
         end = f"{head} is {data['alias']} now{holder.replace('held', 'before: held') if holder else ''}."
     else:
         end = f"{head} passed, and was {data['alias']} already."
-    title = f"Gates of {head}, judged under the profile {data['profile']}"
+    title = f"Gates of {head}" + (f", judged under the profile {data['profile']}" if data["profile"] else "")
     return [table(title, ["", "gate", "why"], rows, left=range(3)), f"\n{end}"]

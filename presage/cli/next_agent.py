@@ -157,24 +157,28 @@ def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> NextA
     from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import NextAgentEvidence
     from presage.registry.gates import Interface
+    from presage.training.data_warnings import figure_warnings
     from presage.training.next_agent.train import NGRAM, evaluate_model
 
     predictor: NextAgentPredictor = loaded.predictor
     judged = evaluate_model(predictor, table, seed, profile=profile)
     fixed = {"horizon": predictor.horizon, "feature schema": FORMAT_VERSION}
-    interface = Interface(fixed, frozenset(predictor.vocabulary.workflow_types))
     return NextAgentEvidence(
-        loaded.artefact_evidence(judged.latency_us, interface),
+        loaded.artefact_evidence(judged.latency_us, Interface(fixed)),
         judged.workflows,
         _moments(judged.evaluation.moments),
         floor=_moments(judged.evaluation.baselines[NGRAM]),
+        warnings=figure_warnings(judged.evaluation.to_dict()),
     )
 
 
 def _moments(figures: ByMoment) -> dict[str, Any]:
     from presage.registry.evidence import MomentEvidence
 
-    return {moment: MomentEvidence(of.correct, of.positions, of.nll, of.ece) for moment, of in figures.items()}
+    return {
+        moment: MomentEvidence(of.correct, of.positions, of.nll, of.ece, of.workflow, of.surprise, of.bin_gaps)
+        for moment, of in figures.items()
+    }
 
 
 NEXT_AGENT = Kind(
@@ -196,4 +200,5 @@ NEXT_AGENT = Kind(
     forecast=_forecast,
     headline=_headline,
     tags=lambda metrics: {"presage.states": str(metrics["data"]["states"])},
+    types=lambda predictor: predictor.vocabulary.workflow_types,
 )

@@ -62,7 +62,7 @@ class Output:
     @contextmanager
     def working(self) -> Iterator[Progress]:
         """Redirect standard output of libraries; yields the progress callback."""
-        with contextlib.redirect_stdout(sys.stderr), _bar() if sys.stderr.isatty() else _lines() as report:
+        with contextlib.redirect_stdout(sys.stderr), _bar() if sys.stderr.isatty() else progress_lines() as report:
             yield report
 
     def result(self, data: Mapping[str, Any], *renderables: RenderableType) -> None:
@@ -133,7 +133,8 @@ _LINE_EVERY_S: Final = 30.0
 
 
 @contextmanager
-def _lines() -> Iterator[Progress]:
+def progress_lines() -> Iterator[Progress]:
+    """A progress callback that prints each stage and, every half a minute, its share done and the time left."""
     last = ""
     begun = printed = time.monotonic()
     done = 0.0

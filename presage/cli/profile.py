@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import options
-from presage.cli.kinds import TRACES, Kind, Loaded, lazily, load
+from presage.cli.kinds import TRACES, Kind, Loaded, lazily, load_at
 from presage.cli.output import Output, Progress, report_lines, table
 from presage.cli.training import TrainingJob, carry_out
 from presage.errors import ArtefactError, InputError
-from presage.registry.connect import open_existing
 from presage.training.report.blocks import number
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ def diff(
 
 
 def _loaded(which: str, tracking_uri: str | None) -> tuple[Loaded, ProfilePredictor]:
-    loaded = load(which, lambda: open_existing(tracking_uri))
+    loaded = load_at(which, tracking_uri)
     if loaded.kind.name != PROFILE.name:
         raise ArtefactError(f"{which}: a {loaded.kind.name} predictor; expected a profile (train-predictor profile)")
     return loaded, loaded.predictor
@@ -208,9 +207,8 @@ def _evidence(loaded: Loaded, data: pa.Table, seed: int) -> ProfileEvidence:
 
     judged = evaluate_profiles(loaded.predictor, data, seed)
     counts, profiles = judged.evaluation.counts, loaded.predictor.profiles
-    interface = Interface({"format version": FORMAT_VERSION}, frozenset(profiles))
     return ProfileEvidence(
-        loaded.artefact_evidence(judged.latency_us, interface),
+        loaded.artefact_evidence(judged.latency_us, Interface({"format version": FORMAT_VERSION})),
         judged.workflows,
         counts.covered,
         counts.whole,
@@ -257,4 +255,5 @@ PROFILE = Kind(
     tags=lambda metrics: {
         "presage.confident": str(all(of["confident"] for of in metrics["by_workflow_type"].values()))
     },
+    types=lambda predictor: predictor.profiles,
 )

@@ -159,9 +159,8 @@ def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> Lengt
     judged = evaluate_lengths(predictor, table, seed, profile=profile)
     evaluation = judged.evaluation
     fixed = {"target": evaluation.target, "format version": FORMAT_VERSION}
-    interface = Interface(fixed, frozenset(predictor.encoder.vocabulary.workflow_types))
     return LengthEvidence(
-        loaded.artefact_evidence(judged.latency_us, interface),
+        loaded.artefact_evidence(judged.latency_us, Interface(fixed)),
         tuple(predictor.quantiles),
         judged.workflows,
         evaluation.type_of,
@@ -196,4 +195,5 @@ REMAINING_LENGTH = Kind(
         "presage.target": str(metrics["target"]),
         "presage.states": str(metrics["data"]["texts"]),
     },
+    types=lambda predictor: predictor.encoder.vocabulary.workflow_types,
 )

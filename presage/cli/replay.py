@@ -12,7 +12,6 @@ import typer
 
 from presage.cli import options
 from presage.cli.output import INTERRUPTED, Output, Progress, report_lines
-from presage.registry.connect import open_existing
 from presage.wording import counted
 
 if TYPE_CHECKING:
@@ -315,13 +314,13 @@ def _held_out(
     from presage.predictors.length.predictor import RemainingLengthPredictor
     from presage.predictors.next_agent.predictor import NextAgentPredictor
     from presage.predictors.return_time.predictor import ReturnTimePredictor
-    from presage.registry.resolve import resolve
+    from presage.registry.database import resolve_at
     from presage.training.sets import LearntFrom, held_out
 
     report("loading the models", None)
 
     def folder(name: str) -> Path:
-        return resolve(name, lambda: open_existing(tracking_uri)).folder
+        return resolve_at(name, tracking_uri).folder
 
     models: list[LearntFrom] = []
     if not known(forecasts):

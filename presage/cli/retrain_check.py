@@ -125,9 +125,7 @@ def _why(of: dict[str, Any]) -> str:
     return "too few workflows" if not of["watched"] else ""
 
 
-def promotion_figures(
-    candidate: Loaded, table: pa.Table, out: Output, target: str = "engine"
-) -> dict[str, Promoted] | None:
+def promotion_figures(candidate: Loaded, table: pa.Table, out: Output, target: str) -> dict[str, Promoted] | None:
     """Reference figures by workflow type, with the inputs of a profile (a key of `TARGETS`): what is promised.
 
     The table has unseen traces in canonical order. None for a kind that is not monitored.

@@ -97,11 +97,8 @@ def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> Lengt
     predictor = loaded.predictor
     judged = evaluate_return_times(predictor, table, seed, profile=profile)
     evaluation = judged.evaluation
-    interface = Interface(
-        {"format version": FORMAT_VERSION}, frozenset(predictor.encoder.course.vocabulary.workflow_types)
-    )
     return LengthEvidence(
-        loaded.artefact_evidence(judged.latency_us, interface),
+        loaded.artefact_evidence(judged.latency_us, Interface({"format version": FORMAT_VERSION})),
         tuple(predictor.quantiles),
         judged.workflows,
         evaluation.type_of,
@@ -139,7 +136,7 @@ def _beyond(data: dict[str, Any], value: float) -> str:
     """What is to be said of a quantile that no calibration step reached."""
     if not data["beyond_calibration"] or round(value, 3) <= round(data["largest_s"], 3):
         return ""
-    return f"extrapolated: no calibration step had more than {seconds(data['largest_s'])}"
+    return f"extrapolated: no calibration step took longer than {seconds(data['largest_s'])}"
 
 
 def _headline(figures: Mapping[str, float]) -> dict[str, str]:
@@ -162,4 +159,5 @@ RETURN_TIME = Kind(
     forecast=_forecast,
     headline=_headline,
     tags=lambda metrics: {},
+    types=lambda predictor: predictor.encoder.course.vocabulary.workflow_types,
 )

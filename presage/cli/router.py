@@ -175,6 +175,7 @@ def _gates(candidate: Loaded, champion: Loaded | None, data: Outcomes, seed: int
     The input profile has no effect: a router reads prompts only.
     """
     from presage.registry.evidence import RouterEvidence, judge_router
+    from presage.training.data_warnings import figure_warnings
     from presage.training.router.baselines import BaseRate
     from presage.training.router.evaluate import compare_routers
     from presage.training.router.train import evaluate_router
@@ -192,6 +193,7 @@ def _gates(candidate: Loaded, champion: Loaded | None, data: Outcomes, seed: int
             prompts=found.figures.ranking.prompts,
             ece=found.figures.ranking.ece,
             floor=_compared("the base rates", found.figures, found.baselines[floor], found.differences[floor]),
+            warnings=figure_warnings(found.to_dict()),
         ),
         against,
         _budget(candidate.predictor.config.head),

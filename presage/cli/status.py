@@ -61,6 +61,23 @@ def _engines(answer: Any, url: str) -> list[Mapping[str, Any]]:
     return engines
 
 
+def promised_and_live(url: str, api_key: str | None) -> tuple[list[dict[str, Any]], list[Table]]:
+    """Of each engine behind a URL the models and how their promises hold, as JSON values and as tables."""
+    found, shown = [], []
+    for number, reported in enumerate(_engines(ask(url, PATH, api_key), url)):
+        engine = _read(reported)
+        if engine is None:
+            continue
+        truth = reported.get("truth") or {}
+        kept = {key: truth.get(key, {}) for key in ("promised", "against_counts", "alarms")}
+        found.append({"engine": number, "models": dict(engine.models), **kept})
+        rows = [*([kind, model] for kind, model in engine.models.items()), *promises(engine), *_broken(engine)]
+        made = table(f"\nLive on {url}" + (f", engine {number}" if number else ""), ["", ""], rows)
+        made.show_header, made.columns[1].justify, made.columns[0].min_width = False, "left", _WIDTH
+        shown.append(made)
+    return found, shown
+
+
 def _read(engine: Mapping[str, Any]) -> EngineStatus | None:
     try:
         return read_status(engine)
@@ -226,8 +243,16 @@ def _problems(engine: EngineStatus) -> Rows:
         key = engine.examples.get(f"{name}: {reason}", name)
         rows.append([f"{name} left out: {reason}", f"{times:.0f}" + (f", for example {key}" if key != name else "")])
     rows += [[event, f"{times:.0f}"] for (event,), times in counted(EVENTS, engine)]
+    rows += _broken(engine)
+    if engine.recorder is not None and engine.recorder.losing:
+        rows.append(["recorder", "loses most steps; recorder.counts of --json says why"])
+    return rows
+
+
+def _broken(engine: EngineStatus) -> Rows:
+    """Alarms, broken promises with their likely causes, and types for which a model stands back."""
     truth = engine.truth or MonitorStatus()
-    rows += [["drift", name or "(no type)"] for name in truth.alarms]
+    rows: Rows = [["drift", name or "(no type)"] for name in truth.alarms]
     for name, promise in truth.promised.items():
         if promise.kept is False:
             rows.append(["below its promise", name or "(no type)"])
@@ -235,6 +260,4 @@ def _problems(engine: EngineStatus) -> Rows:
     for name, compared in truth.against_counts.items():
         if compared.stands_back:
             rows.append(["stands back", f"{name or '(no type)'}: online counts forecast it until it recovers"])
-    if engine.recorder is not None and engine.recorder.losing:
-        rows.append(["recorder", "loses most steps; recorder.counts of --json says why"])
     return rows

@@ -49,6 +49,7 @@ def carry_out(
     from presage.predictors.common.artefact import foreign_entries
     from presage.registry.package import check_name
     from presage.training.baselines import last_words
+    from presage.training.data_warnings import training_warnings
     from presage.training.report.files import check_folder, write_metrics, write_report
     from presage.training.sets import SHARED_TASKS
 
@@ -85,6 +86,8 @@ def carry_out(
     metrics = training.metrics
     if shared := metrics["data"].get(SHARED_TASKS):  # prompts of the training set are left out of the test set
         output.note(f"test workflows whose task is in the training traces: {shared}; the figures may be too good")
+    for warning in training_warnings(metrics).values():
+        output.note(f"warning: {warning}")
     places = {
         "folder": str(job.out) if job.out is not None else None,
         "registered": made.uri if made is not None else None,

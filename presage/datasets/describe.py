@@ -28,7 +28,8 @@ def describe(table: pa.Table) -> dict[str, Any]:
     `workflow_types`, for each
 
     - `workflows`, `steps`, `tasks` (distinct, 0 without tasks), `agents` {name: steps};
-    - `length` quantiles of steps a workflow {"min", "p25", "p50", "p75", "p90", "p99", "max", "mean"};
+    - `length` quantiles of steps a workflow {"min", "p25", "p50", "p75", "p90", "p99", "max", "mean"}, and
+      `one_step_share`, the share of workflows with one step;
     - the same of `input_tokens`, `output_tokens`, `cached_input_tokens` a step, None if no step has them;
     - `finish_reasons` {reason: share} of the steps that have one, the most frequent first;
     - `censored_share` and `success_share` of workflows (None if not recorded), `text_share` of steps with a text,
@@ -99,6 +100,7 @@ def _describe_type(table: pa.Table) -> dict[str, Any]:
         "tasks": pc.count_distinct(heads["task"], mode="only_valid").as_py(),
         "agents": _counts(table["agent"]),
         "length": _quantiles(lengths),
+        "one_step_share": float((lengths == 1).mean()),
         **{
             name: _quantiles(pc.drop_null(table[name]).to_numpy())
             for name in ("input_tokens", "output_tokens", "cached_input_tokens")

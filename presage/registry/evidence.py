@@ -2,15 +2,14 @@
 
 The caller measures candidate and champion on the same held-out data.
 
-- Next agent: accuracy, calibration and likelihood at up to 2 moments × K horizons. Each accuracy gate refuses an
-  equally good candidate in at most 2.5 % of cases. There is no correction for multiple tests: they are strongly
-  correlated, and a false refusal costs one more look.
+- Next agent: accuracy, calibration and likelihood at up to 2 moments × K horizons, by paired intervals over workflows.
+  Each refuses an equally good candidate in at most 2.5 % of cases. There is no correction for multiple tests: they are
+  strongly correlated, and a false refusal costs one more look.
 - Lengths and return times: order (tau distance) and pinball loss, by paired intervals over workflows; coverage of the
   upper quantiles, overall and in the worst workflow type. Quantiles that are too wide pay in pinball loss, which is
   judged where `quantiles/beyond.py` expects enough steps beyond the quantile.
 - Profile: coverage of whole workflows and accuracy of the next step, by paired intervals over workflows. An expression
-of
-  any agent in any order covers everything, so coverage alone is no evidence.
+  of any agent in any order covers everything, so coverage alone is no evidence.
 - Router: macro mean average precision, Brier score and accuracy of the picks, by paired intervals over prompts.
 - Replay: hit rate and mean completion, paired by run. Each run is a random half of the workflows, so the standard
   deviation of the differences between runs, undivided, is the standard error of a difference on all of them, and the
@@ -25,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_ci, share_ci
+from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_ci, resample_weights, share_ci
 from presage.predictors.quantiles.beyond import STEPS_BEYOND, enough_beyond, steps_beyond
 from presage.registry.gates import (
     ArtefactEvidence,
@@ -42,10 +41,13 @@ from presage.registry.gates import (
     plain,
     sampling_ece,
     schema_gate,
+    warning_gates,
 )
 from presage.wording import counted
 
 LEAST_RUNS: Final = 3
+
+RESAMPLES: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -56,31 +58,39 @@ class NextAgentBudget(GateBudget):
         latency: microseconds, several times the design's 30 µs: it catches a model of the wrong kind, not a busy
             machine.
         ece: expected calibration error at any moment and horizon, beyond what sampling explains.
-        ece_loss: calibration error in excess of the champion's, beyond what sampling explains.
-        nll_loss: negative log-likelihood in excess of the champion's, nats a position.
+        ece_loss: calibration error in excess of the champion's; trainings that differ by their seed alone differ by
+            as much.
+        nll_loss: negative log-likelihood in excess of the rival's, nats a position.
     """
 
     latency: float = 200.0
     size_bytes: int = 1_500_000
     evidence: int = 10
     ece: float = 0.10
-    ece_loss: float = 0.02
+    ece_loss: float = 0.05
     nll_loss: float = 0.05
 
 
 @dataclass(frozen=True)
 class MomentEvidence:
-    """The figures of one moment (prefill or completion). W workflows, K horizons.
+    """The figures of one moment (prefill or completion). W workflows with n steps, K horizons, B reliability bins.
 
     Attributes:
         correct, positions: `int[W, K]`, positions forecast right, and judged (none after END or past a cut).
         nll, ece: K numbers, nats a position and 0..1; NaN if nothing was judged.
+        workflow: `int[n]`, the row of `correct` that each step belongs to.
+        surprise: `float[n, K]`, the negative log-likelihood of each step's outcome, nats; NaN if it does not count.
+        bin_gaps: `float[W, K, B]`, hits less confidence; an expected calibration error is the sum over bins of the
+            sizes of their totals, by the number of positions.
     """
 
     correct: NDArray[Any]
     positions: NDArray[Any]
     nll: tuple[float, ...]
     ece: tuple[float, ...]
+    workflow: NDArray[np.int64]
+    surprise: NDArray[np.float64]
+    bin_gaps: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -92,12 +102,14 @@ class NextAgentEvidence:
         workflows: W ids, unique over workflow types, in the order of the rows of `correct` and `positions`.
         moments: by name, `"prefill"` and `"completion"`.
         floor: the best n-gram baseline on the same traces, by moment; empty if not measured.
+        warnings: what makes these figures suspicious, by name.
     """
 
     artefact: ArtefactEvidence
     workflows: tuple[str, ...]
     moments: Mapping[str, MomentEvidence]
     floor: Mapping[str, MomentEvidence] = field(default_factory=dict)
+    warnings: Mapping[str, str] = field(default_factory=dict)
 
 
 def judge_next_agent(
@@ -131,8 +143,10 @@ def judge_next_agent(
             "no champion and no n-gram baseline to compare with: the first champion must show that it beats counting"
         )
         gates.append(plain("floor", False, reason))
-    gates += _calibration(candidate, champion, budget)
-    gates += _nll(candidate, champion, budget)
+    gates += _calibration(candidate, champion, budget, seed)
+    rivals, rival = (candidate.floor, "the best n-gram") if champion is None else (champion.moments, "the champion")
+    gates += _nll(candidate, rivals, rival, budget, seed)
+    gates += warning_gates(candidate.warnings)
     return gates + artefact_gates(candidate.artefact, budget, "µs for one warm forecast")
 
 
@@ -148,11 +162,7 @@ def _accuracy(
         mine, its = candidate[moment], other[moment]
         for horizon in range(min(mine.correct.shape[1], its.correct.shape[1])):
             positions = mine.positions[:, horizon]
-            if not np.array_equal(positions, its.positions[:, horizon]):
-                raise ValueError(
-                    f"candidate and {rival} were judged on different positions at {moment}, horizon {horizon + 1}; "
-                    "judge both on the same traces"
-                )
+            _check_positions(positions, its.positions[:, horizon], rival, moment, horizon)
             name, total = f"{gate}-{moment}-{horizon + 1}", int(positions.sum())
             if not total:
                 yield _unreached(name)
@@ -165,41 +175,83 @@ def _accuracy(
 
 
 def _calibration(
-    candidate: NextAgentEvidence, champion: NextAgentEvidence | None, budget: NextAgentBudget
+    candidate: NextAgentEvidence, champion: NextAgentEvidence | None, budget: NextAgentBudget, seed: int
 ) -> Iterator[Gate]:
-    for name, total, value, its in _by_horizon("calibration", "ece", candidate, champion):
-        sampling = sampling_ece(total)
-        if not total:
-            yield _unreached(name)
-        elif its is not None and its + budget.ece_loss < budget.ece:
-            wanted = f"the champion's {its:.4f} + {budget.ece_loss}"
-            yield calibration_gate(name, value, its + budget.ece_loss, sampling, wanted)
-        else:
-            yield calibration_gate(name, value, budget.ece, sampling, str(budget.ece))
-
-
-def _nll(candidate: NextAgentEvidence, champion: NextAgentEvidence | None, budget: NextAgentBudget) -> Iterator[Gate]:
-    for name, total, value, its in _by_horizon("nll", "nll", candidate, champion):
-        if not total:
-            yield _unreached(name)
-        elif its is None:
-            reason = f"{value:.4f} nats a position, wanted a finite number; no champion to compare with"
-            yield Gate(name, math.isfinite(value), value, None, reason)
-        else:
-            reason = f"{value:.4f} nats a position, wanted at most the champion's {its:.4f} + {budget.nll_loss}"
-            yield at_most(name, value, its + budget.nll_loss, reason)
-
-
-def _by_horizon(
-    gate: str, figure: str, candidate: NextAgentEvidence, champion: NextAgentEvidence | None
-) -> Iterator[tuple[str, int, float, float | None]]:
-    """(gate, positions judged, the candidate's figure, the champion's figure or None) by moment and horizon."""
+    """Against the limit, and against the champion by the paired interval of the difference."""
     for moment, mine in candidate.moments.items():
-        theirs = champion.moments.get(moment) if champion is not None else None
-        known: tuple[float, ...] = getattr(theirs, figure) if theirs is not None else ()
+        its = champion.moments.get(moment) if champion is not None else None
         for horizon, total in enumerate(mine.positions.sum(axis=0).tolist()):
-            its = known[horizon] if horizon < len(known) and math.isfinite(known[horizon]) else None
-            yield f"{gate}-{moment}-{horizon + 1}", total, getattr(mine, figure)[horizon], its
+            at = f"{moment}-{horizon + 1}"
+            if not total:
+                yield _unreached(f"calibration-{at}")
+                continue
+            ece = mine.ece[horizon]
+            yield calibration_gate(f"calibration-{at}", ece, budget.ece, sampling_ece(total), str(budget.ece))
+            if its is not None and horizon < len(its.ece):
+                positions = mine.positions[:, horizon]
+                gaps = mine.bin_gaps[:, horizon], its.bin_gaps[:, horizon]
+                compared = Compared(ece, its.ece[horizon], _ece_difference_ci(*gaps, positions, seed))
+                against = f"the champion's {compared.its:.4f}, lower is better"
+                yield no_worse(
+                    f"calibration-champion-{at}", compared, against, higher_is_better=False, allowed=budget.ece_loss
+                )
+
+
+def _ece_difference_ci(
+    mine: NDArray[np.float64], its: NDArray[np.float64], positions: NDArray[Any], seed: int
+) -> tuple[float, float]:
+    """95 % interval of a difference of calibration errors, of gaps `[W, B]` each, over resampled workflows."""
+    drawn = []
+    for weights in resample_weights(len(positions), np.random.default_rng(seed), RESAMPLES):
+        both = [np.abs(weights @ gaps).sum(axis=1) for gaps in (mine, its)]
+        total = weights @ positions
+        drawn.append((both[0] - both[1])[total > 0] / total[total > 0])
+    low, high = np.quantile(np.concatenate(drawn), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def _nll(
+    candidate: NextAgentEvidence,
+    rivals: Mapping[str, MomentEvidence],
+    rival: str,
+    budget: NextAgentBudget,
+    seed: int,
+) -> Iterator[Gate]:
+    """Over the outcomes that both know: one may have agents in its vocabulary that the other has not."""
+    for moment, mine in candidate.moments.items():
+        its = rivals.get(moment)
+        for horizon, total in enumerate(mine.positions.sum(axis=0).tolist()):
+            name, value = f"nll-{moment}-{horizon + 1}", mine.nll[horizon]
+            if not total:
+                yield _unreached(name)
+                continue
+            finite = f"{value:.4f} nats a position, wanted a finite number"
+            if not math.isfinite(value):
+                yield plain(name, False, finite)
+                continue
+            if its is None or horizon >= its.surprise.shape[1]:
+                yield plain(name, True, f"{finite}; there is nothing to compare it with")
+                continue
+            surprises = mine.surprise[:, horizon], its.surprise[:, horizon]
+            both = ~np.isnan(surprises[0]) & ~np.isnan(surprises[1])
+            if not both.any():
+                yield plain(name, True, f"{finite}; {rival} knows none of these outcomes")
+                continue
+            workflow, size = mine.workflow[both], len(candidate.workflows)
+            sums = [np.bincount(workflow, of[both], size) for of in surprises]
+            counts = np.bincount(workflow, minlength=size)
+            ci95 = ratio_ci(sums[0] - sums[1], counts, np.random.default_rng(seed))
+            compared = Compared(sums[0].sum() / counts.sum(), sums[1].sum() / counts.sum(), ci95)
+            against = f"{rival}'s {compared.its:.4f} nats a position, lower is better"
+            yield no_worse(name, compared, against, higher_is_better=False, allowed=budget.nll_loss)
+
+
+def _check_positions(mine: NDArray[Any], its: NDArray[Any], rival: str, moment: str, horizon: int) -> None:
+    if not np.array_equal(mine, its):
+        raise ValueError(
+            f"candidate and {rival} were judged on different positions at {moment}, horizon {horizon + 1}; judge both "
+            "on the same traces"
+        )
 
 
 def _unreached(name: str) -> Gate:
@@ -467,6 +519,7 @@ class RouterEvidence:
     Attributes:
         artefact: with the latency of one prompt, milliseconds.
         prompts: number of prompts with a label.
+        warnings: what makes these figures suspicious, by name.
         ece: expected calibration error, 0..1.
         floor: comparison with the base rates of the models, which always pick the best single one.
     """
@@ -476,6 +529,7 @@ class RouterEvidence:
     prompts: int
     ece: float
     floor: RouterComparison
+    warnings: Mapping[str, str] = field(default_factory=dict)
 
 
 def judge_router(
@@ -492,6 +546,7 @@ def judge_router(
     gates += _order_and_picks("floor-", candidate.floor)
     sampling = sampling_ece(candidate.labels)
     gates.append(calibration_gate("calibration", candidate.ece, budget.ece, sampling, str(budget.ece)))
+    gates += warning_gates(candidate.warnings)
     return gates + artefact_gates(candidate.artefact, budget, "ms for one prompt")
 
 

@@ -9,7 +9,7 @@ carry the result, and `floor_gates` refuses a version that lost to a baseline be
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,23 +27,28 @@ LOST: Final = "presage.lost."
 """Prefix of a run's tags: LOST + target counts the comparisons with trained baselines lost under its profile."""
 
 NEGLIGIBLE: Final = 0.01
-"""A baseline that is better by at most this share of its own figure is no reason to refuse, even if significant."""
+"""A rival that is better by at most this share of its own figure is no reason to refuse, even if significant: trainings
+that differ by their seed alone differ by as much, and an interval over workflows does not cover that."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """One check, such as `accuracy-prefill-1`, and its result. `value` and `limit` are None if there is no number."""
+    """One check, such as `accuracy-prefill-1`, and its result. `value` and `limit` are None if there is no number.
+
+    A gate that passes with a `warning` refuses nothing: its reason is for people to judge.
+    """
 
     name: str
     passed: bool
     value: float | None
     limit: float | None
     reason: str
+    warning: bool = False
 
     @property
     def result(self) -> str:
         """In short, such as `passed 0.41 <= 0.45`."""
-        outcome = "passed" if self.passed else "refused"
+        outcome = ("warning" if self.warning else "passed") if self.passed else "refused"
         if self.value is None or self.limit is None:
             return outcome if self.value is None else f"{outcome} {self.value:.4g}"
         below = self.value <= self.limit
@@ -73,8 +78,13 @@ class Verdict:
         """The gates that failed."""
         return tuple(gate for gate in self.gates if not gate.passed)
 
+    @property
+    def warnings(self) -> tuple[Gate, ...]:
+        """The gates that passed with a warning."""
+        return tuple(gate for gate in self.gates if gate.passed and gate.warning)
+
     def to_dict(self) -> dict[str, Any]:
-        """`{"name", "version", "promoted", "gates": [{"name", "passed", "value", "limit", "reason"}, …]}`."""
+        """`{"name", "version", "promoted", "gates": [the fields of each, …]}`."""
         return {
             "name": self.name,
             "version": self.version,
@@ -117,17 +127,26 @@ def plain(name: str, passed: bool, reason: str) -> Gate:
     return Gate(name, passed, None, None, reason)
 
 
-def no_worse(name: str, of: Compared, against: str, *, higher_is_better: bool, digits: int = 4) -> Gate:
-    """Fails if the whole interval of candidate − rival lies on the wrong side of zero.
+def warning_gates(warnings: Mapping[str, str]) -> list[Gate]:
+    """A gate for each warning, by name."""
+    return [Gate(name, True, None, None, reason, warning=True) for name, reason in warnings.items()]
+
+
+def no_worse(
+    name: str, of: Compared, against: str, *, higher_is_better: bool, digits: int = 4, allowed: float | None = None
+) -> Gate:
+    """Fails if the whole interval of candidate − rival is worse than `allowed` (None: `NEGLIGIBLE` of the rival's
+    figure).
 
     The reason names the rival and its figure (`against`) and has `digits` decimals.
     """
     low, high = of.ci95
+    allowed = NEGLIGIBLE * abs(of.its) if allowed is None else allowed
     reason = (
         f"{of.mine:.{digits}f} against {against}: difference {of.mine - of.its:+.{digits}f}, "
-        f"95 % interval [{low:+.{digits}f}, {high:+.{digits}f}]"
+        f"95 % interval [{low:+.{digits}f}, {high:+.{digits}f}]; {allowed:.{digits}f} worse passes"
     )
-    return at_least(name, high, 0.0, reason) if higher_is_better else at_most(name, low, 0.0, reason)
+    return at_least(name, high, -allowed, reason) if higher_is_better else at_most(name, low, allowed, reason)
 
 
 def evidence_gate(found: int, wanted: int, what: str = "workflow") -> Gate:
@@ -137,11 +156,14 @@ def evidence_gate(found: int, wanted: int, what: str = "workflow") -> Gate:
 
 @dataclass(frozen=True)
 class Interface:
-    """What the successor of a champion must keep: the settings `fixed`, and the names (of `what`) that are `known`."""
+    """What the successor of a champion must keep: the settings `fixed`, and the names (of `what`) that are `known`.
+
+    Workflow types have a gate of their own (`types_gate`).
+    """
 
     fixed: Mapping[str, object]
-    known: frozenset[str]
-    what: str = "workflow types"
+    known: frozenset[str] = frozenset()
+    what: str = ""
 
     def broken_by(self, candidate: "Interface") -> list[str]:
         """The differences that make a candidate incompatible, one sentence each."""
@@ -160,6 +182,49 @@ def schema_gate(broken: Sequence[str] | None) -> Gate:
     if broken is None:
         return plain("schema", True, "no champion to be compatible with")
     return plain("schema", not broken, "; ".join(broken) or "compatible with the champion")
+
+
+def types_gate(
+    candidate: Collection[str], champion: Collection[str], judged: Collection[str], wanted: Collection[str] | None
+) -> Gate:
+    """Whether no workflow type is lost unintentionally.
+
+    Args:
+        candidate, champion: the workflow types that each knows; the champion's are empty if there is none.
+        judged: those of the held-out workflows.
+        wanted: those that the user named as the ones to serve; None: all of the champion's.
+
+    The gate fails if the candidate does not know a wanted type. It warns of types that the champion knows and the
+    candidate does not, and of types that the candidate knows and no held-out workflow has.
+    """
+    known, name = set(candidate), "workflow-types"
+    if missing := sorted((set(champion) if wanted is None else set(wanted)) - known):
+        whose = "that the champion knows" if wanted is None else "that --types names"
+        remaining = ",".join(sorted(set(champion) & known)) or "TYPE,…"
+        remedy = (
+            "train it on traces that have them too (older ones will do), or give them up: with "
+            f"--types {remaining} it is judged on these alone, and engines forecast the others by online counts"
+            if wanted is None
+            else "name types that it was trained on"
+        )
+        return plain(name, False, f"does not know {_types(missing)} {whose}: {remedy}")
+    said = []
+    if lost := sorted(set(champion) - known):
+        said.append(f"gives up {_types(lost)} that the champion knows: engines will forecast these by online counts")
+    if unjudged := sorted(known - set(judged)):
+        said.append(f"not judged on {_types(unjudged)} that it knows, for there are no such held-out workflows")
+    if wanted is not None:
+        said.insert(0, f"judged on {', '.join(sorted(wanted))} alone, as --types asks")
+    reason = "; ".join(said) or f"judged on each of {counted(len(known), 'workflow type')} that it knows"
+    return Gate(name, True, None, None, reason, warning=bool(lost or unjudged))
+
+
+def _types(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{counted(len(names), 'workflow type')} ({', '.join(names[:_MOST_NAMED])}{more})"
+
+
+_MOST_NAMED: Final = 8
 
 
 @dataclass(frozen=True)
@@ -216,8 +281,11 @@ def sampling_ece(positions: int, bins: int = 15) -> float:
 
 
 def lost_tags(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """Tags of a training's run, from its metrics: the number of comparisons with baselines lost, by target."""
-    return {LOST + target: str(len(_lost(metrics, target))) for target in TARGETS}
+    """Tags of a training's run, from its metrics: the number of comparisons with baselines lost, by target; under
+    `full` alone if it has no input profiles (a router).
+    """
+    targets = TARGETS if "profiles" in metrics else ("full",)
+    return {LOST + target: str(len(_lost(metrics, target))) for target in targets}
 
 
 def lost_by_target(tags: Mapping[str, str]) -> dict[str, int]:

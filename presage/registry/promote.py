@@ -35,7 +35,7 @@ CHAMPION: Final = "champion"
 
 VERDICT: Final = "presage.verdict"
 PROFILE: Final = f"{VERDICT}.profile"
-"""Tag: the input profile under which the version was judged."""
+"""Tag: the input profile under which the version was judged; a router has none."""
 
 REFUSED_BY: Final = f"{VERDICT}.refused_by"
 """Tag: the gates that refused the version; absent if none did."""
@@ -86,7 +86,7 @@ def promote(
     *,
     against: int | None,
     alias: str = CHAMPION,
-    profile: str = "engine",
+    profile: str | None = "engine",
     dry_run: bool = False,
     data_digest: str,
 ) -> Promotion:
@@ -95,7 +95,7 @@ def promote(
     Args:
         against: the holder of the alias when the version was judged; None if there was none.
         alias: `champion`, `challenger`, `shadow` or another name.
-        profile: inputs it was judged with; a tag lets engines check that they supply them.
+        profile: inputs it was judged with; a tag lets engines check that they supply them. None for a router.
         dry_run: change nothing.
         data_digest: of the traces behind the verdict.
 
@@ -121,7 +121,9 @@ def promote(
                 _write_history(registry, name, alias, [*_history(registry, name, alias), previous])
             registry.client.set_registered_model_alias(name, alias, str(version))
     refused_by = ", ".join(gate.name for gate in verdict.refusals)[:_LONGEST_TAG]
-    tags = {VERDICT: "promoted" if verdict.promoted else "refused", PROFILE: profile}
+    tags = {VERDICT: "promoted" if verdict.promoted else "refused"}
+    if profile is not None:
+        tags[PROFILE] = profile
     if refused_by:
         tags[REFUSED_BY] = refused_by
     judged_at = _utc(time.time())
@@ -295,7 +297,7 @@ def _describe(version: Any, aliases: list[str], runs: Mapping[str, _Run]) -> dic
     verdict = version.tags.get(VERDICT)
     taken_back = verdict == TAKEN_BACK
     if taken_back:
-        verdict = ("refused" if refused_by else "promoted") if PROFILE in version.tags else None
+        verdict = ("refused" if refused_by else "promoted") if JUDGED_AT in tags else None
     return {
         "name": version.name,
         "version": int(version.version),

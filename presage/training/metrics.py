@@ -140,8 +140,13 @@ class Figures:
         ece: expected calibration error of the likeliest outcome's probability (Guo et al., 2017, eq. 3).
         unseen: share of positions whose outcome is not in the vocabulary.
         reliability: the bins behind `ece`, empty ones left out.
+        ends, end_errors: positions whose outcome is END, and those where just one of forecast and outcome is END.
         correct: int64 [W, K], positions where the likeliest outcome occurred.
         positions: int64 [W, K], number of positions.
+        workflow: int64 [n], the row of `correct` that each step belongs to.
+        surprise: float64 [n, K], the NLL of each step's outcome, nats; NaN if masked or not in the vocabulary.
+        bin_gaps: float64 [W, K, B], hits less confidence in each of B reliability bins; `ece` is the sum over bins of
+            the sizes of their totals over workflows, by the number of positions.
     """
 
     accuracy: tuple[float, ...]
@@ -152,12 +157,17 @@ class Figures:
     ece: tuple[float, ...]
     unseen: tuple[float, ...]
     reliability: tuple[tuple[ReliabilityBin, ...], ...]
+    ends: tuple[int, ...]
+    end_errors: tuple[int, ...]
     correct: NDArray[np.int64]
     positions: NDArray[np.int64]
+    workflow: NDArray[np.int64]
+    surprise: NDArray[np.float64]
+    bin_gaps: NDArray[np.float64]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, with W and the total `positions`."""
-        names = ("accuracy", "accuracy_by_workflow", "ci95", "top2", "nll", "ece", "unseen")
+        names = ("accuracy", "accuracy_by_workflow", "ci95", "top2", "nll", "ece", "unseen", "ends", "end_errors")
         return json_values(
             {
                 **{name: getattr(self, name) for name in names},
@@ -202,6 +212,10 @@ def measure(
     np.put_along_axis(rest, likeliest[..., None], -1.0, axis=-1)
     among_two = right | (judged & (rest.argmax(axis=-1) == outcomes))
     bins = tuple(reliability(confidence[judged[:, k], k], right[judged[:, k], k]) for k in range(horizon))
+    gaps = np.zeros((workflows, horizon, BINS))
+    rows, ahead = np.nonzero(judged)
+    np.add.at(gaps, (workflow[rows], ahead, _place(confidence[judged])), right[judged] - confidence[judged])
+    came, foretold = judged & (outcomes == size - 1), judged & (likeliest == size - 1)
     total = positions.sum(axis=0)
     in_vocabulary = known.sum(axis=0)
     return Figures(
@@ -213,8 +227,13 @@ def measure(
         ece=tuple(calibration_error(rows) for rows in bins),
         unseen=_shares(total - in_vocabulary, total),
         reliability=bins,
+        ends=tuple(came.sum(axis=0).tolist()),
+        end_errors=tuple((came != foretold).sum(axis=0).tolist()),
         correct=correct,
         positions=positions,
+        workflow=workflow,
+        surprise=np.where(known, surprise, np.nan),
+        bin_gaps=gaps,
     )
 
 

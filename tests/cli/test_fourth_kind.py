@@ -69,6 +69,7 @@ def counter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         data=replace(NEXT_AGENT.data, held_out=lambda table, _: (table, 0)),
         evaluate=evaluate,
         gates=gates,
+        types=lambda _: ("t",),
         forecast=lambda data, called, rows: [f"{called}: {data['steps']} of {len(rows)}"],
     )
     vars(module).update(CountPredictor=CountPredictor, page=page, COUNT=kind)
@@ -111,7 +112,7 @@ def test_the_registry_serves_and_promotes_it(counter: Path, tmp_path: Path) -> N
     promoted = run("promote", "counter", "--version", 1, "--traces", held, "--tracking-uri", uri, "--json")
     assert promoted.code == 0, promoted.err
     assert promoted.json["moved"]
-    assert {gate["name"] for gate in promoted.json["gates"]} == {"counts", "baselines"}
+    assert {gate["name"] for gate in promoted.json["gates"]} == {"counts", "baselines", "workflow-types"}
 
 
 def test_a_kind_that_is_not_declared_is_refused(tmp_path: Path) -> None:

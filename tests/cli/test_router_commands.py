@@ -93,6 +93,23 @@ def test_the_gates_promote_it_and_refuse_one_that_learnt_from_next_to_nothing(
 
 
 @pytest.mark.slow
+def test_it_is_judged_under_no_input_profile(
+    champion: dict[str, object], files: tuple[Path, Path], database: str
+) -> None:
+    assert champion["profile"] is None
+    tags = open_registry(database).version("router", 1).tags
+    assert tags["presage.verdict"] == "promoted"
+    assert "presage.verdict.profile" not in tags
+    again = ("promote", "router", "--version", 1, "--traces", files[1], "--tracking-uri", database, "--dry-run")
+    assert "profile" not in run(*again).out
+    assert run("models", "--tracking-uri", database, "--json").json["models"][-1]["lost"].keys() == {"full"}
+    for option, value in (("--profile", "engine"), ("--types", "chat")):
+        said = run(*again, option, value).complaint
+        assert option in said
+        assert "is a router, which reads prompts alone" in said
+
+
+@pytest.mark.slow
 def test_evaluate_leaves_out_what_was_trained_on(
     registered: tuple[Path, object], files: tuple[Path, Path], database: str
 ) -> None:

@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_samples import run
 
 from presage.cli import server as asking
+from presage.registry.connect import open_registry
 
 STATUS: dict[str, Any] = {
     "on": {"priority": True, "eviction": False, "admission": True},
@@ -144,6 +146,25 @@ def test_people_read_tables(made: Made) -> None:
         "likely cause: review agents that the traces do not have: 'checker'; train again",
         "stands back review: online counts forecast it until it recovers",
     } <= set(said)
+
+
+def test_models_shows_promised_and_live_figures_of_an_engine(made: Made, tmp_path: Path) -> None:
+    made.says({"engines": [STATUS, {}]})
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    open_registry(uri)
+    asked = ("models", "--tracking-uri", uri, "--url", made.url)
+    said = [" ".join(line.split()) for line in run(*asked).out.splitlines()]
+    assert {
+        f"Live on {made.url}",
+        "next-agent models:/next-agent@champion, version 3",
+        "accuracy at prefill: review 0.800 [0.750, 0.850] promised, 0.600 [0.500, 0.700] live of 60 workflows",
+        "below its promise review",
+        "likely cause: review agents that the traces do not have: 'checker'; train again",
+        "stands back review: online counts forecast it until it recovers",
+    } <= set(said)
+    (live,) = run(*asked, "--json").json["live"]
+    assert live["promised"] == STATUS["truth"]["promised"]
+    assert live["models"] == STATUS["models"]
 
 
 def test_the_key_that_a_client_sent_in_vain_is_shown(made: Made) -> None:

@@ -31,6 +31,11 @@ def test_each_trained_baseline_is_a_floor_under_the_profile_that_is_promoted_to(
     assert "better 1 step ahead before the output by 0.07" in refused.reason
 
 
+def test_what_has_no_input_profiles_lost_under_none() -> None:
+    router = {"prompts": 80, "baselines": {"knn": {}}, "behind": [lost("knn", 0.1, 0.5)]}
+    assert lost_by_target(lost_tags(router)) == {"full": 1}
+
+
 def test_a_margin_below_a_hundredth_of_the_figure_is_no_reason_to_refuse() -> None:
     assert passed(metrics(engine=[lost("trees", 0.003, 0.97)]), "engine")["floor-trees"]
     assert not passed(metrics(engine=[lost("trees", 0.02, 0.97)]), "engine")["floor-trees"]

@@ -72,7 +72,8 @@ def test_a_worse_order_is_refused_and_a_better_one_is_not() -> None:
 
 
 def test_greater_loss_is_refused_at_every_quantile() -> None:
-    assert refused_by(evidence(counts=counts(loss=101)), evidence()) == {f"pinball-{q:g}" for q in QUANTILES}
+    assert refused_by(evidence(counts=counts(loss=102)), evidence()) == {f"pinball-{q:g}" for q in QUANTILES}
+    assert refused_by(evidence(counts=counts(loss=101)), evidence()) == set(), "a hundredth is negligible"
 
 
 def on_steps(steps: int, last: float = 100.0, tau: float = 0.2) -> LengthCounts:
@@ -126,7 +127,7 @@ def test_low_quantiles_need_as_many_steps_below_them() -> None:
 def test_the_first_champion_must_beat_the_best_constant() -> None:
     assert verdict(evidence(), None).promoted
     assert refused_by(evidence(counts=counts(0.51)), None) == {"floor-tau-distance-all", "floor-tau-distance-arrival"}
-    assert refused_by(evidence(counts=counts(loss=201)), None) == {f"floor-pinball-{q:g}" for q in QUANTILES}
+    assert refused_by(evidence(counts=counts(loss=203)), None) == {f"floor-pinball-{q:g}" for q in QUANTILES}
 
 
 def test_bounds_that_do_not_hold_are_refused_and_wide_ones_are_not() -> None:

@@ -75,6 +75,17 @@ def test_an_impossible_outcome_that_came_costs_much_and_not_infinity() -> None:
     assert one_horizon([[1.0, 0.0, 0.0]], [1], [0]).nll == pytest.approx((27.63,), abs=0.01)
 
 
+def test_parts_by_step_and_workflow_add_up_to_the_figures() -> None:
+    end, stranger = 2, 3
+    probabilities = [[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.1, 0.2, 0.7], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]
+    found = one_horizon(probabilities, [0, end, 1, stranger, MASKED], [0, 0, 1, 1, 1])
+    np.testing.assert_allclose(found.surprise[:3, 0], -np.log([0.6, 0.6, 0.2]), rtol=1e-6)
+    assert np.isnan(found.surprise[3:, 0]).all()
+    assert found.nll[0] == pytest.approx(np.nanmean(found.surprise))
+    assert found.ece[0] == pytest.approx(np.abs(found.bin_gaps.sum(axis=0)).sum() / found.positions.sum())
+    assert (found.ends, found.end_errors) == ((1,), (1,))  # forecast once right, once in vain
+
+
 def test_nothing_judged_is_null_in_json() -> None:
     nothing = one_horizon([[0.2, 0.3, 0.5]], [MASKED], [0]).to_dict()
     assert json.loads(json.dumps(nothing, allow_nan=False)) == {
@@ -85,6 +96,8 @@ def test_nothing_judged_is_null_in_json() -> None:
         "nll": [None],
         "ece": [None],
         "unseen": [None],
+        "ends": [0],
+        "end_errors": [0],
         "workflows": 1,
         "positions": [0],
         "reliability": [[]],

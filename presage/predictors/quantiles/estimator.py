@@ -273,15 +273,20 @@ class LogEstimator(ABC):
         group = self._group(workflow_type, agent)
         return rising(np.expm1(np.minimum(self.conformal.apply(location, scale, profiles, group), np.float32(_MOST))))
 
+    def largest_of(self, rows: LabelledRows) -> NDArray[np.float32] | None:
+        """The largest label among the rows that calibrated each row, float32 [n]; None in artefacts without it."""
+        return None if self.largest is None else self.largest[self._group(rows.workflow_type, rows.agent)]
+
     def largest_one(self, workflow_type: int, agent: int) -> float | None:
-        """The largest label among the rows that calibrated such a row; None if the artefact does not tell."""
+        """The same for a single row."""
         return None if self.largest is None else float(self.largest[self._group(workflow_type, agent)])
 
-    def _group(self, workflow_type: Any, agent: Any) -> NDArray[np.intp]:
+    def _group(self, workflow_type: Any, agent: Any) -> NDArray[np.int32]:
         """The workflow types as which rows are calibrated: rare agents and types as an unknown one, whose quantiles are
         the widest.
         """
-        return np.where(self._seen[workflow_type, agent], workflow_type, self.conformal.shifts.shape[1] - 1)
+        unknown = self.conformal.shifts.shape[1] - 1
+        return np.asarray(np.where(self._seen[workflow_type, agent], workflow_type, unknown), np.int32)
 
     def _bands(self, inputs: NDArray[np.float32]) -> Bands:
         """Quantile locations float32 [n, Q] and positive scales float32 [n], on log tokens."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from presage.features.input_profiles import TARGETS, as_served
+from presage.training.data_warnings import training_warnings
 from presage.training.report import curves
 from presage.training.report.blocks import (
     Block,
@@ -355,8 +356,8 @@ def document(metrics: Metrics) -> Document:
 
 
 def data(metrics: Metrics) -> Section | None:
-    """The traces and how they were split."""
-    blocks: list[Block] = []
+    """The traces and how they were split; above them, warnings about them."""
+    blocks: list[Block] = [Text(f"Warning: {warning}.") for warning in training_warnings(metrics).values()]
     if "data" in metrics:
         blocks.append(Facts({label: str(value) for label, value in metrics["data"].items() if "digest" not in label}))
     if "traces" in metrics:

@@ -194,7 +194,22 @@ def test_a_client_that_leaves_loses_no_answer(leaves: bool) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": json_kind})
         await send({"type": "http.response.body", "body": b"null"})  # vLLM's answer to a cancelled request
 
-    middleware = answers.AnswerMiddleware(route, report)
-    asyncio.run(middleware({"type": "http", "method": "POST", "path": CHAT}, receive, send))
-    assert middleware._lost == (0 if leaves else 1)
-    assert not told
+    async def answered(scope: Any, receive: Any, send: Any) -> None:
+        await (whole if told_of else route)(scope, receive, send)
+
+    async def whole(scope: Any, receive: Any, send: Any) -> None:
+        answers.generates(SimpleNamespace(extra_args=SENT), None)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": WHOLE.encode()})
+
+    async def both() -> None:
+        nonlocal told_of
+        middleware, scope = answers.AnswerMiddleware(answered, report), {"type": "http", "method": "POST", "path": CHAT}
+        await middleware(scope, receive, send)
+        told_of = True
+        await middleware(scope, receive, send)
+        await asyncio.sleep(0)
+
+    told_of = False
+    asyncio.run(both())
+    assert [one[-1] for one in told] == [0 if leaves else 1], "lost answers come with the next one that is read"

@@ -1,0 +1,103 @@
+"""Warnings about data and figures that prove little: nothing to forecast, targets that never vary, perfect figures.
+
+They refuse nothing. Some applications do end with the same agent each time; more often a workflow's requests were
+recorded as workflows of their own, or an input was written after the outcome. Training prints the warnings, the report
+shows them, and a promotion keeps them in its verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from presage.datasets.describe import describe
+from presage.wording import counted
+
+ONE_STEP_SHARE: Final = 0.1
+"""From this share of a type's workflows with one step, there is a warning."""
+
+FEWEST: Final = 10
+"""Workflows of a type, or labels of a model: among fewer, equal ones are no surprise."""
+
+FEWEST_PERFECT: Final = 30
+"""Positions, ends or prompts: on fewer, a perfect figure is no surprise."""
+
+_CAUSE: Final = (
+    "A name or a text that was written after the outcome may give it away, or it never varies: check this before you "
+    "rely on the figure"
+)
+
+
+def training_warnings(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Warnings by name, from the `metrics.json` of a training or an evaluation."""
+    return {**description_warnings(metrics.get("traces", {})), **figure_warnings(metrics)}
+
+
+def trace_warnings(table: Any) -> dict[str, str]:
+    """Warnings about a valid trace in canonical order (a `pyarrow.Table`), by name."""
+    return description_warnings(describe(table))
+
+
+def description_warnings(description: Mapping[str, Any]) -> dict[str, str]:
+    """`one-step-workflows` and `constant-targets`, as far as they apply, from `describe`; nothing from an empty one."""
+    types = {name: of for name, of in description.get("workflow_types", {}).items() if of["workflows"] >= FEWEST}
+    found = {}
+    short = [
+        f"{name} {of['one_step_share']:.0%} of {counted(of['workflows'], 'workflow')}"
+        for name, of in types.items()
+        if of.get("one_step_share", 0.0) >= ONE_STEP_SHARE  # the metrics of earlier versions have none
+    ]
+    if short:
+        found["one-step-workflows"] = (
+            f"workflows with one step: {', '.join(short)}. Nothing follows that could be forecast. If they are "
+            "requests of longer workflows, record the same workflow_id for all requests of one"
+        )
+    constant = [f"{name}: {' and '.join(why)}" for name, of in types.items() if (why := _constant(of))]
+    if constant:
+        found["constant-targets"] = (
+            f"targets that never vary: {'; '.join(constant)}. Any forecast is right about these, so figures on them "
+            "prove nothing"
+        )
+    return found
+
+
+def _constant(of: Mapping[str, Any]) -> list[str]:
+    """What never varies in the workflows of one type."""
+    found = []
+    if len(of["agents"]) == 1:
+        found.append(f"{next(iter(of['agents']))} is the only agent")
+    elif all(len(following) == 1 for following in of["call_graph"].values()):
+        found.append("the same agent always follows each agent")
+    if of["length"]["min"] == of["length"]["max"]:
+        found.append(f"every workflow has {counted(of['length']['min'], 'step')}")
+    if of["output_tokens"] and of["output_tokens"]["min"] == of["output_tokens"]["max"]:
+        found.append(f"every output has {counted(of['output_tokens']['min'], 'token')}")
+    return found
+
+
+def figure_warnings(figures: Mapping[str, Any]) -> dict[str, str]:
+    """`perfect-MOMENT` of a next-agent predictor, `perfect-order` and `constant-labels` of a router, as far as they
+    apply; from the JSON of an evaluation.
+    """
+    found = {}
+    for moment, of in figures.get("moments", {}).items():
+        positions, accuracy = of["positions"][0], of["accuracy"][0]
+        if positions >= FEWEST_PERFECT and accuracy == 1.0:
+            what = f"all {counted(positions, 'next step')} at {moment} are forecast right (1.000)"
+            found[f"perfect-{moment}"] = f"{what}. {_CAUSE}"
+        elif of.get("ends", [0])[0] >= FEWEST_PERFECT and not of["end_errors"][0]:  # earlier versions have none
+            what = f"END is forecast at all {counted(of['ends'][0], 'end')} at {moment} and nowhere else (1.000)"
+            found[f"perfect-{moment}"] = f"{what}. {_CAUSE}"
+    if figures.get("macro_map") == 1.0 and figures["prompts"] >= FEWEST_PERFECT:
+        what = f"every model's prompts are in the perfect order (1.000 on {counted(figures['prompts'], 'prompt')})"
+        found["perfect-order"] = f"{what}. {_CAUSE}"
+    constant = [
+        f"{name} {'all' if of['base_rate'] else 'none'} of {counted(of['labels'], 'prompt')}"
+        for name, of in figures.get("by_model", {}).items()
+        if of["labels"] >= FEWEST and of["base_rate"] in (0.0, 1.0)
+    ]
+    if constant:
+        found["constant-labels"] = (
+            f"models that solve all or none: {', '.join(constant)}. There is nothing to learn about these"
+        )
+    return found
