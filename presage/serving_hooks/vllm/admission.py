@@ -374,7 +374,7 @@ class AdmissionController:
         self._again = False
         self._forget(now)
         self._columns.refresh()
-        if self._admission.is_due(now):
+        if self._accounts and self._admission.is_due(now):
             of_type = self._workload.of_type
             steps = fmean([of_type(one.workflow_type).expected_steps(one.steps) for one in self._accounts.values()])
             self._rates = self._workload.rates(self.times.costs(now), self._most_decoding, steps)
