@@ -307,6 +307,8 @@ class AdmissionController:
             "reasons": dict(Counter(last.held.values())) if last else {},
             "outlook": {"chosen": asdict(last.chosen), "everybody": asdict(last.everybody)} if last else None,
             "rates": self._rates.to_dict() if self._rates else None,
+            "shared_tokens": len(self._shared) * self._block_tokens,
+            "contexts_longer": self._admission.longer,
         }
 
     def debug_state(self) -> dict[str, int]:
@@ -333,6 +335,8 @@ class AdmissionController:
             "exempt": account.exempt,
             "reason": self._last.held.get(workflow) if self._last else None,
             "known_tokens": len(account.blocks) * self._block_tokens,
+            "own_tokens": account.own_tokens(self._block_tokens),
+            "context_tokens": round(self._columns.context_tokens(account)),
         }
 
     def close(self) -> list[str]:

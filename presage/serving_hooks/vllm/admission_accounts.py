@@ -189,11 +189,11 @@ class Columns:
         for name, account in self.changed.items():
             rows.append(self._columns.place(name))
             begun = account.steps > 0
-            facts.append((account.phase, account.since, begun, self._context(account), account.bound_s))
+            facts.append((account.phase, account.since, begun, self.context_tokens(account), account.bound_s))
         self.changed.clear()
         self._columns.facts[rows] = np.array(facts, self._columns.facts.dtype)
 
-    def _context(self, account: Account) -> float:
+    def context_tokens(self, account: Account) -> float:
         """Its own tokens in the mean over what is left of it: it grows evenly."""
         of = self._workload.of_type(account.workflow_type)
         left = max(0.0, of.expected_steps(account.steps) - account.steps)

@@ -345,15 +345,14 @@ def test_tokens_that_were_lost_are_those_the_workflow_had_computed_and_the_cache
     step("b2", 150, 768)  # takes what a had
     step("a3", 0, 672)  # a2 had computed 656
     assert [one for one in seen if one[1]] == [(0, 640), (656, 656)]
+    admission = engine.scheduler.queue_policies.admission
     engine.clock.now += 10
-    engine.scheduler.queue_policies.admission.decide(idle=False)
-    contexts = {w.id: w.context_tokens for w in rows(engine.scheduler.queue_policies.admission._admission.crowd)}
-    # a has 672, in four steps at least, each of which adds 16.
-    assert contexts["t\0a"] == pytest.approx(672 + (6 - 3) / 2 * workload_growth(engine))
-
-
-def workload_growth(engine: Engine) -> float:
-    return float(engine.scheduler.queue_policies.admission._workload.of_type("t").growth.mean)
+    admission.decide(idle=False)
+    told = admission.explain("t\0a")
+    assert told is not None
+    assert told["own_tokens"] == 672
+    # It has taken three steps of six, and a step of the type has added 16, 768 (b begins anew) and 16 tokens.
+    assert told["context_tokens"] == pytest.approx(672 + (6 - 3) / 2 * (16 + 768 + 16) / 3, abs=1)
 
 
 def test_what_workflows_share_is_counted_once_and_off_the_cache(tmp_path: Path) -> None:
@@ -366,9 +365,9 @@ def test_what_workflows_share_is_counted_once_and_off_the_cache(tmp_path: Path) 
     admission = engine.scheduler.queue_policies.admission
     engine.clock.now += 10
     admission.decide(idle=False)
-    assert len(admission._shared) * 16 == 160
-    own = {name: account.own_tokens(16) for name, account in admission._accounts.items()}
-    assert own == {"t\0a1": 480, "t\0b1": 320, "t\0c1": 320}, "of the first, nobody knows yet what others share"
+    assert held_by(engine)["shared_tokens"] == 160
+    own = [(admission.explain(f"t\0{name}") or {})["own_tokens"] for name in ("a1", "b1", "c1")]
+    assert own == [480, 320, 320], "of the first, nobody knows yet what others share"
 
 
 def test_a_common_history_is_counted_once_and_own_conversations_each(tmp_path: Path) -> None:
