@@ -11,12 +11,13 @@ With X steps a second of n open workflows, a share e of steps that end one, paus
     B = X o c_0 / (1 − X (p + o c_1)),  B ≤ B_max              requests that decode at once, o tokens each
     n = X (Z + p / (1 − X p) + B / X)                          Little's law; the solution below 1 / (p + o c_1)
     q = max(0, n / X − Z − p / (1 − X p) − B / X) + X p² / (1 − X p)
-    q + (1 − e) E[min(Z, t)] + e t = (C − B r) / (X c)         t = T − q: the contexts not in use fill what is left of C
-    m = P(Z > t), and 1 where even the wait is too long
+    s = q + (k − 1) n / X                                      a part of a context is used every k steps
+    s + (1 − e k) E[min(Z, t)] + e k t = (C − B r) k / (X c)   t = T − s: what is not in use fills what is left of C
+    m = P(Z > t), and 1 where T < s
 
 with c_0, c_1, c_p the seconds of an iteration and of each token decoded and prefilled, and r ≤ c the part of a context
-that one prompt reads. The fixed point in m is found by damped iteration from the share lost lately. The model is
-Presage's own.
+that one prompt reads; k is above 1 where agents with conversations of their own take turns. The fixed point in m is
+found by damped iteration from the share lost lately. The model is Presage's own.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Rates:
         end: e, share of steps that end their workflow.
         miss_share: m, share of their own contexts that prompts have lost lately.
         read_share: r / c, of a workflow's context the share that a prompt reads.
+        apart: k, steps between two uses of a part of the context, 1 or more.
 
     Raises:
         InputError: a value that no measurement gives.
@@ -69,6 +71,7 @@ class Rates:
     end: float
     miss_share: float = 0.0
     read_share: float = 1.0
+    apart: float = 1.0
 
     def __post_init__(self) -> None:
         for name, value in self.to_dict().items():
@@ -79,8 +82,8 @@ class Rates:
             raise InputError(
                 "iteration_s, output_tokens, most_decoding, end and read_share must be above 0: measure before deciding"
             )
-        if max(self.end, self.miss_share, self.read_share) > 1:
-            raise InputError("end, miss_share and read_share are shares, 1 at most")
+        if max(self.end, self.miss_share, self.read_share) > 1 or self.apart < 1:
+            raise InputError("end, miss_share and read_share are shares, 1 at most, and apart is 1 or more")
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, with the mean of the pauses."""
@@ -121,7 +124,8 @@ def settle(rates: Rates, cache_tokens: float, workflows: Floats, context_tokens:
     # E[min(Z, t)] at each pause t, with 0 first, and with it the time that a context stays unused until t.
     knots = np.concatenate([[0.0], pauses])
     above = 1.0 - np.arange(len(pauses)) / len(pauses)
-    unused = (1.0 - end) * np.concatenate([[0.0], np.cumsum(np.diff(knots) * above)]) + end * knots
+    part, last = c / rates.apart, min(1.0, end * rates.apart)  # what a step uses; share of it that no later step does
+    unused = (1.0 - last) * np.concatenate([[0.0], np.cumsum(np.diff(knots) * above)]) + last * knots
     rank = np.arange(len(knots)) / len(pauses)
     miss = np.full_like(n, rates.miss_share)
     for _ in range(_ROUNDS):
@@ -138,9 +142,10 @@ def settle(rates: Rates, cache_tokens: float, workflows: Floats, context_tokens:
         decoding = np.minimum(most, per_s * it_s / full)
         served_s = prefill_s / busy + decoding / per_s
         wait_s = np.maximum(0.0, n / per_s - pause_s - served_s) + per_s * prefill_s**2 / busy
-        left_s = np.maximum(0.0, cache_tokens - decoding * read) / (per_s * c) - wait_s
+        away_s = wait_s + (rates.apart - 1.0) * n / per_s
+        left_s = np.maximum(0.0, cache_tokens - decoding * read) / (per_s * part) - away_s
         beyond = left_s - unused[-1]
-        stays_s = np.where(beyond > 0, knots[-1] + beyond / end, np.interp(left_s, unused, knots))
+        stays_s = np.where(beyond > 0, knots[-1] + beyond / last, np.interp(left_s, unused, knots))
         target = np.where(left_s < 0, 1.0, 1.0 - np.interp(stays_s, knots, rank))
         miss = miss + _DAMPING * (target - miss)
-    return Settled(per_s, miss, decoding, np.where(left_s < 0, left_s, stays_s) + wait_s)
+    return Settled(per_s, miss, decoding, np.where(left_s < 0, left_s, stays_s) + away_s)

@@ -168,12 +168,14 @@ class WorkloadMeans:
         output_tokens: of a step.
         read_tokens: prompt tokens of a step that its workflow shares with no other.
         own_tokens: of the context of its workflow then.
+        apart: steps since what a prompt reads was used before.
         pauses_s: the latest.
     """
 
     def __init__(self) -> None:
         self.new_tokens, self.output_tokens = RunningMean(), RunningMean()
         self.read_tokens, self.own_tokens = RunningMean(LATEST), RunningMean(LATEST)
+        self.apart = RunningMean(LATEST)
         self.pauses_s: deque[float] = deque(maxlen=LATEST)
         self._types: OrderedDict[str, TypeMeans] = OrderedDict()
         self._reused = self._lost = 0.0
@@ -213,4 +215,14 @@ class WorkloadMeans:
         read_share = min(1.0, max(self.read_tokens.mean, 1.0) / self.own_tokens.mean)
         end = 1.0 / max(1.0, expected_steps)
         pauses_s = np.sort(np.array(self.pauses_s))
-        return Rates(*costs, output.mean, new.mean, most_decoding, pauses_s, end, self.miss_share, read_share)
+        return Rates(
+            *costs,
+            output.mean,
+            new.mean,
+            most_decoding,
+            pauses_s,
+            end,
+            self.miss_share,
+            read_share,
+            max(1.0, self.apart.mean),
+        )

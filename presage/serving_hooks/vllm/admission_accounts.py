@@ -30,13 +30,19 @@ class AdmissionRequest:
     Attributes:
         new_tokens, reusable_tokens: of its prompt, by whether the workflow had computed them.
         held_before_s: seconds the workflow had been held when the request arrived.
+        step: its number, from 1, once it has begun.
     """
 
+    agent: str
     new_tokens: int
     reusable_tokens: int
     held_before_s: float = 0.0
     begun: bool = False
+    step: int = 0
 
+
+MOST_AGENTS: Final = 32
+"""Agents of one workflow whose latest step is kept."""
 
 _NONE: Final[dict[str, AdmissionRequest]] = {}
 """The requests of a workflow without any; never written to."""
@@ -53,6 +59,7 @@ class Account:
         held_s: seconds its requests were held over its life, up to `held_since` if they are held now.
         blocks, shared: all of its blocks, and those that it shares with other workflows.
         context_tokens: when a request arrived last, its own blocks and the prompt that came.
+        latest: by agent the number of its latest step, and the blocks of its prompt and answer.
         bound_s: seconds for which it may wait over its life; NaN without an objective.
     """
 
@@ -67,6 +74,7 @@ class Account:
     shared: Distinct = field(default_factory=Distinct)
     steps: int = 0
     context_tokens: float = 0.0
+    latest: dict[str, tuple[int, int]] = field(default_factory=dict)
     held_since: float | None = None
     held_s: float = 0.0
     bound_s: float = math.nan
@@ -76,7 +84,7 @@ class Account:
         self.agent = agent
         self.requests = self.requests or {}
         self.requests[request_id] = AdmissionRequest(
-            prompt_tokens - reusable_tokens, reusable_tokens, self.waited_s(now)
+            agent, prompt_tokens - reusable_tokens, reusable_tokens, self.waited_s(now)
         )
         self._move(now)
 
@@ -86,12 +94,15 @@ class Account:
         request.begun = True
         self.blocks.add(hashes)
         self.steps += 1
+        request.step = self.steps
         self._move(now)
         return request
 
     def leaves(self, request_id: str, hashes: Sequence[bytes], now: float) -> None:
         """A request leaves the engine with these blocks computed."""
-        del self.requests[request_id]
+        request = self.requests.pop(request_id)
+        if request.begun and (request.agent in self.latest or len(self.latest) < MOST_AGENTS):
+            self.latest[request.agent] = request.step, len(hashes)
         if not self.requests:
             self.requests = _NONE  # an emptied table keeps its size
         self.blocks.add(hashes)
@@ -114,6 +125,14 @@ class Account:
     def waits(self) -> bool:
         """Whether it is held and has a waiting request."""
         return self.held and self.phase is Phase.READY
+
+    def apart(self, agent: str, known_blocks: int) -> int:
+        """Steps since the known blocks of a prompt were used.
+
+        That was in the latest step, unless an agent continues its own conversation, of which no other step has more.
+        """
+        step, blocks = self.latest.get(agent, (self.steps, 0))
+        return self.steps - step + 1 if known_blocks <= blocks else 1
 
     def own_tokens(self, block_tokens: int) -> int:
         """Tokens of the blocks that no other workflow has, and of prompts that have not begun."""

@@ -355,6 +355,18 @@ def test_tokens_that_were_lost_are_those_the_workflow_had_computed_and_the_cache
     assert told["context_tokens"] == pytest.approx(672 + (6 - 3) / 2 * (16 + 768 + 16) / 3, abs=1)
 
 
+def test_a_conversation_of_its_own_is_used_again_when_its_agent_comes_back_and_a_history_in_every_step() -> None:
+    account = Account("t", 0.0)
+    for number, (agent, blocks) in enumerate((("coder", 10), ("tester", 12), ("reader", 14))):
+        account.arrives(str(number), agent, 16 * blocks, 0, float(number))
+        account.begins(str(number), [bytes([number, at]) for at in range(blocks)], float(number))
+        account.leaves(str(number), [bytes([number, at]) for at in range(blocks + 2)], float(number))
+    assert account.apart("coder", 12) == 3, "its prompt and answer, three steps ago"
+    assert account.apart("reader", 16) == 1
+    assert account.apart("coder", 15) == 1, "others have added to it since"
+    assert account.apart("writer", 9) == 1, "it is new, and reads what others wrote"
+
+
 def test_what_workflows_share_is_counted_once_and_off_the_cache(tmp_path: Path) -> None:
     engine = Ticking(tmp_path, SyncWorkflowScheduler, presage=ALONE, blocks=200)
     opening = list(range(160))

@@ -71,6 +71,15 @@ def test_what_a_prompt_does_not_read_is_not_computed_again() -> None:
     assert half["steps_per_s"] > whole["steps_per_s"]
 
 
+def test_what_is_read_every_third_step_has_to_stay_for_three() -> None:
+    """Agents with conversations of their own: a third of the context is used a step, and again three steps later."""
+    pauses_s = np.sort(np.random.default_rng(0).exponential(2.0, 600))
+    rates = replace(RATES, pauses_s=pauses_s, end=1 / 30, read_share=1 / 3)
+    every, third = (one(replace(rates, apart=apart), 12_000.0, 12.0) for apart in (1.0, 3.0))
+    assert every["miss_share"] < 0.1
+    assert third["miss_share"] > every["miss_share"] + 0.1
+
+
 positive = st.floats(1e-6, 1.0)
 
 
@@ -88,6 +97,7 @@ positive = st.floats(1e-6, 1.0)
         st.floats(1e-3, 1.0),
         st.floats(0, 1),
         st.floats(0.01, 1),
+        st.floats(1, 50),
     ),
     st.floats(100, 1e7),
     st.floats(1, 1e6),
@@ -114,6 +124,7 @@ def test_law_every_figure_is_possible(rates: Rates, cache: float, context: float
         {"end": 0.0},
         {"end": 2.0},
         {"miss_share": -0.1},
+        {"apart": 0.5},
         {"pauses_s": np.array([])},
     ],
 )
