@@ -142,9 +142,8 @@ def test_too_few_workflows_of_a_type_are_left_out_and_that_is_said(
     names = ["rare" if workflow in rare else "retry" for workflow in table["workflow_id"].to_pylist()]
     two = table.set_column(at, table.schema.field(at), pa.array(names)).sort_by("workflow_type")
     loaded = load("models:/next-agent/1", lambda: open_registry(uri))
-    assert {name: of.workflows for name, of in (promotion_figures(loaded, two, Output(False)) or {}).items()} == {
-        "retry": 31
-    }
+    found = promotion_figures(loaded, two, Output(False), "engine") or {}
+    assert {name: of.workflows for name, of in found.items()} == {"retry": 31}
     assert "fewer than 20 ended workflows of 'rare'" in capsys.readouterr().err
 
 

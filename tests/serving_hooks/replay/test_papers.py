@@ -88,7 +88,7 @@ class Engine:
         return Step("t", name.split(".")[0], "p")
 
     def asks(self, name: str, tokens: int, begins: bool = True) -> None:
-        self.gate.arrives(name, self.step(name), tokens, [], None)
+        self.gate.arrives(name, self.step(name), tokens, [])
         if begins and not self.gate.holds(name):
             self.gate.begins(name, 0, [])
 
