@@ -37,7 +37,9 @@ class Phase(IntEnum):
     READY = 2  # its request has not started, or was preempted
 
 
-_FACTS: Final = np.dtype([("phase", "i1"), ("since", "f8"), ("begun", "?"), ("context", "f8"), ("bound", "f8")])
+_FACTS: Final = np.dtype(
+    [("phase", "i1"), ("since", "f8"), ("begun", "?"), ("own", "f8"), ("context", "f8"), ("bound", "f8")]
+)
 _WAITS: Final = np.dtype([("total", "f8"), ("since", "f8"), ("inside", "?")])
 _NO_WAIT: Final = (0.0, math.nan, False)
 _FIRST_ROOM: Final = 64
@@ -49,9 +51,9 @@ class WorkflowColumns:
     A workflow keeps its row until it ends, so only changes are written. Rows of ended workflows are reused.
 
     Attributes:
-        facts: the phase and since when; whether a step of it has begun; the context, tokens that no other workflow has,
-            expected in the mean over what is left of it; the seconds for which it may wait over its life (bound), NaN
-            without an objective.
+        facts: the phase and since when; whether a step of it has begun; its own tokens, which no other workflow has;
+            how many it will have in the mean over what is left of it (context); the seconds for which it may wait over
+            its life (bound), NaN without an objective.
         waits: seconds held in all, since when it is held (NaN if it is not), and whether the last decision admitted it.
     """
 
@@ -110,10 +112,10 @@ _CONTEXTS: Final = np.array([0.8, 1.0, 1.25, 1.5])
 """Factors by which the expected context may be wrong; steps a second are the mean over them."""
 _NUMBERS: Final = 32
 _UNEXPECTED: Final = 0.2
-"""Share lost beyond the expected one from which contexts count as longer."""
-_LONGER_PER_S: Final = 0.05
-"""By how much, times that share."""
-_LONGEST: Final = 3.0
+"""Difference between the lost share and the expected one from which contexts count otherwise."""
+_LEARN_PER_S: Final = 0.05
+"""By how much, times that difference."""
+_MOST_WRONG: Final = 3.0
 _FORGET_S: Final = 120.0
 """Half-life of that."""
 _LEAST_CACHE: Final = 0.2
@@ -171,7 +173,7 @@ class Admission:
         crowd: all running workflows and their waits; the caller keeps it up to date.
         limit: how many may be open; infinity while nobody needs to wait.
         opened: how many the last decision let run.
-        longer: factor by which contexts seem to be longer than expected.
+        longer: factor by which contexts seem to be longer, or shorter, than counted.
     """
 
     cache_tokens: float
@@ -182,8 +184,7 @@ class Admission:
     opened: int = 0
     longer: float = 1.0
     _far: bool = False
-    _expected: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
-    _learnt_s: float = -math.inf
+    _learnt_s: float = math.inf
     _next_s: float = -math.inf
     _outlooks: tuple[Outlook, Outlook] = (Outlook(0), Outlook(0))
 
@@ -212,13 +213,13 @@ class Admission:
         if rates is None or not everybody:
             return
         cache = max(_LEAST_CACHE * self.cache_tokens, self.cache_tokens - shared_tokens)
-        self._learn(rates.miss_share, now)
+        if at_present:
+            self._learn(rates, cache, at_present, max(float(facts["own"][opened].mean()), 1.0), now)
         context = max(float(contexts.mean()), 1.0) * self.longer
         most = max(2 * _NUMBERS, 2 * everybody)
         numbers = np.unique(np.round(np.geomspace(1, most, _NUMBERS)).astype(int)).astype(np.float64)
         settled = settle(rates, cache, np.repeat(numbers, len(_CONTEXTS)), np.tile(context * _CONTEXTS, len(numbers)))
         per_s = settled.steps_per_s.reshape(len(numbers), -1).mean(axis=1)
-        self._expected = numbers, settled.miss_share.reshape(len(numbers), -1).mean(axis=1)
         best = float(per_s.max())
         chosen = float(numbers[np.flatnonzero(per_s >= best / (1 + _AS_GOOD))[-1]])
         enough = best / (1 + self.config.least_gain)
@@ -230,17 +231,22 @@ class Admission:
             _outlook(everybody, numbers, settled, context / cache),
         )
 
-    def _learn(self, miss_share: float, now: float) -> None:
-        """Contexts count as longer while prompts lose more than was expected with so many open.
+    def _learn(self, rates: Rates, cache_tokens: float, opened: int, own_tokens: float, now: float) -> None:
+        """Contexts count as longer while prompts lose more than the open workflows should, and as shorter while less.
 
-        Whatever is wrong, contexts, pauses or costs, shows as lost tokens.
+        Whatever is wrong, contexts, pauses or costs, shows as a difference in lost tokens.
         """
-        passed_s = min(now - self._learnt_s, 5 * self.config.every_s)
+        passed_s = max(0.0, min(now - self._learnt_s, 5 * self.config.every_s))
         self._learnt_s = now
-        self.longer = 1.0 + (self.longer - 1.0) * 0.5 ** (passed_s / _FORGET_S)
-        expected = 1.0 if self._expected is None else float(np.interp(self.opened, *self._expected))
-        if miss_share > expected + _UNEXPECTED:
-            self.longer = min(_LONGEST, self.longer * (1.0 + _LONGER_PER_S * passed_s * (miss_share - expected)))
+        self.longer **= 0.5 ** (passed_s / _FORGET_S)
+        contexts = own_tokens * self.longer * _CONTEXTS
+        expected = float(
+            settle(rates, cache_tokens, np.full(len(_CONTEXTS), float(opened)), contexts).miss_share.mean()
+        )
+        unexpected = rates.miss_share - expected
+        if abs(unexpected) > _UNEXPECTED:
+            self.longer *= 1.0 + _LEARN_PER_S * passed_s * unexpected
+            self.longer = min(max(self.longer, 1 / _MOST_WRONG), _MOST_WRONG)
 
     def decide(self, now: float) -> Decision:
         """Decides which of the workflows in `crowd` may run."""

@@ -11,8 +11,8 @@ With X steps a second of n open workflows, a share e of steps that end one, paus
     B = X o c_0 / (1 − X (p + o c_1)),  B ≤ B_max              requests that decode at once, o tokens each
     n = X (Z + p / (1 − X p) + B / X)                          Little's law; the solution below 1 / (p + o c_1)
     q = max(0, n / X − Z − p / (1 − X p) − B / X) + X p² / (1 − X p)
-    s = q + (k − 1) n / X                                      a part of a context is used every k steps
-    s + (1 − e k) E[min(Z, t)] + e k t = (C − B r) k / (X c)   t = T − s: what is not in use fills what is left of C
+    s = q + (k − 1) n / X                                      what a prompt reads is read every k steps
+    s + (1 − e k) E[min(Z, t)] + e k t = (C − B r) / (X r)     t = T − s: what is not in use fills what is left of C
     m = P(Z > t), and 1 where T < s
 
 with c_0, c_1, c_p the seconds of an iteration and of each token decoded and prefilled, and r ≤ c the part of a context
@@ -124,7 +124,7 @@ def settle(rates: Rates, cache_tokens: float, workflows: Floats, context_tokens:
     # E[min(Z, t)] at each pause t, with 0 first, and with it the time that a context stays unused until t.
     knots = np.concatenate([[0.0], pauses])
     above = 1.0 - np.arange(len(pauses)) / len(pauses)
-    part, last = c / rates.apart, min(1.0, end * rates.apart)  # what a step uses; share of it that no later step does
+    last = min(1.0, end * rates.apart)  # share of what a step reads that no later step does
     unused = (1.0 - last) * np.concatenate([[0.0], np.cumsum(np.diff(knots) * above)]) + last * knots
     rank = np.arange(len(knots)) / len(pauses)
     miss = np.full_like(n, rates.miss_share)
@@ -143,7 +143,7 @@ def settle(rates: Rates, cache_tokens: float, workflows: Floats, context_tokens:
         served_s = prefill_s / busy + decoding / per_s
         wait_s = np.maximum(0.0, n / per_s - pause_s - served_s) + per_s * prefill_s**2 / busy
         away_s = wait_s + (rates.apart - 1.0) * n / per_s
-        left_s = np.maximum(0.0, cache_tokens - decoding * read) / (per_s * part) - away_s
+        left_s = np.maximum(0.0, cache_tokens - decoding * read) / (per_s * read) - away_s
         beyond = left_s - unused[-1]
         stays_s = np.where(beyond > 0, knots[-1] + beyond / last, np.interp(left_s, unused, knots))
         target = np.where(left_s < 0, 1.0, 1.0 - np.interp(stays_s, knots, rank))

@@ -168,14 +168,13 @@ class WorkloadMeans:
         output_tokens: of a step.
         read_tokens: prompt tokens of a step that its workflow shares with no other.
         own_tokens: of the context of its workflow then.
-        apart: steps since what a prompt reads was used before.
         pauses_s: the latest.
     """
 
     def __init__(self) -> None:
         self.new_tokens, self.output_tokens = RunningMean(), RunningMean()
         self.read_tokens, self.own_tokens = RunningMean(LATEST), RunningMean(LATEST)
-        self.apart = RunningMean(LATEST)
+        self._again, self._waited = RunningMean(LATEST), RunningMean(LATEST)
         self.pauses_s: deque[float] = deque(maxlen=LATEST)
         self._types: OrderedDict[str, TypeMeans] = OrderedDict()
         self._reused = self._lost = 0.0
@@ -197,6 +196,16 @@ class WorkloadMeans:
         """
         keep = 0.5 ** (tokens / cache_tokens)
         self._reused, self._lost = (self._reused + tokens) * keep, (self._lost + lost_tokens) * keep
+
+    def returns(self, tokens: float, steps: int) -> None:
+        """A prompt reads tokens of its workflow's own context that were used so many steps ago."""
+        self._again.observe(tokens)
+        self._waited.observe(tokens * steps)
+
+    @property
+    def apart(self) -> float:
+        """Steps between two uses of a token, 1 or more."""
+        return max(1.0, self._waited.mean / self._again.mean) if self._again.mean else 1.0
 
     @property
     def miss_share(self) -> float:
@@ -224,5 +233,5 @@ class WorkloadMeans:
             end,
             self.miss_share,
             read_share,
-            max(1.0, self.apart.mean),
+            self.apart,
         )

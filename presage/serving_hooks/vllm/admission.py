@@ -199,8 +199,9 @@ class AdmissionController:
             account.context_tokens = own
             if account.steps:
                 self._workload.of_type(account.workflow_type).growth.observe(own - before)
-                self._workload.apart.observe(account.apart(step.agent, reusable // self._block_tokens))
             shared = account.shared.known(hashes) * self._block_tokens
+            apart = account.apart(step.agent, reusable // self._block_tokens)
+            self._workload.returns(max(0, reusable - shared), apart)
             self._workload.read_tokens.observe(max(0, prompt_tokens - shared))
             self._workload.own_tokens.observe(own)
             self._changes(step.workflow, account)

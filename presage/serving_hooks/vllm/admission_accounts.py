@@ -207,8 +207,8 @@ class Columns:
         rows, facts = [], []
         for name, account in self.changed.items():
             rows.append(self._columns.place(name))
-            begun = account.steps > 0
-            facts.append((account.phase, account.since, begun, self.context_tokens(account), account.bound_s))
+            own, context = account.own_tokens(self._block_tokens), self.context_tokens(account)
+            facts.append((account.phase, account.since, account.steps > 0, own, context, account.bound_s))
         self.changed.clear()
         self._columns.facts[rows] = np.array(facts, self._columns.facts.dtype)
 

@@ -122,8 +122,8 @@ class Loop:
         if self.admission is not None and self.now >= self.decide_at:
             self.decide_at = self.now + 0.25
             seen = [
-                Workflow(j.id, j.phase, j.since, j.at > 0, j.context() * self.context_error())
-                for j in self.here.values()
+                Workflow(j.id, j.phase, j.since, j.at > 0, j.context() * error, j.working_set() * error)
+                for j, error in ((j, self.context_error()) for j in self.here.values())
             ]
             self.may = decide(self.admission, seen, self.rates(), self.now).run
         self.queue = [self.request(job) for job in ready if self.admission is None or job.id in self.may]

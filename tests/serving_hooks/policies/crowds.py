@@ -17,6 +17,7 @@ class Workflow:
     since: float = 0.0
     begun: bool = False
     context_tokens: float = 20_000.0
+    own_tokens: float | None = None
     bound_s: float | None = None
 
 
@@ -24,8 +25,8 @@ def rows(crowd: WorkflowColumns) -> Iterator[Workflow]:
     """The workflows in the order of their arrival."""
     numbers = crowd.rows()
     for row, name in zip(numbers, crowd.names(numbers), strict=True):
-        phase, since, begun, context, bound = crowd.facts[row].item()
-        yield Workflow(name, Phase(phase), since, begun, context, None if math.isnan(bound) else bound)
+        phase, since, begun, own, context, bound = crowd.facts[row].item()
+        yield Workflow(name, Phase(phase), since, begun, context, own, None if math.isnan(bound) else bound)
 
 
 def decide(
@@ -38,7 +39,8 @@ def decide(
     for one in here:
         bound = math.nan if one.bound_s is None else one.bound_s
         row = crowd.place(one.id)
-        crowd.facts[row] = one.phase, one.since, one.begun, one.context_tokens, bound
+        own = one.context_tokens if one.own_tokens is None else one.own_tokens
+        crowd.facts[row] = one.phase, one.since, one.begun, own, one.context_tokens, bound
     if admission.is_due(now):
         admission.choose(rates, shared_tokens, now)
     return admission.decide(now)
