@@ -26,6 +26,7 @@ from presage.serving_hooks.counts import (
     RECORDER,
     CounterMetric,
 )
+from presage.serving_hooks.monitoring.promoted import ACCURACY
 from presage.serving_hooks.status import EngineStatus, HeldTimesStatus, LiveFigures, ModelStatus, ReturnFigures
 
 Sample = tuple[tuple[str, ...], float]
@@ -153,18 +154,15 @@ def accuracies(status: EngineStatus) -> Iterator[Sample]:
     )
 
 
-_FIGURES: Final = ("accuracy at prefill", "accuracy at completion")
-
-
 def _promised(status: EngineStatus) -> Iterator[Sample]:
     """Promised and live accuracy by workflow type, moment and bound of their intervals."""
     promises = status.truth.promised if status.truth is not None else {}
     for name in sorted(promises)[:MOST_TYPES]:
         for figure, of in promises[name].figures.items():
-            if figure in _FIGURES:
+            if figure.startswith(ACCURACY):
                 for kind, values in (("promised", of.promised), ("live", of.live)):
                     for bound, value in zip(("mean", "low", "high"), values, strict=True):
-                        yield (name, figure.rpartition(" ")[2], kind, bound), value
+                        yield (name, figure.removeprefix(ACCURACY), kind, bound), value
 
 
 def _stands_back(status: EngineStatus) -> dict[str, float]:

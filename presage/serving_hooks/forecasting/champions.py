@@ -48,6 +48,7 @@ START_S: Final = 300.0
 again."""
 
 _FIRST_STEPS: Final = 1000
+"""Steps within which an engine may have read no answer yet."""
 
 _log = logging.getLogger(__name__)
 
@@ -159,7 +160,6 @@ class Champions:
     def _missing(self) -> dict[str, list[str]]:
         """The inputs that each champion was promoted with and that no step here had."""
         seen = {source for source in (TOKENS, TEXT, STATES, ANSWERS) if self._inputs[source]}
-        # An answer is read once it is complete: the first steps cannot show yet that none is.
         seen |= {ANSWERS} if self._config.answers and self._inputs["steps"] < _FIRST_STEPS else set()
         expected = seen if self._inputs["steps"] else seen | {TOKENS, STATES, *([TEXT] if self._texts else ())}
         return {kind: sorted(of - expected) for kind, of in self._promoted_under.items() if of - expected}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,7 +19,6 @@ import numpy as np
 
 from presage.serving_hooks.policies.admission import Phase, WorkflowColumns
 from presage.serving_hooks.policies.distinct import Distinct
-from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.workload import WorkloadMeans
 
 
@@ -155,10 +154,6 @@ class Account:
             self.held_s, self.held_since = self.waited_s(now), None
         elif self.held_since is None:
             self.held_since = now
-
-
-Returning = Callable[[str], "tuple[ReturnCurve, float] | None"]
-"""The forecast of the return time of a workflow that is away, and since when it is; None without one."""
 
 
 class SharedPrefixes:

@@ -56,8 +56,8 @@ class PresageConfig(ForecastSettings):
 
     objectives: ObjectivesSettings | None = None
     """service objectives: an object of default, tenants and workflow_types, each with max_hold_s (seconds for which
-    priority and admission may delay a request) and first_token_s (seconds to the first token, met by ending delays in
-    time), and factor: without an objective a delay ends after so many mean times to first token"""
+    priority may delay a request, and admission a workflow over its life) and first_token_s (seconds to the first token,
+    met by ending delays in time), and factor: without an objective priority delays for so many mean times to it"""
 
     prefetch: bool = False
     """load or compute forecast prompts into idle blocks before they are requested; needs eviction"""

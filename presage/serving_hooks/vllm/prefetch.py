@@ -33,12 +33,14 @@ from presage.serving_hooks.policies.score import Lookahead
 from presage.serving_hooks.policies.workload import RunningMean
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.admission import IterationTimer
-from presage.serving_hooks.vllm.admission_accounts import Returning
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.prefetch_prompts import ExpectedPrompts, Prompt
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 from presage.serving_hooks.workflows.identity import Step
+
+Returning = Callable[[str], "tuple[ReturnCurve, float] | None"]
+"""The forecast of the return time of a workflow that is away, and since when it is; None without one."""
 
 _WINDOW: Final = 64
 """Steps that a running mean covers."""
