@@ -185,6 +185,7 @@ class Admission:
     longer: float = 1.0
     _far: bool = False
     _learnt_s: float = math.inf
+    _longest_s: float = math.inf
     _next_s: float = -math.inf
     _outlooks: tuple[Outlook, Outlook] = (Outlook(0), Outlook(0))
 
@@ -205,7 +206,8 @@ class Admission:
         self._next_s = now + self.config.every_s
         rows = self.crowd.rows()
         facts, inside = self.crowd.facts[rows], self.crowd.waits["inside"][rows]
-        opened = inside | (facts["phase"] == Phase.STEP)
+        self._longest_s = math.inf if rates is None else float(rates.pauses_s[-1])
+        opened = (inside & ~self._is_gone(facts, now)) | (facts["phase"] == Phase.STEP)
         contexts = facts["context"][opened | (facts["phase"] == Phase.READY)]
         everybody, at_present = len(contexts), int(np.count_nonzero(opened))
         self.limit, self._far = math.inf, False
@@ -248,6 +250,13 @@ class Admission:
             self.longer *= 1.0 + _LEARN_PER_S * passed_s * unexpected
             self.longer = min(max(self.longer, 1 / _MOST_WRONG), _MOST_WRONG)
 
+    def _is_gone(self, facts: NDArray[Any], now: float) -> NDArray[np.bool_]:
+        """Workflows away for longer than the latest pauses: many clients never say that a workflow has ended.
+
+        They keep their place, but others may take it too.
+        """
+        return np.asarray((facts["phase"] == Phase.TOOL) & (now - facts["since"] > self._longest_s))
+
     def decide(self, now: float) -> Decision:
         """Decides which of the workflows in `crowd` may run."""
         rows = self.crowd.rows()
@@ -256,8 +265,8 @@ class Admission:
         began = np.maximum(waits["since"], facts["since"])
         waited = waits["total"] + np.where(np.isnan(waits["since"]), 0.0, now - began)
         must = (phase == Phase.STEP) | ((phase == Phase.READY) & (waited >= facts["bound"]))
-        inside = must | waits["inside"]
-        room = self.limit - np.count_nonzero(inside)
+        inside, gone = must | waits["inside"], self._is_gone(facts, now)
+        room = self.limit - np.count_nonzero(inside & ~gone)
         if self.limit == math.inf:
             inside[:] = True
         elif room > 0:
@@ -265,9 +274,9 @@ class Admission:
             queue = np.concatenate([np.flatnonzero(waiting & begun), np.flatnonzero(waiting & ~begun)])
             inside[queue[: int(room)]] = True
         elif room < 0 and self._far:
-            can = np.flatnonzero(inside & ~must)
+            can = np.flatnonzero(inside & ~must & ~gone)
             inside[can[max(0, len(can) + int(room)) :]] = False
-        self.opened = int(np.count_nonzero(inside))
+        self.opened = int(np.count_nonzero(inside & ~gone))
         self._update_waits(rows[inside], rows[~inside], now)
         names = self.crowd.names(rows[~inside])
         held = {name: PAUSED if of else FULL for name, of in zip(names, begun[~inside].tolist(), strict=True)}

@@ -160,6 +160,20 @@ def test_while_everybody_is_let_run_a_loss_that_is_expected_teaches_nothing() ->
     assert admission.longer == 1.0
 
 
+def test_workflows_that_end_without_a_word_keep_no_place() -> None:
+    """Most clients never say that a workflow has ended: until it expires, it looks like a long pause."""
+    admission = room_for_ten()
+    first = decide(admission, CROWD, THRASHING, 0.0)
+    away = [replace(one, phase=Phase.TOOL, since=1.0, begun=True) if one.id in first.run else one for one in CROWD]
+    longest = float(PAUSES[-1])
+    assert decide(admission, away, THRASHING, 1.0 + 0.9 * longest).run == first.run, "they may come back"
+    then = decide(admission, away, THRASHING, 3.0 + longest)
+    assert first.run < then.run, "whoever comes back all the same does not wait"
+    new = then.run - first.run
+    assert len(new) >= len(first.run) - 1
+    assert new == {f"w{number:02}" for number in range(len(first.run), len(first.run) + len(new))}
+
+
 def test_nobody_there_and_one_too_large_for_the_cache() -> None:
     assert decide(Admission(100), [], CALM, 0.0).run == frozenset()
     giants = [ready(f"w{i}", tokens=500_000) for i in range(4)]
