@@ -135,7 +135,7 @@ def tell(cost: Any, found: Any) -> None:
 
 def compare(cost: Any, times: Any, served: Served, virtual: Served) -> dict[str, float]:
     """Prints predicted beside measured times; errors are shares of the measured time."""
-    steps = [cost.seconds(*map(int, tokens)) for tokens in times.tokens]
+    steps = [cost.seconds(*map(int, tokens[:3]), pairs=int(tokens[3])) for tokens in times.tokens]
     took = list(map(float, times.seconds))
     pairs = [(virtual.completions_s[name], took_s) for name, took_s in served.completions_s.items()]
     return {

@@ -47,6 +47,7 @@ def _render(data: Mapping[str, Any]) -> list[Any]:
         ["each token prefilled", f"{1e6 * cost['prefill_token_s']:.4g} µs"],
         ["each token decoded", f"{1e6 * cost['decode_token_s']:.4g} µs"],
         ["each token attended to", f"{1e9 * cost['context_token_s']:.4g} ns"],
+        ["each token prefilled, for each token up to it", f"{1e9 * cost['attention_pair_s']:.4g} ns"],
     ]
     return [
         table(f"Fitted to {data['fitted_to']} iterations", ["", "costs"], rows),

@@ -28,6 +28,11 @@ _PULL: Final = 1e-4
 _PATTERNS: Final = [list(s) for n in (3, 2, 1) for s in itertools.combinations(range(3), n)]
 
 
+def attention_pairs(prefilled: int, computed: int) -> int:
+    """Pairs of a prefilled token and a token up to it; `computed` tokens of the request are in the cache afterwards."""
+    return prefilled * computed - prefilled * (prefilled - 1) // 2
+
+
 class IterationCosts(NamedTuple):
     """Seconds of an empty iteration, and those that each decoded and each prefilled token adds."""
 

@@ -52,6 +52,7 @@ class _Step(BaseModel):
     prefill_tokens: _Tokens
     decode_tokens: _Tokens
     context_tokens: _Tokens
+    pairs: _Tokens = 0  # files of earlier versions have none
     seconds: float = Field(gt=0, allow_inf_nan=False)
 
 
@@ -60,7 +61,7 @@ class StepTimes:
     """N measured iterations, in order.
 
     Attributes:
-        tokens: int64 [N, 3]: prefilled, decoded, attended to.
+        tokens: int64 [N, 4]: prefilled, decoded, attended to, and pairs of a prefilled token and one up to it.
         seconds: float64 [N].
     """
 
@@ -102,8 +103,8 @@ def _read(path: Path) -> StepTimes:
             "setting step_times_file"
         ) from None
     steps = [_step(path, number, line) for number, line in enumerate(lines[1:], start=2)]
-    tokens = [(step.prefill_tokens, step.decode_tokens, step.context_tokens) for step in steps]
-    return StepTimes(engine, np.asarray(tokens, np.int64).reshape(-1, 3), np.asarray([step.seconds for step in steps]))
+    tokens = [(step.prefill_tokens, step.decode_tokens, step.context_tokens, step.pairs) for step in steps]
+    return StepTimes(engine, np.asarray(tokens, np.int64).reshape(-1, 4), np.asarray([step.seconds for step in steps]))
 
 
 def _step(path: Path, number: int, line: str) -> _Step:
@@ -175,7 +176,7 @@ def calibrate(times: StepTimes, source: str = "") -> Calibrated:
         f"fitted to {kept} iterations of {of.model} on {of.device} with vLLM {of.vllm}; "
         f"median error {median:.1%} on {judged} others"
     )
-    names = ("iteration_s", "prefill_token_s", "decode_token_s", "context_token_s")
+    names = ("iteration_s", "prefill_token_s", "decode_token_s", "context_token_s", "attention_pair_s")
     cost: dict[str, float | str] = dict(zip(names, map(float, coefficients), strict=True))
     cost["iteration_s"] = max(float(coefficients[0]), _SHORTEST_S)
     cost |= {"source": f"{source}; {summary}" if source else summary, "host_token_s": 0.0}
@@ -184,17 +185,17 @@ def calibrate(times: StepTimes, source: str = "") -> Calibrated:
 
 
 def fit(tokens: NDArray[np.int64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Seconds per iteration and per token prefilled, decoded and attended to: float64 [4], non-negative.
+    """Seconds per iteration, per token prefilled, decoded and attended to, and per pair: float64 [5], non-negative.
 
     Args:
-        tokens: int64 [N, 3]: prefilled, decoded, attended to.
+        tokens: int64 [N, 4], as of `StepTimes`.
         seconds: float64 [N].
     """
     from scipy.optimize import nnls
 
     relative = _design(tokens) / seconds[:, None]
     scale = np.maximum(np.abs(relative).max(axis=0), np.finfo(float).tiny)  # the columns differ by factors of millions
-    rows, found = relative / scale, np.zeros(4)
+    rows, found = relative / scale, np.zeros(5)
     weights = np.ones(len(seconds))
     for _ in range(_ROUNDS):
         before = found

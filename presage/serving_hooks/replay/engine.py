@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from presage.errors import EngineError
+from presage.serving_hooks.policies.workload import attention_pairs
 from presage.serving_hooks.replay.decode_fast_path import model_output
 from presage.serving_hooks.replay.engine_file import Cost
 from presage.serving_hooks.replay.metrics import PolicyRun, RequestOutcome, VirtualClock
@@ -330,7 +331,7 @@ class ReplayEngine:
     def _in_full(self, engine: EngineLoop, output: Any) -> float:
         """Seconds of an iteration of vLLM's general code; notes new and preempted requests."""
         run, scheduler, now = engine.run, engine.scheduler, engine.clock.now
-        prefilled = decoded = context = 0
+        prefilled = decoded = context = pairs = 0
         for name, tokens in output.num_scheduled_tokens.items():
             request = scheduler.requests[name]
             context += request.num_computed_tokens
@@ -338,6 +339,7 @@ class ReplayEngine:
                 decoded += 1
             else:
                 prefilled += tokens
+                pairs += attention_pairs(tokens, request.num_computed_tokens)
         run.prefilled_tokens += prefilled
         loads: Mapping[str, int] = {}
         if output.kv_connector_metadata is not None:  # a host tier
@@ -351,7 +353,7 @@ class ReplayEngine:
                 for watcher in self._watchers:
                     watcher.selected(asked.job, asked.step, now)
         run.preemptions += len(output.preempted_req_ids or ())
-        return engine.cost.seconds(prefilled, decoded, context, sum(loads.values()))
+        return engine.cost.seconds(prefilled, decoded, context, sum(loads.values()), pairs)
 
     def _finished(self, engine: EngineLoop, name: str, asked: RequestOutcome) -> None:
         now, scheduler = engine.clock.now, engine.scheduler

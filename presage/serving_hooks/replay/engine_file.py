@@ -1,7 +1,7 @@
 """Engine files (TOML): cache, limits and costs of an engine.
 
-Two come with the package: `invented`, whose costs fit no machine (only ratios of results mean anything), and
-`h100-8b-datasheet`, whose costs are computed from data sheets and were not measured.
+Three come with the package: `invented`, whose costs fit no machine (only ratios of results mean anything), and
+`h100-8b-datasheet` and `8xh100-70b-datasheet`, whose costs are computed from data sheets and were not measured.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from presage.errors import ConfigurationError
+from presage.serving_hooks.policies.workload import attention_pairs
 
 _Seconds = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
 
@@ -24,10 +25,12 @@ class Cost(BaseModel):
     """Seconds of an iteration: the one part of a replay that vLLM does not compute.
 
         seconds = iteration_s + prefill_token_s · tokens prefilled + decode_token_s · tokens decoded
-                  + context_token_s · tokens attended to + host_token_s · tokens loaded from the host
+                  + context_token_s · tokens attended to + attention_pair_s · pairs
+                  + host_token_s · tokens loaded from the host
 
-    Linear, as cost models of published schedulers are; the terms stand for reading weights, arithmetic, and reading the
-    cache. It lacks the quadratic part of a long prefill's attention. An iteration waits for loads from the host, so
+    The terms stand for reading weights, arithmetic, reading the cache, and the attention of prefills: a pair is a
+    prefilled token and one of the tokens up to it, so a prompt of n tokens has n (n + 1) / 2. Cost models of published
+    schedulers lack that term, which exceeds the others in long prompts. An iteration waits for loads from the host, so
     none of their time is hidden; writes to the host cost nothing.
     """
 
@@ -38,11 +41,14 @@ class Cost(BaseModel):
     prefill_token_s: _Seconds = Field(description="each prompt token computed")
     decode_token_s: _Seconds = Field(description="each token produced")
     context_token_s: _Seconds = Field(description="each token attended to, cached or computed, of each request")
+    attention_pair_s: _Seconds = Field(0.0, description="each prompt token computed, for each token up to it")
     host_token_s: _Seconds | None = Field(
         None, description="each token loaded from the host: bytes of a token's cache / bytes per second of the link"
     )
 
-    def seconds(self, prefill_tokens: int, decode_tokens: int, context_tokens: int, host_tokens: int = 0) -> float:
+    def seconds(
+        self, prefill_tokens: int, decode_tokens: int, context_tokens: int, host_tokens: int = 0, pairs: int = 0
+    ) -> float:
         """Seconds of one iteration."""
         return (
             self.iteration_s
@@ -50,7 +56,12 @@ class Cost(BaseModel):
             + self.decode_token_s * decode_tokens
             + self.context_token_s * context_tokens
             + (self.host_token_s or 0.0) * host_tokens
+            + self.attention_pair_s * pairs
         )
+
+    def prefill_s(self, tokens: int, before: int = 0) -> float:
+        """Seconds that prefilling so many tokens after `before` cached ones adds to iterations."""
+        return self.prefill_token_s * tokens + self.attention_pair_s * attention_pairs(tokens, before + tokens)
 
 
 class EngineFile(BaseModel):

@@ -14,6 +14,7 @@ from operator import add
 from typing import Any, Protocol, TypeVar
 
 from presage.errors import EngineError
+from presage.serving_hooks.policies.workload import attention_pairs
 from presage.serving_hooks.vllm.engine_check import check_scheduler, installed
 from presage.serving_hooks.vllm.waiting import WaitingQueue
 
@@ -405,6 +406,15 @@ class EnginePort:
                 continue
             decoded += tokens
         return decoded, output.total_num_scheduled_tokens - decoded
+
+    def attention_pairs(self, output: Iteration) -> int:
+        """Pairs of a prefilled token and a token up to it, as `Cost` counts them."""
+        found = 0
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            request = self.requests.get(request_id) if tokens != 1 else None
+            if request is not None:
+                found += attention_pairs(tokens, request.num_computed_tokens)
+        return found
 
     def context_tokens(self, output: Iteration) -> int:
         """Tokens that the scheduled requests have in the cache after the iteration."""

@@ -470,8 +470,10 @@ class Policies(engine.SchedulerSeam):
             self._texts.renew()
 
     def _scheduled(self, file: StepTimesFile, output: Iteration, began_at: float) -> None:
-        decoded, prefilled = self.engine_port.iteration_tokens(output)
-        file.scheduled(output, (prefilled, decoded, self.engine_port.context_tokens(output)), began_at)
+        port = self.engine_port
+        decoded, prefilled = port.iteration_tokens(output)
+        pairs = port.attention_pairs(output) if prefilled else 0
+        file.scheduled(output, (prefilled, decoded, port.context_tokens(output), pairs), began_at)
 
     # Of one request.
 

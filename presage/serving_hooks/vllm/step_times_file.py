@@ -2,8 +2,8 @@
 
 While the engine is busy, an iteration lasts from the previous update to its own, which includes all work between two
 iterations and that of the policies. The first iteration after an idle time counts from its own start. The tokens are
-those the iteration prefilled, decoded and attended to (all tokens its requests have in the cache after it), as a replay
-counts them.
+those the iteration prefilled, decoded and attended to (all tokens its requests have in the cache after it), and the
+pairs of a prefilled token and one up to it, as a replay counts them.
 
 The file has one line per iteration after a line that describes the engine. It ends at `MOST` iterations; an existing
 file is never overwritten: a number is added to the name.
@@ -46,13 +46,13 @@ class StepTimesFile:
         self.path, self._file = _begin(path)
         self.written = 0
         self._most = most
-        self._timer = IterationTimer[tuple[int, int, int]]()
+        self._timer = IterationTimer[tuple[int, int, int, int]]()
         self._busy_since: float | None = None
         self._file.write(json.dumps({FORMAT: VERSION, **engine}) + "\n")
         self._file.flush()
 
-    def scheduled(self, output: object, tokens: tuple[int, int, int], began_at: float) -> None:
-        """An iteration is scheduled, with its tokens prefilled, decoded and attended to."""
+    def scheduled(self, output: object, tokens: tuple[int, int, int, int], began_at: float) -> None:
+        """An iteration is scheduled, with its tokens prefilled, decoded and attended to, and its pairs."""
         self._timer.scheduled(output, tokens, began_at if self._busy_since is None else self._busy_since)
 
     def updated(self, output: object, now: float, busy: bool) -> None:
@@ -72,11 +72,17 @@ class StepTimesFile:
         """Writes what is buffered and closes the file."""
         self._file.close()
 
-    def _write(self, tokens: tuple[int, int, int], seconds: float) -> None:
-        prefilled, decoded, context = tokens
+    def _write(self, tokens: tuple[int, int, int, int], seconds: float) -> None:
+        prefilled, decoded, context, pairs = tokens
         if self._file.closed or not prefilled + decoded:
             return
-        step = {"prefill_tokens": prefilled, "decode_tokens": decoded, "context_tokens": context, "seconds": seconds}
+        step: dict[str, float] = {
+            "prefill_tokens": prefilled,
+            "decode_tokens": decoded,
+            "context_tokens": context,
+            "pairs": pairs,
+        }
+        step |= {"seconds": seconds}
         self._file.write(json.dumps(step) + "\n")
         self.written += 1
         if self.written == self._most:

@@ -149,6 +149,7 @@ def test_a_trace_without_times_or_tokens_is_refused() -> None:
 
 def engine(chunked: bool) -> EngineFile:
     cost = Cost(source="test", iteration_s=0.006, prefill_token_s=3e-5, decode_token_s=2e-5, context_token_s=5e-8)
+    cost = cost.model_copy(update={"attention_pair_s": 1e-9})
     return EngineFile(cache_tokens=400_000, most_tokens=2048, chunked_prefill=chunked, cost=cost)
 
 
@@ -161,7 +162,9 @@ def test_the_routers_formula_gives_the_prefill_times_of_the_engine_file(chunked:
     total = estimate = 0.0
     for prompt in range(1000, 100_000, 977):
         parts = [min(chunk, prompt - start) for start in range(0, prompt, chunk)]
-        total += sum(of.cost.seconds(part, 0, sum(parts[: number + 1])) for number, part in enumerate(parts))
+        for number, part in enumerate(parts):
+            pairs = sum(range(sum(parts[:number]) + 1, sum(parts[: number + 1]) + 1))
+            total += of.cost.seconds(part, 0, sum(parts[: number + 1]), pairs=pairs)
         x = prompt / 1000
         estimate += prefill["intercept_seconds"] + prefill["linear_seconds_per_1k_tokens"] * x
         estimate += prefill["quadratic_seconds_per_1k_tokens_squared"] * x * x

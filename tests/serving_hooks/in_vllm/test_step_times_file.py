@@ -47,7 +47,9 @@ def test_tokens_are_those_that_were_scheduled(tmp_path: Path, base: type[Any], p
     engine.run()
     found = read_step_times([tmp_path / "s.jsonl"])
     # 256 tokens an iteration: the first prompt in two parts, the second beside the end of the first.
-    assert found.tokens[:3].tolist() == [[256, 0, 256], [64, 0, 320], [0, 2, 301 + 21]]
+    # A prompt of n has n (n + 1) / 2 pairs, in however many parts.
+    parts = [[256, 0, 256, 256 * 257 // 2], [64, 0, 320, (300 * 301 - 256 * 257 + 20 * 21) // 2]]
+    assert found.tokens[:3].tolist() == [*parts, [0, 2, 301 + 21, 0]]
     assert found.tokens[:, 0].sum() == 320
     assert found.tokens[:, 1].sum() == (4 - 1) + (6 - 1)
     assert (found.seconds > 0).all()
@@ -86,19 +88,19 @@ def seconds(file: StepTimesFile) -> list[float]:
 
 def test_a_busy_engine_is_timed_from_update_to_update_and_an_idle_one_from_its_beginning(file: StepTimesFile) -> None:
     one, two, three = object(), object(), object()
-    file.scheduled(one, (5, 0, 5), 10.0)
+    file.scheduled(one, (5, 0, 5, 0), 10.0)
     file.updated(one, 12.0, True)
-    file.scheduled(two, (0, 1, 6), 12.5)  # half a second passes between the two, and is the second's
+    file.scheduled(two, (0, 1, 6, 0), 12.5)  # half a second passes between the two, and is the second's
     file.updated(two, 14.0, False)
-    file.scheduled(three, (0, 1, 7), 99.0)
+    file.scheduled(three, (0, 1, 7, 0), 99.0)
     file.updated(three, 100.0, False)
     assert seconds(file) == [2.0, 2.0, 1.0]
 
 
 def test_one_scheduled_ahead_is_timed_from_the_update_before(file: StepTimesFile) -> None:
     one, two = object(), object()
-    file.scheduled(one, (5, 0, 5), 10.0)
-    file.scheduled(two, (0, 1, 6), 11.0)
+    file.scheduled(one, (5, 0, 5, 0), 10.0)
+    file.scheduled(two, (0, 1, 6, 0), 11.0)
     file.updated(one, 12.0, True)
     file.updated(two, 13.0, False)
     assert seconds(file) == [2.0, 1.0]
@@ -107,7 +109,7 @@ def test_one_scheduled_ahead_is_timed_from_the_update_before(file: StepTimesFile
 def test_it_ends_when_it_is_full(file: StepTimesFile, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "presage")
     for number in range(5):
-        file.scheduled(number, (1, 0, 1), float(number))
+        file.scheduled(number, (1, 0, 1, 1), float(number))
         file.updated(number, number + 0.5, False)
     assert seconds(file) == [0.5] * 3
     assert caplog.text.count("no more are written") == 1

@@ -16,7 +16,7 @@ def test_without_noise_the_costs_are_found_exactly() -> None:
     assert found.median_error < 1e-9
     assert found.total_error == pytest.approx(0.0, abs=1e-9)
     cost = found.cost
-    names = ("iteration_s", "prefill_token_s", "decode_token_s", "context_token_s")
+    names = ("iteration_s", "prefill_token_s", "decode_token_s", "context_token_s", "attention_pair_s")
     assert [cost[name] for name in names] == pytest.approx(TRUE)
     summary = "our rack; fitted to 808 iterations of made-up on cpu with vLLM 0.32.0; median error"
     assert str(cost["source"]).startswith(summary)
@@ -44,7 +44,7 @@ def test_the_error_is_that_of_iterations_kept_out() -> None:
 
 def test_no_cost_is_below_zero() -> None:
     tokens, rng = iterations(2000), np.random.default_rng(3)
-    free = np.asarray([0.01, 5e-5, 0.0, 0.0])
+    free = np.asarray([0.01, 5e-5, 0.0, 0.0, 0.0])
     found = fit(tokens, times_of(tokens, free) * rng.uniform(0.9, 1.1, len(tokens)))
     assert (found >= 0).all()
     assert found[:2] == pytest.approx(free[:2], rel=0.1)
@@ -52,7 +52,16 @@ def test_no_cost_is_below_zero() -> None:
 
 def test_an_engine_file_takes_what_was_fitted_though_an_iteration_be_free() -> None:
     tokens = iterations(1000)
-    assert calibrate(measured(tokens, times_of(tokens, np.asarray([0.0, 1e-4, 1e-4, 0.0])))).cost["iteration_s"] > 0
+    assert (
+        calibrate(measured(tokens, times_of(tokens, np.asarray([0.0, 1e-4, 1e-4, 0.0, 0.0])))).cost["iteration_s"] > 0
+    )
+
+
+def test_step_times_without_pairs_give_a_cost_model_without_them() -> None:
+    """Files of earlier versions hold none."""
+    tokens = iterations(1000)
+    tokens[:, 3] = 0
+    assert fit(tokens, times_of(tokens)) == pytest.approx([*TRUE[:4], 0.0], rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,14 @@ def test_a_host_is_part_of_a_file_and_an_option_goes_before_it(tmp_path: Path) -
     assert read_engine(str(tmp_path / "e.toml"), host_cache_tokens=0).host_blocks == 0
 
 
+def test_a_long_prompt_costs_more_than_its_tokens_and_the_same_in_any_parts() -> None:
+    """97,000 tokens on one H100: 32e-6 · 97,000 + 1.06e-9 · 97,000 · 97,001 / 2 = 3.104 + 4.987 s."""
+    cost = read_engine("h100-8b-datasheet").cost
+    assert cost.prefill_s(97_000) == pytest.approx(8.091, abs=1e-3)
+    parts = cost.prefill_s(90_000) + cost.prefill_s(7_000, before=90_000)
+    assert parts == pytest.approx(cost.prefill_s(97_000), rel=1e-9)
+
+
 def test_every_engine_that_comes_along_can_have_a_host() -> None:
     for name in shipped():
         assert read_engine(name, host_cache_tokens=10**6).cost.host_token_s > 0

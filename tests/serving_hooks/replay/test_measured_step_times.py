@@ -28,7 +28,7 @@ def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
 
 def test_an_engine_that_has_done_nothing_has_no_iterations(tmp_path: Path) -> None:
     found = read_step_times([write_steps(tmp_path / "a.jsonl", measured(iterations(0), times_of(iterations(0))))])
-    assert (found.tokens.shape, found.seconds.shape) == ((0, 3), (0,))
+    assert (found.tokens.shape, found.seconds.shape) == ((0, 4), (0,))
 
 
 @pytest.mark.parametrize(

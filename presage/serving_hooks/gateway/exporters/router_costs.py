@@ -6,9 +6,9 @@ tokens of context by d + e B + f C (its docs/program_scheduling.md). Our model (
 each attends to all tokens so far. Rounding up adds half an iteration on average, and the sum over the iterations is
 n² / 2m + n / 2 tokens attended to. So
 
-    a = iteration / 2,   b = 1000 (prefill + iteration / m + context / 2),   c = 10⁶ context / 2m,
+    a = iteration / 2,   b = 1000 (prefill + iteration / m + (context + pair) / 2),   c = 10⁶ (context / m + pair) / 2,
 
-and with prompts in one iteration a = iteration, b = 1000 (prefill + context), c = 0.
+and with prompts in one iteration a = iteration, b = 1000 (prefill + context + pair / 2), c = 10⁶ pair / 2.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ def router_costs(engine: EngineFile) -> dict[str, Any]:
     """
     cost, most = engine.cost, engine.most_tokens
     attended = cost.context_token_s / 2 if engine.chunked_prefill else cost.context_token_s
+    pair = cost.attention_pair_s / 2  # n (n + 1) / 2 of them
     requests, context = max(1, engine.most_requests // 2), engine.cache_tokens // 2
     alone = cost.seconds(0, requests, context)
     mixed = cost.seconds(max(0, most - requests), requests, context)
     prefill = {
         "intercept_seconds": cost.iteration_s / 2 if engine.chunked_prefill else cost.iteration_s,
         "linear_seconds_per_1k_tokens": _THOUSAND
-        * (cost.prefill_token_s + attended + (cost.iteration_s / most if engine.chunked_prefill else 0.0)),
-        "quadratic_seconds_per_1k_tokens_squared": _THOUSAND**2 * attended / most if engine.chunked_prefill else 0.0,
+        * (cost.prefill_token_s + attended + pair + (cost.iteration_s / most if engine.chunked_prefill else 0.0)),
+        "quadratic_seconds_per_1k_tokens_squared": _THOUSAND**2
+        * (pair + (attended / most if engine.chunked_prefill else 0.0)),
         "decode_throughput_alpha": alone / mixed,
     }
     decode = {
