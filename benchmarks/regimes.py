@@ -32,7 +32,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from papers import THUNDERAGENT
 from retry_loops import Written, draw
 
@@ -196,21 +195,15 @@ CELLS: Final = {
 
 def played(setting: Setting, policy: Policy, seed: int) -> dict[str, float]:
     """Figures of one run."""
-    runs: list[Any] = []
-    figures = run_one(setting, policy, seed, on_run=runs.append).figures
-    waits: dict[bool, list[float]] = {True: [], False: []}
-    for asked in runs[0].asked:
-        first = not setting.jobs[asked.job].steps[asked.step].parents
-        waits[first].append(asked.first_token_s - asked.came_s)
-    recomputed_s = figures["recomputed_tokens"] * setting.engine.cost.prefill_token_s
+    figures = run_one(setting, policy, seed).figures
     return {
         "completion_s": figures["completion_mean_s"],
         "completion_p99_s": figures["completion_p99_s"],
         "makespan_s": figures["makespan_s"],
         "hit_rate": figures["hit_rate"],
-        "recomputing": recomputed_s / figures["makespan_s"],
-        "start_p99_s": float(np.percentile(waits[True], 99)),
-        "later_p99_s": float(np.percentile(waits[False], 99)),
+        "recomputing": figures["recomputing_share"],
+        "start_p99_s": figures["start_delay_p99_s"],
+        "later_p99_s": figures["later_ttft_p99_s"],
     }
 
 

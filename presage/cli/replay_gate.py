@@ -225,6 +225,8 @@ def _figures(runs: Sequence[Done]) -> Any:
     return Replayed(
         tuple(run.figures["hit_rate"] for run in runs),
         tuple(run.figures["completion_mean_s"] for run in runs),
-        tuple(run.figures["ttft_p99_s"] for run in runs),
+        tuple(run.figures["completion_p99_s"] for run in runs),
+        tuple(run.figures["start_delay_p99_s"] for run in runs),
+        tuple(run.figures.get("later_ttft_p99_s", 0.0) for run in runs),
         tuple(sorted({name for run in runs for name in run.off})),
     )

@@ -292,7 +292,7 @@ class ReplayEngine:
         again = again_tokens(job, index) // engine.block_tokens * engine.block_tokens
         came_s = at_s if step.parents else under_way.began_s  # also if the job waited to begin
         outcome = RequestOutcome(number, index, step.agent, came_s, step.prompt_tokens, again, engine=engine.number)
-        outcome.placed_s = under_way.placed_s.pop(index)
+        outcome.placed_s, outcome.starts = under_way.placed_s.pop(index), not step.parents
         engine.asked[name] = outcome
         if engine.hooked:
             scheduler.reasons[name] = step.finish_reason
@@ -306,6 +306,7 @@ class ReplayEngine:
 
     def _iterate(self, engine: EngineLoop, output: Any) -> None:
         scheduler, run, clock = engine.scheduler, engine.run, engine.clock
+        began_s = clock.now
         run.iterations += 1
         if scheduler.was_fast(output):
             computed = None
@@ -327,6 +328,7 @@ class ReplayEngine:
             for _, _, other in self._busy:
                 until_s = min(until_s, other.answers_s())
             run.iterations += scheduler.fast_forward(clock, engine.cost, until_s)
+        run.busy_s += clock.now - began_s
 
     def _in_full(self, engine: EngineLoop, output: Any) -> float:
         """Seconds of an iteration of vLLM's general code; notes new and preempted requests."""
@@ -350,8 +352,15 @@ class ReplayEngine:
             if asked is not None and asked.began_s is None:
                 asked.began_s, asked.hit_tokens = now, new.num_computed_tokens
                 asked.host_tokens = loads.get(new.req_id, 0)
+                run.recomputing_s += engine.cost.prefill_s(
+                    max(0, asked.again_tokens - asked.hit_tokens), asked.hit_tokens
+                )
                 for watcher in self._watchers:
                     watcher.selected(asked.job, asked.step, now)
+        for name in output.scheduled_cached_reqs.resumed_req_ids:
+            request = scheduler.requests[name]
+            found = request.num_computed_tokens - output.num_scheduled_tokens[name]
+            run.recomputing_s += engine.cost.prefill_s(request.num_tokens - 1 - found, found)
         run.preemptions += len(output.preempted_req_ids or ())
         return engine.cost.seconds(prefilled, decoded, context, sum(loads.values()), pairs)
 

@@ -1,8 +1,12 @@
-"""What a replay supports in one sentence: which policy completes workflows soonest, or why none can.
+"""What a replay supports in a few words: which policy completes workflows soonest, or why none can, and the regime.
 
 A policy is compared with vLLM alone, seed by seed, by the ratio of their mean completion times. The interval is
 Student's t over the logarithms of the ratios, so the time saved stays below 100 % and is the same whichever of the two
 divides. A policy is better, or worse, if its interval excludes 0.
+
+The regime follows from the share of its time in which vLLM alone computes again what it had computed before: from
+`THRASHING` on it thrashes, and holding workflows back gains most; up to `NO_HEADROOM` little can be gained by any
+policy (`benchmarks/regimes.py`); between them eviction gains.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ from presage.serving_hooks.replay.policies import FIRST_COME, STOCK
 
 _LEAST: Final = 0.0005
 """Smallest share of time that is called a difference: below it, it would be printed as 0.0 %."""
+
+NO_HEADROOM: Final = 0.1
+THRASHING: Final = 0.4
 
 Runs = Mapping[int, Figures]
 """Figures of a policy by seed."""
@@ -36,6 +43,8 @@ def verdict(
         best: the policies that complete soonest: one, and those that do not differ from it; empty if none is better.
         sooner: by policy, the share of the mean completion time that it saves, mean and 95 % interval.
         nothing_to_gain: why the cache cannot serve more under any policy; None if it can, or might.
+        regime: "thrashing", "eviction gains" or "no headroom".
+        recomputing_share: of the policy that the others are compared with, mean over seeds.
     """
     against = next((name for name in (STOCK, f"{STOCK}+{FIRST_COME}") if name in runs), next(iter(runs)))
     compared = {name: saved(of, runs[against]) for name, of in runs.items() if name != against}
@@ -45,13 +54,26 @@ def verdict(
     best = own[:1] + [name for name in own[1:] if not _above(saved(runs[own[0]], runs[name]))]
     clairvoyant = [name for name in clairvoyant if not best or _above(saved(runs[name], runs[best[0]]))]
     reason = _reason(runs, block_tokens, longest_prompt_tokens)
+    share = sum(of["recomputing_share"] for of in runs[against].values()) / len(runs[against])
+    regime, said = _regime(share)
     return {
-        "text": _sentence(against, sooner, best, clairvoyant, bounds, reason),
+        "text": f"{_sentence(against, sooner, best, clairvoyant, bounds, reason)} "
+        f"{against} computes again for {share:.0%} of its time: {said}.",
         "against": against,
         "best": best,
         "sooner": sooner,
         "nothing_to_gain": reason,
+        "regime": regime,
+        "recomputing_share": share,
     }
+
+
+def _regime(recomputing_share: float) -> tuple[str, str]:
+    if recomputing_share >= THRASHING:
+        return "thrashing", "it thrashes, and holding workflows back gains most (admission)"
+    if recomputing_share > NO_HEADROOM:
+        return "eviction gains", "the order of free blocks decides how much less that is (eviction)"
+    return "no headroom", "the cache, with the host's if there is one, holds nearly all that comes again"
 
 
 def saved(policy: Runs, against: Runs) -> dict[str, Any] | None:

@@ -14,14 +14,22 @@ _FIGURES: Final = {
     "completion s": ("completion_mean_s", 1),
     "its p95": ("completion_p95_s", 1),
     "first token s": ("ttft_mean_s", 2),
-    "p50": ("ttft_p50_s", 2),
-    "p99": ("ttft_p99_s", 2),
     "queueing s": ("queueing_mean_s", 2),
     "worst": ("longest_wait_s", 1),
     "makespan s": ("makespan_s", 0),
     "output tokens/s": ("throughput_tokens_per_s", 0),
     "preempted": ("preemptions", 0),
     "recomputed tokens": ("recomputed_tokens", 0),
+    "their share of the time": ("recomputing_share", 3),
+}
+
+_TAILS: Final = {
+    "completion s, p99": ("completion_p99_s", 1),
+    "start delay s": ("start_delay_mean_s", 2),
+    "p99 of starts": ("start_delay_p99_s", 2),
+    "first token of later steps s": ("later_ttft_mean_s", 2),
+    "p99 of later steps": ("later_ttft_p99_s", 2),
+    "p99 of all first tokens": ("ttft_p99_s", 2),
 }
 
 _DRAWN: Final = {
@@ -58,6 +66,7 @@ def document(metrics: Metrics) -> Document:
     parts = [
         _pictures(metrics),
         Section(f"Policies side by side, {_pauses(metrics)}", [_side_by_side(metrics), *_notes(policies)], True),
+        Section("Tails", [_table(policies, _TAILS)], True),
         _shares(policies),
         _routing(policies),
         _placed(policies),
