@@ -7,13 +7,15 @@
     mixed      four made-up types with long system prompts that their workflows share, 52 at once
     shared     retry loops with a common history, arriving 2.5 times as fast as one engine serves them
 
-Policies: vLLM alone (`stock`), ThunderAgent's published rule, `full` (everything on, forecasts from online counts), and
-others as `presage replay` names them. Completion is over that of vLLM alone, seed by seed.
+Policies: vLLM alone (`stock`); the same with the number of workflows at once that completes soonest (`fixed`, found by
+a sweep on the first seed: a bound, not a policy); ThunderAgent's published rule; `full` (everything on, forecasts from
+online counts); `truth` (the same with the future known); and others as `presage replay` names them. Completion is over
+that of vLLM alone, seed by seed.
 
     python benchmarks/regimes.py [--real FOLDER] [--cells swe,mixed] [--policies stock,thunderagent,full] [--seeds 2]
 
 Needs vLLM 0.32. `--real` is the folder of the public traces; without it their cells are left out. Prints a table and
-one JSON line.
+one JSON line. Everything takes about 20 minutes on one core.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from retry_loops import Written, draw
 from presage.datasets.read import read_traces
 from presage.serving_hooks.replay.engine_file import Cost, EngineFile, read_engine
 from presage.serving_hooks.replay.policies import POLICIES, STOCK, Policy
-from presage.serving_hooks.replay.runs import Setting, check_vllm, run_one
+from presage.serving_hooks.replay.runs import Setting, best, check_vllm, most_at_once, run_one, tried
 from presage.serving_hooks.replay.workload import (
     Arrivals,
     PromptConvention,
@@ -207,10 +209,25 @@ def played(setting: Setting, policy: Policy, seed: int) -> dict[str, float]:
     }
 
 
+FIXED: Final = "fixed"
+KNOWN: Final = {
+    **POLICIES,
+    THUNDERAGENT.name: THUNDERAGENT,
+    FIXED: replace(POLICIES[STOCK], name=FIXED),
+    "truth": replace(POLICIES["full"], name="truth", foretold="oracle", ranked="oracle", returns="oracle"),
+}
+
+
 def policies_of(names: str) -> list[Policy]:
     """The policies, vLLM alone first."""
-    known = {**POLICIES, THUNDERAGENT.name: THUNDERAGENT}
-    return [known[name] for name in dict.fromkeys([STOCK, *names.split(",")])]
+    return [KNOWN[name] for name in dict.fromkeys([STOCK, *names.split(",")])]
+
+
+def with_best_number(setting: Setting, policy: Policy) -> Policy:
+    """The policy with the number of workflows at once that completes soonest, by the first seed."""
+    most = most_at_once(setting.arrivals.concurrency, setting.engine.most_requests, setting.jobs)
+    runs = {one.at_once: run_one(setting, one, 0).figures for one in tried(policy, most) if one.at_once is not None}
+    return replace(policy, at_once=best(runs))
 
 
 def mean(values: Sequence[float]) -> float:
@@ -221,7 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--real", type=Path, help="folder of the public traces")
     parser.add_argument("--cells", default=",".join(CELLS), help="of them, separated by commas")
-    parser.add_argument("--policies", default="stock,thunderagent,full")
+    parser.add_argument("--policies", default="stock,fixed,thunderagent,full,truth")
     parser.add_argument("--seeds", type=int, default=2)
     args = parser.parse_args()
     check_vllm()
@@ -236,6 +253,8 @@ def main() -> None:
                 jobs = cell.jobs(args.real, seed)
                 if jobs is not None:
                     setting = Setting(*jobs, cell.arrivals, cell.engine, "counts")
+                    if policy.name == FIXED and policy.at_once is None:
+                        policy = with_best_number(setting, policy)
                     found.append(played(setting, policy, seed))
             if not found:
                 print(f"{name:10} left out: --real names no folder with its traces")
@@ -245,7 +264,13 @@ def main() -> None:
                 key: mean([one[key] / base[key] for one, base in zip(found, alone, strict=True)])
                 for key in ("completion_s", "completion_p99_s", "makespan_s")
             }
-            row = {"cell": name, "policy": policy.name, "seeds": args.seeds, "over_stock": over}
+            row = {
+                "cell": name,
+                "policy": policy.name,
+                "at_once": policy.at_once,
+                "seeds": args.seeds,
+                "over_stock": over,
+            }
             row |= {key: mean([one[key] for one in found]) for key in found[0]}
             rows.append(row)
             completion, p99, makespan = over.values()

@@ -234,6 +234,11 @@ def _admission(engine: EngineStatus) -> Rows:
                 f"contexts lost; all {everyone.workflows}: {everyone.steps_per_s:.2f}, {everyone.miss_share:.0%} lost",
             ]
         )
+    rows.append(["time spent on lost contexts", f"{of.recomputing_share:.0%}"])
+    if of.overdue:
+        rows.append(
+            ["held for longer than allowed", f"{of.overdue} workflows: letting all in would lose more contexts still"]
+        )
     return rows
 
 

@@ -37,7 +37,7 @@ Part = Literal[
 ]  # fmt: skip
 """Parts that fail independently; `presage_errors_total` counts failures by part."""
 
-AdmissionChange = Literal["held", "paused", "restored", "exempt", "let in"]
+AdmissionChange = Literal["held", "paused", "restored", "let in"]
 Reason = Literal[
     "missing", "misspelt", "misplaced", "wrong type", "too long", "not printable", "no number from 0",
     "neither true nor false", "too many", "too many of one tenant", "without a key",
@@ -148,10 +148,9 @@ ADMISSION_DECISIONS: Final = CounterMetric[Literal["all", "held"]](
 ADMISSION_CHANGES: Final = CounterMetric[AdmissionChange](
     "presage_admission_changes_total",
     ("change",),
-    "Workflows that admission held, paused while their tool ran, restored, let in since nothing ran, or will hold "
-    "no more since they were held for as long as is allowed (exempt).",
+    "Workflows that admission held, paused while their tool ran, restored, or let in since nothing ran.",
     lambda change: "let in, since nothing ran" if change == "let in" else change,
-    (("held",), ("paused",), ("restored",), ("exempt",), ("let in",)),
+    (("held",), ("paused",), ("restored",), ("let in",)),
 )
 ERRORS: Final = CounterMetric[Part, str](
     "presage_errors_total",

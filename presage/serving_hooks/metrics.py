@@ -27,7 +27,7 @@ from presage.serving_hooks.counts import (
     CounterMetric,
 )
 from presage.serving_hooks.monitoring.promoted import ACCURACY
-from presage.serving_hooks.status import EngineStatus, HeldTimesStatus, LiveFigures, ModelStatus, ReturnFigures
+from presage.serving_hooks.status import EngineStatus, LiveFigures, ModelStatus, ReturnFigures, SecondsStatus
 
 Sample = tuple[tuple[str, ...], float]
 """Values of the labels, and a number."""
@@ -60,7 +60,7 @@ class Histogram:
 
     name: str
     help: str
-    read: Callable[[EngineStatus], HeldTimesStatus | None]
+    read: Callable[[EngineStatus], SecondsStatus | None]
 
 
 def counted(metric: CounterMetric[*tuple[Any, ...]], status: EngineStatus) -> Iterator[Sample]:
@@ -346,6 +346,16 @@ METRICS: Final = (
         "Steps a second that admission expects: of the number of workflows it has chosen, and of letting all run.",
         _outlooks,
     ),
+    _number(
+        "presage_recomputing_share",
+        "Share of the engine's time spent on tokens of lost contexts lately. Only where it is high can much be gained.",
+        "admission.recomputing_share",
+    ),
+    _number(
+        "presage_overdue_workflows",
+        "Workflows held back for longer than they may be, since letting all in would lose more contexts.",
+        "admission.overdue",
+    ),
     _numbers(
         "presage_prefetch_requests_total",
         "outcome",
@@ -390,5 +400,20 @@ HISTOGRAMS: Final = (
         "presage_request_held_seconds",
         "Seconds that requests were held back until they began or were aborted; those never held are not counted.",
         lambda status: None if status.admission is None else status.admission.held_times,
+    ),
+    Histogram(
+        "presage_start_delay_seconds",
+        "Seconds from the arrival of a workflow to the selection of its first step.",
+        lambda status: status.tails.get("start_delay"),
+    ),
+    Histogram(
+        "presage_later_first_token_seconds",
+        "Seconds from the arrival of a step, other than the first of its workflow, to its first token.",
+        lambda status: status.tails.get("later_first_token"),
+    ),
+    Histogram(
+        "presage_workflow_seconds",
+        "Seconds from the arrival of a workflow to its last answer, its own pauses included.",
+        lambda status: status.tails.get("completion"),
     ),
 )

@@ -79,8 +79,8 @@ class OutlookStatus:
 
 
 @dataclass(frozen=True)
-class HeldTimesStatus:
-    """Histogram of the seconds that requests were held: cumulative counts by upper bound (the last is `+Inf`)."""
+class SecondsStatus:
+    """Histogram of seconds: cumulative counts by upper bound (the last is `+Inf`)."""
 
     up_to_s: Mapping[str, int]
     sum_s: float
@@ -88,15 +88,17 @@ class HeldTimesStatus:
 
 @dataclass(frozen=True)
 class AdmissionStatus:
-    """Workflows and requests held back now, and for how long so far."""
+    """Workflows and requests held back now, and for how long so far; see `AdmissionController.status`."""
 
     held: int = 0
     held_requests: int = 0
     paused: int = 0
     held_s: float = 0.0
     longest_held_s: float = 0.0
-    held_times: HeldTimesStatus | None = None
+    held_times: SecondsStatus | None = None
     outlook: Mapping[str, OutlookStatus] | None = None
+    recomputing_share: float = 0.0
+    overdue: int = 0
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,7 @@ class EngineStatus:
     prefetch: PrefetchStatus | None = None
     ageing: AgeingStatus | None = None
     admission: AdmissionStatus | None = None
+    tails: Mapping[str, SecondsStatus] = field(default_factory=dict)
     inputs: InputStatus | None = None
     reload: ReloadStatus | None = None
     truth: MonitorStatus | None = None

@@ -11,7 +11,8 @@ paused; those that have begun are paused only where the engine is far from its b
 began last first; and a paused one is restored before a new one starts. In both groups the first that came goes first,
 so nobody starves: what is ahead of a workflow only shrinks.
 
-A workflow with an objective (`wait_bounds.py`) waits for that long over its life, not longer.
+A workflow waits for as long over its life as its objective (`wait_bounds.py`) says, not longer, unless the engine
+spends more than `DOMINATES` of its time on lost contexts: to let all in would lose more, so it goes first instead.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS, AdmissionChange, EventCounts
-from presage.serving_hooks.policies.steady_state import Rates, Settled, settle
+from presage.serving_hooks.policies.steady_state import Rates, settle
 
 
 class Phase(IntEnum):
@@ -53,7 +54,7 @@ class WorkflowColumns:
     Attributes:
         facts: the phase and since when; whether a step of it has begun; its own tokens, which no other workflow has;
             how many it will have in the mean over what is left of it (context); the seconds for which it may wait over
-            its life (bound), NaN without an objective.
+            its life (bound).
         waits: seconds held in all, since when it is held (NaN if it is not), and whether the last decision admitted it.
     """
 
@@ -105,9 +106,12 @@ class WorkflowColumns:
 
 FULL: Final = "the cache would lose more than the batch would gain"
 PAUSED: Final = "paused between two steps: the engine computes lost contexts again and again"
+AWAY: Final = "away for longer than its place is worth to others"
 
 _AS_GOOD: Final = 0.02
 """Of the numbers of open workflows whose steps a second are within this share of the best, the largest is chosen."""
+_STAY: Final = 0.1
+"""The last choice stays while it is within this share of the best: workflows in turn cost a context each."""
 _CONTEXTS: Final = np.array([0.8, 1.0, 1.25, 1.5])
 """Factors by which the expected context may be wrong; steps a second are the mean over them."""
 _NUMBERS: Final = 32
@@ -118,6 +122,10 @@ _LEARN_PER_S: Final = 0.05
 _MOST_WRONG: Final = 3.0
 _FORGET_S: Final = 120.0
 """Half-life of that."""
+DOMINATES: Final = 0.25
+"""Share of the engine's seconds spent on lost contexts from which bounds on waits are suspended."""
+_KEEPS: Final = np.array([0.5, 0.75, 0.9, 0.95, 1.0])
+"""Quantiles of the latest pauses, of which one is chosen: who is away for longer gives up its place."""
 _LEAST_CACHE: Final = 0.2
 """Share of the cache that counts as left if shared blocks seem to take more."""
 
@@ -139,7 +147,7 @@ class AdmissionConfig:
 class Outlook:
     """Where so many open workflows settle: contexts by cache, share lost, steps a second, seconds a context stays.
 
-    All are 0 until rates are measured.
+    All are 0 until rates are measured. A workflow that is away for longer than `keeps_s` gives up its place.
     """
 
     workflows: int
@@ -147,6 +155,7 @@ class Outlook:
     miss_share: float = 0.0
     steps_per_s: float = 0.0
     stays_s: float = 0.0
+    keeps_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +164,14 @@ class Decision:
 
     Attributes:
         held: by workflow, the reason.
+        overdue: of these, those that have waited for as long as they may, but bounds are suspended.
         chosen: the outlook of the number that was chosen.
         everybody: the outlook of letting all run.
     """
 
     run: frozenset[str]
     held: Mapping[str, str]
+    overdue: int
     chosen: Outlook
     everybody: Outlook
 
@@ -172,6 +183,7 @@ class Admission:
     Attributes:
         crowd: all running workflows and their waits; the caller keeps it up to date.
         limit: how many may be open; infinity while nobody needs to wait.
+        keeps_s: seconds after which a workflow that is away gives up its place.
         opened: how many the last decision let run.
         longer: factor by which contexts seem to be longer, or shorter, than counted.
     """
@@ -181,6 +193,7 @@ class Admission:
     counts: EventCounts = field(default_factory=EventCounts)
     crowd: WorkflowColumns = field(default_factory=WorkflowColumns, repr=False)
     limit: float = math.inf
+    keeps_s: float = math.inf
     opened: int = 0
     longer: float = 1.0
     _far: bool = False
@@ -207,33 +220,64 @@ class Admission:
         rows = self.crowd.rows()
         facts, inside = self.crowd.facts[rows], self.crowd.waits["inside"][rows]
         self._longest_s = math.inf if rates is None else float(rates.pauses_s[-1])
-        opened = (inside & ~self._is_gone(facts, now)) | (facts["phase"] == Phase.STEP)
-        contexts = facts["context"][opened | (facts["phase"] == Phase.READY)]
+        opened = (inside & ~_away(facts, self.keeps_s, now)) | (facts["phase"] == Phase.STEP)
+        # Many clients never say that a workflow has ended: one that is away for longer than all lately is not counted.
+        contexts = facts["context"][~_away(facts, self._longest_s, now)]
         everybody, at_present = len(contexts), int(np.count_nonzero(opened))
-        self.limit, self._far = math.inf, False
+        cache = max(_LEAST_CACHE * self.cache_tokens, self.cache_tokens - shared_tokens)
+        before, kept_s = self.limit, self.keeps_s
+        self.limit, self.keeps_s, self._far = math.inf, self._longest_s, False
         self._outlooks = Outlook(everybody), Outlook(everybody)
         if rates is None or not everybody:
             return
-        cache = max(_LEAST_CACHE * self.cache_tokens, self.cache_tokens - shared_tokens)
-        if at_present:
-            self._learn(rates, cache, at_present, max(float(facts["own"][opened].mean()), 1.0), now)
         context = max(float(contexts.mean()), 1.0) * self.longer
+        own = max(float(facts["own"][opened].mean()), 1.0) * self.longer if at_present else context
+        # Two outlooks: the expected contexts with all open, and the present ones with those that are.
+        expected = settle(
+            rates,
+            cache,
+            np.repeat([float(everybody), float(max(1, at_present))], len(_CONTEXTS)),
+            np.concatenate([context * _CONTEXTS, own * _CONTEXTS]),
+            np.repeat([math.inf, kept_s], len(_CONTEXTS)),
+        )
+        lost, steps_per_s, stays_s, recomputing = (
+            of.reshape(2, -1).mean(axis=1)
+            for of in (expected.miss_share, expected.steps_per_s, expected.stays_s, expected.recomputing)
+        )
+        if at_present:
+            self._learn(rates.miss_share - float(lost[1]), now)
+        load = everybody * context / cache
+        all_run = Outlook(everybody, load, float(lost[0]), float(steps_per_s[0]), float(stays_s[0]), self._longest_s)
+        self._outlooks = all_run, all_run
+        if recomputing[0] <= self.config.least_gain / (1 + self.config.least_gain):
+            return  # even if nothing was lost, the gain would be less
         most = max(2 * _NUMBERS, 2 * everybody)
         numbers = np.unique(np.round(np.geomspace(1, most, _NUMBERS)).astype(int)).astype(np.float64)
-        settled = settle(rates, cache, np.repeat(numbers, len(_CONTEXTS)), np.tile(context * _CONTEXTS, len(numbers)))
-        per_s = settled.steps_per_s.reshape(len(numbers), -1).mean(axis=1)
+        keeps = np.unique(np.quantile(rates.pauses_s, _KEEPS))
+        grid = np.meshgrid(keeps, numbers, context * _CONTEXTS, indexing="ij")
+        settled = settle(rates, cache, grid[1].ravel(), grid[2].ravel(), grid[0].ravel())
+        # Workflows that are away give up places, but there are only so many to take them.
+        cycle_s = float(rates.pauses_s.mean()) + settled.served_s
+        per_s = np.minimum(settled.steps_per_s, everybody / cycle_s).reshape(grid[0].shape).mean(axis=2)
         best = float(per_s.max())
-        chosen = float(numbers[np.flatnonzero(per_s >= best / (1 + _AS_GOOD))[-1]])
+        at = int(np.flatnonzero(per_s.max(axis=1) >= best / (1 + _AS_GOOD))[-1])
+        chosen = float(numbers[np.flatnonzero(per_s[at] >= best / (1 + _AS_GOOD))[-1]])
+        if before < most:
+            was = int(np.argmin(np.abs(keeps - kept_s)))
+            if np.interp(before, numbers, per_s[was]) >= best / (1 + _STAY):
+                at, chosen = was, before
         enough = best / (1 + self.config.least_gain)
-        if chosen < most and np.interp(everybody, numbers, per_s) < enough:
-            self.limit = chosen
-            self._far = at_present > chosen and float(np.interp(at_present, numbers, per_s)) < enough
-        self._outlooks = (
-            _outlook(min(self.limit, everybody), numbers, settled, context / cache),
-            _outlook(everybody, numbers, settled, context / cache),
-        )
+        if chosen < most and all_run.steps_per_s < enough:
+            self.limit, self.keeps_s = chosen, float(keeps[at])
+            self._far = at_present > chosen and float(np.interp(at_present, numbers, per_s[at])) < enough
+            lost_then, steps_then, stays_then = (
+                float(np.interp(chosen, numbers, of.reshape(grid[0].shape)[at].mean(axis=1)))
+                for of in (settled.miss_share, settled.steps_per_s, settled.stays_s)
+            )
+            few = Outlook(int(chosen), chosen * context / cache, lost_then, steps_then, stays_then, self.keeps_s)
+            self._outlooks = few, all_run
 
-    def _learn(self, rates: Rates, cache_tokens: float, opened: int, own_tokens: float, now: float) -> None:
+    def _learn(self, unexpected: float, now: float) -> None:
         """Contexts count as longer while prompts lose more than the open workflows should, and as shorter while less.
 
         Whatever is wrong, contexts, pauses or costs, shows as a difference in lost tokens.
@@ -241,46 +285,48 @@ class Admission:
         passed_s = max(0.0, min(now - self._learnt_s, 5 * self.config.every_s))
         self._learnt_s = now
         self.longer **= 0.5 ** (passed_s / _FORGET_S)
-        contexts = own_tokens * self.longer * _CONTEXTS
-        expected = float(
-            settle(rates, cache_tokens, np.full(len(_CONTEXTS), float(opened)), contexts).miss_share.mean()
-        )
-        unexpected = rates.miss_share - expected
         if abs(unexpected) > _UNEXPECTED:
             self.longer *= 1.0 + _LEARN_PER_S * passed_s * unexpected
             self.longer = min(max(self.longer, 1 / _MOST_WRONG), _MOST_WRONG)
 
-    def _is_gone(self, facts: NDArray[Any], now: float) -> NDArray[np.bool_]:
-        """Workflows away for longer than the latest pauses: many clients never say that a workflow has ended.
+    def decide(self, now: float, recomputing_share: float = 0.0) -> Decision:
+        """Decides which of the workflows in `crowd` may run.
 
-        They keep their place, but others may take it too.
+        `recomputing_share` is that of the engine's seconds spent on lost contexts lately.
         """
-        return np.asarray((facts["phase"] == Phase.TOOL) & (now - facts["since"] > self._longest_s))
-
-    def decide(self, now: float) -> Decision:
-        """Decides which of the workflows in `crowd` may run."""
         rows = self.crowd.rows()
         facts, waits = self.crowd.facts[rows], self.crowd.waits[rows]
         phase, begun = facts["phase"], facts["begun"]
         began = np.maximum(waits["since"], facts["since"])
         waited = waits["total"] + np.where(np.isnan(waits["since"]), 0.0, now - began)
-        must = (phase == Phase.STEP) | ((phase == Phase.READY) & (waited >= facts["bound"]))
-        inside, gone = must | waits["inside"], self._is_gone(facts, now)
-        room = self.limit - np.count_nonzero(inside & ~gone)
+        overdue = (phase == Phase.READY) & (waited >= facts["bound"])
+        must = phase == Phase.STEP
+        if recomputing_share < DOMINATES:
+            must |= overdue
+        away = _away(facts, self.keeps_s, now)
+        inside = must | (waits["inside"] & ~away)
+        room = self.limit - np.count_nonzero(inside)
         if self.limit == math.inf:
             inside[:] = True
         elif room > 0:
             waiting = ~inside & (phase == Phase.READY)
-            queue = np.concatenate([np.flatnonzero(waiting & begun), np.flatnonzero(waiting & ~begun)])
-            inside[queue[: int(room)]] = True
+            late, old, new = map(
+                np.flatnonzero, (waiting & overdue, waiting & ~overdue & begun, waiting & ~overdue & ~begun)
+            )
+            if recomputing_share >= DOMINATES:
+                old = old[np.argsort(facts["own"][old], kind="stable")]
+            inside[np.concatenate([late, old, new])[: int(room)]] = True
         elif room < 0 and self._far:
-            can = np.flatnonzero(inside & ~must & ~gone)
+            can = np.flatnonzero(inside & ~must)
             inside[can[max(0, len(can) + int(room)) :]] = False
-        self.opened = int(np.count_nonzero(inside & ~gone))
+        self.opened = int(np.count_nonzero(inside))
         self._update_waits(rows[inside], rows[~inside], now)
         names = self.crowd.names(rows[~inside])
-        held = {name: PAUSED if of else FULL for name, of in zip(names, begun[~inside].tolist(), strict=True)}
-        return Decision(frozenset(self.crowd.names(rows[inside])), held, *self._outlooks)
+        why = np.where(away, AWAY, np.where(begun, PAUSED, FULL))[~inside]
+        held = dict(zip(names, why.tolist(), strict=True))
+        return Decision(
+            frozenset(self.crowd.names(rows[inside])), held, int(np.count_nonzero(overdue & ~inside)), *self._outlooks
+        )
 
     def _update_waits(self, running: NDArray[np.intp], stopped: NDArray[np.intp], now: float) -> None:
         facts, waits = self.crowd.facts, self.crowd.waits
@@ -306,12 +352,6 @@ class Admission:
                 self.counts.add(ADMISSION_CHANGES, change, times=times)
 
 
-def _outlook(workflows: float, numbers: NDArray[np.float64], settled: Settled, context: float) -> Outlook:
-    """The outlook of a number of workflows, each of this context by the cache."""
-
-    def at(values: NDArray[np.float64]) -> float:
-        return float(np.interp(workflows, numbers, values.reshape(len(numbers), -1).mean(axis=1)))
-
-    return Outlook(
-        int(workflows), workflows * context, at(settled.miss_share), at(settled.steps_per_s), at(settled.stays_s)
-    )
+def _away(facts: NDArray[Any], seconds: float, now: float) -> NDArray[np.bool_]:
+    """Workflows that have had no request for longer."""
+    return np.asarray((facts["phase"] == Phase.TOOL) & (now - facts["since"] > seconds))

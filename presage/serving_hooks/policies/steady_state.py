@@ -99,34 +99,43 @@ class Settled:
         miss_share: m.
         decoding: B.
         stays_s: T, seconds that an unused context stays in the cache.
+        served_s: from the request to the answer.
+        recomputing: share of the engine's time that goes into lost contexts, X c_p (1 − e) m r.
     """
 
     steps_per_s: Floats
     miss_share: Floats
     decoding: Floats
     stays_s: Floats
+    served_s: Floats
+    recomputing: Floats
 
 
-def settle(rates: Rates, cache_tokens: float, workflows: Floats, context_tokens: Floats) -> Settled:
+def settle(
+    rates: Rates, cache_tokens: float, workflows: Floats, context_tokens: Floats, keeps_s: Floats | float = math.inf
+) -> Settled:
     """Where these numbers of open workflows settle.
 
     Args:
         cache_tokens: C, of the cache, less what workflows share.
         workflows: n, [m], 1 or more.
         context_tokens: c, [m], above 0.
+        keeps_s: κ, [m]; a workflow that pauses for longer is not open until it is let in again.
     """
     n, c, end = workflows, context_tokens, rates.end
     read = np.minimum(rates.read_share * c, cache_tokens)
     a, o = max(rates.new_tokens, 1.0), rates.output_tokens
     it_s, out_s = o * rates.iteration_s, o * rates.decode_token_s
-    pauses, pause_s = rates.pauses_s, float(rates.pauses_s.mean())
+    pauses = rates.pauses_s
     most = np.clip(_NEVER_FULL * cache_tokens / read, 1.0, rates.most_decoding)
-    # E[min(Z, t)] at each pause t, with 0 first, and with it the time that a context stays unused until t.
+    # E[min(Z, t)] at each pause t, with 0 first (within), and with it the time that a context stays unused until t.
     knots = np.concatenate([[0.0], pauses])
     above = 1.0 - np.arange(len(pauses)) / len(pauses)
     last = min(1.0, end * rates.apart)  # share of what a step reads that no later step does
-    unused = (1.0 - last) * np.concatenate([[0.0], np.cumsum(np.diff(knots) * above)]) + last * knots
+    within = np.concatenate([[0.0], np.cumsum(np.diff(knots) * above)])
+    unused = (1.0 - last) * within + last * knots
     rank = np.arange(len(knots)) / len(pauses)
+    pause_s = np.interp(keeps_s, knots, within)  # E[min(Z, κ)]
     miss = np.full_like(n, rates.miss_share)
     for _ in range(_ROUNDS):
         prefill_s = rates.prefill_token_s * (a + (1.0 - end) * miss * read)
@@ -146,6 +155,9 @@ def settle(rates: Rates, cache_tokens: float, workflows: Floats, context_tokens:
         left_s = np.maximum(0.0, cache_tokens - decoding * read) / (per_s * read) - away_s
         beyond = left_s - unused[-1]
         stays_s = np.where(beyond > 0, knots[-1] + beyond / last, np.interp(left_s, unused, knots))
-        target = np.where(left_s < 0, 1.0, 1.0 - np.interp(stays_s, knots, rank))
+        target = np.where(left_s < 0, 1.0, 1.0 - np.interp(np.minimum(stays_s, keeps_s), knots, rank))
         miss = miss + _DAMPING * (target - miss)
-    return Settled(per_s, miss, decoding, np.where(left_s < 0, left_s, stays_s) + away_s)
+    recomputing = per_s * rates.prefill_token_s * (1.0 - end) * miss * read
+    return Settled(
+        per_s, miss, decoding, np.where(left_s < 0, left_s, stays_s) + away_s, n / per_s - pause_s, recomputing
+    )

@@ -142,6 +142,34 @@ class RunningMean:
         self.mean += (number - self.mean) / min(self.count, self._window)
 
 
+_HALF_LIFE_S: Final = 60.0
+
+
+class RecomputingShare:
+    """Share of the engine's seconds that it spends on tokens which it had computed before; recent ones count most.
+
+    What came before counts half after `_HALF_LIFE_S` seconds in which the engine computed.
+    """
+
+    def __init__(self) -> None:
+        self._busy_s = self._lost = 0.0
+
+    def loses(self, tokens: float) -> None:
+        """A prompt has so many tokens that its workflow had computed and the cache has lost."""
+        self._lost += tokens
+
+    def computes(self, seconds: float) -> None:
+        """An iteration has taken so long."""
+        keep = 0.5 ** (seconds / _HALF_LIFE_S)
+        self._busy_s, self._lost = (self._busy_s + seconds) * keep, self._lost * keep
+
+    def share(self, costs: IterationCosts | None) -> float:
+        """0 to 1; 0 until costs are measured."""
+        if costs is None or self._busy_s <= 0:
+            return 0.0
+        return min(1.0, self._lost * costs.prefill_token_s / self._busy_s)
+
+
 LATEST: Final = 600
 """Pauses in the sample, and the window of the means of contexts."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
 from typing import Any, Final
 
 from presage.serving_hooks.replay.metrics import Figures, interval
@@ -43,8 +44,8 @@ def verdict(
         best: the policies that complete soonest: one, and those that do not differ from it; empty if none is better.
         sooner: by policy, the share of the mean completion time that it saves, mean and 95 % interval.
         nothing_to_gain: why the cache cannot serve more under any policy; None if it can, or might.
-        regime: "thrashing", "eviction gains" or "no headroom".
-        recomputing_share: of the policy that the others are compared with, mean over seeds.
+        regime: name ("thrashing", "eviction gains" or "no headroom"), recomputing_share of the policy that the others
+            are compared with, mean over seeds, and a sentence, text.
     """
     against = next((name for name in (STOCK, f"{STOCK}+{FIRST_COME}") if name in runs), next(iter(runs)))
     compared = {name: saved(of, runs[against]) for name, of in runs.items() if name != against}
@@ -54,26 +55,25 @@ def verdict(
     best = own[:1] + [name for name in own[1:] if not _above(saved(runs[own[0]], runs[name]))]
     clairvoyant = [name for name in clairvoyant if not best or _above(saved(runs[name], runs[best[0]]))]
     reason = _reason(runs, block_tokens, longest_prompt_tokens)
-    share = sum(of["recomputing_share"] for of in runs[against].values()) / len(runs[against])
-    regime, said = _regime(share)
     return {
-        "text": f"{_sentence(against, sooner, best, clairvoyant, bounds, reason)} "
-        f"{against} computes again for {share:.0%} of its time: {said}.",
+        "text": _sentence(against, sooner, best, clairvoyant, bounds, reason),
         "against": against,
         "best": best,
         "sooner": sooner,
         "nothing_to_gain": reason,
-        "regime": regime,
-        "recomputing_share": share,
+        "regime": _regime(against, fmean(of["recomputing_share"] for of in runs[against].values())),
     }
 
 
-def _regime(recomputing_share: float) -> tuple[str, str]:
+def _regime(against: str, recomputing_share: float) -> dict[str, Any]:
     if recomputing_share >= THRASHING:
-        return "thrashing", "it thrashes, and holding workflows back gains most (admission)"
-    if recomputing_share > NO_HEADROOM:
-        return "eviction gains", "the order of free blocks decides how much less that is (eviction)"
-    return "no headroom", "the cache, with the host's if there is one, holds nearly all that comes again"
+        name, said = "thrashing", "it thrashes, and holding workflows back gains most"
+    elif recomputing_share > NO_HEADROOM:
+        name, said = "eviction gains", "a better order of free blocks gains"
+    else:
+        name, said = "no headroom", "no policy can gain much"
+    text = f"{against} spends {recomputing_share:.0%} of its time on lost contexts: {said}."
+    return {"name": name, "recomputing_share": recomputing_share, "text": f"{text[0].upper()}{text[1:]}"}
 
 
 def saved(policy: Runs, against: Runs) -> dict[str, Any] | None:

@@ -3,9 +3,9 @@
 Only waiting requests of workflows that have no blocks yet are held, and none while its workflow has a running or
 preempted one. The more workflows there are, the rarer the decisions, so that they take a small share of the time.
 
-Four limits hold whatever the policy decides: no workflow waits beyond its objective (policies/wait_bounds.py); none is
-held for more than `held_at_most_s` over its life; an engine in which nothing runs admits a workflow at once; and after
-a failure no request is held.
+Three limits hold whatever the policy decides: no workflow is held over its life for longer than its objective
+(policies/wait_bounds.py) and `held_at_most_s`, except while much time goes into lost contexts; an engine in which
+nothing runs admits a workflow at once; and after a failure no request is held.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision
 from presage.serving_hooks.policies.steady_state import Rates
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
-from presage.serving_hooks.policies.workload import IterationCost, IterationCosts, WorkloadMeans
+from presage.serving_hooks.policies.workload import IterationCost, IterationCosts, RecomputingShare, WorkloadMeans
 from presage.serving_hooks.vllm.admission_accounts import Account, AdmissionRequest, Columns, SharedPrefixes
 from presage.serving_hooks.vllm.engine import EnginePort
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow
@@ -33,8 +33,8 @@ from presage.serving_hooks.workflows.identity import Step
 
 logger = logging.getLogger(__name__)
 
-UP_TO_S: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Upper bounds: from the wait of a new workflow for the next decision to the default of `held_at_most_s`."""
+UP_TO_S: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+"""Upper bounds: from the wait of a new workflow for the next decision to thrice the default of `held_at_most_s`."""
 
 EVERY_S: Final = 0.25
 AFTER_EVENT_S: Final = 0.05
@@ -49,18 +49,17 @@ _UNDER_WAY: Final = 64
 Facts = TypeVar("Facts")
 
 
-class HeldTimes:
-    """A histogram of the seconds that requests were held: each counts once, when it begins or is aborted."""
+class Seconds:
+    """A histogram of seconds."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(UP_TO_S) + 1)
         self._sum_s = 0.0
 
-    def observe(self, held_s: float) -> None:
-        """A request was held for so many seconds in all; one that was never held does not count."""
-        if held_s > 0:
-            self._counts[bisect_left(UP_TO_S, held_s)] += 1
-            self._sum_s += held_s
+    def observe(self, seconds: float) -> None:
+        """Counts a duration."""
+        self._counts[bisect_left(UP_TO_S, seconds)] += 1
+        self._sum_s += seconds
 
     def status(self) -> dict[str, Any]:
         """Cumulative counts by Prometheus' names of the bounds, and the sum of seconds."""
@@ -95,10 +94,15 @@ class IterationTimer(Generic[Facts]):
 
 
 class IterationTimes(IterationTimer[tuple[int, int]]):
-    """The cost model of iterations, from their decoded and prefilled tokens and their durations."""
+    """The cost model of iterations, from their decoded and prefilled tokens and their durations.
+
+    Attributes:
+        recomputing: share of the time that is spent on lost contexts.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.recomputing = RecomputingShare()
         self._times = IterationCost()
         self._fit_at = -math.inf
         self._costs: IterationCosts | None = None
@@ -108,6 +112,7 @@ class IterationTimes(IterationTimer[tuple[int, int]]):
         timed = super().updated(output, now)
         if timed is not None:
             self._times.observe(*timed[0], timed[1])
+            self.recomputing.computes(timed[1])
         return timed
 
     def costs(self, now: float) -> IterationCosts | None:
@@ -126,7 +131,7 @@ class AdmissionController:
             admitted.
 
     Attributes:
-        counts: decisions of the policy, and exemptions.
+        counts: decisions of the policy.
         longest_held_s: maximum over workflows of the time held over their lives.
     """
 
@@ -164,9 +169,10 @@ class AdmissionController:
         self._news = False
         self._holding = False
         self._held_s = 0.0
-        self._held_times = HeldTimes()
+        self._held_times = Seconds()
         self._last: Decision | None = None
         self._rates: Rates | None = None
+        self._recomputing_share = 0.0
 
     # Events.
 
@@ -189,7 +195,7 @@ class AdmissionController:
             elif not account.requests:
                 self._workload.pauses_s.append(now - account.since)
             bound_s = self._bounds.of(step)
-            account.bound_s = math.nan if bound_s is None else bound_s
+            account.bound_s = self._held_at_most_s if bound_s is None else min(bound_s, self._held_at_most_s)
             reusable = min(prompt_tokens, account.blocks.known(hashes) * self._block_tokens)
             if not reusable or not account.steps:
                 account.shared.add(self._shared.first_prompt(step.stats_key, step.agent, hashes))
@@ -218,10 +224,11 @@ class AdmissionController:
             return
         now = self._clock()
         request = account.begins(request_id, hashes, now)
-        self._held_times.observe(account.waited_for_s(request, now))
+        self._count_held_time(account, request, now)
         reusable, prompt = request.reusable_tokens, request.new_tokens + request.reusable_tokens
         # Blocks that other workflows computed count neither as lost if they are not cached, nor as new if they are.
         self._workload.new_tokens.observe(prompt - max(reusable, found_tokens))
+        self.times.recomputing.loses(max(0, reusable - found_tokens))
         own = max(0, reusable - account.shared.known(hashes) * self._block_tokens)
         self._workload.reuses(own, min(own, max(0, reusable - found_tokens)), self._admission.cache_tokens)
         self._changes(self._workflow_of[request_id], account)
@@ -236,7 +243,8 @@ class AdmissionController:
                 return
             name, request = self._workflow_of.pop(request_id), account.requests[request_id]
             account.leaves(request_id, hashes, now)
-            self._count_held_time(account, request, now)
+            if not request.begun:
+                self._count_held_time(account, request, now)
             if completed:
                 self._workload.output_tokens.observe(output_tokens)
             self._changes(name, account)
@@ -311,6 +319,8 @@ class AdmissionController:
             "rates": self._rates.to_dict() if self._rates else None,
             "shared_tokens": len(self._shared) * self._block_tokens,
             "contexts_longer": self._admission.longer,
+            "recomputing_share": self._recomputing_share,
+            "overdue": last.overdue if last else 0,
         }
 
     def debug_state(self) -> dict[str, int]:
@@ -334,7 +344,6 @@ class AdmissionController:
             "since_s": round(now - account.since, 3),
             "held": account.held,
             "held_s": round(account.waited_s(now), 3),
-            "exempt": account.exempt,
             "reason": self._last.held.get(workflow) if self._last else None,
             "known_tokens": len(account.blocks) * self._block_tokens,
             "own_tokens": account.own_tokens(self._block_tokens),
@@ -350,7 +359,8 @@ class AdmissionController:
         self._held_s += sum(account.waited_s(now) for account in self._accounts.values())
         for account in self._accounts.values():
             for request in account.requests.values():
-                self._count_held_time(account, request, now)
+                if not request.begun:
+                    self._count_held_time(account, request, now)
         for table in (self._accounts, self._held, self._ended, self._workflow_of):
             table.clear()
         self._later.clear()
@@ -385,16 +395,13 @@ class AdmissionController:
             steps = fmean([of_type(one.workflow_type).expected_steps(one.steps) for one in self._accounts.values()])
             self._rates = self._workload.rates(self.times.costs(now), self._most_decoding, steps)
             self._admission.choose(self._rates, len(self._shared) * self._block_tokens, now)
-        self._last = decision = self._admission.decide(now)
+        self._recomputing_share = self.times.recomputing.share(self.times.costs(now))
+        self._last = decision = self._admission.decide(now, self._recomputing_share)
         acts_on = self._acts_on(decision.held)
         self._let_run = len(decision.held) - len(acts_on)
         self._holding = bool(acts_on)
-        for account in self._held.values():
-            if account.waited_s(now) >= self._held_at_most_s:
-                account.exempt = True
-                self.counts.add(ADMISSION_CHANGES, "exempt")
         before = self._held
-        for name in [name for name, account in before.items() if name not in acts_on or account.exempt]:
+        for name in [name for name in before if name not in acts_on]:
             account = before.pop(name)
             self.longest_held_s = max(self.longest_held_s, account.waited_s(now))
             if account.hold(False, now):
@@ -402,11 +409,10 @@ class AdmissionController:
             self._tell_of(name, account)
         for name in [name for name in acts_on if name not in before]:  # the others do not change
             account = self._accounts[name]
-            if account.hold(not account.exempt, now):
+            if account.hold(True, now):
                 changed += account.requests
-            if account.held:
-                before[name] = account
-                self._tell_of(name, account)
+            before[name] = account
+            self._tell_of(name, account)
         self._log(decision, now)
         return changed
 
@@ -431,16 +437,17 @@ class AdmissionController:
     # Helpers.
 
     def _tell_of(self, name: str, account: Account) -> None:
-        bound_s = math.inf if math.isnan(account.bound_s) else account.bound_s
-        self._tell(name, min(bound_s, self._held_at_most_s) if account.held else None)
+        self._tell(name, account.bound_s if account.held else None)
 
     def _changes(self, name: str, account: Account) -> None:
         self._columns.changed[name] = account
         self._news = True
 
     def _count_held_time(self, account: Account, request: AdmissionRequest, now: float) -> None:
-        if not request.begun:
-            self._held_times.observe(account.waited_for_s(request, now))
+        """A request begins, or leaves without having begun; one that was never held does not count."""
+        held_s = account.waited_for_s(request, now)
+        if held_s > 0:
+            self._held_times.observe(held_s)
 
     def _account(self, request_id: str) -> Account | None:
         name = self._workflow_of.get(request_id)

@@ -54,18 +54,16 @@ class Account:
     Attributes:
         since: the start of its phase, in seconds of the caller's clock.
         agent: of the request that arrived last.
-        exempt: whether it has been held for the maximal time.
         held_s: seconds its requests were held over its life, up to `held_since` if they are held now.
         blocks, shared: all of its blocks, and those that it shares with other workflows.
         context_tokens: when a request arrived last, its own blocks and the prompt that came.
         latest: by agent the number of its latest step, and the blocks of its prompt and answer.
-        bound_s: seconds for which it may wait over its life; NaN without an objective.
+        bound_s: seconds for which it may wait over its life.
     """
 
     workflow_type: str
     since: float
     held: bool = False
-    exempt: bool = False
     phase: Phase = Phase.TOOL
     agent: str = ""
     requests: dict[str, AdmissionRequest] = field(default_factory=lambda: _NONE)
@@ -76,7 +74,7 @@ class Account:
     latest: dict[str, tuple[int, int]] = field(default_factory=dict)
     held_since: float | None = None
     held_s: float = 0.0
-    bound_s: float = math.nan
+    bound_s: float = math.inf
 
     def arrives(self, request_id: str, agent: str, prompt_tokens: int, reusable_tokens: int, now: float) -> None:
         """A request arrives."""

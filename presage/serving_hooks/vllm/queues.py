@@ -16,10 +16,10 @@ from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst, vllm_priority
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
 from presage.serving_hooks.vllm import engine
-from presage.serving_hooks.vllm.admission import AdmissionController
+from presage.serving_hooks.vllm.admission import AdmissionController, Seconds
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.waiting import Order, ShadowOrder, WaitingQueue, holds_none
-from presage.serving_hooks.workflows import WorkflowTable
+from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step
 
 _CLASS: Final = 2**64
@@ -143,6 +143,8 @@ class QueuePolicies:
 
     Attributes:
         priorities, admission: None while they are off.
+        tails: seconds from a workflow's arrival to the selection of its first step, from the arrival of later steps to
+            their first tokens, and from a workflow's arrival to its last answer.
         shadow: what priority would do for workflow types for which it is in shadow; None if there are none.
     """
 
@@ -160,6 +162,7 @@ class QueuePolicies:
     ) -> None:
         self.priorities: Priorities | None = None
         self.admission: AdmissionController | None = None
+        self.tails = {"start_delay": Seconds(), "later_first_token": Seconds(), "completion": Seconds()}
         self.shadow: ShadowOrder | None = None
         self.switches = {"priority": priority, "admission": admission}
         self._port, self._modes, self._workflows = port, modes, workflows
@@ -168,6 +171,7 @@ class QueuePolicies:
         self._bounds, self._clock = bounds, clock
         self._arrived_at: dict[str, float] = {}  # of requests that have not been selected
         self._prefilling: list[tuple[EngineRequest, float, float]] = []  # arrival, selection
+        self._starts: set[str] = set()  # first steps of workflows that have not been selected
         self._deadlines: list[tuple[float, str]] = []
 
     @property
@@ -180,6 +184,9 @@ class QueuePolicies:
     def arrives(self, request: EngineRequest, step: Step | None, remaining_tokens: float | None) -> None:
         """A request is about to be queued."""
         now = self._arrived_at[request.request_id] = self._clock()
+        running = self._workflows.get(step.workflow) if step is not None else None
+        if running is not None and running.steps == 1:
+            self._starts.add(request.request_id)
         if self.priorities is not None:
             bound_s = self._bounds.of(step)
             deadline = now + (self._bounds.default_s if bound_s is None else bound_s)
@@ -209,6 +216,7 @@ class QueuePolicies:
     def left(self, request: EngineRequest, completed: bool) -> None:
         """A request has left the engine."""
         self._arrived_at.pop(request.request_id, None)
+        self._starts.discard(request.request_id)
         if self.admission is not None:
             hashes, output_tokens = self._port.computed_hashes(request), request.num_output_tokens
             self.admission.switch.attempt(self.admission.leaves, request.request_id, hashes, completed, output_tokens)
@@ -263,6 +271,10 @@ class QueuePolicies:
         """The output of an iteration has arrived."""
         if self.admission is not None:
             self.admission.switch.attempt(self.admission.times.updated, output, now)
+
+    def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+        """A workflow has ended; one that expired had its last answer when it was active last."""
+        self.tails["completion"].observe(workflow.active_at - workflow.arrived_at)
 
     # Modes and status.
 
@@ -364,12 +376,18 @@ class QueuePolicies:
         for request in selected:
             arrived_at = self._arrived_at.pop(request.request_id, None)
             if arrived_at is not None:
+                if request.request_id in self._starts:
+                    self.tails["start_delay"].observe(now - arrived_at)
                 self._prefilling.append((request, arrived_at, now))
         if self._prefilling:
             still = []
             for request, arrived_at, selected_at in self._prefilling:
                 if request.num_computed_tokens >= request.num_prompt_tokens:
                     self._bounds.observe(selected_at - arrived_at, now - selected_at)
+                    if request.request_id in self._starts:
+                        self._starts.discard(request.request_id)
+                    elif self._workflows.step(request.request_id) is not None:
+                        self.tails["later_first_token"].observe(now - arrived_at)
                 elif request.request_id in self._port.requests:
                     still.append((request, arrived_at, selected_at))
             self._prefilling = still

@@ -119,6 +119,7 @@ class Policies(engine.SchedulerSeam):
             partial(self.make_priorities, config, forecasts.medians),
             partial(self.make_admission, config),
         )
+        self.workflow_table.subscribe(self.queue_policies.ended)
         self.block_order = self.make_block_order(config, eviction) if config.eviction and caches else None
         self.prefetcher = self._make_prefetcher(config, prefetch) if config.prefetch else None
         for owner in (self.prefetcher, self.block_order):  # prefetch first: it gives its blocks back
@@ -306,6 +307,7 @@ class Policies(engine.SchedulerSeam):
             "given_up": self.block_order.given_up if self.block_order is not None else None,
             "ageing": priorities.aged() if priorities is not None else None,
             "admission": admission.status() if admission is not None else None,
+            "tails": {name: seconds.status() for name, seconds in self.queue_policies.tails.items()},
             "recorder": {**self._observing.status(), "states": self._states.recorder_states},
             **self._upkept(),
             **({"step_times": {"on": self._timing.on, **file.status()}} if (file := self._step_times) else {}),

@@ -47,12 +47,16 @@ class RunningWorkflow:
 
     Attributes:
         step: the latest to arrive.
+        arrived_at: when its first request arrived, seconds of the table's clock.
         active_at: when one of its requests last arrived or left, seconds of the table's clock.
+        steps: how many have arrived.
         requests: its steps in the engine, by request id.
     """
 
     step: Step
+    arrived_at: float
     active_at: float
+    steps: int = 0
     requests: dict[str, Step] = field(default_factory=lambda: _NO_REQUESTS)
 
 
@@ -124,10 +128,12 @@ class WorkflowTable:
                 self._counts.add(METADATA_LEFT_OUT, "workflows", "too many of one tenant")
                 return False
             self._of_tenant[tenant] += 1
-            running = self._running[workflow] = RunningWorkflow(step, self._clock())
+            now = self._clock()
+            running = self._running[workflow] = RunningWorkflow(step, now, now)
         else:
             running.step, running.active_at = step, self._clock()
             self._running.move_to_end(workflow)
+        running.steps += 1
         running.requests = running.requests or {}
         running.requests[request_id] = self._steps[request_id] = step
         return True

@@ -78,7 +78,7 @@ def document(metrics: Metrics) -> Document:
         Section("What was replayed", [Facts(_facts(metrics))]),
     ]
     verdict = metrics.get("verdict")  # not of a promotion's replay, which its gates judge
-    text = verdict["text"] if verdict else ""
+    text = f"{verdict['text']} {verdict['regime']['text']}" if verdict else ""
     return Document("What would the policies have done?", _lead(metrics), parts, verdict=text)
 
 

@@ -47,12 +47,12 @@ def number(engine: Engine, name: str) -> float:
     return metric(engine, name)[None]
 
 
-def spread(engine: Engine) -> tuple[float, float]:
-    """Of requests that were held: how many, and for how many seconds together."""
-    (one,) = HISTOGRAMS
-    held = one.read(reported(engine))
-    assert held is not None
-    return held.up_to_s["+Inf"], held.sum_s
+def spread(engine: Engine, name: str = "presage_request_held_seconds") -> tuple[float, float]:
+    """How many a histogram has counted, and their seconds together."""
+    (one,) = [one for one in HISTOGRAMS if one.name == name]
+    found = one.read(reported(engine))
+    assert found is not None
+    return found.up_to_s["+Inf"], found.sum_s
 
 
 def run(engine: Engine, name: str, tokens: list[int], **sent: object) -> None:
@@ -89,6 +89,24 @@ def test_blocks_of_nobody_and_of_workflows_without_a_forecast_have_classes_of_th
     given_up = metric(engine, "presage_evicted_blocks_total")
     assert (given_up["blank"], given_up["worthless"], given_up["unknown"]) == (21 + 21 + 9, 20, 12)
     assert given_up["forecast"] == given_up["retired"] == 0
+
+
+def test_tails_tell_starts_later_steps_and_whole_workflows_apart(tmp_path: Path) -> None:
+    """A second an iteration: a prompt of 300 takes two, 256 tokens each at most, and each output token one."""
+    engine = Ticking(tmp_path, SyncWorkflowScheduler, step_s=1.0)
+    engine.scheduler.add_request(ask("a1", [1] * 300, 2, workflow_id="a", agent="planner"))
+    engine.scheduler.add_request(ask("nobody", [2] * 300, 2))
+    engine.run()
+    assert spread(engine, "presage_start_delay_seconds") == (1, pytest.approx(1.0))
+    assert spread(engine, "presage_later_first_token_seconds") == (0, 0)
+    began = engine.clock.now
+    engine.scheduler.add_request(ask("a2", [3] * 300, 2, workflow_id="a", agent="planner", workflow_end=True))
+    engine.run()
+    count, seconds = spread(engine, "presage_later_first_token_seconds")
+    assert (count, 1.0 <= seconds <= 3.0) == (1, True)
+    assert spread(engine, "presage_start_delay_seconds")[0] == 1
+    count, seconds = spread(engine, "presage_workflow_seconds")
+    assert (count, began < seconds <= engine.clock.now) == (1, True)
 
 
 def test_prompts_of_workflows_are_counted_by_where_they_came_from_and_no_others(tmp_path: Path) -> None:

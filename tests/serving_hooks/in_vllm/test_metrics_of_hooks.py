@@ -117,13 +117,15 @@ def test_decisions_of_admission_are_counted_by_what_they_changed() -> None:
         ("held",): held,
         ("restored",): held,
         ("paused",): 0,
-        ("exempt",): 0,
         ("let in",): 0,
     }
     assert samples("presage_expected_steps_per_second", status) == {
         ("chosen",): decision.chosen.steps_per_s,
         ("everybody",): everybody.everybody.steps_per_s,
     }
+    admission_status = {"admission": {"recomputing_share": 0.4, "overdue": 3}}
+    assert samples("presage_recomputing_share", admission_status) == {(): 0.4}
+    assert samples("presage_overdue_workflows", admission_status) == {(): 3}
     assert samples("presage_held_seconds_total", status) == {(): 2.5}
     assert samples("presage_held_workflows", status) == {(): 7}
     assert samples("presage_held_workflows", {"admission": None}) == {}

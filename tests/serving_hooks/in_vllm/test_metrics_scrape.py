@@ -22,7 +22,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 
 from presage.serving_hooks.vllm import metrics_page
-from presage.serving_hooks.vllm.admission import HeldTimes
+from presage.serving_hooks.vllm.admission import Seconds
 from presage.serving_hooks.vllm.metrics_page import ANSWERED, FRESH_S, PATH, Appended, Engines, StatusCache, exposition
 
 pytestmark = pytest.mark.vllm
@@ -97,8 +97,8 @@ def test_the_page_has_vllms_metrics_and_ours() -> None:
 
 
 def test_a_histogram_has_buckets_that_rise_a_sum_and_a_count() -> None:
-    held = HeldTimes()
-    for seconds in (0.0, 0.05, 0.2, 0.2, 700.0):  # the first was not held
+    held = Seconds()
+    for seconds in (0.05, 0.2, 0.2, 1900.0):
         held.observe(seconds)
     with page(StatusCache(Engine({"admission": {"held_times": held.status()}}))) as client:
         family = families(client.get(PATH).text)["presage_request_held_seconds"]
@@ -107,7 +107,7 @@ def test_a_histogram_has_buckets_that_rise_a_sum_and_a_count() -> None:
     assert {one.labels["engine"] for one in family.samples} == {"0"}
     assert [found["bucket", le] for le in ("0.1", "0.3", "1.0", "600.0", "+Inf")] == [1, 3, 3, 3, 4]
     assert found["count", None] == 4
-    assert found["sum", None] == pytest.approx(0.05 + 0.2 + 0.2 + 700.0)
+    assert found["sum", None] == pytest.approx(0.05 + 0.2 + 0.2 + 1900.0)
 
 
 def test_the_page_of_a_whole_status_is_the_golden_one() -> None:

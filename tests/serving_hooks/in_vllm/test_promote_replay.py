@@ -88,7 +88,9 @@ def test_one_passes_and_one_is_refused(registry: tuple[str, Path], promote: Call
         "replay-ran",
         "replay-hit-rate-stock",
         "replay-completion-stock",
-        "replay-first-token-p99-stock",
+        "replay-completion-p99-stock",
+        "replay-start-p99-stock",
+        "replay-later-first-token-p99-stock",
     }
     assert first.json["replay"] == dry.json["replay"]
 

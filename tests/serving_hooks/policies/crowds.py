@@ -10,7 +10,7 @@ from presage.serving_hooks.policies.steady_state import Rates
 
 @dataclass(frozen=True)
 class Workflow:
-    """A row; a bound of None is none."""
+    """A row."""
 
     id: str
     phase: Phase
@@ -18,7 +18,7 @@ class Workflow:
     begun: bool = False
     context_tokens: float = 20_000.0
     own_tokens: float | None = None
-    bound_s: float | None = None
+    bound_s: float = math.inf
 
 
 def rows(crowd: WorkflowColumns) -> Iterator[Workflow]:
@@ -26,24 +26,28 @@ def rows(crowd: WorkflowColumns) -> Iterator[Workflow]:
     numbers = crowd.rows()
     for row, name in zip(numbers, crowd.names(numbers), strict=True):
         phase, since, begun, own, context, bound = crowd.facts[row].item()
-        yield Workflow(name, Phase(phase), since, begun, context, own, None if math.isnan(bound) else bound)
+        yield Workflow(name, Phase(phase), since, begun, context, own, bound)
 
 
 def decide(
-    admission: Admission, workflows: Iterable[Workflow], rates: Rates | None, now: float, shared_tokens: float = 0.0
+    admission: Admission,
+    workflows: Iterable[Workflow],
+    rates: Rates | None,
+    now: float,
+    shared_tokens: float = 0.0,
+    recomputing_share: float = 0.0,
 ) -> Decision:
     """A decision about these workflows and no others, after a new choice where one is due."""
     crowd, here = admission.crowd, list(workflows)
     for name in set(crowd.names(crowd.rows())) - {one.id for one in here}:
         admission.crowd.drop(name)
     for one in here:
-        bound = math.nan if one.bound_s is None else one.bound_s
         row = crowd.place(one.id)
         own = one.context_tokens if one.own_tokens is None else one.own_tokens
-        crowd.facts[row] = one.phase, one.since, one.begun, own, one.context_tokens, bound
+        crowd.facts[row] = one.phase, one.since, one.begun, own, one.context_tokens, one.bound_s
     if admission.is_due(now):
         admission.choose(rates, shared_tokens, now)
-    return admission.decide(now)
+    return admission.decide(now, recomputing_share)
 
 
 def waited_s(admission: Admission, workflow: Workflow, now: float) -> float:

@@ -11,7 +11,7 @@ from crowds import Workflow, decide, waited_s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from presage.serving_hooks.policies.admission import FULL, PAUSED, Admission, AdmissionConfig, Phase
+from presage.serving_hooks.policies.admission import AWAY, FULL, PAUSED, Admission, AdmissionConfig, Phase
 from presage.serving_hooks.policies.steady_state import Rates
 
 PAUSES = np.sort(np.random.default_rng(0).exponential(2.0, 600))
@@ -166,12 +166,55 @@ def test_workflows_that_end_without_a_word_keep_no_place() -> None:
     first = decide(admission, CROWD, THRASHING, 0.0)
     away = [replace(one, phase=Phase.TOOL, since=1.0, begun=True) if one.id in first.run else one for one in CROWD]
     longest = float(PAUSES[-1])
-    assert decide(admission, away, THRASHING, 1.0 + 0.9 * longest).run == first.run, "they may come back"
     then = decide(admission, away, THRASHING, 3.0 + longest)
-    assert first.run < then.run, "whoever comes back all the same does not wait"
-    new = then.run - first.run
-    assert len(new) >= len(first.run) - 1
-    assert new == {f"w{number:02}" for number in range(len(first.run), len(first.run) + len(new))}
+    assert {then.held[name] for name in first.run} == {AWAY}
+    assert len(then.run) >= len(first.run) - 1
+    assert then.run == {f"w{number:02}" for number in range(len(first.run), len(first.run) + len(then.run))}
+
+
+def test_where_few_pauses_are_long_whoever_is_away_for_long_gives_up_its_place_and_waits_for_the_next() -> None:
+    """A tenth of the pauses takes ten minutes, the others 2 s: a place kept for so long would stand empty."""
+    mostly_short = replace(THRASHING, pauses_s=np.sort(np.concatenate([np.full(540, 2.0), np.full(60, 600.0)])))
+    admission = room_for_ten()
+    first = decide(admission, CROWD, mostly_short, 0.0)
+    assert first.chosen.keeps_s < 600
+    away = [replace(one, phase=Phase.TOOL, since=1.0, begun=True) if one.id in first.run else one for one in CROWD]
+    now = 3.0 + first.chosen.keeps_s
+    then = decide(admission, away, mostly_short, now)
+    assert not first.run & then.run
+    assert len(then.run) == len(first.run)
+    back = [replace(one, phase=Phase.READY, since=now, begun=True) if one.id == "w00" else one for one in away]
+    assert decide(admission, back, mostly_short, now + 0.1).held["w00"] == PAUSED, "no place is free"
+    ended = next(iter(then.run))
+    left = [one for one in back if one.id != ended]
+    assert "w00" in decide(admission, left, mostly_short, now + 0.2).run, "it goes before all that are new"
+
+
+def test_bounds_are_suspended_while_lost_contexts_take_the_engines_time_and_the_overdue_go_first() -> None:
+    admission = room_for_ten()
+    late = [replace(one, bound_s=5.0) for one in CROWD[-3:]]
+    crowd = [*CROWD[:-3], *late]
+    first = decide(admission, crowd, THRASHING, 0.0)
+    busy = decide(admission, crowd, THRASHING, 6.0, recomputing_share=0.5)
+    assert busy.overdue == 3
+    assert not busy.run & {one.id for one in late}
+    left = [one for one in crowd if one.id not in sorted(first.run)[:2]]
+    then = decide(admission, left, THRASHING, 7.0, recomputing_share=0.5)
+    assert then.run - first.run == {late[0].id, late[1].id}
+    calm = decide(admission, left, THRASHING, 8.0, recomputing_share=0.1)
+    assert calm.overdue == 0
+    assert {one.id for one in late} <= calm.run
+
+
+def test_while_lost_contexts_take_the_engines_time_the_smallest_goes_on_first() -> None:
+    for recomputing_share, next_one in ((0.1, "w20"), (0.5, "w30")):
+        admission = room_for_ten()
+        crowd = [replace(one, begun=True, own_tokens=float(9000 - 100 * number)) for number, one in enumerate(CROWD)]
+        first = decide(admission, crowd[:30], THRASHING, 0.0)
+        inside = [one for one in crowd if one.id in first.run]
+        others = [crowd[20], crowd[30]]
+        then = decide(admission, [*inside[1:], *others], THRASHING, 1.0, recomputing_share=recomputing_share)
+        assert then.run - first.run == {next_one}
 
 
 def test_nobody_there_and_one_too_large_for_the_cache() -> None:

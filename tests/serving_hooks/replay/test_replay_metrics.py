@@ -17,7 +17,9 @@ from presage.serving_hooks.replay.metrics import (
 def run() -> PolicyRun:
     return PolicyRun(
         asked=[
-            RequestOutcome(0, 0, "p", 0.0, 100, 0, hit_tokens=0, began_s=1.0, first_token_s=3.0, ended_s=4.0),
+            RequestOutcome(
+                0, 0, "p", 0.0, 100, 0, hit_tokens=0, began_s=1.0, first_token_s=3.0, ended_s=4.0, starts=True
+            ),
             RequestOutcome(0, 1, "q", 5.0, 300, 96, hit_tokens=64, began_s=5.0, first_token_s=6.0, ended_s=9.0),
         ],
         completions_s=[9.0, 1.0],
@@ -26,6 +28,8 @@ def run() -> PolicyRun:
         prefilled_tokens=340,
         output_tokens=50,
         preemptions=2,
+        busy_s=8.0,
+        recomputing_s=2.0,
     )
 
 
@@ -44,6 +48,14 @@ def test_figures_of_a_run() -> None:
     assert (found["queueing_mean_s"], found["longest_wait_s"]) == (0.5, 1.0)
     assert (found["throughput_tokens_per_s"], found["workflows_per_s"], found["makespan_s"]) == (5.0, 0.2, 10.0)
     assert (found["preemptions"], found["recomputed_tokens"]) == (2.0, 340 - (400 - 96))
+    assert found["recomputing_share"] == 0.25
+    assert (found["start_delay_p99_s"], found["later_ttft_p99_s"], found["later_ttft_mean_s"]) == (1.0, 1.0, 1.0)
+
+
+def test_workflows_of_one_step_have_no_later_ones() -> None:
+    alone = run()
+    del alone.asked[1]
+    assert "later_ttft_p99_s" not in figures(alone)
 
 
 def test_a_pause_of_one_branch_is_none_while_another_has_a_request() -> None:

@@ -9,8 +9,11 @@ from presage.serving_hooks.replay.verdict import saved, verdict
 Runs = dict[int, dict[str, float]]
 
 
-def runs(*completion_s: float, hit: float = 0.5, reusable: float = 0.8, retired: int = 3, active: int = 4) -> Runs:
+def runs(
+    *completion_s: float, hit: float = 0.5, reusable: float = 0.8, retired: int = 3, active: int = 4, lost: float = 0.2
+) -> Runs:
     figures = {"hit_rate": hit, "reusable_share": reusable, "evicted_retired": retired, "evicted_active": active}
+    figures |= {"recomputing_share": lost}
     return {seed: figures | {"completion_mean_s": one} for seed, one in enumerate(completion_s)}
 
 
@@ -103,3 +106,18 @@ def test_order_can_gain_where_the_cache_cannot() -> None:
 
 def test_different_hit_rates_can_gain() -> None:
     assert of(stock=STOCK, full=runs(10.0, 12.0, 11.0, hit=0.6))["nothing_to_gain"] is None
+
+
+@pytest.mark.parametrize(
+    ("lost", "name", "said"),
+    [
+        (0.63, "thrashing", "63 % of its time on lost contexts: it thrashes"),
+        (0.4, "thrashing", "holding workflows back gains most."),
+        (0.25, "eviction gains", "a better order of free blocks gains."),
+        (0.1, "no headroom", "Stock spends 10% of its time on lost contexts: no policy can gain much."),
+    ],
+)
+def test_the_regime_is_that_of_vllm_alone(lost: float, name: str, said: str) -> None:
+    regime = of(stock=runs(10.0, 12.0, lost=lost), full=runs(5.0, 6.0, lost=0.0))["regime"]
+    assert (regime["name"], regime["recomputing_share"]) == (name, pytest.approx(lost))
+    assert said.replace(" %", "%") in regime["text"]
