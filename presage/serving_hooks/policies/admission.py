@@ -8,11 +8,12 @@ many as give the most steps a second, and nobody waits unless that gains more th
 ThunderAgent (§4.3) pauses programs once contexts no longer fit, the smallest first. Departures: load is what settles,
 not the sum of present contexts, which thrashing itself makes look busy; new workflows wait before any that has begun is
 paused; those that have begun are paused only where the engine is far from its best, between two steps, the one that
-began last first; and a paused one is restored before a new one starts. In both groups the first that came goes first,
-so nobody starves: what is ahead of a workflow only shrinks.
+began last first; and a paused one is restored before a new one starts. In both groups the first that came goes first;
+where all would thrash, the smallest of those that have begun.
 
-A workflow waits for as long over its life as its objective (`wait_bounds.py`) says, not longer, unless the engine
-spends more than `DOMINATES` of its time on lost contexts: to let all in would lose more, so it goes first instead.
+A workflow waits for as long over its life as its bound says (`wait_bounds.py`), not longer, unless the engine spends
+more than `DOMINATES` of its time on lost contexts: to let all in would lose more. Whoever is overdue then goes before
+all others, so nobody starves: what is ahead of it only shrinks.
 """
 
 from __future__ import annotations
@@ -124,6 +125,8 @@ _FORGET_S: Final = 120.0
 """Half-life of that."""
 DOMINATES: Final = 0.25
 """Share of the engine's seconds spent on lost contexts from which bounds on waits are suspended."""
+_THRASHING: Final = 0.4
+"""The same share, expected of letting all run, from which those that have begun go on by the size of their contexts."""
 _KEEPS: Final = np.array([0.5, 0.75, 0.9, 0.95, 1.0])
 """Quantiles of the latest pauses, of which one is chosen: who is away for longer gives up its place."""
 _LEAST_CACHE: Final = 0.2
@@ -197,6 +200,7 @@ class Admission:
     opened: int = 0
     longer: float = 1.0
     _far: bool = False
+    _smallest_first: bool = False
     _learnt_s: float = math.inf
     _longest_s: float = math.inf
     _next_s: float = -math.inf
@@ -249,6 +253,7 @@ class Admission:
         load = everybody * context / cache
         all_run = Outlook(everybody, load, float(lost[0]), float(steps_per_s[0]), float(stays_s[0]), self._longest_s)
         self._outlooks = all_run, all_run
+        self._smallest_first = bool(recomputing[0] >= _THRASHING)
         if recomputing[0] <= self.config.least_gain / (1 + self.config.least_gain):
             return  # even if nothing was lost, the gain would be less
         most = max(2 * _NUMBERS, 2 * everybody)
@@ -313,7 +318,7 @@ class Admission:
             late, old, new = map(
                 np.flatnonzero, (waiting & overdue, waiting & ~overdue & begun, waiting & ~overdue & ~begun)
             )
-            if recomputing_share >= DOMINATES:
+            if self._smallest_first:
                 old = old[np.argsort(facts["own"][old], kind="stable")]
             inside[np.concatenate([late, old, new])[: int(room)]] = True
         elif room < 0 and self._far:

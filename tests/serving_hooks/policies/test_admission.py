@@ -206,14 +206,14 @@ def test_bounds_are_suspended_while_lost_contexts_take_the_engines_time_and_the_
     assert {one.id for one in late} <= calm.run
 
 
-def test_while_lost_contexts_take_the_engines_time_the_smallest_goes_on_first() -> None:
-    for recomputing_share, next_one in ((0.1, "w20"), (0.5, "w30")):
+def test_where_all_would_thrash_the_smallest_goes_on_first_and_elsewhere_the_first_that_came() -> None:
+    decoding = replace(THRASHING, decode_token_s=8e-3, prefill_token_s=2e-5)  # lost contexts take less than .4 of it
+    crowd = [replace(one, begun=True, own_tokens=float(9000 - 100 * number)) for number, one in enumerate(CROWD)]
+    for rates, next_one in ((decoding, "w20"), (THRASHING, "w30")):
         admission = room_for_ten()
-        crowd = [replace(one, begun=True, own_tokens=float(9000 - 100 * number)) for number, one in enumerate(CROWD)]
-        first = decide(admission, crowd[:30], THRASHING, 0.0)
+        first = decide(admission, crowd[:30], rates, 0.0)
         inside = [one for one in crowd if one.id in first.run]
-        others = [crowd[20], crowd[30]]
-        then = decide(admission, [*inside[1:], *others], THRASHING, 1.0, recomputing_share=recomputing_share)
+        then = decide(admission, [*inside[1:], crowd[20], crowd[30]], rates, 1.0)
         assert then.run - first.run == {next_one}
 
 
