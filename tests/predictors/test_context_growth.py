@@ -20,11 +20,15 @@ from presage.training.length.train import fit_lengths
 BOOSTED = ContextGrowthConfig(estimator="boosted")
 
 
-@pytest.fixture(scope="module")
-def predictor() -> ContextGrowthPredictor:
-    found = fit_lengths(loops(60, 0), BOOSTED, target="final-context").predictor
+def fitted(table: pa.Table) -> ContextGrowthPredictor:
+    found = fit_lengths(table, BOOSTED, target="final-context").predictor
     assert isinstance(found, ContextGrowthPredictor)
     return found
+
+
+@pytest.fixture(scope="module")
+def predictor() -> ContextGrowthPredictor:
+    return fitted(loops(60, 0))
 
 
 def test_what_training_saw_of_a_workflow_type_is_kept() -> None:
@@ -35,7 +39,7 @@ def test_what_training_saw_of_a_workflow_type_is_kept() -> None:
     rows = [step("a", f"a{w}", s, 100 + 50 * s + w) for w in range(4) for s in range(3)]
     rows += [step("b", f"b{w}", s, 1000 + 300 * s) for w in range(3) for s in range(5)]
     rows += [step("b", "cut", s, 1000 + 300 * s, complete=False) for s in range(9)]
-    found = fit_lengths(conform(pa.Table.from_pylist(rows), "test"), BOOSTED, target="final-context").predictor
+    found = fitted(conform(pa.Table.from_pylist(rows), "test"))
     assert found.of_type("a") == TypeContexts(steps=3.0, growth=50.0, largest=213.0)
     # The workflow that was cut has grown as far as it came, but nobody knows how many steps it took.
     assert found.of_type("b") == TypeContexts(steps=5.0, growth=300.0, largest=3410.0)

@@ -198,9 +198,10 @@ class Admission:
         """Whether it is time to choose again how many may be open."""
         return now >= self._next_s
 
-    def choose(self, rates: Rates | None, shared_tokens: float, now: float) -> None:
-        """Chooses how many of the workflows in `crowd` may be open; all of them while `rates` is None.
+    def choose(self, rates: Rates | None, shared_tokens: float, now: float, known: bool = False) -> None:
+        """Chooses how many of the workflows in `crowd` may be open.
 
+        While `rates` is None, as many as fit the cache if it is `known` what they grow to, else all of them.
         `shared_tokens` are those of the cache that several workflows use, each once.
         """
         self._next_s = now + self.config.every_s
@@ -212,9 +213,11 @@ class Admission:
         everybody, at_present = len(contexts), int(np.count_nonzero(opened))
         self.limit, self._far = math.inf, False
         self._outlooks = Outlook(everybody), Outlook(everybody)
+        cache = max(_LEAST_CACHE * self.cache_tokens, self.cache_tokens - shared_tokens)
+        if rates is None and known and everybody:
+            self.limit = max(1.0, cache // max(float(contexts.mean()), 1.0))
         if rates is None or not everybody:
             return
-        cache = max(_LEAST_CACHE * self.cache_tokens, self.cache_tokens - shared_tokens)
         if at_present:
             self._learn(rates, cache, at_present, max(float(facts["own"][opened].mean()), 1.0), now)
         context = max(float(contexts.mean()), 1.0) * self.longer

@@ -46,6 +46,23 @@ def test_while_the_engine_is_not_measured_nobody_waits() -> None:
     assert not admission.is_full
 
 
+def test_where_it_is_known_what_contexts_grow_to_as_many_begin_as_fit_the_cache() -> None:
+    admission = room_for_ten()
+    decide(admission, CROWD, None, 0.0)
+    admission.choose(None, 60_000.0, 0.0, known=True)
+    assert len(admission.decide(0.0).run) == 40, "all are inside already, and none is paused before rates are known"
+    fresh = room_for_ten()
+    fresh.crowd = admission.crowd
+    fresh.crowd.waits["inside"] = False
+    fresh.choose(None, 60_000.0, 0.0, known=True)
+    decision = fresh.decide(0.0)
+    assert decision.run == {f"w{i:02}" for i in range(7)}, "140,000 tokens are left for contexts of 20,000"
+    assert set(decision.held.values()) == {FULL}
+    fresh.cache_tokens = 1000.0
+    fresh.choose(None, 0.0, 2.0, known=True)
+    assert fresh.limit == 1.0, "one that fits no cache is served too"
+
+
 def test_where_it_would_thrash_the_first_that_came_run_and_the_others_are_told_why() -> None:
     admission = room_for_ten()
     decision = decide(admission, CROWD, THRASHING, 0.0)
