@@ -293,7 +293,14 @@ def load_forecasts(
     name = config.forecasts
     if name is None:
         of = Champions(config, predictors(config), served_model, state_layer, texts)
-        return Forecasts(of.source, of.source, {}, of.models, of, of.returns, of.contexts)
+        return Forecasts(
+            next_agents=of.source,
+            remaining=of.source,
+            returns=of.returns,
+            contexts=of.contexts,
+            models=of.models,
+            upkeep=of,
+        )
     module, function = name.split(":")
     try:
         make = getattr(importlib.import_module(module), function)

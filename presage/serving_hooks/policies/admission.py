@@ -118,6 +118,8 @@ _LEARN_PER_S: Final = 0.05
 _MOST_WRONG: Final = 3.0
 _FORGET_S: Final = 120.0
 """Half-life of that."""
+_UNMEASURED_S: Final = 30.0
+"""Seconds after which a workflow that is away counts as gone, before pauses are measured."""
 _LEAST_CACHE: Final = 0.2
 """Share of the cache that counts as left if shared blocks seem to take more."""
 
@@ -207,7 +209,7 @@ class Admission:
         self._next_s = now + self.config.every_s
         rows = self.crowd.rows()
         facts, inside = self.crowd.facts[rows], self.crowd.waits["inside"][rows]
-        self._longest_s = math.inf if rates is None else float(rates.pauses_s[-1])
+        self._longest_s = _UNMEASURED_S if rates is None else float(rates.pauses_s[-1])
         opened = (inside & ~self._is_gone(facts, now)) | (facts["phase"] == Phase.STEP)
         contexts = facts["context"][opened | (facts["phase"] == Phase.READY)]
         everybody, at_present = len(contexts), int(np.count_nonzero(opened))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -158,14 +158,15 @@ Earlier = Callable[[str], "tuple[float, float] | None"]
 class TypeMeans:
     """Means of a workflow type: steps of a workflow that has ended, and tokens that a step adds to its own context.
 
-    They begin with those of earlier traces, where these are known.
+    They begin with those of earlier traces, where these are known (`foreseen`).
     """
 
-    __slots__ = ("growth", "steps")
+    __slots__ = ("foreseen", "growth", "steps")
 
     def __init__(self, earlier: tuple[float, float] | None) -> None:
+        self.foreseen = earlier is not None
         steps, growth = earlier or (0.0, 0.0)
-        self.steps = RunningMean(mean=steps, count=_EARLIER if earlier else 0)
+        self.steps = RunningMean(mean=steps, count=_EARLIER if self.foreseen else 0)
         self.growth = RunningMean(LATEST, growth, round(_EARLIER * steps))
 
     def expected_steps(self, steps: int) -> float:
@@ -208,6 +209,11 @@ class WorkloadMeans:
                 self._types.popitem(last=False)
         self._types.move_to_end(workflow_type)
         return of
+
+    def foresees(self, workflow_types: Iterable[str]) -> bool:
+        """Whether contexts of these types are known from earlier traces while few steps are measured."""
+        few = self.output_tokens.count < 2 * ENOUGH_STEPS
+        return few and all(self.of_type(one).foreseen for one in workflow_types)
 
     def reuses(self, tokens: float, lost_tokens: float, cache_tokens: float) -> None:
         """A prompt has tokens that its workflow had computed, and of these the cache has lost some.

@@ -387,7 +387,7 @@ class AdmissionController:
         self._columns.refresh()
         if self._accounts and self._admission.is_due(now):
             of_type = self._workload.of_type
-            known = all(of_type(one.workflow_type).steps.count for one in self._accounts.values())
+            known = self._workload.foresees(one.workflow_type for one in self._accounts.values())
             steps = fmean([of_type(one.workflow_type).expected_steps(one.steps) for one in self._accounts.values()])
             self._rates = self._workload.rates(self.times.costs(now), self._most_decoding, steps)
             self._admission.choose(self._rates, len(self._shared) * self._block_tokens, now, known)

@@ -30,7 +30,12 @@ def rows(crowd: WorkflowColumns) -> Iterator[Workflow]:
 
 
 def decide(
-    admission: Admission, workflows: Iterable[Workflow], rates: Rates | None, now: float, shared_tokens: float = 0.0
+    admission: Admission,
+    workflows: Iterable[Workflow],
+    rates: Rates | None,
+    now: float,
+    shared_tokens: float = 0.0,
+    known: bool = False,
 ) -> Decision:
     """A decision about these workflows and no others, after a new choice where one is due."""
     crowd, here = admission.crowd, list(workflows)
@@ -42,7 +47,7 @@ def decide(
         own = one.context_tokens if one.own_tokens is None else one.own_tokens
         crowd.facts[row] = one.phase, one.since, one.begun, own, one.context_tokens, bound
     if admission.is_due(now):
-        admission.choose(rates, shared_tokens, now)
+        admission.choose(rates, shared_tokens, now, known)
     return admission.decide(now)
 
 

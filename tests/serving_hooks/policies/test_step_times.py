@@ -142,6 +142,7 @@ def test_what_is_known_of_a_type_begins_with_earlier_traces_and_follows_what_run
     means = workload.of_type("known")
     assert [means.expected_steps(steps) for steps in (0, 15, 30)] == [20.0, 20.0, 40.0]
     assert means.growth.mean == 500.0
+    assert (means.foreseen, workload.of_type("other").foreseen) == (True, False)
     for _ in range(8):  # as many workflows as the earlier traces count for
         means.steps.observe(10)
     assert means.expected_steps(0) == pytest.approx(15.0)
@@ -149,6 +150,10 @@ def test_what_is_known_of_a_type_begins_with_earlier_traces_and_follows_what_run
         means.growth.observe(100)
     assert means.growth.mean == pytest.approx(300.0)
     assert workload.of_type("other").expected_steps(9) == 18.0
+    assert (workload.foresees(["known"]), workload.foresees(["known", "other"])) == (True, False)
+    for _ in range(2 * ENOUGH_STEPS):
+        workload.output_tokens.observe(100)
+    assert not workload.foresees(["known"]), "by now it is measured, or never will be"
 
 
 def test_names_without_end_do_not_fill_the_memory() -> None:
