@@ -257,12 +257,18 @@ def return_times(name: str) -> Returns:
     return lambda jobs, clock: ReturnTimeForecaster(predictor, budget=_PATIENT, clock=clock)
 
 
-def contexts(folder: str, clock: Callable[[], float]) -> Contexts:
-    """The forecasts of a context-growth model, from its folder."""
+ContextSource = Callable[[Callable[[], float]], "Contexts"]
+"""Makes the source of context growth of one run, from its clock."""
+
+
+def contexts(of: str | ContextSource, clock: Callable[[], float]) -> Contexts:
+    """The forecasts of a context-growth model, from its folder, or of another source."""
+    if callable(of):
+        return of(clock)
     from presage.predictors.length.context import ContextGrowthPredictor
     from presage.serving_hooks.forecasting.context_growth import ContextForecaster
 
-    return ContextForecaster(ContextGrowthPredictor.load(folder), budget=_PATIENT, clock=clock)
+    return ContextForecaster(ContextGrowthPredictor.load(of), budget=_PATIENT, clock=clock)
 
 
 def check_lengths(name: str, lengths: str | None) -> None:

@@ -30,6 +30,7 @@ from presage.serving_hooks.replay.engine_file import EngineFile
 from presage.serving_hooks.replay.fleet_course import fleet_course
 from presage.serving_hooks.replay.forecasts import (
     COUNTS,
+    ContextSource,
     OutputLengthOracle,
     Returns,
     Source,
@@ -65,7 +66,8 @@ class Setting:
         convention: how their prompts were assembled.
         forecasts: source for policies that ask for forecasts; see `forecasts.source`.
         lengths: folder of a remaining-length model beside it.
-        contexts: folder of a context-growth model, for the admission of policies that ask for forecasts.
+        contexts: folder of a context-growth model, or what makes a source, for the admission of policies that ask for
+            forecasts.
         returns: source of return times for policies that ask for them; see `forecasts.return_times`.
         with_pauses: whether completion times include the pauses between steps.
         fleet: its engines, for routing policies; empty for the one `engine`.
@@ -79,7 +81,7 @@ class Setting:
     engine: EngineFile
     forecasts: str
     lengths: str | None = None
-    contexts: str | None = None
+    contexts: str | ContextSource | None = None
     returns: str = COUNTS
     with_pauses: bool = False
     fleet: tuple[FleetMember, ...] = ()
