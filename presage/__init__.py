@@ -1,7 +1,8 @@
 """Presage: learns from the traces of multi-agent LLM applications what a running workflow will do next.
 
-`NextAgent`, `RemainingLength`, `ReturnTime`, `Profile` and `Router` are estimators with scikit-learn's conventions
-(`presage.api`). Importing this package loads neither torch, MLflow nor vLLM; a name is imported when it is first used.
+`NextAgent`, `RemainingLength`, `ContextGrowth`, `ReturnTime`, `Profile` and `Router` are estimators with scikit-learn's
+conventions (`presage.api`). Importing this package loads neither torch, MLflow nor vLLM; a name is imported when it is
+first used.
 """
 
 import os
@@ -13,7 +14,18 @@ from presage.compiled import choose_cache
 from presage.version import __version__
 
 if TYPE_CHECKING:
-    from presage.api import NextAgent, Profile, RemainingLength, Report, ReturnTime, Router, load, promote, split
+    from presage.api import (
+        ContextGrowth,
+        NextAgent,
+        Profile,
+        RemainingLength,
+        Report,
+        ReturnTime,
+        Router,
+        load,
+        promote,
+        split,
+    )
     from presage.datasets.outcomes.files import read_outcomes
     from presage.datasets.read import Traces, read_traces
     from presage.datasets.synthetic.workflows import generate_traces
@@ -22,7 +34,10 @@ choose_cache(Path(__file__).parent, os.environ)
 
 _FROM = {
     **dict.fromkeys(
-        ("NextAgent", "Profile", "RemainingLength", "ReturnTime", "Report", "Router", "load", "promote", "split"),
+        (
+            *("ContextGrowth", "NextAgent", "Profile", "RemainingLength", "ReturnTime", "Report", "Router"),
+            *("load", "promote", "split"),
+        ),
         "presage.api",
     ),
     **dict.fromkeys(("Traces", "read_traces"), "presage.datasets.read"),
@@ -30,6 +45,7 @@ _FROM = {
     "read_outcomes": "presage.datasets.outcomes.files",
 }
 __all__ = [
+    "ContextGrowth",
     "NextAgent",
     "Profile",
     "RemainingLength",

@@ -480,14 +480,35 @@ class RemainingLength(Estimator):
         return self
 
     def _assess(self, data: pa.Table, baselines: str) -> Training[Any, Any]:
-        from presage.predictors.length.baselines import LENGTH_BASELINES
-        from presage.training.length.train import assess_lengths
+        from presage.training.length.train import assess_lengths, baselines_of
 
-        chosen = choose_names(baselines, LENGTH_BASELINES)
+        chosen = choose_names(baselines, baselines_of(self.target))
         return assess_lengths(self._fitted, Split(self._table, data, _SEPARATE), baselines=chosen)
 
     def _trained_on(self) -> pa.Table:
         return self._table
+
+
+class ContextGrowth(RemainingLength):
+    """Forecasts quantiles of the tokens by which the context of a workflow will exceed a step's prompt.
+
+    Args:
+        target: "final-context", the largest of this and all later steps, which engines need, or "next-context".
+        texts, config, random_state, verbose: as of `RemainingLength`.
+    """
+
+    kind = "context-growth"
+
+    def __init__(
+        self,
+        *,
+        target: Target = "final-context",
+        texts: Literal["auto", "text", "none"] = "none",
+        config: QuantileConfig | None = None,
+        random_state: int = 0,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(target=target, texts=texts, config=config, random_state=random_state, verbose=verbose)
 
 
 class ReturnTime(Estimator):
@@ -655,7 +676,7 @@ class Router(Estimator):
 
 
 _ESTIMATORS: dict[str, type[Estimator]] = {
-    of.kind: of for of in (NextAgent, RemainingLength, ReturnTime, Profile, Router)
+    of.kind: of for of in (NextAgent, RemainingLength, ContextGrowth, ReturnTime, Profile, Router)
 }
 _SEPARATE = "separate test traces"
 

@@ -37,6 +37,12 @@ KINDS: Final = {
         "presage.cli.remaining_length:REMAINING_LENGTH",
         prediction="double",
     ),
+    "context-growth": KindParts(
+        "presage.predictors.length.context:ContextGrowthPredictor",
+        "presage.training.report.lengths:document",
+        "presage.cli.context_growth:CONTEXT_GROWTH",
+        prediction="double",
+    ),
     "return-time": KindParts(
         "presage.predictors.return_time.predictor:ReturnTimePredictor",
         "presage.training.report.return_times:document",

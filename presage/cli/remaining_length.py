@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -18,8 +20,10 @@ from presage.training.report.blocks import number
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from presage.features.rows import Target
     from presage.registry.evidence import LengthCounts, LengthEvidence
     from presage.registry.gates import Gate
+    from presage.training.length.texts import Texts
     from presage.training.length.train import LengthTraining
     from presage.training.quantiles import QuantileFigures
 
@@ -57,19 +61,38 @@ def remaining_length(
     as_json: options.Json = False,
 ) -> None:
     """Train the predictor of remaining output tokens, compare it with baselines, and register it."""
+    job = TrainingJob(
+        REMAINING_LENGTH, traces, test or [], skip_bad, out_folder, report_folder, force, name, register, tracking_uri
+    )
+    train_target(job, target, estimator, quantiles, config, settings, seed, states, baselines, Output(as_json))
+
+
+def train_target(
+    job: TrainingJob,
+    target: Target,
+    estimator: str | None,
+    quantiles: str | None,
+    config: Path | None,
+    settings: list[str] | None,
+    seed: int,
+    texts: Texts,
+    baselines: str,
+    out: Output,
+) -> None:
+    """Carry out the training of a predictor with this label; arguments as the commands take them."""
     from dataclasses import replace
 
-    from presage.predictors.length.baselines import LENGTH_BASELINES
-    from presage.predictors.quantiles.choice import QuantileConfig
+    from presage.predictor_kinds import KINDS
     from presage.training.baselines import choose_names
     from presage.training.configuration import read_configuration
-    from presage.training.length.train import LIMITS, train_lengths
+    from presage.training.length.train import LIMITS, baselines_of, train_lengths
 
     own: dict[str, Any] = {"estimator": estimator} if estimator is not None else {}
     own |= {"quantiles": quantiles_of(quantiles)} if quantiles is not None else {}
-    configuration = replace(read_configuration(QuantileConfig, config, settings or (), LIMITS), **own)
+    kind = resolve_name(KINDS[job.kind.name].predictor).settings
+    configuration = replace(read_configuration(kind, config, settings or (), LIMITS), **own)
     configuration.check()
-    wanted = choose_names(baselines, LENGTH_BASELINES)
+    wanted = choose_names(baselines, baselines_of(target))
 
     def fit(table: pa.Table, test_table: pa.Table | None, report: Progress) -> LengthTraining:
         return train_lengths(
@@ -78,28 +101,13 @@ def remaining_length(
             configuration,
             target=target,
             seed=seed,
-            texts=states,
+            texts=texts,
             baselines=wanted,
-            name=name,
+            name=job.name,
             progress=report,
         )
 
-    carry_out(
-        TrainingJob(
-            REMAINING_LENGTH,
-            traces,
-            test or [],
-            skip_bad,
-            out_folder,
-            report_folder,
-            force,
-            name,
-            register,
-            tracking_uri,
-        ),
-        fit,
-        Output(as_json),
-    )
+    carry_out(job, fit, out)
 
 
 def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, profile: str) -> list[Gate]:
@@ -111,12 +119,17 @@ def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: in
 
 
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
+    return forecast_table("Output tokens", data, called, rows)
+
+
+def forecast_table(what: str, data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
+    """The quantiles of what is forecast at the last of these steps, and where they come from."""
     last = rows[-1]
     lines = [
         [f"{100 * float(q):g} % of such steps: at most", f"{tokens:,.0f}", _beyond(data, tokens)]
         for q, tokens in data["quantiles"].items()
     ]
-    title = f"Output tokens at step {len(rows) - 1} ({last['agent']}) of {last['workflow_id']}"
+    title = f"{what} at step {len(rows) - 1} ({last['agent']}) of {last['workflow_id']}"
     source = f"source {data['source']}, {data['evidence']} training steps behind it"
     if not data["calibrated"]:
         source += "; NOT CALIBRATED: the upper quantiles have no coverage guarantee here"

@@ -50,6 +50,10 @@ def replay(
         str | None,
         typer.Option(metavar="MODEL", help="Remaining-length model beside a next-agent model or counts."),
     ] = None,
+    contexts: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Context-growth model, for admission. Default: counts."),
+    ] = None,
     returns: Annotated[
         str | None,
         typer.Option(
@@ -178,15 +182,16 @@ def replay(
                 "--closing-tokens": closing_tokens,
                 "--pause-s": pause_s,
                 "--lengths": lengths,
+                "--contexts": contexts,
                 "--returns": returns,
                 "--scheduler": scheduler,
             }
-            held, rule, back = read_plain_requests(traces, of_workflows, forecasts, out, report), None, None
-            setting = Setting(held.jobs, convention, arrivals, machine, forecasts)
+            held, rule = read_plain_requests(traces, of_workflows, forecasts, out, report), None
+            sources: dict[str, Any] = {"forecasts": forecasts}
         else:
             table = options.read(traces, skip_bad, out, report)
-            table, agents, left, back, rule = _held_out(
-                table, policies, forecasts, lengths, returns, tracking_uri, out, report
+            table, sources, rule = _held_out(
+                table, policies, forecasts, lengths, contexts, returns, tracking_uri, out, report
             )
             held = workload(table, convention, pause_s)
             if held.estimated_sizes:
@@ -200,8 +205,14 @@ def replay(
                 out.note(f"prompts of {held.recorded} of {len(held.jobs)} workflows are as prefix_blocks recorded them")
             elif prompts == "recorded":
                 convention = replace(convention, prompts="history-first")
-            setting = Setting(held.jobs, convention, arrivals, machine, agents, left, back)
-        setting = replace(setting, with_pauses=with_pauses, fleet=members, models=plan.agents, scaling=plan.scaling)
+        setting = Setting(
+            *(held.jobs, convention, arrivals, machine),
+            **sources,
+            with_pauses=with_pauses,
+            fleet=members,
+            models=plan.agents,
+            scaling=plan.scaling,
+        )
         forecasting = not plain and any("asked" in one.foretellers for one in policies)
         for one in members:
             check_fits(held.jobs, one.engine)
@@ -229,7 +240,8 @@ def replay(
             "engine": machine.model_dump(),
             "forecasts": forecasts if forecasting else None,
             "lengths": lengths if forecasting else None,
-            "returns": back if forecasting else None,
+            "contexts": contexts if forecasting else None,
+            "returns": setting.returns if forecasting else None,
             "replayed": rule,
             "seeds": seeds,
             "interrupted": interrupted,
@@ -295,22 +307,24 @@ def _held_out(
     policies: Sequence[Policy],
     forecasts: str,
     lengths: str | None,
+    contexts: str | None,
     returns: str | None,
     tracking_uri: str | None,
     out: Output,
     report: Progress,
-) -> tuple[pa.Table, str, str | None, str, str | None]:
-    """The workflows that no model was trained on, the sources of forecasts for a `Setting`, and a note if any is left
+) -> tuple[pa.Table, dict[str, Any], str | None]:
+    """The workflows that no model was trained on, the sources of forecasts of a `Setting`, and a note if any is left
     out. Models that no policy uses are not loaded."""
     from presage.serving_hooks.replay.forecasts import COUNTS, check_lengths, known
 
     check_lengths(forecasts, lengths)
     if returns is None:
         returns = forecasts if known(forecasts) else COUNTS
-    models_named = [name for name in (forecasts, lengths, returns) if name is not None and not known(name)]
+    models_named = [name for name in (forecasts, lengths, contexts, returns) if name is not None and not known(name)]
     if not models_named or not any("asked" in policy.foretellers for policy in policies):
-        return table, forecasts, None, returns, None
+        return table, {"forecasts": forecasts, "returns": returns}, None
 
+    from presage.predictors.length.context import ContextGrowthPredictor
     from presage.predictors.length.predictor import RemainingLengthPredictor
     from presage.predictors.next_agent.predictor import NextAgentPredictor
     from presage.predictors.return_time.predictor import ReturnTimePredictor
@@ -329,6 +343,9 @@ def _held_out(
     if lengths is not None:
         lengths = str(folder(lengths))
         models.append(RemainingLengthPredictor.load(Path(lengths)))
+    if contexts is not None:
+        contexts = str(folder(contexts))
+        models.append(ContextGrowthPredictor.load(contexts))
     if not known(returns):
         returns = str(folder(returns))
         models.append(ReturnTimePredictor.load(Path(returns)))
@@ -336,7 +353,7 @@ def _held_out(
     rule = f"{left_out} workflows left out: a model was trained on them" if left_out else None
     if rule is not None:
         out.note(rule)
-    return table, forecasts, lengths, returns, rule
+    return table, {"forecasts": forecasts, "lengths": lengths, "contexts": contexts, "returns": returns}, rule
 
 
 def are_requests(paths: Sequence[Path]) -> bool:

@@ -8,7 +8,8 @@ A trace counts the tokens of full prompts only. Those of system and user prompt,
 are taken as a quarter of their characters.
 
 A row is an LLM step (`served_steps.py`). The label of a step counts its own tokens and those of all later steps; it is
-unknown as soon as one of them is, and a lower bound in a workflow that was cut (`complete` false).
+unknown as soon as one of them is, and a lower bound in a workflow that was cut (`complete` false). Other labels are
+those of `Target`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +42,7 @@ from presage.features.history import (
 )
 from presage.features.input_profiles import TEXT, TOKENS, Sources
 from presage.features.rows import (
+    CONTEXT_TARGETS,
     PREVIOUS_COLUMN,
     PRODUCED_COLUMN,
     PROMPT,
@@ -254,7 +257,15 @@ def length_rows(table: pa.Table, encoder: LengthEncoder, target: Target = "remai
     if encoder.sketch is not None:
         prompts, answers = prompts_and_answers(table)
         numbers += np.split(encoder.sketch.transform(prompts + answers), 2)
+    last = np.isin(np.arange(len(table)), offsets[1:] - 1)
     cut, named = ~np.asarray(table["complete"].to_numpy(), bool), table["model"].is_valid().to_numpy()
+    if target == "next-context":
+        cut &= last
+    label = outputs
+    if target == "remaining":
+        label = _sums_to_the_end(outputs, offsets)
+    elif target in CONTEXT_TARGETS:
+        label = _growth(token_counts(table["input_tokens"]), outputs, offsets, last, target)
     return LabelledRows(
         vocabulary=vocabulary,
         target=target,
@@ -262,8 +273,8 @@ def length_rows(table: pa.Table, encoder: LengthEncoder, target: Target = "remai
         agent=agent,
         model=np.where(named, encode(table["model"], encoder.models), len(encoder.models) + 1).astype(np.int32),
         numbers=np.concatenate(numbers, axis=1, dtype=np.float32),
-        label=outputs if target == "step" else _sums_to_the_end(outputs, offsets),
-        lower_bound=cut & (target == "remaining"),
+        label=label,
+        lower_bound=cut & (target != "step"),
         step=(np.arange(len(table)) - offsets[workflow]).astype(np.int32),
         workflow=workflow.astype(np.int32),
         task=codes(task_of(table)),
@@ -324,6 +335,24 @@ def _sums_to_the_end(tokens: NDArray[np.float32], offsets: NDArray[np.int64]) ->
     counts = np.cumsum(unknown)
     missing = counts[ends] - counts + unknown > 0
     return np.where(missing, np.nan, sums[ends] - sums + np.where(unknown, 0.0, total)).astype(np.float32)
+
+
+def _growth(
+    prompts: NDArray[np.float32],
+    outputs: NDArray[np.float32],
+    offsets: NDArray[np.int64],
+    last: NDArray[np.bool_],
+    target: Target,
+) -> NDArray[np.float32]:
+    """The growth of each row's context, float32 [n], NaN as soon as a count that it needs is; `last` rows end one."""
+    contexts = prompts + outputs
+    if target == "next-context":
+        coming = np.where(last, contexts, np.roll(contexts, -1))
+    else:
+        coming = np.empty_like(contexts)
+        for begin, end in pairwise(offsets.tolist()):
+            coming[begin:end] = np.maximum.accumulate(contexts[begin:end][::-1])[::-1]
+    return np.maximum(coming - prompts, np.float32(0.0))
 
 
 def count_of(step: Mapping[str, Any], name: str) -> float:

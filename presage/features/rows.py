@@ -6,7 +6,7 @@ The columns of `numbers` begin with PROMPT and PROGRESS (`history.py`), which te
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numba import njit
@@ -16,9 +16,15 @@ from presage.features.history import PROGRESS
 from presage.features.input_profiles import PROFILES, Sources
 from presage.features.vocabulary import Vocabulary
 
-Target = Literal["remaining", "step", "return"]
-"""The label: the output tokens of this and all later steps, or of this step alone; or the milliseconds until the next
-request of the workflow."""
+ContextTarget = Literal["final-context", "next-context"]
+"""By how many tokens a step's prompt is exceeded by the largest context (prompt and output) of this and all later
+steps, or by the context of the next step, of this one if it is the last; 0 where it is not."""
+
+CONTEXT_TARGETS: Final[tuple[ContextTarget, ...]] = get_args(ContextTarget)
+
+Target = Literal["remaining", "step", "return"] | ContextTarget
+"""The label: the output tokens of this and all later steps, or of this step alone; the milliseconds until the next
+request of the workflow; or the growth of its context."""
 
 PROMPT: Final = ("system_tokens", "user_tokens", "prompt_tokens")
 SYSTEM_COLUMN, USER_COLUMN, PROMPT_COLUMN = range(len(PROMPT))

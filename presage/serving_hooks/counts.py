@@ -16,7 +16,7 @@ from presage.predictors.common.forecast import Source
 
 Labels = TypeVarTuple("Labels")
 
-ModelKind = Literal["next-agent", "remaining-length", "return-time"]
+ModelKind = Literal["next-agent", "remaining-length", "context-growth", "return-time"]
 
 MOST_TYPES: Final = 50
 """Workflow types that have figures of their own on the `/metrics` page, since clients choose their names freely."""
@@ -31,9 +31,8 @@ MetadataField = Literal[
 
 Part = Literal[
     "priority", "eviction", "admission", "prefetch", "bookkeeping of workflows", "forecasts of next agents",
-    "forecasts of remaining tokens", "forecasts of return times", "evidence of forecasts", "reload of models",
-    "status of models", "recorder", "step times", "identity",
-    "demand of models", "presage",
+    "forecasts of remaining tokens", "forecasts of contexts", "forecasts of return times", "evidence of forecasts",
+    "reload of models", "status of models", "recorder", "step times", "identity", "demand of models", "presage",
 ]  # fmt: skip
 """Parts that fail independently; `presage_errors_total` counts failures by part."""
 
@@ -121,6 +120,7 @@ class EventCounts:
 _FORECAST_KEYS: Final[dict[ModelKind, str]] = {
     "next-agent": "forecast: {}",
     "remaining-length": "forecast of lengths: {}",
+    "context-growth": "forecast of contexts: {}",
     "return-time": "forecast of return times: {}",
 }
 

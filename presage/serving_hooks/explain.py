@@ -41,7 +41,6 @@ class LastForecasts:
 
 
 def _as_plain(step: Step, forecast: LiveForecast, ago_s: float) -> dict[str, Any]:
-    lengths = forecast.remaining
     return {
         "ago_s": round(ago_s, 3),
         "agent": step.agent,
@@ -49,11 +48,14 @@ def _as_plain(step: Step, forecast: LiveForecast, ago_s: float) -> dict[str, Any
         "moment": forecast.moment,
         **_source(forecast),
         "horizons": [_row(row.tolist(), forecast.agents) for row in forecast.probabilities],
-        "remaining": {
-            **_source(lengths),
-            "quantiles": {f"{q:g}": round(n, 1) for q, n in zip(lengths.quantiles, lengths.tokens, strict=True)},
-        },
+        "remaining": lengths_as_plain(forecast.remaining),
     }
+
+
+def lengths_as_plain(lengths: LiveLengths) -> dict[str, Any]:
+    """A forecast of tokens."""
+    quantiles = {f"{q:g}": round(n, 1) for q, n in zip(lengths.quantiles, lengths.tokens, strict=True)}
+    return {**_source(lengths), "quantiles": quantiles}
 
 
 def return_as_plain(forecast: LiveReturn, away_s: float, target: float) -> dict[str, Any]:
@@ -102,6 +104,8 @@ def reasons(explanation: dict[str, Any]) -> list[str]:
         sentences.append("it has no recent forecast")
     elif explanation["forecasts"][-1]["source"] == "none":
         sentences.append(f"its last forecast is unknown: {explanation['forecasts'][-1]['reason']}")
+    if explanation["growth"] is not None:
+        sentences.append(_grows(explanation["growth"], admission))
     if explanation["returns"] is not None:
         sentences.append(_away(explanation["returns"]))
         sentences += _kept(explanation["returns"])
@@ -111,6 +115,15 @@ def reasons(explanation: dict[str, Any]) -> list[str]:
             f"{blocks['free']} of its {blocks['blocks']} blocks are free; {before} others are evicted before the first"
         )
     return sentences
+
+
+def _grows(growth: dict[str, Any], admission: dict[str, Any] | None) -> str:
+    tokens = {float(q): of for q, of in growth["quantiles"].items()}
+    median, most = (min(tokens, key=lambda q: abs(q - wanted)) for wanted in (0.5, 0.9))
+    by = growth["source"] if growth["version"] is None else f"{growth['source']} {growth['version']}"
+    grows = f"its context is expected to grow by {tokens[median]:,.0f} tokens"
+    counts = f"; admission counts it as {admission['context_tokens']:,} tokens" if admission is not None else ""
+    return f"{grows} ({100 * most:g} %: at most {tokens[most]:,.0f}; {by}){counts}"
 
 
 def _away(returns: dict[str, Any]) -> str:

@@ -117,6 +117,7 @@ def test_the_registry_serves_and_promotes_it(counter: Path, tmp_path: Path) -> N
 
 def test_a_kind_that_is_not_declared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        ArtefactError, match="one of the kinds next-agent, remaining-length, return-time, profile, router"
+        ArtefactError,
+        match="kinds next-agent, remaining-length, context-growth, return-time, profile, router",
     ):
         write_artefact(tmp_path / "model", kind="count", config={}, tensors={}, training_data={})

@@ -168,5 +168,7 @@ def test_the_commands_know_their_kinds_and_no_other() -> None:
 
     kinds = ("next-agent", "remaining-length", "router")
     assert tuple(kind_of(name).name for name in kinds) == kinds
-    with pytest.raises(ArtefactError, match="wanted one of next-agent, remaining-length, return-time, profile, router"):
+    with pytest.raises(
+        ArtefactError, match="next-agent, remaining-length, context-growth, return-time, profile, router"
+    ):
         kind_of("oracle")

@@ -221,3 +221,33 @@ def test_sketches_of_training_rows_are_out_of_fold_and_those_of_fresh_texts_are_
     assert rows.numbers.shape == length_rows(table, again).numbers.shape
     np.testing.assert_array_equal(rows.numbers[:, : len(encoder.names)], length_rows(table, encoder).numbers)
     assert np.isnan(rows.numbers[:, [again.names.index("answer_0")]]).all()
+
+
+def test_a_context_grows_from_the_prompt_to_the_largest_that_is_to_come_or_to_the_next() -> None:
+    """Contexts are 105, 307, 202 (it was compacted) and, in another workflow, 11."""
+    table = table_of(
+        step("a", 0, "x", 5, input_tokens=100),
+        step("a", 1, "x", 7, input_tokens=300),
+        step("a", 2, "x", 2, input_tokens=200),
+        step("b", 0, "x", 1, input_tokens=10),
+    )
+    encoder = LengthEncoder.fit(table)
+    assert length_rows(table, encoder, "final-context").label.tolist() == [207, 7, 2, 1]
+    assert length_rows(table, encoder, "next-context").label.tolist() == [207, 0, 2, 1]
+
+
+def test_a_count_that_is_missing_or_a_cut_workflow_leaves_growth_unknown_or_a_bound() -> None:
+    table = table_of(
+        step("a", 0, "x", 5, input_tokens=100, complete=False),
+        step("a", 1, "x", 7, input_tokens=300, complete=False),
+        step("b", 0, "x", 1, input_tokens=10),
+        step("b", 1, "x", 1),
+        step("b", 2, "x", 1, input_tokens=20),
+    )
+    encoder = LengthEncoder.fit(table)
+    final = length_rows(table, encoder, "final-context")
+    assert final.lower_bound.tolist() == [True, True, False, False, False]
+    np.testing.assert_array_equal(final.label, np.float32([207, 7, np.nan, np.nan, 1]))
+    coming = length_rows(table, encoder, "next-context")
+    assert coming.lower_bound.tolist() == [False, True, False, False, False]
+    np.testing.assert_array_equal(coming.label, np.float32([207, 7, np.nan, np.nan, 1]))

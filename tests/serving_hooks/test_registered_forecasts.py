@@ -200,12 +200,14 @@ def test_a_folder_needs_no_registry_and_null_no_model(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = PresageConfig(next_agent=str(tiny.folder), remaining_length=None, return_time=None, forecast_deadline_ms=7)
+    without = dict.fromkeys(("remaining_length", "return_time", "context_growth"))
+    config = PresageConfig(next_agent=str(tiny.folder), forecast_deadline_ms=7, **without)
     made = load_forecasts(config)
     assert {kind: str(model) for kind, model in made.models.items()} == {
         "next-agent": str(tiny.folder),
         "remaining-length": "none: no model",
         "return-time": "none: no model",
+        "context-growth": "none: no model",
     }
     assert made.next_agents is not None
     assert made.next_agents.on_prefill("retry", "w", "planner", step=0, input_tokens=100).source == "champion"

@@ -65,7 +65,7 @@ def held(reference: str | None, version: int | None = 1) -> Held[Any]:
 
 
 def watching(made: Made, agents: Held[Any] | None = None, lengths: Held[Any] | None = None) -> Reload:
-    first = Predictors(agents or held(AGENTS), lengths or held(LENGTHS), held(None, None))
+    first = Predictors(agents or held(AGENTS), lengths or held(LENGTHS), held(None, None), held(None, None))
     return Reload(first, made, 30.0, load=made.load)
 
 
@@ -109,7 +109,11 @@ def test_a_version_that_passes_is_handed_over_once_with_what_stays() -> None:
 def test_a_version_on_its_way_is_shown_until_it_is_loaded_or_fails() -> None:
     made, now, shown = Made(), [100.0], []
     reload = Reload(
-        Predictors(held(AGENTS), held(LENGTHS), held(None, None)), made, 30.0, made.load, clock=lambda: now[0]
+        Predictors(held(AGENTS), held(LENGTHS), held(None, None), held(None, None)),
+        made,
+        30.0,
+        made.load,
+        clock=lambda: now[0],
     )
 
     def takes_12_s() -> None:
@@ -259,7 +263,7 @@ def test_it_looks_in_a_thread_of_its_own_until_it_is_closed() -> None:
     made, tried = Made(), threading.Event()
     made.aliases["next-agent"]["champion"] = 2
     made.faults["models:/next-agent/2"] = tried.set
-    first = Predictors(held(AGENTS), held(LENGTHS), held(None, None))
+    first = Predictors(held(AGENTS), held(LENGTHS), held(None, None), held(None, None))
     reload = Reload(first, made, 0.001, load=made.load)
     reload.start()
     assert tried.wait(30)

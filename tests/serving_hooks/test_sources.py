@@ -139,7 +139,7 @@ def test_an_artefact_of_the_other_kind_or_target_is_not_used(tiny: Tiny, lengths
     of_steps.save(tmp_path / "step")
     found = resolve_predictors(no_registry, next_agent=None, remaining_length=str(tmp_path / "step"))
     assert found.remaining_length.predictor is None
-    assert "the length of a step" in str(found.remaining_length.reason)
+    assert "the target step" in str(found.remaining_length.reason)
 
 
 def test_a_predictor_that_fails_its_trial_is_not_used(tiny: Tiny, tmp_path: Path) -> None:

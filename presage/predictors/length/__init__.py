@@ -1,1 +1,1 @@
-"""The predictor of output lengths, and its baselines."""
+"""The predictors of output lengths and of context growth, and their baselines."""

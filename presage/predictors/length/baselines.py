@@ -1,5 +1,7 @@
 """Baselines of the length predictors: first come first served, input length, group medians, and a ridge.
 
+Context growth has two more: the context stays as it is, or grows on as it has.
+
 Each is a function that fits on training rows and returns a function from rows to quantiles, float32 [n, Q].
 """
 
@@ -79,8 +81,46 @@ def ridge(train: LabelledRows, quantiles: Sequence[float]) -> Predict:
     return lambda rows: rising(np.expm1(line(encoding.inputs(rows))[:, None] + errors))
 
 
+def unchanged(_: LabelledRows, quantiles: Sequence[float]) -> Predict:
+    """The context stays as large as the prompt."""
+    return lambda rows: np.zeros((len(rows), len(quantiles)), np.float32)
+
+
+def extrapolated(train: LabelledRows, quantiles: Sequence[float]) -> Predict:
+    """As many tokens a step as the workflow has grown by so far, over the steps that its type has left in the mean.
+
+    At a workflow's first step, as many as others have grown by in the median. Quantiles are of the ratios in training.
+    """
+    labelled, _ = labels_of(train)
+    ends = np.diff(train.workflow, append=-1) != 0
+    types, steps = train.workflow_type[ends], train.step[ends]
+    known = range(len(train.vocabulary.workflow_types) + 1)
+    usual = np.array([steps[types == of].mean() if (types == of).any() else steps.mean() for of in known])
+    rates = _rates(labelled)
+    others = float(np.median(rates[~np.isnan(rates)])) if not np.isnan(rates).all() else 1.0
+
+    def tokens(rows: LabelledRows) -> NDArray[np.float32]:
+        rate = _rates(rows)
+        left = 1.0 if rows.target == "next-context" else np.maximum(usual[rows.workflow_type] - rows.step, 1.0)
+        return np.asarray(1.0 + np.where(np.isnan(rate), others, rate) * left, np.float32)
+
+    each = np.quantile(labelled.label / tokens(labelled), quantiles).astype(np.float32)
+    return lambda rows: rising(tokens(rows)[:, None] * each)
+
+
+def _rates(rows: LabelledRows) -> NDArray[np.float64]:
+    """Tokens a step by which the prompt of each row's workflow has grown, [n], NaN where unknown."""
+    prompts = rows.numbers[:, _PROMPT_TOKENS].astype(np.float64)
+    _, first, workflow = np.unique(rows.workflow, return_index=True, return_inverse=True)
+    rate = np.maximum(prompts - prompts[first[workflow]], 0.0) / np.maximum(rows.step, 1)
+    return np.where(rows.step > 0, rate, np.nan)
+
+
 LENGTH_BASELINES: Final[Mapping[str, Callable[[LabelledRows, Sequence[float]], Predict]]] = MappingProxyType(
     {"constant": constant, "input-length": input_length, "median-per-step": median_per_step, "ridge": ridge}
+)
+CONTEXT_BASELINES: Final[Mapping[str, Callable[[LabelledRows, Sequence[float]], Predict]]] = MappingProxyType(
+    {**LENGTH_BASELINES, "unchanged": unchanged, "extrapolated": extrapolated}
 )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,8 @@ class LengthForecast:
 class RemainingLengthPredictor:
     """Forecasts remaining output tokens; create one with `fit` or `load`."""
 
+    kind: ClassVar[str] = KIND
+    settings: ClassVar[type[QuantileConfig]] = QuantileConfig
     target: Target
     encoder: LengthEncoder
     estimator: LogEstimator
@@ -85,7 +87,7 @@ class RemainingLengthPredictor:
     """Mean pinball loss in tokens on the selection part: one a quantile, by estimator; empty after `load`."""
 
     def __init__(self, config: QuantileConfig | None = None, seed: int = 0) -> None:
-        self.config = config or QuantileConfig()
+        self.config = config or self.settings()
         self.seed = seed
 
     @property
@@ -137,6 +139,12 @@ class RemainingLengthPredictor:
         """Output tokens float32 [n, Q], not decreasing along Q."""
         return self.estimator.predict(rows)
 
+    def predict_one(
+        self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """The same for a single row, float32 [Q]; numbers float32 [F]."""
+        return self.estimator.predict_one(workflow_type, agent, model, numbers)
+
     def forecast(self, steps: Sequence[Mapping[str, Any]]) -> LengthForecast:
         """Forecast at the last of the given steps of one workflow, before its output.
 
@@ -157,7 +165,7 @@ class RemainingLengthPredictor:
         """Begin a step (see `LengthWorkflow.begun`): the result of `forecast` at the cost of one step."""
         workflow_type, agent, model, numbers = workflow.begun(step)
         estimator = self.estimator
-        tokens = estimator.predict_one(workflow_type, agent, model, numbers).tolist()
+        tokens = self.predict_one(workflow_type, agent, model, numbers).tolist()
         evidence = int(estimator.evidence[workflow_type, agent])
         known = evidence >= self.config.min_evidence
         return LengthForecast(
@@ -173,7 +181,7 @@ class RemainingLengthPredictor:
         """Write the artefact: config.json and model.safetensors, nothing executable."""
         write_artefact(
             Path(folder),
-            kind=KIND,
+            kind=self.kind,
             config={
                 "predictor": asdict(self.config),
                 "encoder": self.encoder.to_config(),
@@ -182,23 +190,25 @@ class RemainingLengthPredictor:
                 "target": self.target,
                 "seed": self.seed,
             },
-            tensors=nested(
-                {
-                    "encoder": self.encoder.to_tensors(),
-                    "estimator": self.estimator.to_tensors(),
-                    "training": {"tasks": self.trained_on},
-                }
-            ),
+            tensors=nested(self.to_tensors()),
             training_data=training_data or {},
         )
+
+    def to_tensors(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Tensors of the artefact by part."""
+        return {
+            "encoder": self.encoder.to_tensors(),
+            "estimator": self.estimator.to_tensors(),
+            "training": {"tasks": self.trained_on},
+        }
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
         """Load an artefact folder; raises ArtefactError unless it is a valid artefact of this kind."""
-        artefact = read_artefact(Path(folder), kind=KIND)
-        with rebuilding(folder, KIND):
+        artefact = read_artefact(Path(folder), kind=cls.kind)
+        with rebuilding(folder, cls.kind):
             config = artefact.config
-            predictor = cls(QuantileConfig.from_dict(config["predictor"]), config["seed"])
+            predictor = cls(cls.settings.from_dict(config["predictor"]), config["seed"])
             predictor.target, predictor.losses = config["target"], {}
             predictor.encoder = LengthEncoder.from_artefact(config["encoder"], under(artefact.tensors, "encoder/"))
             if config.get("next_agent") is not None:
@@ -211,5 +221,9 @@ class RemainingLengthPredictor:
                 raise ValueError("the evidence does not match the workflow types and agents of the vocabulary")
             if predictor.estimator.numbers != len(predictor.encoder.names):
                 raise ValueError("the estimator was fitted on other inputs than the encoder produces")
-            predictor.trained_on = artefact.tensors["training/tasks"].astype(np.uint64)
+            predictor.take_tensors(artefact.tensors)
         return predictor
+
+    def take_tensors(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Take what an artefact holds beside encoder and estimator; raises KeyError or ValueError if it is invalid."""
+        self.trained_on = tensors["training/tasks"].astype(np.uint64)

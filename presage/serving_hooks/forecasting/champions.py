@@ -1,7 +1,7 @@
 """Forecasts from the registry's models, the default of an engine.
 
-They are the champions of next agents, remaining lengths and return times. Without them, or while the registry is down,
-online counts forecast once they have enough data.
+They are the champions of next agents, remaining lengths, return times and context growth. Without them, or while the
+registry is down, online counts forecast once they have enough data.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.registry.connect import DATABASE_FILE, Registry
 from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.forecasting.adapters import warm
+from presage.serving_hooks.forecasting.context_growth import ContextForecaster
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.forecasts import Forecasts, TextModel
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
@@ -94,6 +95,12 @@ class Champions:
             max_workflows=config.max_workflows,
             drifted=self._drifted,
         )
+        self.contexts = ContextForecaster(
+            found.context_growth.predictor,
+            found.context_growth.version,
+            budget=config.forecast_budget(),
+            max_workflows=config.max_workflows,
+        )
         if config.reload_s is not None:
             warm()  # compiles now, in case a model is loaded while serving
         registry = RegistryClient(partial(resolve_registry_uri, config.registry), most_mb=config.registry_memory_mb)
@@ -118,6 +125,7 @@ class Champions:
                 forecaster.breakers[kind].follow(before.breakers[kind])
         self.source.take_over(forecaster)
         self.returns.take_over(found.return_time.predictor, found.return_time.version)
+        self.contexts.take_over(found.context_growth.predictor, found.context_growth.version)
         self._renewed += 1
         self._report_models(found)
         _log.info("newer models are live; %d running workflows keep the earlier ones", self.source.under_older)
@@ -285,7 +293,14 @@ def load_forecasts(
     name = config.forecasts
     if name is None:
         of = Champions(config, predictors(config), served_model, state_layer, texts)
-        return Forecasts(next_agents=of.source, remaining=of.source, returns=of.returns, models=of.models, upkeep=of)
+        return Forecasts(
+            next_agents=of.source,
+            remaining=of.source,
+            returns=of.returns,
+            contexts=of.contexts,
+            models=of.models,
+            upkeep=of,
+        )
     module, function = name.split(":")
     try:
         make = getattr(importlib.import_module(module), function)

@@ -133,7 +133,7 @@ class Forecaster:
 
     Args:
         predictor, version: of next agents, and its version in the registry; None leaves next agents to `back_off`.
-        lengths, lengths_version: likewise of remaining output tokens.
+        lengths, lengths_version, lengths_kind: likewise of remaining output tokens, or of context growth.
         back_off: online counts, which learn from the events and forecast if a predictor does not; None for none.
         served_model, state_layer: whose hidden states the engine captures; see `NextAgentAdapter`.
         max_workflows: states kept; the least recently active one is dropped first. If a dropped workflow continues, the
@@ -160,6 +160,7 @@ class Forecaster:
         *,
         lengths: RemainingLengthPredictor | None = None,
         lengths_version: int | None = None,
+        lengths_kind: ModelKind = "remaining-length",
         back_off: OnlineCounts | None = None,
         served_model: str | None = None,
         state_layer: int | None = None,
@@ -179,10 +180,10 @@ class Forecaster:
         self.awaits_states = self.awaits_answers = False
         self.breakers = {
             kind: CircuitBreaker(kind if number is None else f"{kind} version {number}", budget or Budget(), clock)
-            for kind, number in (("next-agent", version), ("remaining-length", lengths_version))
+            for kind, number in (("next-agent", version), (lengths_kind, lengths_version))
         }
         self._call_agents = self.breakers["next-agent"].call
-        self._call_lengths = self.breakers["remaining-length"].call
+        self._call_lengths, self._lengths_kind = self.breakers[lengths_kind].call, lengths_kind
         self._agents: NextAgentAdapter | None = None
         if predictor is not None:
             self._agents = NextAgentAdapter(predictor, version, served_model, state_layer)
@@ -400,7 +401,7 @@ class Forecaster:
         if isinstance(live, str):
             live = self._nothing(moment, live)
         self.counts["next-agent", live.source, live.reason] += 1
-        self.counts["remaining-length", live.remaining.source, live.remaining.reason] += 1
+        self.counts[self._lengths_kind, live.remaining.source, live.remaining.reason] += 1
         return live
 
     def _begun(
@@ -557,7 +558,7 @@ class Forecaster:
 
     def _left(self, workflow_type: str, running: ForecastState, made: LiveLengths | Refused) -> LiveLengths:
         """The forecast of remaining tokens, from the model or the counts."""
-        stands_back = self._stands_back(workflow_type, "remaining-length")
+        stands_back = self._stands_back(workflow_type, self._lengths_kind)
         if isinstance(made, LiveLengths) and made.source == "champion" and stands_back is None:
             return made
         recent, back_off = running.history.recent, self._back_off

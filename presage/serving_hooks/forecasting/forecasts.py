@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from presage.features.moment import Moment
 from presage.serving_hooks.counts import ModelKind
-from presage.serving_hooks.forecasting.live import LiveForecast, LiveReturn, Projection
+from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths, LiveReturn, Projection
 from presage.serving_hooks.status import ModelStatus
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Step
@@ -120,6 +120,22 @@ class RemainingTokens(Protocol):
         """Output tokens of an arriving step and all later ones; None if unknown."""
 
 
+class Contexts(Protocol):
+    """Forecasts how far the contexts of workflows grow; see `ContextForecaster`."""
+
+    def arrived(self, step: Step, input_tokens: int) -> LiveLengths:
+        """The tokens by which the context of a workflow will exceed this prompt, which has arrived."""
+
+    def completed(self, step: Step, output_tokens: int) -> LiveLengths:
+        """The same less the output of the step, which has completed; source "none" if that is not known."""
+
+    def ended(self, step: Step, reason: EndReason) -> None:
+        """The workflow of this step has ended."""
+
+    def of_type(self, stats_key: str) -> tuple[float, float] | None:
+        """Mean steps of a workflow and mean tokens that a step adds, from earlier traces; None if unknown."""
+
+
 class ReturnTimes(Protocol):
     """Forecasts when workflows come back; see `ReturnTimeForecaster`. Times are seconds of the engine's clock."""
 
@@ -173,3 +189,4 @@ class Forecasts:
     models: Mapping[str, ModelStatus | str] = field(default_factory=dict)
     upkeep: Upkeep | None = None
     returns: ReturnTimes | None = None
+    contexts: Contexts | None = None

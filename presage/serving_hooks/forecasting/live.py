@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -34,7 +35,7 @@ NOT_AWAITED: Final = "a state of a step that is not the one that began last, or 
 
 @dataclass(frozen=True, slots=True)
 class LiveLengths:
-    """Output tokens that a workflow still has to produce, this step's included.
+    """Output tokens that a workflow still has to produce, this step's included; or those its context still grows by.
 
     Attributes:
         source: as `Forecast.source`; with "none" there are no quantiles.
@@ -57,6 +58,18 @@ class LiveLengths:
     def ranking(self) -> float | None:
         """The tokens that shortest-total-job-first ranks by; None if unknown."""
         return self.tokens[self.ranks] if self.tokens else None
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of the distribution that the quantiles describe, each for the levels nearest to it; None if unknown.
+
+        For .1, .5 and .9 the weights are .3, .4 and .3: Swanson's rule.
+        """
+        if not self.tokens:
+            return None
+        ends = [0.0, *((low + high) / 2 for low, high in pairwise(self.quantiles)), 1.0]
+        shares = (high - low for low, high in pairwise(ends))
+        return sum(share * tokens for share, tokens in zip(shares, self.tokens, strict=True))
 
     def after(self, output_tokens: float) -> LiveLengths:
         """The forecast less the tokens that the step has produced: subtracted from every quantile, down to 0."""

@@ -20,6 +20,7 @@ from presage.errors import ArtefactError, PresageError, why
 from presage.features.return_times import ReturnWorkflow
 from presage.features.states import STATE_COLUMN
 from presage.predictors.common.artefact import artefact_digest
+from presage.predictors.length.context import ContextGrowthPredictor
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.predictors.return_time.predictor import ReturnTimePredictor
@@ -71,6 +72,7 @@ class Predictors:
     next_agent: Held[NextAgentPredictor]
     remaining_length: Held[RemainingLengthPredictor]
     return_time: Held[ReturnTimePredictor]
+    context_growth: Held[ContextGrowthPredictor]
 
 
 def resolve_predictors(
@@ -79,19 +81,21 @@ def resolve_predictors(
     next_agent: str | None = None,
     remaining_length: str | None = None,
     return_time: str | None = None,
+    context_growth: str | None = None,
 ) -> Predictors:
     """Resolves, loads and validates the predictors. Raises nothing; logs why a predictor is missing.
 
     Args:
         registry: opens the registry; called at most once, and not at all if folders are given.
-        next_agent, remaining_length, return_time: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, an artefact folder, or
-            None.
+        next_agent, remaining_length, return_time, context_growth: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, an
+            artefact folder, or None.
     """
     opened = _cached(registry)
     return Predictors(
         _held("next-agent", next_agent, opened),
         _held("remaining-length", remaining_length, opened),
         _held("return-time", return_time, opened),
+        _held("context-growth", context_growth, opened),
     )
 
 
@@ -184,11 +188,15 @@ def _try_next_agent(predictor: NextAgentPredictor, texts: Mapping[str, str]) -> 
             adapter.completed(workflow, {"output_tokens": 1, **known}, NO_LENGTHS)
 
 
+_SERVED: Final = ("remaining", "final-context")
+"""Targets that engines serve: the defaults of `train-predictor`."""
+
+
 def _try_length(predictor: RemainingLengthPredictor, texts: Mapping[str, str]) -> None:
-    if predictor.target != "remaining":
+    if predictor.target not in _SERVED:
         raise ArtefactError(
-            f"the predictor forecasts the length of a {predictor.target}; an engine needs what remains of a workflow, "
-            "the default of `train-predictor remaining-length`"
+            f"the predictor forecasts the target {predictor.target}; an engine needs what remains of a workflow, "
+            f"the default of `train-predictor {predictor.kind}`"
         )
     adapter, vocabulary = LengthAdapter(predictor, None), predictor.encoder.vocabulary
     for workflow_type in (*vocabulary.workflow_types[:1], ""):
@@ -221,12 +229,14 @@ def _try_router(predictor: RouterPredictor, texts: Mapping[str, str]) -> None:
 _LOADS: Final[Mapping[str, Callable[[Path], Any]]] = {
     "next-agent": NextAgentPredictor.load,
     "remaining-length": RemainingLengthPredictor.load,
+    "context-growth": ContextGrowthPredictor.load,
     "return-time": ReturnTimePredictor.load,
     "router": RouterPredictor.load,
 }
 _TRIALS: Final[Mapping[str, Callable[[Any, Mapping[str, str]], None]]] = {
     "next-agent": _try_next_agent,
     "remaining-length": _try_length,
+    "context-growth": _try_length,
     "return-time": _try_return_time,
     "router": _try_router,
 }

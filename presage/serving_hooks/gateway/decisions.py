@@ -192,6 +192,7 @@ class Decisions:
             "modes": {policy: self.modes.of(policy, step.stats_key).word for policy in self.modes.whole},
             "forecasts": self._shown.of(step.workflow),
             "returns": None if away is None else return_as_plain(away[0], now - away[1], self._target),
+            "growth": None,
             "requests": [],
             "admission": None,
             "blocks": None,

@@ -43,7 +43,8 @@ def build_decisions(config: GatewayConfig, clock: Callable[[], float] = time.mon
     given, counts = config.forecasts, EventCounts(FORECASTS, RECORDER)
     names = AgentNames.load(Path(config.agent_names)) if config.agent_names else None
     modes = Modes(config.modes.default, config.modes.policies, config.modes.workflow_types, known=POLICIES)
-    forecasts = load_forecasts(given, texts=("next-agent", "remaining-length"))
+    engines_alone = {"context_growth": None}  # it is for admission
+    forecasts = load_forecasts(given.model_copy(update=engines_alone), texts=("next-agent", "remaining-length"))
     decisions = Decisions(
         Identifier(names=names, counts=counts, most_conversations=given.max_workflows),
         forecasts,

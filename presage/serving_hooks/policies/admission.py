@@ -129,6 +129,8 @@ _THRASHING: Final = 0.4
 """The same share, expected of letting all run, from which those that have begun go on by the size of their contexts."""
 _KEEPS: Final = np.array([0.5, 0.75, 0.9, 0.95, 1.0])
 """Quantiles of the latest pauses, of which one is chosen: who is away for longer gives up its place."""
+_UNMEASURED_S: Final = 30.0
+"""Seconds after which a workflow that is away counts as gone, before pauses are measured."""
 _LEAST_CACHE: Final = 0.2
 """Share of the cache that counts as left if shared blocks seem to take more."""
 
@@ -215,15 +217,16 @@ class Admission:
         """Whether it is time to choose again how many may be open."""
         return now >= self._next_s
 
-    def choose(self, rates: Rates | None, shared_tokens: float, now: float) -> None:
-        """Chooses how many of the workflows in `crowd` may be open; all of them while `rates` is None.
+    def choose(self, rates: Rates | None, shared_tokens: float, now: float, known: bool = False) -> None:
+        """Chooses how many of the workflows in `crowd` may be open.
 
+        While `rates` is None, as many as fit the cache if it is `known` what they grow to, else all of them.
         `shared_tokens` are those of the cache that several workflows use, each once.
         """
         self._next_s = now + self.config.every_s
         rows = self.crowd.rows()
         facts, inside = self.crowd.facts[rows], self.crowd.waits["inside"][rows]
-        self._longest_s = math.inf if rates is None else float(rates.pauses_s[-1])
+        self._longest_s = _UNMEASURED_S if rates is None else float(rates.pauses_s[-1])
         opened = (inside & ~_away(facts, self.keeps_s, now)) | (facts["phase"] == Phase.STEP)
         # Many clients never say that a workflow has ended: one that is away for longer than all lately is not counted.
         contexts = facts["context"][~_away(facts, self._longest_s, now)]
@@ -232,6 +235,8 @@ class Admission:
         before, kept_s = self.limit, self.keeps_s
         self.limit, self.keeps_s, self._far = math.inf, self._longest_s, False
         self._outlooks = Outlook(everybody), Outlook(everybody)
+        if rates is None and known and everybody:
+            self.limit = max(1.0, cache // max(float(contexts.mean()), 1.0))
         if rates is None or not everybody:
             return
         context = max(float(contexts.mean()), 1.0) * self.longer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -129,12 +130,15 @@ _FORGET: Final = 50
 
 
 class RunningMean:
-    """The mean of the first `window` numbers, 0 before the first; beyond them an exponentially weighted mean."""
+    """The mean of the first `window` numbers, 0 before the first; beyond them an exponentially weighted mean.
+
+    It may begin with a `mean` that counts as `count` numbers.
+    """
 
     __slots__ = ("_window", "count", "mean")
 
-    def __init__(self, window: int = _FORGET) -> None:
-        self.count, self.mean, self._window = 0, 0.0, window
+    def __init__(self, window: int = _FORGET, mean: float = 0.0, count: int = 0) -> None:
+        self.count, self.mean, self._window = count, mean, window
 
     def observe(self, number: float) -> None:
         """Adds a number."""
@@ -177,13 +181,26 @@ MOST_TYPES: Final = 1000
 """Workflow types whose means are kept; the least recently used one is dropped."""
 
 
+_EARLIER: Final = 8
+"""Workflows that the means of earlier traces count as: few, since what runs here may differ."""
+
+Earlier = Callable[[str], "tuple[float, float] | None"]
+"""Mean steps and growth of a workflow type in earlier traces, None if unknown."""
+
+
 class TypeMeans:
-    """Means of a workflow type: steps of a workflow that has ended, and tokens that a step adds to its own context."""
+    """Means of a workflow type: steps of a workflow that has ended, and tokens that a step adds to its own context.
 
-    __slots__ = ("growth", "steps")
+    They begin with those of earlier traces, where these are known (`foreseen`).
+    """
 
-    def __init__(self) -> None:
-        self.steps, self.growth = RunningMean(), RunningMean(LATEST)
+    __slots__ = ("foreseen", "growth", "steps")
+
+    def __init__(self, earlier: tuple[float, float] | None) -> None:
+        self.foreseen = earlier is not None
+        steps, growth = earlier or (0.0, 0.0)
+        self.steps = RunningMean(mean=steps, count=_EARLIER if self.foreseen else 0)
+        self.growth = RunningMean(LATEST, growth, round(_EARLIER * steps))
 
     def expected_steps(self, steps: int) -> float:
         """Steps that a workflow takes in all, after so many."""
@@ -196,6 +213,9 @@ class TypeMeans:
 class WorkloadMeans:
     """Running means over all workflows and of each type.
 
+    Args:
+        earlier: what the means of a workflow type begin with.
+
     Attributes:
         new_tokens: prompt tokens of a step that its workflow had not computed before.
         output_tokens: of a step.
@@ -204,7 +224,8 @@ class WorkloadMeans:
         pauses_s: the latest.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: Earlier = lambda _: None) -> None:
+        self._earlier = earlier
         self.new_tokens, self.output_tokens = RunningMean(), RunningMean()
         self.read_tokens, self.own_tokens = RunningMean(LATEST), RunningMean(LATEST)
         self._again, self._waited = RunningMean(LATEST), RunningMean(LATEST)
@@ -216,11 +237,16 @@ class WorkloadMeans:
         """The means of a workflow type, to count on."""
         of = self._types.get(workflow_type)
         if of is None:
-            of = self._types[workflow_type] = TypeMeans()
+            of = self._types[workflow_type] = TypeMeans(self._earlier(workflow_type))
             if len(self._types) > MOST_TYPES:
                 self._types.popitem(last=False)
         self._types.move_to_end(workflow_type)
         return of
+
+    def foresees(self, workflow_types: Iterable[str]) -> bool:
+        """Whether contexts of these types are known from earlier traces while few steps are measured."""
+        few = self.output_tokens.count < 2 * ENOUGH_STEPS
+        return few and all(self.of_type(one).foreseen for one in workflow_types)
 
     def reuses(self, tokens: float, lost_tokens: float, cache_tokens: float) -> None:
         """A prompt has tokens that its workflow had computed, and of these the cache has lost some.

@@ -28,7 +28,7 @@ from presage.serving_hooks.replay.workload import ReplayJob
 from presage.serving_hooks.workflows import EndReason
 
 if TYPE_CHECKING:
-    from presage.serving_hooks.forecasting.forecasts import NextAgents, RemainingTokens, ReturnTimes
+    from presage.serving_hooks.forecasting.forecasts import Contexts, NextAgents, RemainingTokens, ReturnTimes
     from presage.serving_hooks.workflows.identity import Step
 
     class _Both(NextAgents, RemainingTokens, Protocol): ...
@@ -255,6 +255,20 @@ def return_times(name: str) -> Returns:
         raise ConfigurationError(f"--returns {name}: no folder of a model, and none of oracle, noise:x and {COUNTS}")
     predictor = ReturnTimePredictor.load(name)
     return lambda jobs, clock: ReturnTimeForecaster(predictor, budget=_PATIENT, clock=clock)
+
+
+ContextSource = Callable[[Callable[[], float]], "Contexts"]
+"""Makes the source of context growth of one run, from its clock."""
+
+
+def contexts(of: str | ContextSource, clock: Callable[[], float]) -> Contexts:
+    """The forecasts of a context-growth model, from its folder, or of another source."""
+    if callable(of):
+        return of(clock)
+    from presage.predictors.length.context import ContextGrowthPredictor
+    from presage.serving_hooks.forecasting.context_growth import ContextForecaster
+
+    return ContextForecaster(ContextGrowthPredictor.load(of), budget=_PATIENT, clock=clock)
 
 
 def check_lengths(name: str, lengths: str | None) -> None:

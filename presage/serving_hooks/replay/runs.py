@@ -28,7 +28,16 @@ from presage.errors import EngineError, TraceError
 from presage.serving_hooks.counts import FORECASTS
 from presage.serving_hooks.replay.engine_file import EngineFile
 from presage.serving_hooks.replay.fleet_course import fleet_course
-from presage.serving_hooks.replay.forecasts import COUNTS, OutputLengthOracle, Returns, Source, return_times, source
+from presage.serving_hooks.replay.forecasts import (
+    COUNTS,
+    ContextSource,
+    OutputLengthOracle,
+    Returns,
+    Source,
+    contexts,
+    return_times,
+    source,
+)
 from presage.serving_hooks.replay.metrics import Figures, PolicyRun, VirtualClock, figures, over_seeds, shares
 from presage.serving_hooks.replay.policies import Foreteller, Policy, ends
 from presage.serving_hooks.replay.prompts import PromptIds
@@ -57,6 +66,8 @@ class Setting:
         convention: how their prompts were assembled.
         forecasts: source for policies that ask for forecasts; see `forecasts.source`.
         lengths: folder of a remaining-length model beside it.
+        contexts: folder of a context-growth model, or what makes a source, for the admission of policies that ask for
+            forecasts.
         returns: source of return times for policies that ask for them; see `forecasts.return_times`.
         with_pauses: whether completion times include the pauses between steps.
         fleet: its engines, for routing policies; empty for the one `engine`.
@@ -70,6 +81,7 @@ class Setting:
     engine: EngineFile
     forecasts: str
     lengths: str | None = None
+    contexts: str | ContextSource | None = None
     returns: str = COUNTS
     with_pauses: bool = False
     fleet: tuple[FleetMember, ...] = ()
@@ -220,7 +232,11 @@ def _loop(
     lengths = forecaster_for(setting, policy.ranked, clock) if policy.ranked != policy.foretold else None
     returns = return_times_for(setting, policy.returns, clock)
     kind = vllm_scheduler.scheduler_class(
-        policy, agents, clock, fast_path, lengths=lengths, returns=returns, next_uses=next_uses
+        *(policy, agents, clock, fast_path),
+        lengths=lengths,
+        returns=returns,
+        contexts=contexts(setting.contexts, clock) if setting.contexts and policy.foretold == "asked" else None,
+        next_uses=next_uses,
     )
     longest = max(step.prompt_tokens + step.output_tokens for job in setting.jobs for step in job.steps)
     with tempfile.TemporaryDirectory() as folder:

@@ -194,6 +194,7 @@ def scheduler_class(
     *,
     lengths: Any = None,
     returns: Any = None,
+    contexts: Any = None,
     next_uses: NextUses | None = None,
 ) -> type[Any]:
     """The scheduler class of a policy.
@@ -203,15 +204,16 @@ def scheduler_class(
         fast_path: whether decode-only iterations take the fast path.
         lengths: forecasts of remaining tokens; None uses `agents`.
         returns: forecasts of return times; None without.
+        contexts: forecasts of context growth; None without.
     """
     if policy.settings is None:
         return type("StockScheduler", (FastPathScheduler,), {"fast_path": fast_path})
 
     def forecasts(self: Any, config: PresageConfig) -> Forecasts:
         if lengths is None:
-            return Forecasts(agents, agents, returns=returns)
+            return Forecasts(agents, agents, returns=returns, contexts=contexts)
         told = LengthsOnly(lengths) if agents is None and hasattr(lengths, "close") else agents
-        return Forecasts(told, lengths, returns=returns)
+        return Forecasts(told, lengths, returns=returns, contexts=contexts)
 
     base: type[Any] = BeladyScheduler if policy.foresight else HookedScheduler
     if policy.scheduler is not None:

@@ -25,8 +25,14 @@ from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision
 from presage.serving_hooks.policies.steady_state import Rates
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
-from presage.serving_hooks.policies.workload import IterationCost, IterationCosts, RecomputingShare, WorkloadMeans
-from presage.serving_hooks.vllm.admission_accounts import Account, AdmissionRequest, Columns, SharedPrefixes
+from presage.serving_hooks.policies.workload import (
+    Earlier,
+    IterationCost,
+    IterationCosts,
+    RecomputingShare,
+    WorkloadMeans,
+)
+from presage.serving_hooks.vllm.admission_accounts import Account, AdmissionRequest, Columns, Growth, SharedPrefixes
 from presage.serving_hooks.vllm.engine import EnginePort
 from presage.serving_hooks.workflows import EndReason, RunningWorkflow
 from presage.serving_hooks.workflows.identity import Step
@@ -129,6 +135,7 @@ class AdmissionController:
         bounds: how long a request may be held.
         tell: called when a workflow is held, with the most seconds for which it will be, and with None when it is
             admitted.
+        growth, earlier: forecasts of the growth of a workflow's context, and what the means of a type begin with.
 
     Attributes:
         counts: decisions of the policy.
@@ -145,6 +152,8 @@ class AdmissionController:
         modes: Modes,
         bounds: WaitBounds,
         tell: Callable[[str, float | None], object],
+        growth: Growth,
+        earlier: Earlier,
     ) -> None:
         self.switch = switch
         self._modes = modes
@@ -157,8 +166,8 @@ class AdmissionController:
         self._held_at_most_s = held_at_most_s
         self._block_tokens, self._most_decoding = port.hash_tokens, port.most_running
         self._clock, self._bounds, self._tell = clock, bounds, tell
-        self._workload = WorkloadMeans()
-        self._columns = Columns(self._admission.crowd, self._workload, port.hash_tokens)
+        self._workload = WorkloadMeans(earlier)
+        self._columns = Columns(self._admission.crowd, self._workload, growth, port.hash_tokens)
         self._shared = SharedPrefixes()
         self._accounts: dict[str, Account] = {}
         self._ended: set[str] = set()  # accounts to delete once they have no request
@@ -203,7 +212,9 @@ class AdmissionController:
             account.arrives(request_id, step.agent, prompt_tokens, reusable, now)
             own, before = account.own_tokens(self._block_tokens), account.context_tokens
             account.context_tokens = own
-            if account.steps:
+            if not account.steps:
+                account.first_tokens = own
+            else:
                 self._workload.of_type(account.workflow_type).growth.observe(own - before)
             shared = account.shared.known(hashes) * self._block_tokens
             apart = account.apart(step.agent, reusable // self._block_tokens)
@@ -347,7 +358,7 @@ class AdmissionController:
             "reason": self._last.held.get(workflow) if self._last else None,
             "known_tokens": len(account.blocks) * self._block_tokens,
             "own_tokens": account.own_tokens(self._block_tokens),
-            "context_tokens": round(self._columns.context_tokens(account)),
+            "context_tokens": round(self._columns.context_tokens(workflow, account)),
         }
 
     def close(self) -> list[str]:
@@ -392,9 +403,10 @@ class AdmissionController:
         self._columns.refresh()
         if self._accounts and self._admission.is_due(now):
             of_type = self._workload.of_type
+            known = self._workload.foresees(one.workflow_type for one in self._accounts.values())
             steps = fmean([of_type(one.workflow_type).expected_steps(one.steps) for one in self._accounts.values()])
             self._rates = self._workload.rates(self.times.costs(now), self._most_decoding, steps)
-            self._admission.choose(self._rates, len(self._shared) * self._block_tokens, now)
+            self._admission.choose(self._rates, len(self._shared) * self._block_tokens, now, known)
         self._recomputing_share = self.times.recomputing.share(self.times.costs(now))
         self._last = decision = self._admission.decide(now, self._recomputing_share)
         acts_on = self._acts_on(decision.held)

@@ -1,8 +1,8 @@
 """The state of each workflow that admission decides on: its phase, its context, and how long it has been held.
 
 Its context is the blocks it has used so far (only their hashes are kept), each once, less those that it shares with
-other workflows of its type, plus the prompt that waits. What it will grow to follows from the steps that workflows of
-its type take and the tokens that each adds.
+other workflows of its type, plus the prompt that waits. What it will grow to is forecast by a model, or follows from
+the steps that workflows of its type take and the tokens that each adds.
 
 A decision reads the accounts as columns. A row is rewritten only when its own account changes.
 """
@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
+from presage.serving_hooks.forecasting.live import LiveLengths
 from presage.serving_hooks.policies.admission import Phase, WorkflowColumns
 from presage.serving_hooks.policies.distinct import Distinct
 from presage.serving_hooks.policies.workload import WorkloadMeans
@@ -57,6 +58,7 @@ class Account:
         held_s: seconds its requests were held over its life, up to `held_since` if they are held now.
         blocks, shared: all of its blocks, and those that it shares with other workflows.
         context_tokens: when a request arrived last, its own blocks and the prompt that came.
+        first_tokens: the same when its first one arrived.
         latest: by agent the number of its latest step, and the blocks of its prompt and answer.
         bound_s: seconds for which it may wait over its life.
     """
@@ -71,6 +73,7 @@ class Account:
     shared: Distinct = field(default_factory=Distinct)
     steps: int = 0
     context_tokens: float = 0.0
+    first_tokens: float = 0.0
     latest: dict[str, tuple[int, int]] = field(default_factory=dict)
     held_since: float | None = None
     held_s: float = 0.0
@@ -186,11 +189,20 @@ class SharedPrefixes:
         return found
 
 
-class Columns:
-    """Writes the `changed` accounts into the columns of the policy; `block_tokens` are those of one block hash."""
+Growth = Callable[[str], "LiveLengths | None"]
+"""The tokens by which the context of a workflow still grows; None without a forecast."""
 
-    def __init__(self, columns: WorkflowColumns, workload: WorkloadMeans, block_tokens: int) -> None:
-        self._columns, self._workload, self._block_tokens = columns, workload, block_tokens
+
+class Columns:
+    """Writes the `changed` accounts into the columns of the policy.
+
+    Args:
+        growth: forecasts of the tokens by which contexts still grow.
+        block_tokens: of one block hash.
+    """
+
+    def __init__(self, columns: WorkflowColumns, workload: WorkloadMeans, growth: Growth, block_tokens: int) -> None:
+        self._columns, self._workload, self._growth, self._block_tokens = columns, workload, growth, block_tokens
         self.changed: dict[str, Account] = {}
 
     def refresh(self) -> None:
@@ -200,13 +212,20 @@ class Columns:
         rows, facts = [], []
         for name, account in self.changed.items():
             rows.append(self._columns.place(name))
-            own, context = account.own_tokens(self._block_tokens), self.context_tokens(account)
+            own, context = account.own_tokens(self._block_tokens), self.context_tokens(name, account)
             facts.append((account.phase, account.since, account.steps > 0, own, context, account.bound_s))
         self.changed.clear()
         self._columns.facts[rows] = np.array(facts, self._columns.facts.dtype)
 
-    def context_tokens(self, account: Account) -> float:
-        """Its own tokens in the mean over what is left of it: it grows evenly."""
+    def context_tokens(self, name: str, account: Account) -> float:
+        """Its own tokens as it will have them in the mean: it grows evenly.
+
+        With a forecast of its growth the mean is that over its life, or what it has now if that is more: open workflows
+        are of every age. Without, it is that over what is left, since counts know too little at first.
+        """
+        own, forecast = account.own_tokens(self._block_tokens), self._growth(name)
+        if forecast is not None and forecast.source == "champion" and forecast.mean is not None:
+            return own + 0.5 * max(0.0, forecast.mean - (own - account.first_tokens))
         of = self._workload.of_type(account.workflow_type)
         left = max(0.0, of.expected_steps(account.steps) - account.steps)
-        return account.own_tokens(self._block_tokens) + 0.5 * left * max(0.0, of.growth.mean)
+        return own + 0.5 * left * max(0.0, of.growth.mean)

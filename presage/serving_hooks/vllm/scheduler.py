@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from presage.serving_hooks.counts import ERRORS, EVENTS, FORECASTS, EventCounts
-from presage.serving_hooks.explain import LastForecasts, reasons, return_as_plain
+from presage.serving_hooks.explain import LastForecasts, lengths_as_plain, reasons, return_as_plain
 from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.modes import POLICIES, Evidence, Mode, Modes, Switch
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
@@ -349,6 +349,7 @@ class Policies(engine.SchedulerSeam):
             "modes": {policy: self._modes.of(policy, stats_key).word for policy in POLICIES},
             "forecasts": self._last_forecasts.of(workflow) if self._last_forecasts is not None else [],
             "returns": self._explain_return(workflow),
+            "growth": lengths_as_plain(growth) if (growth := self.step_forecasts.growth(workflow)) else None,
             "requests": [self._explain(name, step) for name, step in running.requests.items()] if running else [],
             "admission": admission.explain(workflow) if admission is not None else None,
             "blocks": self.block_order.explain(workflow) if self.block_order is not None else None,
@@ -599,6 +600,8 @@ class Policies(engine.SchedulerSeam):
             self._modes,
             self._wait_bounds,
             self.step_forecasts.held,
+            self.step_forecasts.growth,
+            self.step_forecasts.earlier,
         )
 
     def _make_prefetcher(self, config: PresageConfig, switch: Switch) -> Prefetcher | None:

@@ -1,8 +1,9 @@
 """Requests the forecasts of running steps and passes them to eviction.
 
 A forecast of next agents is made when a step starts, completes or gets its hidden state; one of the return time when a
-step completes, and again when its answer was parsed. Eviction receives the latest forecasts of each workflow at
-`flush`, while the model runs: if one step completes and the next arrives, blocks are ranked only once.
+step completes, and again when its answer was parsed; one of context growth when a step arrives and completes. Eviction
+receives the latest forecasts of each workflow at `flush`, while the model runs: if one step completes and the next
+arrives, blocks are ranked only once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.counts import FORECASTS, HIDDEN_STATES, EventCounts
 from presage.serving_hooks.explain import LastForecasts
 from presage.serving_hooks.forecasting.forecasts import Forecasts, ReadsStates, ReadsTexts, ReadsTools
-from presage.serving_hooks.forecasting.live import LiveForecast, LiveReturn
+from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths, LiveReturn
 from presage.serving_hooks.modes import Evidence, Mode, Modes, Switch
 from presage.serving_hooks.monitoring.outcomes import OutcomeTracker
 from presage.serving_hooks.policies.next_use import READY, ReturnCurve, StepPace, paced
@@ -114,6 +115,9 @@ class StepForecasts:
         self._preempted: set[str] = set()
         self._started: dict[str, str] = {}  # the request that has started last
         self._held: dict[str, tuple[ReturnCurve, float]] = {}  # and since when
+        self._contexts = forecasts.contexts
+        self._growths: dict[str, LiveLengths] = {}
+        self._contexts_switch = Switch("forecasts of contexts", counts)
         self._next_agents_switch = Switch("forecasts of next agents", counts)
         self._remaining_switch = Switch("forecasts of remaining tokens", counts)
         self._returns_switch = Switch("forecasts of return times", counts)
@@ -133,6 +137,11 @@ class StepForecasts:
         self._arrived_at[step.workflow] = now
         if self._returns is not None:
             self._returns_switch.attempt(self._returns.arrived, step, input_tokens, now)
+        if self._contexts is not None and self._modes.of("admission", step.stats_key) is not Mode.OFF:
+            growth = self._contexts_switch.attempt(self._contexts.arrived, step, input_tokens)
+            self._grows(step, growth)
+            if growth is not None:
+                self._counts.add(FORECASTS, "context-growth", growth.source)
         self._change(step, _ARRIVED, READY)
 
     def remaining_tokens(self, request_id: str, input_tokens: int, text: TextOf = _NO_TEXT) -> float | None:
@@ -223,6 +232,10 @@ class StepForecasts:
             now = self._clock()
             made = self._returns_switch.attempt(self._returns.completed, step, output_tokens, finish_reason, now)
             self._returning(step, made, now)
+        if self._contexts is not None and completed:
+            growth = self._contexts_switch.attempt(self._contexts.completed, step, output_tokens)
+            if growth is not None and growth.tokens:  # else that of a later step stays
+                self._grows(step, growth)
         beside = self._started.get(step.workflow) != request_id  # another step has started since
         if completed and source is not None:
             of = partial(source.on_completion, step.workflow_type, step.workflow_id, step=step.number)
@@ -301,6 +314,14 @@ class StepForecasts:
             self._change(step, None)
         return used | {PROJECTED}
 
+    def growth(self, workflow: str) -> LiveLengths | None:
+        """The tokens by which the context of a workflow still grows; None without a forecast."""
+        return self._growths.get(workflow)
+
+    def earlier(self, stats_key: str) -> tuple[float, float] | None:
+        """Mean steps and growth of a workflow type in the traces of the context-growth model; None without a model."""
+        return self._contexts_switch.attempt(self._contexts.of_type, stats_key) if self._contexts is not None else None
+
     def returning(self, workflow: str) -> tuple[ReturnCurve, float] | None:
         """When a workflow is expected, and since when; None while a step of it is computed, or without a forecast."""
         curve, since = self._curves.get(workflow, (None, 0.0))
@@ -336,6 +357,7 @@ class StepForecasts:
             "forecasts pending": len(self._pending),
             "return times": len(self._curves),
             "arrivals": len(self._arrived_at),
+            "context growths": len(self._growths),
             "workflows started": len(self._started),
             "workflows held": len(self._held),
             "steps without state": len(self._without_state),
@@ -343,6 +365,7 @@ class StepForecasts:
             "answers without tools": len(self._calling),
             "steps preempted": len(self._preempted),
             **getattr(self._next_agents, "debug_state", dict)(),
+            **getattr(self._contexts, "debug_state", dict)(),
         }
 
     def _ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
@@ -357,6 +380,9 @@ class StepForecasts:
         self._calling.pop(step.workflow, None)
         if self._returns is not None:
             self._returns_switch.attempt(self._returns.ended, step.workflow, reason)
+        if self._contexts is not None:
+            self._growths.pop(step.workflow, None)
+            self._contexts_switch.attempt(self._contexts.ended, step, reason)
         for request_id in workflow.requests:
             self._without_state.pop(request_id, None)
             self._preempted.discard(request_id)
@@ -417,6 +443,13 @@ class StepForecasts:
             self._counts.add(FORECASTS, "return-time", made.source)
         if made is not None and made.quantiles:
             self._curves[step.workflow] = ReturnCurve(made.quantiles, made.seconds, made.end), since
+
+    def _grows(self, step: Step, growth: LiveLengths | None) -> None:
+        """A forecast of context growth, if one was made; without, an earlier one no longer holds."""
+        if growth is not None and growth.tokens:
+            self._growths[step.workflow] = growth
+        else:
+            self._growths.pop(step.workflow, None)
 
     def _pass_on(self, retention: Retention, step: Step, forecast: LiveForecast | None, change: slice | None) -> None:
         lookahead = self._lookahead(step, forecast, change)

@@ -1,4 +1,4 @@
-"""Evaluate length predictors and baselines on held-out traces.
+"""Evaluate predictors of lengths and of context growth, and baselines, on held-out traces.
 
 A predictor is a function from rows to quantiles, so one code path evaluates Presage's predictor, every baseline and the
 oracle of a synthetic process. All are evaluated on the steps with a known length. Steps of truncated workflows are left
@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import TraceError
-from presage.features.rows import LabelledRows
+from presage.features.rows import CONTEXT_TARGETS, LabelledRows
+from presage.predictors.length.context import KIND as CONTEXT_GROWTH
+from presage.predictors.length.predictor import KIND as REMAINING_LENGTH
 from presage.training.length.queue import QueueFigures, compare, queued
 from presage.training.metrics import RESAMPLES, json_values
 from presage.training.quantiles import (
@@ -39,7 +41,7 @@ class LengthEvaluation(QuantileEvaluation):
     """Figures of one length predictor on W workflows.
 
     Attributes:
-        queue: the value of the ranking; None if no workflow has the length of every step.
+        queue: the value of the ranking; None if no workflow has the length of every step, or these are contexts.
         bins: steps grouped by the forecast median, with forecast and actual lengths.
         cut, unknown: steps left out because their workflow was truncated, and because a count is missing.
         estimated: evaluated steps whose length contains an estimated count.
@@ -58,7 +60,7 @@ class LengthEvaluation(QuantileEvaluation):
         """The object that `train-predictor` prints, as JSON values; the caller sets "model" and "version"."""
         return json_values(
             {
-                "kind": "remaining-length",
+                "kind": CONTEXT_GROWTH if self.target in CONTEXT_TARGETS else REMAINING_LENGTH,
                 "model": None,
                 "version": None,
                 "target": self.target,
@@ -141,7 +143,7 @@ def _recorded(
 
 def _queue(rows: LabelledRows, median: NDArray[np.float32], seed: int) -> QueueFigures | None:
     """The queue over workflows in which every step has a known length."""
-    waiting = queued(rows)
+    waiting = queued(rows) if rows.target not in CONTEXT_TARGETS else None
     if waiting is None:
         return None
     policy = "shortest total, predicted" if rows.target == "remaining" else "shortest step, predicted"

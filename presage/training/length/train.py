@@ -1,4 +1,4 @@
-"""Train and evaluate a length predictor and baselines.
+"""Train and evaluate a predictor of lengths or of context growth, and baselines.
 
 As in `presage.training.next_agent.train`, test tasks are split off first, and vocabularies and the sketch come from the
 training part only. A selection part of it, never the test set, selects texts and estimator; the other training
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -34,9 +34,10 @@ from presage.features.history import PROGRESS
 from presage.features.input_profiles import PROFILES
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.missing_counts import CountEstimates, FilledTrace
-from presage.features.rows import PROMPT, LabelledRows, Target
+from presage.features.rows import CONTEXT_TARGETS, PROMPT, LabelledRows, Target
 from presage.features.served_steps import served_steps
-from presage.predictors.length.baselines import LENGTH_BASELINES, constant
+from presage.predictors.length.baselines import CONTEXT_BASELINES, LENGTH_BASELINES, constant
+from presage.predictors.length.context import ContextGrowthPredictor
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.quantiles.choice import QuantileConfig
 from presage.training.baselines import check_names
@@ -44,6 +45,7 @@ from presage.training.configuration import Limits
 from presage.training.length.evaluate import LengthEvaluation, evaluate
 from presage.training.length.texts import TextChoice, Texts, choose_texts
 from presage.training.quantiles import (
+    Predict,
     QuantileDifference,
     QuantileFigures,
     difference,
@@ -80,7 +82,7 @@ def train_lengths(
     target: Target = "remaining",
     seed: int = 0,
     texts: Texts = "auto",
-    baselines: Sequence[str] = tuple(LENGTH_BASELINES),
+    baselines: Sequence[str] | None = None,
     name: str | None = None,
     progress: Progress | None = None,
 ) -> LengthTraining:
@@ -89,20 +91,26 @@ def train_lengths(
     Args:
         table: a valid trace.
         test: a valid test trace; None splits off a fifth of the tasks of `table`, the latest if times are recorded.
-        target: "remaining" tokens of this and all later steps, or those of this "step" alone.
+        target: "remaining" tokens of this and all later steps, or those of this "step" alone; or one of
+            `CONTEXT_TARGETS`, for a predictor of context growth.
         seed: of the splits, of every fit and of the bootstrap.
         texts: "auto" uses texts if held-out tasks show that they help; "text" and "none" force the choice.
-        baselines: keys of `LENGTH_BASELINES`.
+        baselines: keys of `baselines_of(target)`; None for all.
 
     Raises:
         ConfigurationError: an unknown baseline, or texts that the traces lack.
         InputError: texts are requested, but insufficient for a sketch.
         TraceError: too few traces to split, or no known output tokens.
     """
-    check_names(baselines, LENGTH_BASELINES)
+    check_names(baselines or (), baselines_of(target))
     parts = set_apart(table, test, seed)
     fitted = fit_lengths(parts.train, config, target=target, seed=seed, texts=texts, progress=progress)
     return assess_lengths(fitted, parts, baselines=baselines, name=name, progress=progress)
+
+
+def baselines_of(target: Target) -> Mapping[str, Callable[[LabelledRows, Sequence[float]], Predict]]:
+    """The baselines of a target, by name."""
+    return CONTEXT_BASELINES if target in CONTEXT_TARGETS else LENGTH_BASELINES
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,8 @@ def fit_lengths(
     choice, apart = _features(counts.fill(table).table, target, texts, seed, report)
     inner, selection = choice.rows.take(~apart), choice.rows.take(apart)
     begun = time.perf_counter()
-    predictor = RemainingLengthPredictor(config, seed).fit(
+    of_target = ContextGrowthPredictor if target in CONTEXT_TARGETS else RemainingLengthPredictor
+    predictor = of_target(config, seed).fit(
         inner, selection, encoder=choice.encoder, trained_on=task_keys(table), progress=report
     )
     return FittedLengths(predictor, counts, choice.rows, inner, selection, choice, time.perf_counter() - begun)
@@ -146,7 +155,7 @@ def assess_lengths(
     fitted: FittedLengths,
     parts: Split,
     *,
-    baselines: Sequence[str] = tuple(LENGTH_BASELINES),
+    baselines: Sequence[str] | None = None,
     name: str | None = None,
     progress: Progress | None = None,
 ) -> LengthTraining:
@@ -155,14 +164,16 @@ def assess_lengths(
     Raises ConfigurationError for an unknown baseline, and TraceError if no step has a known length, or the predictor
     knows none of the agents.
     """
-    check_names(baselines, LENGTH_BASELINES)
     report, predictor = progress or (lambda _, __: None), fitted.predictor
+    known = baselines_of(predictor.target)
+    baselines = tuple(known) if baselines is None else baselines
+    check_names(baselines, known)
     encoder, learning, inner, selection = predictor.encoder, fitted.learning, fitted.inner, fitted.selection
     filled = fitted.counts.fill(parts.test)
     held = length_rows(filled.table, encoder, predictor.target)
     seed = predictor.seed
     quantiles = tuple(predictor.quantiles)
-    predicts = fit_baselines(baselines, lambda baseline: LENGTH_BASELINES[baseline](learning, quantiles), report)
+    predicts = fit_baselines(baselines, lambda baseline: known[baseline](learning, quantiles), report)
 
     report("judging on the test set", None)
     profiles = rows_under_profiles(held, predictor.encoder.observed)
@@ -202,7 +213,7 @@ def assess_lengths(
         "config": {**asdict(predictor.config), "target": predictor.target, "chosen": predictor.estimator.name},
         "versions": versions(),
         "fit_seconds": round(fitted.seconds, 2),
-        "latency_us": row_latency_us(held, predictor.estimator.predict_one),
+        "latency_us": row_latency_us(held, predictor.predict_one),
         "size_bytes": None,
     }
     return LengthTraining(predictor, metrics, training_data, evaluation, digests)
@@ -247,12 +258,14 @@ def evaluate_lengths(
         baselines={FLOOR: constant(rows, quantiles)},
         profiles=rows_under_profiles(rows, predictor.encoder.observed) if profile is None else None,
     )
-    return Judged(evaluation, row_latency_us(rows, predictor.estimator.predict_one), workflow_names(table))
+    return Judged(evaluation, row_latency_us(rows, predictor.predict_one), workflow_names(table))
 
 
 def _estimated(filled: FilledTrace, rows: LabelledRows) -> NDArray[np.bool_]:
-    """The rows of served steps whose label contains an estimated count, bool [n]."""
+    """The rows of served steps whose label contains an estimated count, bool [n], or may: it depends on later steps."""
     own = filled.estimated["output_tokens"]
+    if rows.target in CONTEXT_TARGETS:
+        own = own | filled.estimated["input_tokens"]
     if rows.target == "step":
         return own
     later = np.cumsum(own[::-1])[::-1]  # estimates in this row and all after it

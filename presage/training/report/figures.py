@@ -115,7 +115,7 @@ def side_by_side(metrics: Mapping[str, Any]) -> Figure:
             panels[f"accuracy {moment_name(moment)}, 1 step ahead"] = {
                 name: (figures["accuracy"][0], figures["ci95"][0]) for name, figures in of.items()
             }
-    elif metrics["kind"] == "remaining-length":
+    elif metrics["kind"] in ("remaining-length", "context-growth"):
         panels["tau distance (pairs of steps in the wrong order)"] = {
             name: (of["tau_distance"]["all"], of["tau_distance_ci95"]["all"]) for name, of in judged.items()
         }

@@ -1,4 +1,6 @@
-"""The report of a predictor of output tokens, from its `metrics.json`, and parts of that of return times.
+"""The report of a predictor of output tokens or of context growth, from its `metrics.json`.
+
+That of return times shares parts of it.
 
 Keys that a cheaper run leaves out ("data", "traces", "config", "estimators") leave out their section.
 """
@@ -30,10 +32,17 @@ from presage.training.report.next_agent import SERVING, data, made
 from presage.training.report.plot import Axis, PlotPoint, bar_plot, line_plot, share_axis
 from presage.wording import counted
 
+_WHAT: Final = {
+    "remaining": "Remaining output tokens",
+    "step": "Output tokens of a step",
+    "final-context": "Growth of the context to its largest",
+    "next-context": "Growth of the context to the next step",
+}
+"""What is forecast, by target."""
+
 
 def document(metrics: Metrics) -> Document:
     """The report, most important sections first."""
-    what = "Remaining output tokens" if metrics["target"] == "remaining" else "Output tokens of a step"
     sections = [
         data(metrics),
         order(metrics),
@@ -45,7 +54,9 @@ def document(metrics: Metrics) -> Document:
         estimators(metrics),
         made(metrics),
     ]
-    return Document(f"{what}: {_name(metrics)}{version_of(metrics)}", _lead(metrics), sections, _cards(metrics))
+    return Document(
+        f"{_WHAT[metrics['target']]}: {_name(metrics)}{version_of(metrics)}", _lead(metrics), sections, _cards(metrics)
+    )
 
 
 def _unit(metrics: Metrics) -> tuple[str, int]:
@@ -69,7 +80,9 @@ def _losses(metrics: Metrics, pinball: Metrics) -> list[str]:
 
 
 def _name(metrics: Metrics) -> str:
-    return metrics["model"] or "predictor of lengths"
+    return metrics["model"] or (
+        "predictor of contexts" if metrics["kind"] == "context-growth" else "predictor of lengths"
+    )
 
 
 def _judged(metrics: Metrics) -> dict[str, Any]:

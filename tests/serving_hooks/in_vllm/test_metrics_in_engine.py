@@ -25,7 +25,7 @@ from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 pytestmark = pytest.mark.vllm
 
 
-NOTHING_FOUND = Predictors(*[Held(None, None)] * 3)
+NOTHING_FOUND = Predictors(*[Held(None, None)] * 4)
 
 
 def reported(engine: Engine) -> EngineStatus:

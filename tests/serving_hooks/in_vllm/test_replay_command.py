@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from context_samples import loops
 from typer.testing import CliRunner
 
 from presage.cli.presage import app
+from presage.datasets.ingest import append
+from presage.datasets.read import read_traces
+from presage.predictors.length.context import ContextGrowthConfig
 from presage.serving_hooks.replay.runs import run_one
+from presage.training.length.train import fit_lengths
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
 
@@ -236,3 +241,37 @@ def test_a_model_of_other_agents_is_refused_and_one_of_these_forecasts(store: Pa
     of = json.loads(done.stdout)["policies"]["next-use"]
     assert of["forecasts"]["champion"] > 0
     assert "switched_off" not in of
+
+
+def test_a_model_of_contexts_lets_as_many_begin_as_will_fit_and_leaves_out_what_it_was_trained_on(
+    tmp_path: Path,
+) -> None:
+    append(loops(60, 0), tmp_path / "learnt")
+    append(loops(40, 1), tmp_path / "traces")
+    config = ContextGrowthConfig(estimator="forest")
+    fit_lengths(read_traces([tmp_path / "learnt"]).table, config, target="final-context").predictor.save(tmp_path / "m")
+    more = (
+        "--seeds",
+        1,
+        "--processes",
+        1,
+        "--concurrency",
+        40,
+        "--cache-tokens",
+        120_000,
+        "--policy",
+        "full",
+        "--json",
+    )
+    found = {}
+    for name, options in (("counts", ()), ("model", ("--contexts", tmp_path / "m"))):
+        done = ran("replay", tmp_path / "traces", "--pause-s", 1, *more, *options)
+        assert done.exit_code == 0, done.stderr
+        found[name] = json.loads(done.stdout)
+    assert found["model"]["contexts"] == str(tmp_path / "m")
+    assert found["counts"]["contexts"] is None
+    rates = {name: of["policies"]["full"]["hit_rate"] for name, of in found.items()}
+    assert rates["model"] != rates["counts"]
+    learnt = ran("replay", tmp_path / "learnt", "--pause-s", 1, *more, "--contexts", tmp_path / "m")
+    assert learnt.exit_code != 0
+    assert "trained on" in learnt.stderr

@@ -276,6 +276,7 @@ def test_the_page_of_metrics_has_all_that_the_dashboard_shows(server: Server) ->
         ("next-agent", "models:/next-agent@champion", "1"): 1,
         ("remaining-length", "none", ""): 1,
         ("return-time", "none", ""): 1,
+        ("context-growth", "none", ""): 1,
     }
 
 

@@ -56,6 +56,7 @@ def test_the_command_tells_all_as_one_object(tmp_path: Path) -> None:
         "model: next-agent": "less",
         "model: remaining-length": "less",
         "model: return-time": "less",
+        "model: context-growth": "less",
     }
     assert not list(tmp_path.iterdir())
 

@@ -36,6 +36,7 @@ def decide(
     now: float,
     shared_tokens: float = 0.0,
     recomputing_share: float = 0.0,
+    known: bool = False,
 ) -> Decision:
     """A decision about these workflows and no others, after a new choice where one is due."""
     crowd, here = admission.crowd, list(workflows)
@@ -46,7 +47,7 @@ def decide(
         own = one.context_tokens if one.own_tokens is None else one.own_tokens
         crowd.facts[row] = one.phase, one.since, one.begun, own, one.context_tokens, one.bound_s
     if admission.is_due(now):
-        admission.choose(rates, shared_tokens, now)
+        admission.choose(rates, shared_tokens, now, known)
     return admission.decide(now, recomputing_share)
 
 

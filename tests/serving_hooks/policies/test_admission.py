@@ -46,6 +46,22 @@ def test_while_the_engine_is_not_measured_nobody_waits() -> None:
     assert not admission.is_full
 
 
+def test_where_it_is_known_what_contexts_grow_to_as_many_begin_as_fit_the_cache() -> None:
+    admission = room_for_ten()
+    decision = decide(admission, CROWD, None, 0.0, 60_000.0, known=True)
+    assert decision.run == {f"w{i:02}" for i in range(7)}, "140,000 tokens are left for contexts of 20,000"
+    assert set(decision.held.values()) == {FULL}
+    away = [replace(one, phase=Phase.TOOL, since=1.0, begun=True) for one in CROWD[:7]]
+    assert decide(admission, [*away, *CROWD[7:]], None, 30.0, 60_000.0, known=True).run == decision.run
+    then = decide(admission, [*away, *CROWD[7:]], None, 32.0, 60_000.0, known=True)
+    assert then.run == {f"w{i:02}" for i in range(14)}, "many never say that they have ended"
+    assert len(decide(admission, CROWD, None, 34.0).run) == 40, "it is no longer known, nor measured"
+
+
+def test_a_context_that_fits_no_cache_is_served_too() -> None:
+    assert len(decide(Admission(1000.0), CROWD, None, 0.0, known=True).run) == 1
+
+
 def test_where_it_would_thrash_the_first_that_came_run_and_the_others_are_told_why() -> None:
     admission = room_for_ten()
     decision = decide(admission, CROWD, THRASHING, 0.0)

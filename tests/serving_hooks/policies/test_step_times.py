@@ -137,6 +137,25 @@ def test_a_workflow_takes_the_steps_that_its_type_takes() -> None:
     assert [means.expected_steps(steps) for steps in (0, 15, 20)] == [15.0, 15.0, 27.5]
 
 
+def test_what_is_known_of_a_type_begins_with_earlier_traces_and_follows_what_runs_here() -> None:
+    workload = WorkloadMeans({"known": (20.0, 500.0)}.get)
+    means = workload.of_type("known")
+    assert [means.expected_steps(steps) for steps in (0, 15, 30)] == [20.0, 20.0, 40.0]
+    assert means.growth.mean == 500.0
+    assert (means.foreseen, workload.of_type("other").foreseen) == (True, False)
+    for _ in range(8):  # as many workflows as the earlier traces count for
+        means.steps.observe(10)
+    assert means.expected_steps(0) == pytest.approx(15.0)
+    for _ in range(8 * 20):
+        means.growth.observe(100)
+    assert means.growth.mean == pytest.approx(300.0)
+    assert workload.of_type("other").expected_steps(9) == 18.0
+    assert (workload.foresees(["known"]), workload.foresees(["known", "other"])) == (True, False)
+    for _ in range(2 * ENOUGH_STEPS):
+        workload.output_tokens.observe(100)
+    assert not workload.foresees(["known"]), "by now it is measured, or never will be"
+
+
 def test_names_without_end_do_not_fill_the_memory() -> None:
     workload = WorkloadMeans()
     first = workload.of_type("t0")

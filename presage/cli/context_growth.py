@@ -1,0 +1,70 @@
+"""`train-predictor context-growth`, and the description of this kind for the other commands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import typer
+
+from presage.cli import options
+from presage.cli.output import Output
+from presage.cli.remaining_length import REMAINING_LENGTH, forecast_table, train_target
+from presage.cli.training import TrainingJob
+
+
+def context_growth(
+    traces: options.Traces,
+    target: Annotated[
+        Literal["final-context", "next-context"],
+        typer.Option(
+            help="final-context: growth to the largest context of this and all later steps, which engines need; "
+            "next-context: to that of the next step."
+        ),
+    ] = "final-context",
+    estimator: Annotated[
+        str | None,
+        typer.Option(help="forest, boosted, ridge, or auto: lowest loss on the selection part."),
+    ] = None,
+    quantiles: Annotated[
+        str | None,
+        typer.Option(help="Quantiles to predict, ascending. Default: 0.1,0.5,0.9,0.99."),
+    ] = None,
+    test: options.Test = None,
+    config: options.ConfigFile = None,
+    settings: options.Settings = None,
+    seed: options.Seed = 0,
+    baselines: options.Baselines = "default",
+    out_folder: options.OutFolder = None,
+    report_folder: options.ReportFolder = None,
+    force: options.Force = False,
+    name: Annotated[str, typer.Option(help="Name of the registered model.")] = "context-growth",
+    register: options.Register = True,
+    skip_bad: options.SkipBad = False,
+    tracking_uri: options.TrackingUri = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train the predictor of context growth, compare it with baselines, and register it.
+
+    The context of a step is its prompt and its output; growth counts from the prompt of the step that begins. The
+    traces need input_tokens and output_tokens on their LLM steps; texts are not read.
+    """
+    job = TrainingJob(
+        CONTEXT_GROWTH, traces, test or [], skip_bad, out_folder, report_folder, force, name, register, tracking_uri
+    )
+    train_target(job, target, estimator, quantiles, config, settings, seed, "none", baselines, Output(as_json))
+
+
+def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
+    return forecast_table("Tokens by which the context will exceed the prompt", data, called, rows)
+
+
+CONTEXT_GROWTH = replace(
+    REMAINING_LENGTH,
+    name="context-growth",
+    advice="more workflows, input_tokens and output_tokens on every LLM step, or --estimator forest or boosted",
+    train=context_growth,
+    examples="train-predictor context-growth traces/\n\n"
+    "train-predictor context-growth traces/ --target next-context --name next-context",
+    forecast=_forecast,
+)
