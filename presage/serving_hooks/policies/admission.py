@@ -12,8 +12,8 @@ began last first; and a paused one is restored before a new one starts. In both 
 where all would thrash, the smallest of those that have begun.
 
 A workflow waits for as long over its life as its bound says (`wait_bounds.py`), not longer, unless the engine spends
-more than `DOMINATES` of its time on lost contexts: to let all in would lose more. Whoever is overdue then goes before
-all others, so nobody starves: what is ahead of it only shrinks.
+more than `DOMINATES` of its time on lost contexts, or would if all ran. Whoever is overdue then goes before all others,
+so nobody starves: what is ahead of it only shrinks.
 """
 
 from __future__ import annotations
@@ -113,6 +113,9 @@ _AS_GOOD: Final = 0.02
 """Of the numbers of open workflows whose steps a second are within this share of the best, the largest is chosen."""
 _STAY: Final = 0.1
 """The last choice stays while it is within this share of the best: workflows in turn cost a context each."""
+_EVIDENCE: Final = 0.1
+"""Share of the engine's seconds spent on lost contexts from which workflows begin to wait: where less is lost, the
+most that waiting could gain is about as much, whatever the model promises."""
 _CONTEXTS: Final = np.array([0.8, 1.0, 1.25, 1.5])
 """Factors by which the expected context may be wrong; steps a second are the mean over them."""
 _NUMBERS: Final = 32
@@ -124,9 +127,9 @@ _MOST_WRONG: Final = 3.0
 _FORGET_S: Final = 120.0
 """Half-life of that."""
 DOMINATES: Final = 0.25
-"""Share of the engine's seconds spent on lost contexts from which bounds on waits are suspended."""
+"""Share of the engine's seconds spent on lost contexts, now or if all ran, from which bounds on waits are suspended."""
 _THRASHING: Final = 0.4
-"""The same share, expected of letting all run, from which those that have begun go on by the size of their contexts."""
+"""The share if all ran from which those that have begun go on by the size of their contexts."""
 _KEEPS: Final = np.array([0.5, 0.75, 0.9, 0.95, 1.0])
 """Quantiles of the latest pauses, of which one is chosen: who is away for longer gives up its place."""
 _UNMEASURED_S: Final = 30.0
@@ -202,7 +205,8 @@ class Admission:
     opened: int = 0
     longer: float = 1.0
     _far: bool = False
-    _smallest_first: bool = False
+    _recomputing_share: float = 0.0
+    _would_lose: float = 0.0
     _learnt_s: float = math.inf
     _longest_s: float = math.inf
     _next_s: float = -math.inf
@@ -217,12 +221,16 @@ class Admission:
         """Whether it is time to choose again how many may be open."""
         return now >= self._next_s
 
-    def choose(self, rates: Rates | None, shared_tokens: float, now: float, known: bool = False) -> None:
+    def choose(
+        self, rates: Rates | None, recomputing_share: float, shared_tokens: float, now: float, known: bool = False
+    ) -> None:
         """Chooses how many of the workflows in `crowd` may be open.
 
         While `rates` is None, as many as fit the cache if it is `known` what they grow to, else all of them.
-        `shared_tokens` are those of the cache that several workflows use, each once.
+        `recomputing_share` is that of the engine's seconds spent on lost contexts lately; `shared_tokens` are those of
+        the cache that several workflows use, each once.
         """
+        self._recomputing_share = recomputing_share
         self._next_s = now + self.config.every_s
         rows = self.crowd.rows()
         facts, inside = self.crowd.facts[rows], self.crowd.waits["inside"][rows]
@@ -233,7 +241,7 @@ class Admission:
         everybody, at_present = len(contexts), int(np.count_nonzero(opened))
         cache = max(_LEAST_CACHE * self.cache_tokens, self.cache_tokens - shared_tokens)
         before, kept_s = self.limit, self.keeps_s
-        self.limit, self.keeps_s, self._far = math.inf, self._longest_s, False
+        self.limit, self.keeps_s, self._far, self._would_lose = math.inf, self._longest_s, False, 0.0
         self._outlooks = Outlook(everybody), Outlook(everybody)
         if rates is None and known and everybody:
             self.limit = max(1.0, cache // max(float(contexts.mean()), 1.0))
@@ -258,7 +266,7 @@ class Admission:
         load = everybody * context / cache
         all_run = Outlook(everybody, load, float(lost[0]), float(steps_per_s[0]), float(stays_s[0]), self._longest_s)
         self._outlooks = all_run, all_run
-        self._smallest_first = bool(recomputing[0] >= _THRASHING)
+        self._would_lose = float(recomputing[0])
         if recomputing[0] <= self.config.least_gain / (1 + self.config.least_gain):
             return  # even if nothing was lost, the gain would be less
         most = max(2 * _NUMBERS, 2 * everybody)
@@ -277,7 +285,8 @@ class Admission:
             if np.interp(before, numbers, per_s[was]) >= best / (1 + _STAY):
                 at, chosen = was, before
         enough = best / (1 + self.config.least_gain)
-        if chosen < most and all_run.steps_per_s < enough:
+        shows = before < math.inf or recomputing_share >= _EVIDENCE
+        if shows and chosen < most and all_run.steps_per_s < enough:
             self.limit, self.keeps_s = chosen, float(keeps[at])
             self._far = at_present > chosen and float(np.interp(at_present, numbers, per_s[at])) < enough
             lost_then, steps_then, stays_then = (
@@ -299,11 +308,8 @@ class Admission:
             self.longer *= 1.0 + _LEARN_PER_S * passed_s * unexpected
             self.longer = min(max(self.longer, 1 / _MOST_WRONG), _MOST_WRONG)
 
-    def decide(self, now: float, recomputing_share: float = 0.0) -> Decision:
-        """Decides which of the workflows in `crowd` may run.
-
-        `recomputing_share` is that of the engine's seconds spent on lost contexts lately.
-        """
+    def decide(self, now: float) -> Decision:
+        """Decides which of the workflows in `crowd` may run."""
         rows = self.crowd.rows()
         facts, waits = self.crowd.facts[rows], self.crowd.waits[rows]
         phase, begun = facts["phase"], facts["begun"]
@@ -311,7 +317,7 @@ class Admission:
         waited = waits["total"] + np.where(np.isnan(waits["since"]), 0.0, now - began)
         overdue = (phase == Phase.READY) & (waited >= facts["bound"])
         must = phase == Phase.STEP
-        if recomputing_share < DOMINATES:
+        if max(self._recomputing_share, self._would_lose) < DOMINATES:
             must |= overdue
         away = _away(facts, self.keeps_s, now)
         inside = must | (waits["inside"] & ~away)
@@ -323,7 +329,7 @@ class Admission:
             late, old, new = map(
                 np.flatnonzero, (waiting & overdue, waiting & ~overdue & begun, waiting & ~overdue & ~begun)
             )
-            if self._smallest_first:
+            if self._would_lose >= _THRASHING:
                 old = old[np.argsort(facts["own"][old], kind="stable")]
             inside[np.concatenate([late, old, new])[: int(room)]] = True
         elif room < 0 and self._far:

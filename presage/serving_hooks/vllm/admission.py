@@ -406,9 +406,10 @@ class AdmissionController:
             known = self._workload.foresees(one.workflow_type for one in self._accounts.values())
             steps = fmean([of_type(one.workflow_type).expected_steps(one.steps) for one in self._accounts.values()])
             self._rates = self._workload.rates(self.times.costs(now), self._most_decoding, steps)
-            self._admission.choose(self._rates, len(self._shared) * self._block_tokens, now, known)
-        self._recomputing_share = self.times.recomputing.share(self.times.costs(now))
-        self._last = decision = self._admission.decide(now, self._recomputing_share)
+            self._recomputing_share = self.times.recomputing.share(self.times.costs(now))
+            shared_tokens = len(self._shared) * self._block_tokens
+            self._admission.choose(self._rates, self._recomputing_share, shared_tokens, now, known)
+        self._last = decision = self._admission.decide(now)
         acts_on = self._acts_on(decision.held)
         self._let_run = len(decision.held) - len(acts_on)
         self._holding = bool(acts_on)

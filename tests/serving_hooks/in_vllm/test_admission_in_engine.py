@@ -44,7 +44,7 @@ class Ticking(Engine):
 def told(monkeypatch: pytest.MonkeyPatch, runs: Callable[[Workflow], bool]) -> None:
     """What the policy decides is decided here."""
 
-    def decide(self: Admission, now: float, recomputing_share: float) -> Decision:
+    def decide(self: Admission, now: float) -> Decision:
         there = list(rows(self.crowd))
         held = {w.id: "so it is told" for w in there if not runs(w)}
         return Decision(frozenset(w.id for w in there) - set(held), held, 0, NOTHING, NOTHING)

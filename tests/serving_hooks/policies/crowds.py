@@ -35,7 +35,7 @@ def decide(
     rates: Rates | None,
     now: float,
     shared_tokens: float = 0.0,
-    recomputing_share: float = 0.0,
+    recomputing_share: float = 0.2,
     known: bool = False,
 ) -> Decision:
     """A decision about these workflows and no others, after a new choice where one is due."""
@@ -47,8 +47,8 @@ def decide(
         own = one.context_tokens if one.own_tokens is None else one.own_tokens
         crowd.facts[row] = one.phase, one.since, one.begun, own, one.context_tokens, one.bound_s
     if admission.is_due(now):
-        admission.choose(rates, shared_tokens, now, known)
-    return admission.decide(now, recomputing_share)
+        admission.choose(rates, recomputing_share, shared_tokens, now, known)
+    return admission.decide(now)
 
 
 def waited_s(admission: Admission, workflow: Workflow, now: float) -> float:
