@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 from presage.cli import options
 from presage.cli.output import Output, table
 from presage.datasets.adapters import READERS
+from presage.datasets.adapters.spans.tree import ROOT_MISSING
 from presage.errors import ConfigurationError
 from presage.training.report.blocks import number
 from presage.wording import counted
@@ -60,6 +62,16 @@ def ingest(
         typer.Option(help="Only workflows that started at this time or later: ISO 8601 with a zone, or epoch seconds."),
     ] = None,
     skip_bad: options.SkipBad = False,
+    strict: Annotated[
+        bool, typer.Option(help="Fail, with exit code 2, if anything in spans was not read, dropped or mended.")
+    ] = False,
+    parents_elsewhere: Annotated[
+        bool,
+        typer.Option(
+            help="The callers export their spans elsewhere: a trace that lacks only the parent of its first spans is "
+            "complete."
+        ),
+    ] = False,
     on_ray: Annotated[
         bool,
         typer.Option(
@@ -83,18 +95,36 @@ def ingest(
             to,
             since=moment,
             skip_bad=skip_bad,
+            strict=strict,
             source_format=source_format,
+            parents_elsewhere=parents_elsewhere,
             on_ray=on_ray,
             progress=report,
         )
     data = {"store": str(to), **asdict(done)}
-    notes = {"there already": done.already_present, "given more than once": done.repeated}
+    notes = {
+        "there already": done.already_present,
+        "extended": done.extended,
+        "given more than once": done.repeated,
+    }
     known = "".join(f"; {counted(count, 'workflow')} {what}" for what, count in notes.items() if count)
     lines = [f"{to}: {counted(done.workflows, 'workflow')}, {counted(done.steps, 'step')} added{known}"]
     if done.resumed:
         lines.append(f"{counted(done.resumed, 'source')} read before the last attempt was stopped")
     lines += [f"skipped {count} × {reason}" for reason, count in done.skipped.items()]
+    lines += notice_lines(done.notices)
     out.result(data, *lines)
+
+
+def notice_lines(notices: Mapping[str, int]) -> list[str]:
+    """What was not read of spans, a line each, and what to do about a missing root."""
+    lines = [f"read with {count} × {what}" for what, count in notices.items()]
+    if notices.get(ROOT_MISSING):
+        lines.append(
+            "a root is missing where a trace was cut, or where its caller exports spans elsewhere: then give "
+            "--parents-elsewhere"
+        )
+    return lines
 
 
 def _experiment(name: str, tracking_uri: str | None, since: dt.datetime | None, skip_bad: bool) -> Feed:

@@ -35,6 +35,8 @@ def test_what_was_added_repeated_and_there_is_told(tmp_path: Path) -> None:
         "repeated": 6,
         "skipped": {},
         "resumed": 0,
+        "extended": 0,
+        "notices": {},
     }
     again = run("traces", "ingest", path, "--to", tmp_path / "store")
     assert again.out.strip() == f"{tmp_path / 'store'}: 0 workflows, 0 steps added; 6 workflows there already"
