@@ -146,7 +146,7 @@ def describe(
 ) -> None:
     """Show workflow types, agents, lengths, tokens, the share of truncated workflows, and the call graph."""
     from presage.datasets.describe import describe as describe_table
-    from presage.datasets.describe import missing_counts_warning
+    from presage.datasets.describe import generated_names_warning, missing_counts_warning
 
     out = Output(as_json)
     with out.working() as report:
@@ -160,7 +160,7 @@ def describe(
 
             write_file(page, rendered(document(data)).encode())
     out.result(data, *(_description(data) if not as_json else ()))
-    if warning := missing_counts_warning(data):
+    for warning in filter(None, (missing_counts_warning(data), generated_names_warning(data))):
         out.note(f"warning: {warning}")
 
 
@@ -246,6 +246,7 @@ def _description(data: dict[str, Any]) -> list[Any]:
             ["steps in a fan-out", f"{of['fan_out_share']:.1%}"],
             *([state, f"{s['size']} numbers, {s['share']:.1%} of the steps"] for state, s in of["states"].items()),
             ["first and last start", " to ".join(spans)],
+            *([[what, ", ".join(of[what][:6])] for what in ("appeared", "vanished") if of[what]]),
         ]
         parts.append(table(f"\n{name}", ["", ""], facts))
         rows = [

@@ -41,8 +41,8 @@ def _plan() -> dict[str, _Use]:
     plan: dict[str, _Use] = {}
     ranks: dict[str, int] = {}
     for dialect in DIALECTS:
-        for field, names in (("kind", tuple(dialect.kinds)), *dialect.names.items()):
-            for name in names:
+        for field, names in (("kind", " ".join(dialect.kinds)), *dialect.names.items()):
+            for name in names.split():
                 ranks[field] = ranks.get(field, -1) + 1
                 wanted = _KIND if field == "kind" else _TYPES.get(field, _NAME)
                 plan[name] = _Use(field, ranks[field], wanted, name.startswith("mlflow."), dialect.cached_outside)
@@ -187,6 +187,8 @@ def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Mean
     role = values["kind"] if "kind" in values else _judged(values, name, unknown_operation)
     if role is Role.NODE and ("model" in values or "output_tokens" in values):
         role = Role.AGENT
+    elif role is Role.TOOL and values.get("tool", _own_name(name)[1]) in _MERGED:
+        role = Role.OTHER
     naming, label = _named(role, values, name)
     system = input_text = output_text = None
     if texts:
@@ -208,9 +210,7 @@ def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Mean
 
 def _judged(values: dict[str, Any], name: str, unknown_operation: bool) -> Role:
     """The role of a span whose operation is missing or unknown, by its name and by what it carries."""
-    operation, own = _own_name(name)
-    if values.get("tool", own) in _MERGED:
-        return Role.OTHER
+    operation = _own_name(name)[0]
     if operation in _BY_NAME:
         return _BY_NAME[operation]
     if "tool" in values:
