@@ -15,6 +15,7 @@ from presage.datasets.schema.messages import from_json
 
 _UNDERSCORE: Final = re.compile(r"_([a-z])")
 _OTLP_KEYS: Final = frozenset({"resource_spans", "resource_logs"})
+_SPAN_KEYS: Final = frozenset({"context", "context.span_id"})
 _US: Final = 1000
 
 Spans = list[dict[str, Any]]
@@ -152,8 +153,8 @@ def _agents_sdk(document: dict[str, Any]) -> Iterator[Any]:
 
 
 def _is_page(document: dict[str, Any]) -> bool:
-    data = document.get("data")
-    return isinstance(data, list) and bool(data) and (unwrapped(data[0]) is not None or "context" in data[0])
+    first = next(iter(document["data"]), None) if isinstance(document.get("data"), list) else None
+    return unwrapped(first) is not None or (isinstance(first, dict) and not _SPAN_KEYS.isdisjoint(first))
 
 
 _EXPORTS: Final[tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any]], Iterator[Any]]], ...]] = (
