@@ -452,3 +452,24 @@ def test_an_export_that_is_not_read_is_named(tmp_path: Path, text: str, words: s
     path.write_text(text, encoding="utf-8")
     with pytest.raises(TraceError, match=words):
         read_traces([path])
+
+
+def test_an_export_of_langfuse_that_only_names_its_observations(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "traces.jsonl", {"id": "t", "name": "run", "observations": ["o1", "o2"]})
+    with pytest.raises(TraceError, match="0 spans, but not one request"):
+        read_traces([path])
+
+
+def test_log_records_with_messages_are_counted(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.add("chat m", 0, 1, attributes=chat())
+    log = {"eventName": "gen_ai.user.message", "body": {"stringValue": "hello"}}
+    logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": [log, log, {"eventName": "other"}]}]}]}
+    found = read_traces([write_lines(tmp_path / "t.json", envelope(recorder.spans), logs)])
+    assert found.notices == {"log record with a message, which is not read": 2}
+
+
+def test_an_http_error_on_a_request_is_a_failed_attempt(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.add("chat m", 0, 1, attributes=chat(**{"session.id": "s", "http.response.status_code": 429}))
+    recorder.add("chat m", 2, 3, attributes=chat(**{"session.id": "s", "http.response.status_code": 200}))
+    found = read(recorder, tmp_path)
+    assert found.notices["span with an error"] == 1

@@ -19,7 +19,7 @@ from presage.datasets.schema.messages import finish_reason, from_json, plain, sp
 _KIND, _NAME, _COUNT, _OBJECT, _TEXT, _REASONS, _ID = range(7)
 _TYPES: Final = {
     **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), _COUNT),
-    **dict.fromkeys(("cached_input_tokens", "cache_written_tokens"), _COUNT),
+    **dict.fromkeys(("cached_input_tokens", "cache_written_tokens", "http_status"), _COUNT),
     "finish_reason": _REASONS,
     "call": _ID,
     **dict.fromkeys(("usage", "metadata"), _OBJECT),
@@ -60,6 +60,7 @@ _MESSAGES: Final = {
     field: [name for name, use in PLAN.items() if use.field == field] for field in ("system", "input", "output")
 }
 _LARGEST: Final = 2**31 - 1
+_HTTP_ERROR: Final = 400
 _MOST_NAMES: Final = 10_000  # whose meaning is remembered
 _MISSING: Final = frozenset({"none", "null", "undefined", "nan", "n/a"})  # what runtimes print for no value
 _OWN_NAME: Final = re.compile(
@@ -200,8 +201,8 @@ def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Mean
             values["finish_reason"] = _reason_in_output(found)
     if role in _REQUESTS and _settle(values, outside):
         flags |= _OUTSIDE
-    if "error" in values:
-        flags |= _PAUSED if is_pause(values["error"]) else _ERROR
+    if "error" in values or values.get("http_status", 0) >= _HTTP_ERROR:
+        flags |= _PAUSED if is_pause(values.get("error")) else _ERROR
     if flags & _ERROR and role in _REQUESTS and not output_text and values.get("output_tokens") is None:
         flags |= _UNANSWERED
     found_values = map(values.get, _AS_FOUND)

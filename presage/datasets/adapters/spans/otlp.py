@@ -18,6 +18,7 @@ import msgspec
 from presage.datasets.adapters.files.text import Place
 from presage.datasets.adapters.spans.attributes import PLAN, Found, is_pause, keep, keep_event, other
 from presage.datasets.adapters.spans.conventions import Flag
+from presage.datasets.adapters.spans.dialects import MESSAGE_EVENTS
 from presage.datasets.adapters.spans.exports import names_of_unread, unwrapped
 from presage.datasets.adapters.spans.intake import SIGNALS, Intake, described, time_ns
 
@@ -130,6 +131,8 @@ def take_spans(document: Any, place: Place, intake: Intake) -> None:
 
 def _take_otlp(document: Any, place: Place, intake: Intake) -> None:
     if not isinstance(document, Envelope):
+        if count := sum(map(str(document.get("resourceLogs", "")).count, MESSAGE_EVENTS)):
+            intake.notices["log record with a message, which is not read"] += count
         try:
             document = msgspec.convert(document, Envelope)
         except msgspec.ValidationError as error:
@@ -249,7 +252,7 @@ def _take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
         trace=_id(document, "trace_id"),
         service=service if isinstance(service, str) and service else None,
         events=document.get("events") or (),
-        flags=Flag.LOST if len(attributes) == _ATTRIBUTE_LIMIT else 0,
+        flags=Flag.LOST if document.get("dropped_attributes_count") or len(attributes) == _ATTRIBUTE_LIMIT else 0,
         unread=missed,
     )
 
