@@ -94,7 +94,6 @@ SAMPLES: dict[str, tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]],
             {
                 "traceloop.span.kind": "tool",
                 "traceloop.entity.name": "search",
-                "gen_ai.tool.name": "search",
                 "traceloop.association.properties.thread_id": "s",
             },
         ),

@@ -220,13 +220,9 @@ def _judged(values: dict[str, Any], name: str, unknown_operation: bool) -> Role:
         return Role.OTHER
     if operation.lower().startswith("agent"):
         return Role.NODE
-    if (
-        "model" in values
-        and ("provider" in values or "output_tokens" in values)
-        and ("agent" not in values or "provider" in values)
-    ):
+    if "model" in values and "provider" in values:
         return Role.MAYBE if unknown_operation else Role.LLM
-    if unknown_operation and "output_tokens" in values and "input_tokens" in values:
+    if "output_tokens" in values and (unknown_operation or ("model" in values and "agent" not in values)):
         return Role.MAYBE
     return Role.NODE if "agent" in values and not unknown_operation else Role.OTHER
 
@@ -234,7 +230,7 @@ def _judged(values: dict[str, Any], name: str, unknown_operation: bool) -> Role:
 def _named(role: Role, values: dict[str, Any], name: str) -> tuple[Naming, str]:
     """How well the span names an agent, and the name."""
     if role is Role.TOOL:
-        return Naming.EXPLICITLY, values.get("tool") or _own_name(name)[1]
+        return Naming.EXPLICITLY, values.get("tool") or values.get("entity") or _own_name(name)[1]
     agent = values.get("agent")
     if agent is None and not values.keys().isdisjoint(_OTHER_NAMES):
         path = values.get("graph_path") or _langgraph_path(values.get("metadata"))

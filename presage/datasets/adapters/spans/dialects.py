@@ -137,7 +137,7 @@ DIALECTS: Final = (
             OTHER="tool.execution tool.blocked_on_user tool.blocked hook",
         ),
     }, {
-        "model": "model", "tool": "tool_name", "call": "request_id tool_use_id", "input_tokens": "input_tokens",
+        "model": "model", "entity": "tool_name", "call": "request_id tool_use_id", "input_tokens": "input_tokens",
         "output_tokens": "output_tokens", "cached_input_tokens": "cache_read_tokens",
         "cache_written_tokens": "cache_creation_tokens", "finish_reason": "stop_reason",
     }, cached_outside=True),
