@@ -37,15 +37,16 @@ class TraceColumns:
     def __init__(self, table: pa.Table) -> None:
         self._table = table
         trace = codes(table.column("trace"))
-        self.order = np.lexsort((_ranks(table.column("span")), trace))
+        places = {}
+        for one, other in (("span", "parent"), ("node", "node_parent")):  # equal strings get equal numbers
+            both = _ranks(pa.chunked_array([*table.column(one).chunks, *table.column(other).chunks]))
+            places[one], places[other] = both[: table.num_rows], both[table.num_rows :]
+        self.order = np.lexsort((places["span"], trace))
         self.bounds = np.flatnonzero(np.diff(trace[self.order], prepend=-1, append=-1)).tolist()
         columns = {name: table.column(name).to_numpy() for name in ("role", "naming", "remote", "start", "flags")}
         columns["end"] = pc.fill_null(table.column("end"), NEVER_ENDED).to_numpy()
         columns |= {name: codes(table.column(name)) for name in ("service", "session", "workflow", "call")}
-        for one, other in (("span", "parent"), ("node", "node_parent")):  # equal strings get equal numbers
-            both = codes(pa.chunked_array([*table.column(one).chunks, *table.column(other).chunks]))
-            columns[one], columns[other] = both[: table.num_rows], both[table.num_rows :]
-        self._columns = {name: column[self.order].tolist() for name, column in columns.items()}
+        self._columns = {name: column[self.order].tolist() for name, column in (columns | places).items()}
         self._start = self._columns["start"]
         self._texts = {name: table.column(name) for name in ("trace", "label", "service", "session", "workflow")}
 

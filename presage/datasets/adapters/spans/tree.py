@@ -165,6 +165,8 @@ class _Tree:
         self.last: list[int] = []  # what ends last: the root, or all spans below one parent elsewhere
         self.notes: Counter[str] = Counter()
         rows = self._link()
+        calls = [call for call in spans.call if call >= 0]
+        self.calls_again = len(set(calls)) < len(calls)
         self.twins: set[int] = set()
         self.order = self._lay_out()
         if len(self.order) + len(self.twins) < len(rows):
@@ -246,15 +248,15 @@ class _Tree:
         """Siblings by start, then by end, without twins, whose children go to the first of them."""
         start, end, role, call = self.start, self.end, self.spans.role, self.spans.call
         rows.sort(key=start.__getitem__)
+        tie = len(set(map(start.__getitem__, rows))) < len(rows)
+        if not tie and not self.calls_again:
+            return rows
         twins: dict[int, int] = {}
-        calls: dict[int, int] = {}
-        tie, before = False, -1
+        calls: dict[tuple[int, int], int] = {}
         for row in rows:
-            tie = tie or start[row] == before
-            before = start[row]
-            if call[row] >= 0:
-                one = calls.setdefault(call[row], row)
-                if one != row and before < end[one] and role[row] == role[one] and role[row] in _CALLS:
+            if call[row] >= 0 and role[row] in _CALLS:
+                one = calls.setdefault((role[row], call[row]), row)
+                if one != row and start[row] < end[one]:
                     twins[row] = one
         if tie:
             rows.sort(key=lambda row: (start[row], end[row]))
@@ -303,7 +305,7 @@ class _Tree:
         return BrokenTreeError(row, message, "cycle of spans")
 
     def steps(self) -> TraceSteps:
-        seen = functools.reduce(operator.or_, self.spans.flags)
+        seen = functools.reduce(operator.or_, self.spans.flags) if any(self.spans.flags) else 0
         ended = all(self.end[row] != NEVER_ENDED for row in self.last)
         is_step, wraps = self._which()
         agent, wrapper = self._whose(wraps)
