@@ -66,4 +66,6 @@ def read(paths: list[Path], skip_bad: bool, out: Output, report: Progress, sourc
     )
     for reason, count in found.skipped.items():
         out.note(f"skipped {count} × {reason}")
+    for what, count in found.notices.items():
+        out.note(f"read with {count} × {what}")
     return found.table

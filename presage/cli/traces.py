@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 from presage.cli import options
 from presage.cli.output import Output, table
 from presage.datasets.adapters import READERS
+from presage.datasets.adapters.spans.tree import ROOT_MISSING
 from presage.errors import ConfigurationError
 from presage.training.report.blocks import number
 from presage.wording import counted
@@ -60,6 +62,16 @@ def ingest(
         typer.Option(help="Only workflows that started at this time or later: ISO 8601 with a zone, or epoch seconds."),
     ] = None,
     skip_bad: options.SkipBad = False,
+    strict: Annotated[
+        bool, typer.Option(help="Fail, with exit code 2, if anything in spans was not read, dropped or mended.")
+    ] = False,
+    parents_elsewhere: Annotated[
+        bool,
+        typer.Option(
+            help="The callers export their spans elsewhere: a trace that lacks only the parent of its first spans is "
+            "complete."
+        ),
+    ] = False,
     on_ray: Annotated[
         bool,
         typer.Option(
@@ -83,18 +95,36 @@ def ingest(
             to,
             since=moment,
             skip_bad=skip_bad,
+            strict=strict,
             source_format=source_format,
+            parents_elsewhere=parents_elsewhere,
             on_ray=on_ray,
             progress=report,
         )
     data = {"store": str(to), **asdict(done)}
-    notes = {"there already": done.already_present, "given more than once": done.repeated}
+    notes = {
+        "there already": done.already_present,
+        "extended": done.extended,
+        "given more than once": done.repeated,
+    }
     known = "".join(f"; {counted(count, 'workflow')} {what}" for what, count in notes.items() if count)
     lines = [f"{to}: {counted(done.workflows, 'workflow')}, {counted(done.steps, 'step')} added{known}"]
     if done.resumed:
         lines.append(f"{counted(done.resumed, 'source')} read before the last attempt was stopped")
     lines += [f"skipped {count} × {reason}" for reason, count in done.skipped.items()]
+    lines += notice_lines(done.notices)
     out.result(data, *lines)
+
+
+def notice_lines(notices: Mapping[str, int]) -> list[str]:
+    """What was not read of spans, a line each, and what to do about a missing root."""
+    lines = [f"read with {count} × {what}" for what, count in notices.items()]
+    if notices.get(ROOT_MISSING):
+        lines.append(
+            "a root is missing where a trace was cut, or where its caller exports spans elsewhere: then give "
+            "--parents-elsewhere"
+        )
+    return lines
 
 
 def _experiment(name: str, tracking_uri: str | None, since: dt.datetime | None, skip_bad: bool) -> Feed:
@@ -116,7 +146,7 @@ def describe(
 ) -> None:
     """Show workflow types, agents, lengths, tokens, the share of truncated workflows, and the call graph."""
     from presage.datasets.describe import describe as describe_table
-    from presage.datasets.describe import missing_counts_warning
+    from presage.datasets.describe import generated_names_warning, missing_counts_warning
 
     out = Output(as_json)
     with out.working() as report:
@@ -130,7 +160,7 @@ def describe(
 
             write_file(page, rendered(document(data)).encode())
     out.result(data, *(_description(data) if not as_json else ()))
-    if warning := missing_counts_warning(data):
+    for warning in filter(None, (missing_counts_warning(data), generated_names_warning(data))):
         out.note(f"warning: {warning}")
 
 
@@ -216,6 +246,7 @@ def _description(data: dict[str, Any]) -> list[Any]:
             ["steps in a fan-out", f"{of['fan_out_share']:.1%}"],
             *([state, f"{s['size']} numbers, {s['share']:.1%} of the steps"] for state, s in of["states"].items()),
             ["first and last start", " to ".join(spans)],
+            *([[what, ", ".join(of[what][:6])] for what in ("appeared", "vanished") if of[what]]),
         ]
         parts.append(table(f"\n{name}", ["", ""], facts))
         rows = [

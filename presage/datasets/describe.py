@@ -21,6 +21,9 @@ MISSING_SHARE: Final = 0.02
 """From this share of LLM steps without a count, `missing_counts_warning` warns."""
 
 _AGENTS_NAMED: Final = 5
+_MANY_NAMES: Final = 10
+FEW: Final = 3
+"""Workflows of an agent below which its absence from half of them says nothing."""
 
 
 def describe(table: pa.Table) -> dict[str, Any]:
@@ -35,6 +38,9 @@ def describe(table: pa.Table) -> dict[str, Any]:
     - `censored_share` and `success_share` of workflows (None if not recorded), `text_share` of steps with a text,
       `fan_out_share` of steps with several parents or a sibling of the same parent;
     - `states` {column: {"size", "share"}} for state columns with at least one state;
+    - `agents_once`, the number of agents that only one workflow has;
+    - `appeared` and `vanished`: agents of at least FEW workflows that the earlier half of the workflows, by start, does
+      not have, and that the later half does not have;
     - `started_at`: [first, last] in ISO 8601, or None;
     - `call_graph` {agent: {next: {"count", "probability"}}}; END only from workflows that reached it.
 
@@ -65,6 +71,24 @@ def missing_counts_warning(description: Mapping[str, Any]) -> str | None:
     return (
         f"{' '.join(lines)} Training and replay estimate them. Record them: a client that streams answers gets counts "
         'with stream_options: {"include_usage": true}.'
+    )
+
+
+def generated_names_warning(description: Mapping[str, Any]) -> str | None:
+    """What a reader of `describe` should know of names that look generated, and do; None if they do not."""
+    types = description.get("workflow_types", {})
+    lines = []
+    if len(types) >= _MANY_NAMES and 2 * len(types) >= description["workflows"]:
+        lines.append(f"{counted(len(types), 'workflow type')} for {counted(description['workflows'], 'workflow')}")
+    for name, of in types.items():
+        once = of.get("agents_once", 0)  # the metrics of earlier versions have none
+        if once >= _MANY_NAMES and 2 * once >= len(of["agents"]):
+            lines.append(f"{once} of {counted(len(of['agents']), 'agent')} of {name} seen in one workflow only")
+    if not lines:
+        return None
+    return (
+        f"names look generated: {'; '.join(lines)}. Nothing is learnt about a name that never comes again: keep ids "
+        "and topics out of the names of agents and workflows (gen_ai.agent.name, gen_ai.workflow.name)"
     )
 
 
@@ -115,8 +139,25 @@ def _describe_type(table: pa.Table) -> dict[str, Any]:
             for name in STATE_COLUMNS
             if name in table.column_names and table[name].null_count < table.num_rows
         },
+        **_over_time(table, np.cumsum(starts) - 1, heads["started_at"]),
         "started_at": [times["min"].isoformat(), times["max"].isoformat()] if times["min"] is not None else None,
         "call_graph": _call_graph(table, starts),
+    }
+
+
+def _over_time(table: pa.Table, workflow: NDArray[np.int64], started: pa.ChunkedArray) -> dict[str, Any]:
+    """Agents that one workflow has, that appeared and that vanished; `workflow` numbers that of each row, int64 [n]."""
+    agents = table["agent"].combine_chunks().dictionary_encode()
+    names, of = agents.dictionary.to_pylist(), agents.indices.to_numpy()
+    order = np.argsort(np.argsort(pc.fill_null(started.cast(pa.int64()), 0).to_numpy(), kind="stable"))
+    pairs = np.unique(np.stack([of, order[workflow]]), axis=1)
+    counts = np.bincount(pairs[0], minlength=len(names))
+    later = np.bincount(pairs[0], pairs[1] >= len(order) // 2, minlength=len(names))
+    known = (counts >= FEW) & (started.null_count == 0)
+    return {
+        "agents_once": int((counts == 1).sum()) if len(order) > 1 else 0,
+        "appeared": sorted(names[i] for i in np.flatnonzero(known & (later == counts))),
+        "vanished": sorted(names[i] for i in np.flatnonzero(known & (later == 0))),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,8 @@ import pyarrow.compute as pc
 
 from presage.datasets.adapters import open_sources
 from presage.datasets.adapters.files.tables import is_frame, read_frame
+from presage.datasets.adapters.spans.reader import read_span_frame
+from presage.datasets.adapters.spans.tables import are_spans
 from presage.datasets.schema import concat, trace_schema
 from presage.datasets.schema.source import Origin, Source, Workflow, named
 from presage.datasets.schema.validate import drop_invalid, refuse_all_skipped, validate, without
@@ -31,10 +33,12 @@ class Traces:
     Attributes:
         table: conforms to `presage.datasets.schema.trace_schema`.
         skipped: number of skipped rows or workflows, by reason; without `skip_bad`, only recordings have any.
+        notices: number of things in spans that were not read, or were mended, by what they were.
     """
 
     table: pa.Table
     skipped: Mapping[str, int]
+    notices: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Number of steps."""
@@ -60,6 +64,7 @@ def read_traces(
     *,
     skip_bad: bool = False,
     source_format: str = "auto",
+    parents_elsewhere: bool = False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Traces:
     """Read and validate traces.
@@ -69,6 +74,7 @@ def read_traces(
             row a step and the columns of a trace; one of them, or a list that mixes them freely.
         skip_bad: leave out workflows with a bad row and count them, instead of raising.
         source_format: the format of every path; "auto" detects it by name and content.
+        parents_elsewhere: as for `open_sources`.
         progress: called with the number of steps read since its last call.
 
     Raises:
@@ -80,35 +86,38 @@ def read_traces(
     if not given:
         raise TraceError("no traces given: name at least one store, file or folder of spans")
     paths = [one for one in given if not is_frame(one)]
-    opened = [(named(of), begin) for of, begin in open_sources(paths, source_format, skip_bad)]
+    opened = [(named(of), begin) for of, begin in open_sources(paths, source_format, skip_bad, parents_elsewhere)]
     frames = [one for one in given if is_frame(one)]
     for number, frame in enumerate(frames):
         name = "DataFrame" if len(frames) == 1 else f"DataFrame {number}"
-        opened.append((name, partial(read_frame, frame, name, skip_bad)))
+        spans = are_spans([*map(str, frame.columns), *filter(None, frame.index.names)])
+        opened.append((name, partial(read_span_frame if spans else read_frame, frame, name, skip_bad)))
     sources = [_collected(name, begin(), progress) for name, begin in opened]
     table = concat([source.table for source in sources], [source.origin.names[0] for source in sources])
     origin = Origin.join([source.origin for source in sources])
-    skipped = Counter[str]()
+    skipped, notices = Counter[str](), Counter[str]()
     spoiled: set[Workflow] = set()
     for source in sources:
         skipped.update(source.skipped)
+        notices.update(source.notices)
         spoiled |= source.spoiled
     if not skip_bad:
-        return Traces(validate(table, origin), dict(skipped))
+        return Traces(validate(table, origin), dict(skipped), dict(notices))
     if spoiled:
         skipped["workflow with a skipped row"] = len(spoiled)
     table, dropped = drop_invalid(*without(table, origin, spoiled))
     refuse_all_skipped(table.num_rows, dropped, origin.name)
     skipped.update({f"workflow with {reason}": count for reason, count in dropped.items()})
-    return Traces(table, dict(skipped))
+    return Traces(table, dict(skipped), dict(notices))
 
 
 def _collected(name: str, reading: Iterator[Source], progress: Callable[[int], None]) -> Source:
     chunks: list[Source] = []
-    skipped = Counter[str]()
+    skipped, notices = Counter[str](), Counter[str]()
     for chunk in reading:
         chunks.append(chunk)
         skipped.update(chunk.skipped)
+        notices.update(chunk.notices)
         progress(chunk.table.num_rows)
     chunks = chunks or [Source(trace_schema().empty_table(), Origin.of(name, 0))]
     return Source(
@@ -116,4 +125,5 @@ def _collected(name: str, reading: Iterator[Source], progress: Callable[[int], N
         Origin.chunks([chunk.origin for chunk in chunks]),
         skipped,
         frozenset[Workflow]().union(*(chunk.spoiled for chunk in chunks)),
+        notices=notices,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from presage.datasets.describe import describe
+from presage.datasets.describe import describe, generated_names_warning
 from presage.wording import counted
 
 ONE_STEP_SHARE: Final = 0.1
@@ -39,7 +39,8 @@ def trace_warnings(table: Any) -> dict[str, str]:
 
 
 def description_warnings(description: Mapping[str, Any]) -> dict[str, str]:
-    """`one-step-workflows` and `constant-targets`, as far as they apply, from `describe`; nothing from an empty one."""
+    """`one-step-workflows`, `constant-targets` and `generated-names`, as far as they apply, from `describe`; nothing
+    from an empty one."""
     types = {name: of for name, of in description.get("workflow_types", {}).items() if of["workflows"] >= FEWEST}
     found = {}
     short = [
@@ -58,6 +59,8 @@ def description_warnings(description: Mapping[str, Any]) -> dict[str, str]:
             f"targets that never vary: {'; '.join(constant)}. Any forecast is right about these, so figures on them "
             "prove nothing"
         )
+    if names := generated_names_warning(description):
+        found["generated-names"] = names
     return found
 
 

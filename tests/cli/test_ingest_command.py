@@ -35,6 +35,8 @@ def test_what_was_added_repeated_and_there_is_told(tmp_path: Path) -> None:
         "repeated": 6,
         "skipped": {},
         "resumed": 0,
+        "extended": 0,
+        "notices": {},
     }
     again = run("traces", "ingest", path, "--to", tmp_path / "store")
     assert again.out.strip() == f"{tmp_path / 'store'}: 0 workflows, 0 steps added; 6 workflows there already"
@@ -147,3 +149,23 @@ def test_one_moment_in_many_spellings(text: str) -> None:
 def test_what_is_no_moment_is_refused(text: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=f"--since '{text}': {words}"):
         parse_moment(text, "--since")
+
+
+def test_what_was_not_read_is_told_and_strict_refuses_it(tmp_path: Path) -> None:
+    keys = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m", "gen_ai.usage.input_tokens": "many"}
+    span = {
+        "traceId": "a" * 32, "spanId": "b" * 16, "parentSpanId": "c" * 16, "name": "chat m",
+        "startTimeUnixNano": str(10**18), "endTimeUnixNano": str(10**18 + 5),
+        "attributes": [{"key": key, "value": {"stringValue": value}} for key, value in keys.items()],
+    }  # fmt: skip
+    path = write(tmp_path / "spans.json", [{"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}])
+    refused = run("traces", "ingest", path, "--to", tmp_path / "store", "--strict")
+    assert "1 × value dropped: gen_ai.usage.input_tokens of a wrong type" in refused.complaint
+    assert not (tmp_path / "store").exists()
+    told = run("traces", "ingest", path, "--to", tmp_path / "store").out
+    assert "read with 1 × value dropped: gen_ai.usage.input_tokens of a wrong type" in told
+    assert "then give --parents-elsewhere" in told
+    ran = run("traces", "ingest", path, "--to", tmp_path / "whole", "--parents-elsewhere", "--json")
+    assert ran.json["notices"] == {"value dropped: gen_ai.usage.input_tokens of a wrong type": 1}
+    assert read_store(tmp_path / "whole")["complete"].to_pylist() == [True]
+    assert read_store(tmp_path / "store")["complete"].to_pylist() == [False]

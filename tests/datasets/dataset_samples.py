@@ -37,7 +37,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_
     lambda name: bool(name.strip()) and name != "END"
 )
 TEXT = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-COUNT = st.none() | st.integers(0, 2**31 - 1)
+COUNT = st.none() | st.integers(1, 2**31 - 1)  # 0 is no count
 
 
 @st.composite

@@ -7,7 +7,7 @@ import json
 import pytest
 from dataset_samples import row, trace, workflow
 
-from presage.datasets.describe import describe, missing_counts_warning
+from presage.datasets.describe import describe, generated_names_warning, missing_counts_warning
 
 
 def test_describe_counts_what_can_be_counted_by_hand() -> None:
@@ -79,3 +79,26 @@ def test_missing_counts_are_shares_of_llm_steps_and_a_warning_names_agents_and_r
 def test_from_two_in_a_hundred_missing_counts_are_warned_of(missing: int, warned: bool) -> None:
     table = trace(*(row(f"w{i}", input_tokens=1, output_tokens=None if i < missing else 1) for i in range(100)))
     assert (missing_counts_warning(describe(table)) is not None) == warned
+
+
+def test_names_that_look_generated_are_told() -> None:
+    runs = [row(f"w{n}", agent="a", workflow_type=f"Turn {n}") for n in range(12)]
+    told = generated_names_warning(describe(trace(*runs)))
+    assert told is not None
+    assert "12 workflow types for 12 workflows" in told
+    topics = [one for n in range(12) for one in (row(f"w{n}", agent="writer"), row(f"w{n}", 1, f"Expert on {n}"))]
+    told = generated_names_warning(describe(trace(*topics)))
+    assert told is not None
+    assert "12 of 13 agents of t seen in one workflow only" in told
+    assert generated_names_warning(describe(trace(*(one for n in range(12) for one in workflow(f"w{n}", 2))))) is None
+
+
+def test_agents_that_appear_and_vanish() -> None:
+    rows = []
+    for n in range(8):
+        rows += [
+            row(f"w{n}", 0, "both", started_at=f"2026-01-0{n + 1}T00:00:00Z"),
+            row(f"w{n}", 1, "old" if n < 4 else "new", started_at=f"2026-01-0{n + 1}T00:00:01Z"),
+        ]
+    of = describe(trace(*rows))["workflow_types"]["t"]
+    assert (of["appeared"], of["vanished"], of["agents_once"]) == (["new"], ["old"], 0)

@@ -100,6 +100,22 @@ def test_traces_of_a_session_are_one_workflow(uri: str) -> None:
     assert table["parent_steps"].to_pylist() == [[], [0], [1], [2], [3], [4]]
 
 
+def test_a_trace_whose_spans_are_lost_is_named_and_leaves_its_session_open(uri: str, tmp_path: Path) -> None:
+    path = tmp_path / "damaged.db"
+    with sqlite3.connect(uri.removeprefix("sqlite:///")) as current, sqlite3.connect(path) as damaged:
+        current.backup(damaged)
+        known = "select request_id from trace_info join experiments using (experiment_id) where name = 'sessions'"
+        lost = damaged.execute(known).fetchone()[0]
+        damaged.execute("delete from trace_tags where request_id = ? and key = 'mlflow.trace.spansLocation'", (lost,))
+        damaged.execute("delete from spans where trace_id = ?", (lost,))
+    current.close()
+    damaged.close()
+    chunks = list(read_mlflow_experiment("sessions", tracking_uri=f"sqlite:///{path}"))
+    table, _, _ = collected(chunks)
+    assert steps(table, "workflow_id", "complete") == [("s1", False)] * 3
+    assert [dict(chunk.notices) for chunk in chunks if chunk.notices] == [{f"trace whose spans are lost: {lost}": 1}]
+
+
 def test_since(uri: str, live: pa.Table) -> None:
     times = live["started_at"].to_pylist()
     found, _, _ = collected(read_mlflow_experiment("agents", tracking_uri=uri, since=times[0] - dt.timedelta(hours=1)))

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd  # type: ignore[import-untyped]
 import pytest
 from openinference.semconv.trace import MessageAttributes, MessageContentAttributes, SpanAttributes, ToolCallAttributes
 from span_samples import Recorder, agent, chat, collected, envelope, steps, write_lines
 
 from presage.datasets.adapters.spans.reader import read_spans
+from presage.datasets.read import read_traces
 
 ASKED, ANSWERED = SpanAttributes.LLM_INPUT_MESSAGES, SpanAttributes.LLM_OUTPUT_MESSAGES
 PART = f"{ASKED}.1.{MessageAttributes.MESSAGE_CONTENTS}.0"
@@ -192,6 +194,47 @@ def test_a_span_dump_with_flat_columns(tmp_path: Path) -> None:
     assert (row["agent"], row["model"], row["input_tokens"], row["output_tokens"]) == ("planner", "m", 12, None)
     assert (row["complete"], row["input_text"]) == (True, "hello")
     assert (row["ended_at"] - row["started_at"]).total_seconds() == 1.5
+
+
+def phoenix() -> pd.DataFrame:
+    """As Phoenix gives it: one row a span, flat columns, floats where counts are missing, ids as the index."""
+    kinds = ["CHAIN", "LLM", "TOOL"]
+    return pd.DataFrame(
+        {
+            "name": ["run", "ChatOpenAI", "search"],
+            "parent_id": [None, "a", "a"],
+            "start_time": pd.to_datetime([f"2026-01-01T00:00:0{n}Z" for n in (0, 1, 3)]),
+            "end_time": pd.to_datetime([f"2026-01-01T00:00:0{n}Z" for n in (9, 2, 4)]),
+            "context.trace_id": "t",
+            "attributes.openinference.span.kind": kinds,
+            "attributes.agent.name": [None, "planner", None],
+            "attributes.llm.token_count.prompt": [None, 100.0, None],
+            "attributes.session.id": [float("nan")] * 3,
+            "attributes.llm.input_messages": [None, [{"message.role": "user", "message.content": "hello"}], None],
+        },
+        index=pd.Index(["a", "b", "c"], name="context.span_id"),
+    )
+
+
+@pytest.mark.parametrize("how", ["frame", "csv", "csv.gz", "parquet", "page"])
+def test_what_phoenix_exports(tmp_path: Path, how: str) -> None:
+    frame, path = phoenix(), tmp_path / f"spans.{how}"
+    if how.startswith("csv"):
+        frame.to_csv(path)
+    elif how == "parquet":
+        frame.to_parquet(path)
+    elif how == "page":
+        path = tmp_path / "page.json"
+        spans = json.loads(frame.reset_index().to_json(orient="records", date_format="iso"))
+        path.write_text(json.dumps({"data": spans, "next_cursor": None}, indent=1), encoding="utf-8")
+    found = read_traces(frame if how == "frame" else path)
+    assert steps(found.table, "workflow_id", "agent", "kind", "input_tokens", "complete") == [
+        ("t", "planner", "llm", 100, True),
+        ("t", "search", "tool", None, True),
+    ]
+    assert found.table["ended_at"].to_pylist()[0].isoformat() == "2026-01-01T00:00:02+00:00"
+    if not how.startswith("csv"):
+        assert found.table["input_text"].to_pylist() == ["hello", None]
 
 
 def test_a_span_dump_with_nested_attributes(tmp_path: Path) -> None:

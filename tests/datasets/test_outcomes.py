@@ -65,18 +65,30 @@ def test_rows_become_a_matrix_with_unknown_as_nan(tmp_path: Path, name: str) -> 
     assert (read.rows, read.duplicates, read.contradictions, read.skipped) == (3, 0, 0, {})
 
 
-def test_one_prompt_in_several_spellings_and_files_is_one_row(tmp_path: Path) -> None:
-    first = write(tmp_path / "a.jsonl", [{"prompt": "A  ﬁve\nb", "model": "m", "correct": 1, "cost": 2}])
+def test_spellings_of_a_prompt_have_labels_of_their_own_and_one_key(tmp_path: Path) -> None:
+    spellings = ["Is CO toxic?", "Is Co toxic?", "if x:\n    y()\nz()", "if x:\n    y()\n    z()", "ﬁve", "five"]
+    rows = [{"prompt": prompt, "model": "m", "correct": n % 2} for n, prompt in enumerate(spellings)]
+    read = read_outcomes([write(tmp_path / "o.jsonl", rows)])
+    assert read.outcomes.prompts == tuple(spellings)
+    assert read.outcomes.correct[:, 0].tolist() == [0, 1, 0, 1, 0, 1]
+    assert (read.duplicates, read.contradictions) == (0, 0)
+    keys = prompt_keys(read.outcomes).tolist()
+    assert keys[::2] == keys[1::2]
+    assert len(set(keys)) == 3
+
+
+def test_one_prompt_in_several_files_is_one_row(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.jsonl", [{"prompt": "a five b", "model": "m", "correct": 1, "cost": 2}])
     second = parquet(
         tmp_path / "b.parquet",
         [
-            {"prompt": " a five B ", "model": "m", "correct": 0, "task": "t", "cost": 4.0},
+            {"prompt": "a five b", "model": "m", "correct": 0, "task": "t", "cost": 4.0},
             {"prompt": "a five b", "model": "n", "correct": 1, "task": "u", "cost": None},
             {"prompt": "a five b", "model": "n", "correct": 1, "task": "u", "cost": None},
         ],
     )
     read = read_outcomes([first, second])
-    assert read.outcomes.prompts == ("A  ﬁve\nb",)
+    assert read.outcomes.prompts == ("a five b",)
     np.testing.assert_array_equal(read.outcomes.correct, np.float32([[0.5, 1]]))
     assert read.outcomes.cost[0, 0] == 3
     assert read.outcomes.task == ("t",)

@@ -47,49 +47,95 @@ def cycle(document: dict[str, Any]) -> None:
     of(document, 1)["parentSpanId"] = of(document, 2)["spanId"]
 
 
-def twice(document: dict[str, Any]) -> None:
-    spans = document["resourceSpans"][0]["scopeSpans"][0]["spans"]
-    spans.append(json.loads(json.dumps(of(document, 2))) | {"name": "another"})
-
-
 def backwards(document: dict[str, Any]) -> None:
     of(document, 2)["endTimeUnixNano"] = "1767225600000000001"
 
 
 BREAKS: list[tuple[Callable[[dict[str, Any]], Any], str, str]] = [
-    (
-        tokens({"stringValue": "5"}),
-        r"line 1, span 0+2, attribute \"gen_ai.usage.input_tokens\": type str, expected a whole",
-        "of a wrong type",
-    ),
-    (tokens({"doubleValue": 5.5}), r"type float, expected a whole number", "of a wrong type"),
-    (tokens({"boolValue": True}), r"type bool, expected a whole number", "of a wrong type"),
-    (tokens({"intValue": "-5"}), r"negative or past 32 bits", "out of range"),
-    (tokens({"intValue": "5000000000"}), r"negative or past 32 bits", "out of range"),
     (tokens({"intValue": "five"}), r"span 0+2: a number or a list in it is not valid OTLP", "span that is no OTLP"),
-    (
-        lambda document: set_attribute(of(document, 3), "gen_ai.agent.name", {"intValue": "7"}),
-        r"span 0+3, attribute \"gen_ai.agent.name\": type int, expected a string",
-        "of a wrong type",
-    ),
-    (
-        lambda document: set_attribute(
-            of(document, 2), "gen_ai.response.finish_reasons", {"arrayValue": {"values": [{"intValue": "1"}]}}
-        ),
-        r"\"gen_ai.response.finish_reasons\": type int, expected a string or an array of them",
-        "of a wrong type",
-    ),
-    (
-        lambda document: set_attribute(of(document, 3), "gen_ai.operation.name", {"boolValue": True}),
-        r"\"gen_ai.operation.name\": type bool, expected a string",
-        "of a wrong type",
-    ),
-    (backwards, r"span 0+2, attribute \"end time\": it ends before it starts", "before its start"),
     (lambda document: of(document, 2).pop("startTimeUnixNano"), r"span 0+2: no start time", "without a start time"),
     (lambda document: of(document, 2).pop("spanId"), r"line 1: a span without a span id", "without a span id"),
     (cycle, r"line 1, span 0+[12]: it is its own ancestor", "cycle of spans"),
-    (twice, r"line 1, span 0+2: its id appears twice", "span id twice"),
 ]  # fmt: skip
+
+
+DROPPED: list[tuple[str, dict[str, Any], str]] = [
+    ("gen_ai.usage.input_tokens", {"stringValue": "many"}, "of a wrong type"),
+    ("gen_ai.usage.input_tokens", {"stringValue": "5.5"}, "of a wrong type"),
+    ("gen_ai.usage.input_tokens", {"doubleValue": 5.5}, "of a wrong type"),
+    ("gen_ai.usage.input_tokens", {"boolValue": True}, "of a wrong type"),
+    ("gen_ai.usage.input_tokens", {"intValue": "-5"}, "out of range"),
+    ("gen_ai.usage.input_tokens", {"intValue": "5000000000"}, "out of range"),
+    ("gen_ai.agent.name", {"boolValue": True}, "of a wrong type"),
+    ("gen_ai.agent.name", {"arrayValue": {"values": [{"stringValue": "a"}, {"stringValue": "b"}]}}, "of a wrong type"),
+    ("gen_ai.response.finish_reasons", {"arrayValue": {"values": [{"intValue": "1"}]}}, "of a wrong type"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "reason"), DROPPED)
+def test_a_value_that_cannot_be_read_is_dropped_and_counted(
+    tmp_path: Path, name: str, value: dict[str, Any], reason: str
+) -> None:
+    document = two_traces()
+    set_attribute(of(document, 2), name, value)
+    found = read_traces([write_lines(tmp_path / "t.json", document)])
+    assert found.notices == {f"value dropped: {name} {reason}": 1}
+    expected = [None, 5, 5, 5] if name == "gen_ai.usage.input_tokens" else [5] * 4
+    assert found.table["input_tokens"].to_pylist() == expected
+    assert set(found.table["agent"].to_pylist()) == {"bot"}
+
+
+@pytest.mark.parametrize(
+    ("value", "tokens_read"),
+    [
+        ({"stringValue": "120"}, 120),
+        ({"stringValue": " 120.0 "}, 120),
+        ({"doubleValue": 120.0}, 120),
+        ({"intValue": "-1"}, None),
+        ({"stringValue": "-1"}, None),
+        ({"stringValue": "none"}, None),
+        ({"intValue": "0"}, None),  # no request is empty
+    ],
+)
+def test_counts_in_the_types_that_are_written(tmp_path: Path, value: dict[str, Any], tokens_read: int | None) -> None:
+    document = two_traces()
+    set_attribute(of(document, 2), "gen_ai.usage.input_tokens", value)
+    found = read_traces([write_lines(tmp_path / "t.json", document)])
+    assert found.notices == {}
+    assert found.table["input_tokens"].to_pylist() == [tokens_read, 5, 5, 5]
+
+
+def test_a_name_is_text_without_blanks_around_it(tmp_path: Path) -> None:
+    document = two_traces()
+    set_attribute(of(document, 1), "session.id", {"intValue": "42"})
+    set_attribute(of(document, 4), "session.id", {"stringValue": "undefined"})
+    for number, name in ((2, " planner\n"), (3, "senior\n  coder "), (5, "None"), (6, "  ")):
+        set_attribute(of(document, number), "gen_ai.agent.name", {"stringValue": name})
+    table = read_traces([write_lines(tmp_path / "t.json", document)]).table
+    assert steps(table, "workflow_id", "agent") == [
+        (GOOD, "bot"), (GOOD, "bot"), ("42", "planner"), ("42", "senior coder"),
+    ]  # fmt: skip
+
+
+def test_of_two_reports_of_a_span_the_one_that_ended_counts(tmp_path: Path) -> None:
+    document = two_traces()
+    spans = document["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    early = json.loads(json.dumps(of(document, 2)))
+    del early["endTimeUnixNano"]
+    set_attribute(early, "gen_ai.usage.input_tokens", {"intValue": "1"})
+    for reports in ([*spans, early], [early, *spans]):
+        document["resourceSpans"][0]["scopeSpans"][0]["spans"] = reports
+        found = read_traces([write_lines(tmp_path / "t.json", document)])
+        assert found.table["input_tokens"].to_pylist() == [5] * 4
+        assert found.notices == {"span reported again: its last report counts": 1}
+
+
+def test_a_span_that_ends_before_it_starts_ends_where_it_starts(tmp_path: Path) -> None:
+    document = two_traces()
+    backwards(document)
+    found = read_traces([write_lines(tmp_path / "t.json", document)])
+    assert found.table["started_at"][0] == found.table["ended_at"][0]
+    assert found.notices == {"span that ends before it starts: its end is its start": 1}
 
 
 @pytest.mark.parametrize(("breaks", "words", "reason"), BREAKS)
@@ -224,16 +270,17 @@ def test_texts_never_enter_an_error(tmp_path: Path) -> None:
     document = two_traces()
     set_attribute(of(document, 2), "gen_ai.usage.input_tokens", {"stringValue": "my secret"})
     set_attribute(of(document, 2), "gen_ai.input.messages", {"stringValue": "my secret"})
-    with pytest.raises(TraceError) as error:
-        list(read_spans(write_lines(tmp_path / "t.json", document)))
+    with pytest.raises(TraceError, match="--strict") as error:
+        ingest([write_lines(tmp_path / "t.json", document)], tmp_path / "store", strict=True)
     assert "secret" not in str(error.value)
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_spoiled_trace_costs_its_whole_conversation(tmp_path: Path) -> None:
     document = two_traces()
     for number in (1, 4):
         set_attribute(of(document, number), "gen_ai.conversation.id", {"stringValue": "c"})
-    tokens({"stringValue": "5"})(document)
+    del of(document, 3)["startTimeUnixNano"]
     table, _, spoiled = collected(read_spans(write_lines(tmp_path / "t.json", document), skip_bad=True))
     assert table.num_rows == 0
     assert spoiled == {("bot", "c")}

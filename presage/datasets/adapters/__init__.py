@@ -12,16 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from presage.datasets.adapters.files.first_row import first_columns
 from presage.datasets.adapters.files.jsonl import read_jsonl
 from presage.datasets.adapters.files.tables import read_csv, read_parquet
-from presage.datasets.adapters.files.text import JSON_SUFFIXES, first_document
+from presage.datasets.adapters.files.text import JSON_SUFFIXES, TABLE_SUFFIXES, first_document
 from presage.datasets.adapters.recording import is_recording, read_recording
+from presage.datasets.adapters.spans.exports import is_console_print, names_of_unread, unwrapped
 from presage.datasets.adapters.spans.mlflow import is_mlflow
 from presage.datasets.adapters.spans.otlp import is_otlp, is_span
 from presage.datasets.adapters.spans.reader import read_mlflow, read_spans
+from presage.datasets.adapters.spans.tables import are_spans
 from presage.datasets.schema.source import JoiningReader, Reader, Source
 from presage.datasets.store import scan_store
 from presage.datasets.store.parts import is_store
@@ -55,23 +57,27 @@ def detect(path: Path) -> str | None:
         return "recording"
     if path.is_dir() or path.name.endswith(JSON_SUFFIXES):
         document = first_document(path)
-        if is_otlp(document) or is_span(document):
-            return "otel"
         if is_mlflow(document):
             return "mlflow"
+        if is_otlp(document) or is_span(document) or unwrapped(document) is not None:
+            return "otel"
+    if path.name.endswith(TABLE_SUFFIXES) and are_spans(first_columns(path)):
+        return "otel"
     if path.is_dir():
         return None
     return next((name for suffix, name in SUFFIXES.items() if path.name.endswith(suffix)), None)
 
 
 def open_sources(
-    paths: Sequence[str | Path], source_format: str = "auto", skip_bad: bool = False
+    paths: Sequence[str | Path], source_format: str = "auto", skip_bad: bool = False, parents_elsewhere: bool = False
 ) -> list[tuple[tuple[Path, ...], Chunks]]:
     """Group paths into sources: all files of spans are one source, any other path is one; and what reads each.
 
+    `parents_elsewhere` is for spans: a trace that lacks nothing but one parent of its first spans counts as complete.
+
     Raises TraceError if a path is missing, of an unknown kind, or holds outcomes.
     """
-    sources: list[tuple[Callable[[Any, bool], Iterator[Source]], list[Path]]] = []
+    sources: list[tuple[Callable[..., Iterator[Source]], list[Path]]] = []
     joined: dict[Reader, list[Path]] = {}
     for path in map(Path, paths):
         reader = _reader(path, source_format)
@@ -81,7 +87,11 @@ def open_sources(
         sources.append((reader, [path]))
         if reader in JOINING.values() and not path.is_dir():
             joined[reader] = sources[-1][1]
-    return [(tuple(of), partial(reader, of if len(of) > 1 else of[0], skip_bad)) for reader, of in sources]
+    more = {reader: {"parents_elsewhere": parents_elsewhere} for reader in JOINING.values()}
+    return [
+        (tuple(of), partial(reader, of if len(of) > 1 else of[0], skip_bad, **more.get(reader, {})))
+        for reader, of in sources
+    ]
 
 
 def _reader(path: Path, source_format: str) -> Reader:
@@ -99,6 +109,8 @@ def _reader(path: Path, source_format: str) -> Reader:
             f"{path}: a folder, but neither a trace store (no _manifest.json) nor files of spans: name its files one "
             f"by one ({path}/*), or the format"
         )
+    if (unread := _export_not_read(path)) is not None:
+        raise TraceError(f"{path}: {unread}")
     if name is None and path.name.endswith((".json", ".json.gz")):
         raise TraceError(
             f"{path}: its first line is not OTLP JSON, a span or an MLflow trace; expected one a line, as a "
@@ -115,6 +127,19 @@ def _reader(path: Path, source_format: str) -> Reader:
             "workflow_type, workflow_id, step and agent (docs/traces.md)"
         )
     return READERS[name]
+
+
+def _export_not_read(path: Path) -> str | None:
+    """What a file is that is recognised and not read, and what to do; None for any other."""
+    if path.is_dir() or not path.name.endswith(JSON_SUFFIXES):
+        return None
+    with path.open("rb") as raw:
+        if is_console_print(raw.read(400)):
+            return (
+                "what JavaScript's ConsoleSpanExporter prints, which is no JSON: export with OTLPTraceExporter to a "
+                "collector's file exporter"
+            )
+    return names_of_unread(first_document(path))
 
 
 def is_trace(path: Path) -> bool:

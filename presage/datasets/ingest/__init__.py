@@ -12,7 +12,7 @@ import datetime as dt
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -23,8 +23,8 @@ from presage.datasets.ingest.sources import Feed, Gathered, Progress, feeds_of, 
 from presage.datasets.ingest.spill import Journal, Planned, RangeWritten, ranges, read_range
 from presage.datasets.schema import conform, workflow_codes, workflow_count
 from presage.datasets.schema.source import Origin, Source
-from presage.datasets.schema.validate import drop_invalid, refuse_all_skipped, validate, without
-from presage.datasets.store import differing, not_yet_in
+from presage.datasets.schema.validate import drop_invalid, refuse_all_skipped, refuse_notices, validate, without
+from presage.datasets.store import against, differing
 from presage.datasets.store.parts import MANIFEST, Manifest, commit, write_parts, writing
 from presage.errors import OutputError, PresageError, TraceError
 
@@ -39,11 +39,13 @@ class IngestReport:
     """The number of workflows and steps that an ingestion added, and what it left out."""
 
     workflows: int
-    steps: int
+    steps: int  # of these, and of the workflows that were extended
     already_present: int  # workflows that the store already had, with the same content
     repeated: int  # workflows that several sources had, with the same content
     skipped: Mapping[str, int]  # number of rows or workflows by reason
     resumed: int  # sources that an interrupted ingestion had already read
+    extended: int = 0  # workflows that the store had, which went on or had been cut
+    notices: Mapping[str, int] = field(default_factory=dict)  # what in spans was not read, or was mended, how often
 
 
 def append(table: pa.Table, store: str | Path) -> IngestReport:
@@ -59,34 +61,40 @@ def ingest(
     *,
     since: dt.datetime | None = None,
     skip_bad: bool = False,
+    strict: bool = False,
     source_format: str = "auto",
+    parents_elsewhere: bool = False,
     on_ray: bool = False,
     progress: Progress = lambda _doing, _share: None,
 ) -> IngestReport:
     """Validate traces and add them to a store, creating it if needed; all or nothing.
 
-    A workflow that the store already has with the same content is skipped. Concurrent writers wait for each other.
+    A workflow that the store already has with the same content is skipped; one that went on since, or was cut there, is
+    extended. Concurrent writers wait for each other.
 
     Args:
         sources: paths as for `read_traces`, and feeds.
         store: folder of the store.
         since: skip workflows that began before this time (with a zone) or have no start time.
         skip_bad: skip and count workflows with a bad row, instead of raising.
+        strict: raise where spans hold anything that was not read, was dropped or had to be mended.
         source_format: as for `read_traces`.
+        parents_elsewhere: as for `open_sources`.
         on_ray: read the paths with Ray Data, in groups; all workers share a file system.
         progress: called with the current activity and the share done.
 
     Raises:
-        TraceError: as `read_traces`; the store or another source has a workflow with other content; the folder is not a
-            store.
+        TraceError: as `read_traces`, or with `strict`; the store or another source has a workflow with other content;
+            the folder is not a store.
         OutputError: the store could not be written and is unchanged.
         ConfigurationError: `on_ray`, and Ray is not installed.
     """
     if not sources:
         raise TraceError("no traces given: name at least one store, file, folder of spans or MLflow experiment")
-    inputs = feeds_of(sources, source_format, skip_bad)
+    inputs = feeds_of(sources, source_format, skip_bad, parents_elsewhere)
     root = Path(store)
-    command = [str(since), str(skip_bad), source_format, *(str(Path(one.name).absolute()) for one in inputs)]
+    options = (since, skip_bad, source_format, parents_elsewhere)
+    command = [*map(str, options), *(str(Path(one.name).absolute()) for one in inputs)]
     try:
         with writing(root, lambda: progress("waiting for another writer of the store", None)) as manifest:
             journal = Journal(root, command)
@@ -98,9 +106,12 @@ def ingest(
                     str(root),
                     source_format=source_format,
                     skip_bad=skip_bad,
+                    parents_elsewhere=parents_elsewhere,
                     on_ray=on_ray,
                     progress=progress,
                 )
+                if strict:
+                    refuse_notices(gathered.notices)
                 names = [one.name for one in inputs]
                 report = _SecondPass(names, gathered, root, manifest, journal, since, skip_bad).run(progress)
             except (PresageError, OSError):
@@ -142,11 +153,12 @@ class _SecondPass:
         done = self._write(progress)
         for one in done:
             skipped.update(one.skipped)
-        counts = ("workflows", "steps", "already_present", "repeated")
+        counts = ("workflows", "steps", "already_present", "repeated", "extended")
         total = {name: sum(getattr(one, name) for one in done) for name in counts}
         if self.since is None:
-            refuse_all_skipped(total["workflows"] + total["already_present"], skipped, named)
-        return IngestReport(**total, skipped=dict(skipped), resumed=self.gathered.resumed)
+            refuse_all_skipped(total["workflows"] + total["already_present"] + total["extended"], skipped, named)
+        notices = self.gathered.notices
+        return IngestReport(**total, skipped=dict(skipped), resumed=self.gathered.resumed, notices=notices)
 
     def _write(self, progress: Progress) -> list[RangeWritten]:
         held = self.root / MANIFEST
@@ -168,7 +180,11 @@ class _SecondPass:
         parts = [part for one in done for part in one.parts]
         if parts:
             progress("committing", None)
-            commit(parts, self.journal.staging, self.root, self.manifest, self.gathered.schema)
+            replaced: dict[str, list[str]] = {}
+            for one in done:
+                for name, ids in one.replaced.items():
+                    replaced.setdefault(name, []).extend(ids)
+            commit(parts, self.journal.staging, self.root, self.manifest, self.gathered.schema, replaced)
         return done
 
     def _write_range(self, number: int, low: int, high: int) -> RangeWritten:
@@ -186,9 +202,24 @@ class _SecondPass:
         elif table.num_rows:
             table = validate(table, origin)
         del origin
-        fresh, present = not_yet_in(table, self.root, self.manifest) if table.num_rows else (table, 0)
-        parts = write_parts(fresh, self.journal.staging) if fresh.num_rows else []
-        return RangeWritten(number, parts, workflow_count(fresh), fresh.num_rows, present, repeated, dict(skipped))
+        if not table.num_rows:
+            return RangeWritten(number, [], repeated=repeated, skipped=dict(skipped))
+        found = against(table, self.root, self.manifest, self.skip_bad)
+        if found.refused:
+            skipped["workflow that the store has with other content"] += found.refused
+        parts = write_parts(found.fresh, self.journal.staging) if found.fresh.num_rows else []
+        extended = sum(map(len, found.extended.values()))
+        return RangeWritten(
+            number,
+            parts,
+            workflow_count(found.fresh) - extended,
+            found.fresh.num_rows,
+            found.present,
+            repeated,
+            dict(skipped),
+            extended,
+            dict(found.extended),
+        )
 
 
 def _begun_since(table: pa.Table, origin: Origin, since: dt.datetime) -> tuple[pa.Table, Origin, dict[str, int]]:

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -60,12 +61,22 @@ class Gathered:
         """Workflows that lost a row."""
         return set[Workflow]().union(*(source.spoiled for source in self.sources))
 
+    @property
+    def notices(self) -> dict[str, int]:
+        """What was not read or was mended, and how often."""
+        found = Counter[str]()
+        for source in self.sources:
+            found.update(source.notices)
+        return dict(found.most_common())
 
-def feeds_of(sources: Sequence[str | Path | Feed], source_format: str, skip_bad: bool) -> list[Feed]:
+
+def feeds_of(
+    sources: Sequence[str | Path | Feed], source_format: str, skip_bad: bool, parents_elsewhere: bool
+) -> list[Feed]:
     """The sources of an ingestion; all span files together are one source."""
     found = []
     given = [source for source in sources if not isinstance(source, Feed)]
-    for paths, begin in open_sources(given, source_format, skip_bad):
+    for paths, begin in open_sources(given, source_format, skip_bad, parents_elsewhere):
         identities, sizes = zip(*map(_identity, paths), strict=True)
         if len(paths) == 1:
             found.append(Feed(named(paths), begin, identities[0], sizes[0], paths[0]))
@@ -83,6 +94,7 @@ def gather(
     *,
     source_format: str,
     skip_bad: bool,
+    parents_elsewhere: bool,
     on_ray: bool,
     progress: Progress,
 ) -> Gathered:
@@ -107,7 +119,9 @@ def gather(
                 absolute = [str(path.absolute()) for path in paths if path is not None]
                 size = sum(inputs[number].size or 0 for number in numbers)
                 folder = str(journal.folder.absolute())
-                tasks.append(PathsToSpill(numbers, absolute, size, source_format, skip_bad, folder, name))
+                tasks.append(
+                    PathsToSpill(numbers, absolute, size, source_format, skip_bad, parents_elsewhere, folder, name)
+                )
             else:
                 chunks = ((number, inputs[number].name, inputs[number].begin()) for number in numbers)
                 yield spill(chunks, journal.folder, name, meter.add)
@@ -180,6 +194,7 @@ class PathsToSpill(msgspec.Struct):
     size: int
     source_format: str
     skip_bad: bool
+    parents_elsewhere: bool
     folder: str
     prefix: str
 
@@ -241,7 +256,7 @@ def _answer(row: dict[str, Any]) -> dict[str, Any]:
         chunks = (
             (number, path, begin())
             for number, path in zip(task.numbers, task.paths, strict=True)
-            for _, begin in open_sources([path], task.source_format, task.skip_bad)
+            for _, begin in open_sources([path], task.source_format, task.skip_bad, task.parents_elsewhere)
         )
         answer = _Answer(*spill(chunks, Path(task.folder), task.prefix), task.size)
     except OSError as error:

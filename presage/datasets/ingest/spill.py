@@ -58,6 +58,7 @@ class Spilled:
     lined: bool = False
     sizes: tuple[int | None, int | None] = (None, None)
     skipped: dict[str, int] = field(default_factory=dict)
+    notices: dict[str, int] = field(default_factory=dict)
     spoiled: set[Workflow] = field(default_factory=set)
 
 
@@ -81,8 +82,9 @@ def spill(
             spilled.lined = chunk.origin.lined[0]
             common.add(state_sizes(chunk.table.schema), name)
             of_source.add(state_sizes(chunk.table.schema), name)
-            for reason, count in chunk.skipped.items():
-                spilled.skipped[reason] = spilled.skipped.get(reason, 0) + count
+            for total, more in ((spilled.skipped, chunk.skipped), (spilled.notices, chunk.notices)):
+                for reason, count in more.items():
+                    total[reason] = total.get(reason, 0) + count
             spilled.spoiled |= chunk.spoiled
             writer.add(chunk, number)
             progress(chunk.read_bytes)
@@ -214,6 +216,8 @@ class RangeWritten(msgspec.Struct, tag="range written"):
     already_present: int = 0
     repeated: int = 0
     skipped: dict[str, int] = {}
+    extended: int = 0
+    replaced: dict[str, list[str]] = {}  # ids of workflows to remove from earlier parts, by workflow type
 
 
 _Entry = SourcesRead | Planned | RangeWritten

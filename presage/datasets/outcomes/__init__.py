@@ -1,14 +1,15 @@
 """Which model solved which prompt, as one matrix.
 
-Splits are by prompt, so differently spelt versions of a prompt are one row: prompts are compared after Unicode
-normalisation (NFKC), case folding and collapsing of white space, and stored as first read.
+A row is a prompt as it is written: case and indentation may change what is asked (CO and Co, Python). Splits compare
+prompts after Unicode normalisation (NFKC), case folding and collapsing of white space, so that the spellings of one
+prompt never stand on both sides.
 """
 
 from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,7 @@ def normalise(prompt: str) -> str:
 class Outcomes:
     """Outcomes of n prompts and M models; NaN and None for what is unknown."""
 
-    prompts: tuple[str, ...]  # n texts, distinct after `normalise`, in the order first read
+    prompts: tuple[str, ...]  # n texts, distinct, in the order first read
     models: tuple[str, ...]  # M names, sorted
     correct: NDArray[np.float32]  # [n, M], degree 0..1 to which each model solved each prompt
     output_tokens: NDArray[np.float32]  # [n, M], of the model for the prompt
@@ -63,18 +64,20 @@ class Outcomes:
 
 
 def prompt_keys(outcomes: Outcomes) -> NDArray[np.uint64]:
-    """A hash key for each prompt, uint64 [n], equal for equal prompts in any set."""
-    digests = [
-        hashlib.blake2b(normalise(prompt).encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        for prompt in outcomes.prompts  # JSON can hold lone surrogates
-    ]
+    """A hash key for each prompt, uint64 [n], equal for all spellings of a prompt in any set."""
+    return _hashes(map(normalise, outcomes.prompts))
+
+
+def _hashes(texts: Iterable[str]) -> NDArray[np.uint64]:
+    # JSON can hold lone surrogates
+    digests = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts]
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 
 
 def outcomes_digest(outcomes: Outcomes) -> str:
     """SHA-256 over prompts, models, labels, tokens and costs, as 64 hexadecimal digits, whatever their order."""
     keys = prompt_keys(outcomes)
-    order = np.argsort(keys, kind="stable")
+    order = np.lexsort((_hashes(outcomes.prompts), keys))
     total = hashlib.sha256("\0".join(outcomes.models).encode())
     for array in (keys, outcomes.correct, outcomes.output_tokens, outcomes.cost):
         total.update(np.ascontiguousarray(np.nan_to_num(array[order], nan=-1.0)).tobytes())

@@ -99,7 +99,7 @@ class _Gathered:
         self.numbers = {name: array("d") for name in _NUMBERS}
 
     def add(self, row: OutcomeRow) -> None:
-        at = self.row_of.setdefault(row.key, len(self.prompts))
+        at = self.row_of.setdefault(row.prompt, len(self.prompts))
         if at == len(self.prompts):
             self.prompts.append(row.prompt)
             self.task.append(row.task)
@@ -141,7 +141,6 @@ class OutcomeRow(NamedTuple):
     """One validated row; NaN for unknown numbers."""
 
     prompt: str
-    key: str
     model: str
     correct: float
     task: str | None
@@ -228,8 +227,7 @@ def _checked(row: Any) -> OutcomeRow | None:
             message += misspelt(row, (column,), _COLUMNS)
             raise _BadRowError(column, message, f"no {column}")
     prompt, model = _text(row, "prompt"), _text(row, "model")
-    key = normalise(prompt)
-    if not key:
+    if not normalise(prompt):
         message = "no text but white space; expected the text of the request: drop the row"
         raise _BadRowError("prompt", message, "no text")
     tokens, cost = _amount(row, "output_tokens"), _amount(row, "cost")
@@ -241,7 +239,7 @@ def _checked(row: Any) -> OutcomeRow | None:
         what = str(correct) if isinstance(correct, int | float) else f"type {type(correct).__name__}"
         message = f"{what}; expected 0 or 1, or a share of tries between them: correct it"
         raise _BadRowError("correct", message, "label not 0..1")
-    return OutcomeRow(prompt, key, model, float(correct), task, tokens, cost)
+    return OutcomeRow(prompt, model, float(correct), task, tokens, cost)
 
 
 def _text(row: Mapping[str, Any], column: str) -> str:

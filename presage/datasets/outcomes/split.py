@@ -26,9 +26,10 @@ def split_outcomes(outcomes: Outcomes, fraction: float, seed: int) -> tuple[Outc
     """
     if not 0 < fraction < 1:
         raise ConfigurationError(f"fraction {fraction}: expected a number between 0 and 1, such as 0.2")
-    if len(outcomes) < 2:
-        raise TraceError(f"{len(outcomes)} prompt; expected at least 2, so that one can be set apart: add outcomes")
-    rank = _draw(prompt_keys(outcomes), seed)
+    keys = prompt_keys(outcomes)
+    if (prompts := len(np.unique(keys))) < 2:
+        raise TraceError(f"{prompts} prompt; expected at least 2, so that one can be set apart: add outcomes")
+    rank = _draw(keys, seed)
     apart: NDArray[np.bool_] = rank < fraction
     if apart.all() or not apart.any():
         apart = np.asarray(rank == rank.min())

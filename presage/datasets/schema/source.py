@@ -100,6 +100,7 @@ class Source:
         spoiled: workflows that lost a row. They are dropped as a whole, because the rest may look complete, and its
             last step would train a false END.
         read_bytes: bytes on disk read since the last chunk, for progress; 0 if unknown.
+        notices: number of things that were not read, or were mended, since the last chunk, by what they were.
     """
 
     table: pa.Table
@@ -107,6 +108,7 @@ class Source:
     skipped: Mapping[str, int] = field(default_factory=dict)
     spoiled: frozenset[Workflow] = frozenset()
     read_bytes: int = 0
+    notices: Mapping[str, int] = field(default_factory=dict)
 
 
 def named(paths: Sequence[Path]) -> str:
@@ -123,7 +125,8 @@ raises a `TraceError` if the file cannot be read or is cut, a column is missing 
 a wrong type; the message names the line or row and the column."""
 
 JoiningReader = Callable[[Path | Sequence[Path], bool], Iterator[Source]]
-"""A `Reader` of a format whose workflows may be spread over files; accepts several files of one source."""
+"""A `Reader` of a format whose workflows may be spread over files; accepts several files of one source, and
+`parents_elsewhere` by name."""
 
 
 def salvage(

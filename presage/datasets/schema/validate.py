@@ -85,6 +85,13 @@ def refuse_all_skipped(kept: int, skipped: Mapping[str, int], names: str) -> Non
         raise TraceError(f"{names}: every workflow breaks a rule of the schema ({reasons}): repair the source")
 
 
+def refuse_notices(notices: Mapping[str, int]) -> None:
+    """Raise if anything in spans was not read, was dropped or had to be mended."""
+    if notices:
+        found = "; ".join(f"{count} × {what}" for what, count in notices.items())
+        raise TraceError(f"the spans were not read as they are, and --strict was given: {found}. See docs/traces.md")
+
+
 def _problems(
     table: pa.Table, origin: Origin, codes: NDArray[np.int64], order: NDArray[np.int64]
 ) -> Iterator[_Problem]:

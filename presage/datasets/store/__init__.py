@@ -11,7 +11,8 @@ A writer that fails before the commit leaves the store unchanged; the next write
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,8 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.schema import canonical_order, concat, take_rows, with_schema, workflow_codes, workflow_count
+from presage.datasets.schema import canonical_order, concat, take_rows, with_schema, workflow_codes
 from presage.datasets.schema.source import Origin, Source
+from presage.datasets.store.extend import joined
 from presage.datasets.store.parts import Manifest, load, part_rows, rows_of, unreadable
 from presage.errors import TraceError
 
@@ -87,10 +89,27 @@ def scan_store(store: str | Path) -> Iterator[Source]:
             reported, first = position, first + table.num_rows
 
 
-def not_yet_in(table: pa.Table, root: Path, manifest: Manifest) -> tuple[pa.Table, int]:
-    """The workflows of a valid trace in canonical order that a store lacks, and the number of those it has.
+@dataclass(frozen=True)
+class StoreComparison:
+    """Workflows of a source against a store.
 
-    Raises TraceError if the store has a workflow with other content, or a part is damaged.
+    Attributes:
+        fresh: what to write: workflows that the store lacks, and those that have more now, as they are then.
+        present: number of workflows that the store has as they are.
+        extended: ids of the workflows in `fresh` that replace one of the store, by workflow type.
+        refused: number of workflows that the store has with other content.
+    """
+
+    fresh: pa.Table
+    present: int = 0
+    extended: Mapping[str, list[str]] = field(default_factory=dict)
+    refused: int = 0
+
+
+def against(table: pa.Table, root: Path, manifest: Manifest, skip_bad: bool = False) -> StoreComparison:
+    """Compare a valid trace in canonical order with a store.
+
+    Raises TraceError if the store has a workflow with other content, unless `skip_bad`, or if a part is damaged.
     """
     found = []
     for name in pc.unique(table["workflow_type"]).to_pylist():
@@ -99,41 +118,57 @@ def not_yet_in(table: pa.Table, root: Path, manifest: Manifest) -> tuple[pa.Tabl
             ids = pc.unique(table["workflow_id"].filter(pc.equal(table["workflow_type"], name)))
             found += [rows for part in parts for rows in rows_of(ids, root, part, manifest.sizes)]
     if not found:
-        return table, 0
+        return StoreComparison(table)
     stored = concat(found, [str(root)] * len(found))
+    stored = stored.take(pa.array(canonical_order(stored)))
     keys = ["workflow_type", "workflow_id"]
     codes = workflow_codes(pa.concat_tables([table.select(keys), stored.select(keys)]))
     here, there = codes[: table.num_rows], codes[table.num_rows :]
     again = np.isin(here, there)
-    given = table.filter(pa.array(again))
-    _check_same(given, here[again], stored.take(pa.array(canonical_order(stored))), np.sort(there), str(root))
-    return table.filter(pa.array(~again)), workflow_count(given)
-
-
-def _check_same(
-    given: pa.Table, here: NDArray[np.int64], stored: pa.Table, there: NDArray[np.int64], store: str
-) -> None:
-    """Raise if workflows differ; both tables are in canonical order, `here` and `there` are the workflow codes."""
+    given, here = table.filter(pa.array(again)), here[again]
     # One schema for both: a column only one of them has is null in the other, which is a difference if it has states.
-    schema = concat([stored.slice(0, 0), given.slice(0, 0)], [store, "the trace to append"]).schema
-    lengths = [np.bincount(codes, minlength=int(there.max()) + 1) for codes in (there, here)]
-    other_length = np.flatnonzero(lengths[0] != lengths[1])
-    if len(other_length):
-        code = other_length[0]
-        row = int(np.flatnonzero(here == code)[0])
-        what = f"it has {lengths[0][code]} steps there and {lengths[1][code]} here"
-    else:
-        rows, columns = differing(with_schema(stored, schema), with_schema(given, schema))
-        if not rows.any():
-            return
-        row = int(np.argmax(rows))
-        column = next(name for name, first in columns.items() if first == row)
-        what = f"column {column!r} differs"
-    raise TraceError(
-        f"workflow {given['workflow_id'][row].as_py()!r} ({given['workflow_type'][row].as_py()}) is already in {store} "
-        f"with other content: {what}. A workflow is written once, when it has ended: use another store, or give the "
-        "new run another workflow_id"
+    schema = concat([stored.slice(0, 0), given.slice(0, 0)], [str(root), "the trace to append"]).schema
+    both = pa.concat_tables([with_schema(stored, schema), with_schema(given, schema)])
+    unlike = _unlike(both, here, there)
+    present = len(np.unique(here)) - len(unlike)
+    new = table.filter(pa.array(~again))
+    if not len(unlike):
+        return StoreComparison(new, present)
+    edges = [
+        np.searchsorted(of, unlike, side) + shift
+        for of, shift in ((there, 0), (here, len(there)))
+        for side in ("left", "right")
+    ]
+    parts_of = [(range(a, b), range(c, d)) for a, b, c, d in zip(*edges, strict=True)]
+    rows, conflict, unchanged = joined(both, parts_of)
+    if conflict.any() and not skip_bad:
+        old, of = parts_of[int(np.argmax(conflict))]
+        what = f"it has {len(old)} steps there and {len(of)} here"
+        if len(old) == len(of):
+            _, columns = differing(*(both.slice(rows[0], len(rows)) for rows in (old, of)))
+            what = f"column {next(iter(columns))!r} differs"
+        raise TraceError(
+            f"workflow {both['workflow_id'][of[0]].as_py()!r} ({both['workflow_type'][of[0]].as_py()}) is already in "
+            f"{root} with other content: {what}. A workflow with times may go on; what is known of its steps stays: "
+            "use another store, give the new run another workflow_id, or leave such workflows out with --skip-bad"
+        )
+    extended: dict[str, list[str]] = {}
+    for number in np.flatnonzero(~conflict & ~unchanged):
+        row = parts_of[number][0][0]
+        extended.setdefault(both["workflow_type"][row].as_py(), []).append(both["workflow_id"][row].as_py())
+    fresh = concat([new, rows], ["the trace to append"] * 2)
+    fresh = take_rows(fresh, canonical_order(fresh))
+    return StoreComparison(fresh, present + int(unchanged.sum()), extended, int(conflict.sum()))
+
+
+def _unlike(both: pa.Table, here: NDArray[np.int64], there: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The codes of the workflows, in order, whose rows in `both`, first those there, then those here, differ."""
+    counts = [np.bincount(codes, minlength=int(there.max()) + 1) for codes in (there, here)]
+    as_long = (counts[0] == counts[1])[there], (counts[0] == counts[1])[here]
+    rows, _ = differing(
+        both.slice(0, len(there)).filter(pa.array(as_long[0])), both.slice(len(there)).filter(pa.array(as_long[1]))
     )
+    return np.unique(np.concatenate([here[~as_long[1]], here[as_long[1]][rows]]))
 
 
 def differing(one: pa.Table, other: pa.Table) -> tuple[NDArray[np.bool_], dict[str, int]]:

@@ -11,7 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -243,13 +243,21 @@ def write_parts(table: pa.Table, staging: Path) -> list[Part]:
     ]
 
 
-def commit(parts: Sequence[Part], staging: Path, root: Path, manifest: Manifest, schema: pa.Schema) -> None:
+def commit(
+    parts: Sequence[Part],
+    staging: Path,
+    root: Path,
+    manifest: Manifest,
+    schema: pa.Schema,
+    replaced: Mapping[str, Sequence[str]],
+) -> None:
     """Move parts from `staging` into the store, locked by `writing`, and commit; until then the store is unchanged.
 
-    Many small parts of a workflow type are joined into one. `schema` is that of the store including the new parts.
+    Many small parts of a workflow type are joined into one. `schema` is that of the store including the new parts;
+    workflows of these ids, by workflow type, are `replaced` by new ones: the parts that hold them are written anew.
     """
     try:
-        kept = [*manifest.parts, *parts]
+        kept = [*_without(manifest, replaced, staging, root, schema), *parts]
         for name in {part.workflow_type for part in parts}:
             small = [
                 (part, folder)
@@ -277,6 +285,24 @@ def commit(parts: Sequence[Part], staging: Path, root: Path, manifest: Manifest,
     with suppress(OSError):
         sync(root)
         sweep(root, Manifest(tuple(kept)))  # parts that were joined
+
+
+def _without(
+    manifest: Manifest, replaced: Mapping[str, Sequence[str]], staging: Path, root: Path, schema: pa.Schema
+) -> Iterator[Part]:
+    """The parts of a store, without workflows that are replaced."""
+    for part in manifest.parts:
+        ids = pa.array(replaced.get(part.workflow_type, ()), pa.string())
+        if not len(ids) or not any(True for _ in rows_of(ids, root, part, manifest.sizes)):
+            yield part
+            continue
+        rows = (
+            rows.filter(pc.invert(pc.is_in(rows["workflow_id"], ids)))
+            for rows, _ in part_rows(root, part, state_sizes(schema))
+        )
+        rest = _write(part.workflow_type, rows, schema, staging)
+        if rest.rows:
+            yield rest
 
 
 def part_rows(folder: Path, part: Part, sizes: tuple[int | None, int | None]) -> Iterator[tuple[pa.Table, int]]:

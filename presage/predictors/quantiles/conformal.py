@@ -46,6 +46,8 @@ _ERRORS: Final = 2.0
 """Standard errors over tasks within which the coverage of a workflow type counts as met."""
 UNKNOWN: Final = 2.0
 """Added to the widest upper shift if all types together are below the floor, in units of the scale."""
+EXACT: Final = 0.05
+"""Scores up to which every error is nothing: the target follows from the inputs, and is no wider for few rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +117,8 @@ def _shifts(
     levels = np.array(quantiles)
     upper = levels > 0.5
     # If all types together are below the floor, even the largest score is weak evidence.
-    widest = np.concatenate([every[None], scores]).max(axis=0) + (UNKNOWN if len(scores) < floor else 0.0)
+    doubt = UNKNOWN if len(scores) < floor and np.abs(scores).max(initial=0.0) > EXACT else 0.0
+    widest = np.concatenate([every[None], scores]).max(axis=0) + doubt
     shifts = np.tile(np.where(upper, widest, every), (len(counts), 1))
     rare = ~calibrated & (counts > 0)
     rare[-1] = False  # rows of unknown types are no evidence for another unknown type

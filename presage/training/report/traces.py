@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from xml.etree.ElementTree import Element, SubElement
 
-from presage.datasets.describe import missing_counts_warning
+from presage.datasets.describe import generated_names_warning, missing_counts_warning
 from presage.training.report.blocks import (
     Block,
     Card,
@@ -235,7 +235,7 @@ def _followers(of: Description) -> Table:
 def document(description: Description) -> Document:
     """The description of a trace."""
     types = description["workflow_types"]
-    warning = missing_counts_warning(description)
+    warning = " ".join(filter(None, (missing_counts_warning(description), generated_names_warning(description))))
     each = [Section(name, [Facts(_facts(of))]) for name, of in types.items()]
     return Document(
         "What is in these traces",

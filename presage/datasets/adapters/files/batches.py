@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from presage.datasets.schema import COLUMN_TYPES, CommonSizes, concat, conform, state_sizes
 from presage.datasets.schema.columns import KINDS, REFUSALS, first_refused
@@ -67,8 +68,25 @@ def sources(batches: Iterable[Batch], name: str, skip_bad: bool) -> Iterator[Sou
         else:
             table = conforming(batch, 0, count)
         last = _last_workflow(batch.rows, count - 1, last)
-        yield Source(table, origin, dict(skipped), frozenset(spoiled), batch.read_bytes - read_before)
+        table, notices = _known_counts(table)
+        yield Source(table, origin, dict(skipped), frozenset(spoiled), batch.read_bytes - read_before, notices)
         read_before = batch.read_bytes
+
+
+def _known_counts(table: pa.Table) -> tuple[pa.Table, dict[str, int]]:
+    """The rows with unknown counts of tokens where a request that was not aborted has 0, as one without usage does."""
+    notices = {}
+    answered = pc.and_(
+        pc.equal(table["kind"], "llm"), pc.fill_null(pc.not_equal(table["finish_reason"], "abort"), True)
+    )
+    for name in ("input_tokens", "output_tokens"):
+        zero = pc.and_(answered, pc.fill_null(pc.equal(table[name], 0), False))
+        if count := pc.sum(zero).as_py() or 0:
+            place = table.schema.get_field_index(name)
+            known = pc.if_else(zero, pa.scalar(None, table[name].type), table[name])
+            table = table.set_column(place, table.schema.field(place), known)
+            notices[f"{name} of 0, which is no count: unknown"] = count
+    return table, notices
 
 
 def _last_workflow(rows: RawRows, row: int, before: Workflow | None) -> Workflow | None:

@@ -119,7 +119,9 @@ JSON_SUFFIXES: Final = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 _WHOLE_FILE_BYTES: Final = 64 * 2**20
 _NO_DOCUMENT: Final = (ValueError, RecursionError)  # msgspec's, the standard library's and a decoder's of UTF-8
 
+TABLE_SUFFIXES: Final = (".csv", ".csv.gz", ".parquet")
 Decode = Callable[[bytes], Any]
+Rows = Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]
 
 
 class Place(NamedTuple):
@@ -174,13 +176,14 @@ class Documents:
 
     Raises `TraceError` if a file cannot be read or is not UTF-8 text, and whatever `on_torn` raises. `decode` parses
     the bytes of a document, or raises `msgspec.DecodeError`; NaN and infinity become null, half a surrogate pair
-    U+FFFD.
+    U+FFFD. The documents of a table are its rows, which `rows` gives with their lines.
     """
 
-    def __init__(self, files: Sequence[Path], on_torn: OnTorn, decode: Decode) -> None:
+    def __init__(self, files: Sequence[Path], on_torn: OnTorn, decode: Decode, rows: Rows | None = None) -> None:
         self._files = files
         self._on_torn = on_torn
         self._decode = decode
+        self._rows = rows
         self.read_bytes = 0
         """Bytes on disk read so far."""
 
@@ -196,6 +199,9 @@ class Documents:
 
     def _documents(self, index: int, file: Path, before: int) -> Iterator[tuple[Place, Any]]:
         place = Place(index, 0)
+        if self._rows is not None and file.name.endswith(TABLE_SUFFIXES):
+            yield from ((Place(index, number), row) for number, row in self._rows(file))
+            return
         try:
             with numbered_lines(file) as lines:
                 for number, line in lines:

@@ -1,35 +1,29 @@
-"""Interpretation of span attributes, in all conventions.
+"""Interpretation of span attributes, in all dialects.
 
-A wrong type is reported to the caller, which decides whether to stop. Error messages never contain values, because an
-attribute may hold a prompt. `PLAN` maps each known attribute to its use, so the cost grows with the attributes of a
-span, not with all known names.
+A value of a wrong type or out of range is dropped and reported to the caller, which counts it. No report contains a
+value, because an attribute may hold a prompt. `PLAN` maps each known attribute to its use, so the cost grows with the
+attributes of a span, not with all known names.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from presage.datasets.adapters.spans.conventions import (
-    KINDS,
-    MESSAGE_EVENTS,
-    MESSAGES,
-    NAMES,
-    USAGE,
-    Meaning,
-    Naming,
-    Role,
-)
+from presage.datasets.adapters.spans.conventions import Flag, Meaning, Naming, Role
+from presage.datasets.adapters.spans.dialects import DIALECTS, MESSAGE_EVENTS, USAGE
 from presage.datasets.schema.messages import finish_reason, from_json, plain, split_system, unflattened
 
-_KIND, _STRING, _COUNT, _OBJECT, _TEXT, _REASONS = range(6)  # the first two are strings
+_KIND, _NAME, _COUNT, _OBJECT, _TEXT, _REASONS, _ID = range(7)
 _TYPES: Final = {
-    "input_tokens": _COUNT,
-    "output_tokens": _COUNT,
-    "cached_input_tokens": _COUNT,
+    **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), _COUNT),
+    **dict.fromkeys(("cached_input_tokens", "cache_written_tokens", "http_status"), _COUNT),
     "finish_reason": _REASONS,
-    "usage": _OBJECT,
-    "metadata": _OBJECT,
+    "call": _ID,
+    **dict.fromkeys(("usage", "metadata"), _OBJECT),
+    **dict.fromkeys(("system", "input", "output"), _TEXT),
 }
 
 
@@ -40,42 +34,77 @@ class _Use(NamedTuple):
     rank: int
     wanted: int
     json: bool
+    outside: bool  # its dialect counts cached tokens outside of the input
 
 
-PLAN: Final = {
-    name: _Use(field, rank, wanted, name.startswith("mlflow."))
-    for field, names, wanted in (
-        ("kind", KINDS, _KIND),
-        *((field, names, _TYPES.get(field, _STRING)) for field, names in NAMES.items()),
-        *((field, names, _TEXT) for field, names in MESSAGES.items()),
-    )
-    for rank, name in enumerate(names)
-}
+def _plan() -> dict[str, _Use]:
+    plan: dict[str, _Use] = {}
+    ranks: dict[str, int] = {}
+    for dialect in DIALECTS:
+        for field, names in (("kind", " ".join(dialect.kinds)), *dialect.names.items()):
+            for name in names.split():
+                ranks[field] = ranks.get(field, -1) + 1
+                wanted = _KIND if field == "kind" else _TYPES.get(field, _NAME)
+                plan[name] = _Use(field, ranks[field], wanted, name.startswith("mlflow."), dialect.cached_outside)
+    return plan
+
+
+PLAN: Final = _plan()
 """Every attribute that is read."""
+KINDS: Final = {name: roles for dialect in DIALECTS for name, roles in dialect.kinds.items()}
 FLATTENED: Final = tuple(name for name in PLAN if name.endswith("."))
 """Prefixes of messages spread over attributes."""
+OPERATION: Final = "gen_ai.operation.name"
 
+_MESSAGES: Final = {
+    field: [name for name, use in PLAN.items() if use.field == field] for field in ("system", "input", "output")
+}
 _LARGEST: Final = 2**31 - 1
-_OPERATIONS: Final = ("invoke_agent ", "invoke_workflow ", "execute_tool ")
+_HTTP_ERROR: Final = 400
+_MOST_NAMES: Final = 10_000  # whose meaning is remembered
+_MISSING: Final = frozenset({"none", "null", "undefined", "nan", "n/a"})  # what runtimes print for no value
+_OWN_NAME: Final = re.compile(
+    r"(?P<operation>invoke_agent|invoke_workflow|execute_tool|agent_run|tool_call|Agent:|Tool:|running tool:?) "
+    r"\[?(?P<name>.+?)\]?$"
+)
+_BY_NAME: Final = {"invoke_agent": Role.AGENT, "invoke_workflow": Role.WORKFLOW, "execute_tool": Role.TOOL}
+_MERGED: Final = frozenset({"(merged)", "(merged tools)"})  # Google ADK's span around tools that ran at once
 _OTHER_NAMES: Final = frozenset({"graph_path", "metadata", "node", "agent_id"})  # fallback names of an agent
 _INSIDE_AGENTS: Final = frozenset({"agent", "model", "call_model", "tools"})  # nodes of LangGraph's ready-made agents
-_AS_FOUND: Final = Meaning._fields[Meaning._fields.index("node") : Meaning._fields.index("system_prompt")]
-_WITH_TEXT: Final = (Role.LLM, Role.TOOL, Role.AGENT)
-
+_CONVERSATIONS: Final = ("session_id", "thread_id", "conversation_id")  # keys of the metadata of a LangChain run
+_AS_FOUND: Final = Meaning._fields[Meaning._fields.index("node") : Meaning._fields.index("flags")]
+_REQUESTS: Final = (Role.LLM, Role.AGENT, Role.MAYBE)
+_WITH_TEXT: Final = (*_REQUESTS, Role.TOOL)
+_TYPE, _RANGE = "of a wrong type", "out of range"
+_ERROR, _UNANSWERED, _PAUSED, _OUTSIDE = map(int, (Flag.ERROR, Flag.UNANSWERED, Flag.PAUSED, Flag.OUTSIDE))
+_PAUSES: Final = re.compile(
+    r"(?:^|\.)(?:Graph|Node|Parent)?Interrupt(?:$|\()|CallDeferred|ApprovalRequired|HumanInputRequired"
+)
+_PAUSED_STATE: Final = "__interrupt__"  # the key of a graph's output under which LangGraph says what it waits for
+_LOOKS_KNOWN: Final = re.compile(
+    r"tokens?(?![a-z])|session|conversation|thread_?id|(?:agent|tool|node)[._]?name$", re.IGNORECASE
+)
+_LOOKS_ELSE: Final = re.compile(
+    r"max|avg|total|reasoning|thought|audio|image|accepted|rejected|per_?second|time_to|token[._]type|_token$|cost"
+    r"|langsmith\.(?:trace\.session|metadata\.(?!.*(?:thread|session_id|conversation)))|parameters|schema|logprob",
+    re.IGNORECASE,
+)
 Found = dict[str, Any]
 """Attributes by name; flattened messages under their prefix, as (rest of the name, value) pairs."""
 
-Problem = Callable[[str, str, str], None]
-"""Called for a wrong value with the attribute, the problem and a short reason for counting."""
+Problem = Callable[[str, str], None]
+"""Called for a value that is dropped with the attribute and a short reason for counting."""
 
 
-def keep(found: Found, key: str, value: Any) -> None:
-    """Add an attribute that is in the plan; drop any other."""
+def keep(found: Found, key: str, value: Any) -> str | None:
+    """Add an attribute that is in the plan; drop any other, and return the name under which that is counted, if any."""
     if key in PLAN:
         found[key] = value
-    elif key.startswith(FLATTENED):
-        prefix = next(prefix for prefix in FLATTENED if key.startswith(prefix))
+        return None
+    prefix, name = other(key)
+    if prefix is not None:
         found.setdefault(prefix, []).append((key[len(prefix) :], value))
+    return name
 
 
 def keep_event(found: Found, name: str, attributes: dict[str, Any]) -> None:
@@ -89,73 +118,145 @@ def keep_event(found: Found, name: str, attributes: dict[str, Any]) -> None:
     content = from_json(attributes.get("gen_ai.event.content", attributes))
     content = content if isinstance(content, dict) else {"content": content}
     message = {key: from_json(value) for key, value in content.items()}
-    messages = found.setdefault(MESSAGES["output" if role == "output" else "input"][0], [])
+    messages = found.setdefault(_MESSAGES["output" if role == "output" else "input"][0], [])
     if isinstance(messages, list):
         messages.append({"role": "assistant" if role == "output" else role, **message})
 
 
-def interpret(found: Found, name: str, problem: Problem) -> Meaning:
-    """The meaning of the attributes of the span called `name`."""
+@lru_cache(_MOST_NAMES)
+def other(key: str) -> tuple[str | None, str | None]:
+    """Of an attribute that is not in the plan: the prefix, if it is part of a message, and the name under which it is
+    counted as not read, if it looks like tokens, a tool, an agent or a session."""
+    prefix = next((prefix for prefix in FLATTENED if key.startswith(prefix)), None)
+    if prefix is not None:
+        return prefix, None
+    looks = _LOOKS_KNOWN.search(key) is not None and _LOOKS_ELSE.search(key) is None
+    return None, re.sub(r"\d+", "N", key) if looks else None
+
+
+def is_pause(kind: Any) -> bool:
+    """Whether the type or message of an exception says that a run waits for somebody outside."""
+    return isinstance(kind, str) and _PAUSES.search(kind[:200]) is not None
+
+
+def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Meaning:
+    """The meaning of the attributes of the span called `name`; `flags` is what is known of it otherwise."""
     values: dict[str, Any] = {}
     ranks: dict[str, int] = {}  # of the names that were not the best
-    texts = False
+    texts = outside = unknown_operation = False
     for key, value in found.items():
-        field, rank, wanted, json = PLAN[key]
+        field, rank, wanted, json, outside_here = PLAN[key]
         if value is None or value == "" or (field in values and ranks.get(field, 0) < rank):
             continue
         if json:
             value = from_json(value)
-        if wanted <= _STRING:
-            if not isinstance(value, str):
-                problem(key, f"type {type(value).__name__}, expected a string", "of a wrong type")
-                continue
-            if wanted == _KIND:
-                value = KINDS[key].get(value.lower(), Role.OTHER)
+        if wanted == _NAME:
+            value = _name(value) if type(value) is str else _other_name(key, value, problem)
         elif wanted == _COUNT:
-            value = _whole(key, value, problem)
+            if type(value) is not int or not 0 <= value <= _LARGEST:
+                value = _count(key, value, problem)
+        elif wanted == _KIND:
+            if isinstance(value, str):
+                roles = KINDS[key]
+                value = roles[value] if value in roles else roles.get(value.strip().lower())
+            else:
+                problem(key, _TYPE)
+                value = None
+            unknown_operation = unknown_operation or (value is None and key == OPERATION)
+        elif wanted == _ID:
+            value = value if isinstance(value, str) else None
         elif wanted == _REASONS:
             value = _first_reason(key, value, problem)
-            if value is None:
-                continue
         else:
             texts = texts or wanted == _TEXT
+        if value is None:
+            continue
+        if field == "input_tokens":
+            outside = outside_here
         values[field] = value
         if rank:
             ranks[field] = rank
-    # Older conventions had no operation names: a span with a provider and a model is a request.
-    role = values.get("kind", Role.LLM if "provider" in values and "model" in values else Role.OTHER)
-    naming, label = _named(role, values, name)
+        else:
+            ranks.pop(field, None)
     if "usage" in values:
-        _take_usage(values, problem)
+        outside = _take_usage(values, problem) or outside
+    if "metadata" in values:
+        values["metadata"] = from_json(values["metadata"])
+        if "session" not in values and isinstance(values["metadata"], dict):
+            thread = next(filter(None, map(values["metadata"].get, _CONVERSATIONS)), None)
+            values["session"] = _other_name("metadata", thread, problem) if thread is not None else None
+    role = values["kind"] if "kind" in values else _judged(values, name, unknown_operation)
+    if role is Role.NODE and ("model" in values or "output_tokens" in values):
+        role = Role.AGENT
+    elif role is Role.TOOL and values.get("tool", _own_name(name)[1]) in _MERGED:
+        role = Role.OTHER
+    naming, label = _named(role, values, name)
     system = input_text = output_text = None
-    if texts and role in _WITH_TEXT:
-        system, input_text, output_text = _texts(values)
-    if texts and role is Role.LLM and "finish_reason" not in values:
-        values["finish_reason"] = _reason_in_output(found)
-    return Meaning._make((role, naming, label, *map(values.get, _AS_FOUND), system, input_text, output_text))
+    if texts:
+        if role in _WITH_TEXT:
+            system, input_text, output_text = _texts(values)
+        elif isinstance(values.get("output"), str) and _PAUSED_STATE in values["output"]:
+            flags |= _PAUSED
+        if role is Role.LLM and "finish_reason" not in values:
+            values["finish_reason"] = _reason_in_output(found)
+    if role in _REQUESTS and _settle(values, outside):
+        flags |= _OUTSIDE
+    if "error" in values or values.get("http_status", 0) >= _HTTP_ERROR:
+        flags |= _PAUSED if is_pause(values.get("error")) else _ERROR
+    if flags & _ERROR and role in _REQUESTS and not output_text and values.get("output_tokens") is None:
+        flags |= _UNANSWERED
+    found_values = map(values.get, _AS_FOUND)
+    return Meaning._make((role, naming, label, *found_values, flags, system, input_text, output_text))
+
+
+def _judged(values: dict[str, Any], name: str, unknown_operation: bool) -> Role:
+    """The role of a span whose operation is missing or unknown, by its name and by what it carries."""
+    operation = _own_name(name)[0]
+    if operation in _BY_NAME:
+        return _BY_NAME[operation]
+    if "tool" in values:
+        return Role.TOOL
+    if "embed" in name.lower() or "embed" in values.get("model", "").lower():
+        return Role.OTHER
+    if operation.lower().startswith("agent"):
+        return Role.NODE
+    if "model" in values and "provider" in values:
+        return Role.MAYBE if unknown_operation else Role.LLM
+    if "output_tokens" in values and (unknown_operation or ("model" in values and "agent" not in values)):
+        return Role.MAYBE
+    return Role.NODE if "agent" in values and not unknown_operation else Role.OTHER
 
 
 def _named(role: Role, values: dict[str, Any], name: str) -> tuple[Naming, str]:
     """How well the span names an agent, and the name."""
-    own = name
-    if name.startswith(_OPERATIONS):
-        own = name.split(" ", 1)[1]
     if role is Role.TOOL:
-        return Naming.EXPLICITLY, values.get("tool", own)
+        return Naming.EXPLICITLY, values.get("tool") or values.get("entity") or _own_name(name)[1]
     agent = values.get("agent")
     if agent is None and not values.keys().isdisjoint(_OTHER_NAMES):
         path = values.get("graph_path") or _langgraph_path(values.get("metadata"))
         agent = _langgraph_agent(path) or values.get("node") or values.get("agent_id")
-    if agent is not None:
+    if agent is not None and not agent.isdecimal():  # a number counts the calls of a graph
         return Naming.EXPLICITLY, agent
-    if role in (Role.AGENT, Role.CHAIN, Role.WORKFLOW):
-        return Naming.EXPLICITLY if role is Role.AGENT else Naming.WEAKLY, values.get("entity", own)
-    return Naming.NOT, own
+    if role in (Role.AGENT, Role.NODE, Role.CHAIN, Role.WORKFLOW):
+        explicit = role in (Role.AGENT, Role.NODE)
+        return Naming.EXPLICITLY if explicit else Naming.WEAKLY, values.get("entity") or _own_name(name)[1]
+    return Naming.NOT, _own_name(name)[1]
+
+
+@lru_cache(_MOST_NAMES)
+def _own_name(span: str) -> tuple[str, str]:
+    """The operation in the name of a span, "" if there is none, and what it names."""
+    found = _OWN_NAME.match(span)
+    return (found["operation"], _stripped(found["name"])) if found is not None else ("", _stripped(span))
+
+
+def _stripped(name: str) -> str:
+    """A name without blanks around it, and with one for each line break inside."""
+    return " ".join(name.split()) if not name.isprintable() or name != name.strip() else name
 
 
 def _langgraph_path(metadata: Any) -> Any:
     """The path of a run in a LangGraph, which LangChain's callbacks write into the metadata of every nested run."""
-    metadata = from_json(metadata)
     if not isinstance(metadata, dict):
         return None
     return metadata.get("langgraph_checkpoint_ns") or metadata.get("langgraph_node")
@@ -165,31 +266,85 @@ def _langgraph_agent(path: Any) -> str | None:
     """The agent of a path like `researcher:1f0c…|agent:77ab…`: the innermost named node."""
     if not isinstance(path, str) or not path:
         return None
-    nodes = [part.split(":", 1)[0] for part in path.split("|")]
+    nodes = [node for part in path.split("|") if not (node := part.split(":", 1)[0]).isdecimal()]
     while len(nodes) > 1 and nodes[-1] in _INSIDE_AGENTS:
         nodes.pop()
-    return nodes[-1] or None
+    return _stripped(nodes[-1]) or None if nodes else None
 
 
-def _take_usage(values: dict[str, Any], problem: Problem) -> None:
-    """Token counts of a usage object, unless separate attributes give them."""
-    key, usage = NAMES["usage"][0], values["usage"]
+def _take_usage(values: dict[str, Any], problem: Problem) -> bool:
+    """Token counts of a usage object, unless separate attributes give them; whether it gave an `input` apart from the
+    cache, as Langfuse's does."""
+    usage = from_json(values["usage"])
     if not isinstance(usage, dict):
-        problem(key, f"type {type(usage).__name__}, expected an object", "of a wrong type")
-        return
-    for field, inner in USAGE.items():
-        if field not in values and usage.get(inner) is not None:
-            values[field] = _whole(f"{key}.{inner}", usage[inner], problem)
+        problem("usage", _TYPE)
+        return False
+    outside = "input_tokens" not in values and "input" in usage
+    for field, keys in USAGE.items():
+        for key in keys:
+            if values.get(field) is None and usage.get(key) is not None:
+                values[field] = _count(f"usage.{key}", usage[key], problem)
+    return outside
 
 
-def _whole(key: str, value: Any, problem: Problem) -> int | None:
+def _settle(values: dict[str, Any], outside: bool) -> bool:
+    """Make the token counts whole, or unknown; whether cached tokens were counted outside of the input.
+
+    More cached tokens than input proves that the input leaves them out, and so does a total that has room for them. No
+    request is empty and no answer is: 0 is what an instrumentation writes that was told no usage.
+    """
+    given, made, total = values.get("input_tokens"), values.get("output_tokens"), values.get("total_tokens")
+    cache = (values.get("cached_input_tokens") or 0) + (values.get("cache_written_tokens") or 0)
+    apart = False
+    if given is not None and cache:
+        left_out = outside and total != given + (made or 0)
+        apart = cache > given or left_out or (total is not None and total >= given + cache + (made or 0))
+        if apart:
+            values["input_tokens"] = min(given + cache, _LARGEST)
+    elif given == 0:
+        values["input_tokens"] = None
+    if made == 0:
+        values["output_tokens"] = None
+    return apart
+
+
+@lru_cache(_MOST_NAMES)
+def _name(value: str) -> str | None:
+    value = _stripped(value)
+    return value if value and value.lower() not in _MISSING else None
+
+
+def _other_name(key: str, value: Any, problem: Problem) -> str | None:
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, str):
+        return _name(value)
+    problem(key, _TYPE)
+    return None
+
+
+def _count(key: str, value: Any, problem: Problem) -> int | None:
+    if isinstance(value, str):
+        if value.strip().lower() in _MISSING:
+            return None
+        try:
+            value = float(value)
+        except ValueError:
+            problem(key, _TYPE)
+            return None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
-        problem(key, f"type {type(value).__name__}, expected a whole number", "of a wrong type")
+        problem(key, _TYPE)
         return None
+    if value == -1:
+        return None  # unknown, in the word of many
     if not 0 <= value <= _LARGEST:
-        problem(key, "negative or past 32 bits; expected a count of tokens", "out of range")
+        problem(key, _RANGE)
         return None
     return value
 
@@ -197,18 +352,20 @@ def _whole(key: str, value: Any, problem: Problem) -> int | None:
 def _first_reason(key: str, value: Any, problem: Problem) -> str | None:
     """The finish reason of the first choice with one: from a string, or from an array with one entry a choice."""
     value = from_json(value)
+    if isinstance(value, str) and value.startswith("["):
+        value = re.findall(r"[\w.-]+", value)  # an array as Python prints it
     for reason in value if isinstance(value, list) else [value]:
         if reason is not None and not isinstance(reason, str):
-            problem(key, f"type {type(reason).__name__}, expected a string or an array of them", "of a wrong type")
+            problem(key, _TYPE)
             return None
-        if reason:
-            return reason
+        if reason and reason.lower() not in _MISSING:
+            return reason.removeprefix("FinishReason.")
     return None
 
 
 def _reason_in_output(found: Found) -> str | None:
     """The finish reason inside the model's response; a text that cannot contain one is not decoded."""
-    for name in MESSAGES["output"]:
+    for name in _MESSAGES["output"]:
         value = found.get(name)
         if value is None or (isinstance(value, str) and "_reason" not in value):
             continue

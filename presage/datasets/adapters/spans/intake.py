@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from presage.datasets.adapters.files.text import Place
-from presage.datasets.adapters.spans.attributes import Found, interpret
-from presage.datasets.adapters.spans.conventions import SPAN_SCHEMA, Meaning, Role
+from presage.datasets.adapters.spans.attributes import KINDS, PLAN, Found, interpret
+from presage.datasets.adapters.spans.conventions import SPAN_SCHEMA, Flag, Meaning, Role
 from presage.datasets.schema.columns import hashes, utc_us
 from presage.errors import OutputError, TraceError
 
@@ -77,7 +77,18 @@ class Partitions:
 
 _BATCH_SPANS: Final = 16384
 _BATCH_BYTES: Final = 32 * 2**20
-_MAY_BE_STEPS: Final = (Role.LLM, Role.TOOL, Role.AGENT)
+_GENAI: Final = (
+    "gen_ai.",
+    "llm.",
+    "ai.",
+    "traceloop.",
+    "langsmith.",
+    "langfuse.",
+    "openinference.",
+    "mlflow.span",
+    "gcp.v",
+)
+_MOST_NAMES: Final = 100
 _TRACE_IDS: Final = re.compile(rb'"(?:traceId|trace_id)"\s*:\s*"(?:0x)?([^"]{1,64})"')
 SIGNALS: Final = frozenset({"resourceSpans", "resourceLogs", "resourceMetrics", "resourceProfiles"})
 """Keys of OTLP JSON, one a signal."""
@@ -89,8 +100,9 @@ class Intake:
     """Collects spans and writes them to disk, as rows of `SPAN_SCHEMA`.
 
     `names` are those of the files being read, for messages; `lined` is whether the line of a span identifies where it
-    was read: False for several files, or none. With `skip_bad`, bad spans are counted in `skipped` by reason, and their
-    trace is marked.
+    was read: False for several files, or none. With `parents_elsewhere`, a parent that is not there is no loss. With
+    `skip_bad`, bad spans are counted in `skipped` by reason, and their trace is marked. `notices` counts what was not
+    read, or was mended, by what it was.
     """
 
     def __init__(
@@ -100,13 +112,16 @@ class Intake:
         skip_bad: bool,
         *,
         lined: bool,
+        parents_elsewhere: bool = False,
     ) -> None:
         self.names = list(names)
         self.lined = lined
         self.lost = 0
         self.skipped: Counter[str] = Counter()
+        self.notices: Counter[str] = Counter()
         self.spans = 0
         self._write = write
+        self._parents_elsewhere = parents_elsewhere
         self._skip_bad = skip_bad
         self._batch: list[tuple[Any, ...]] = []
         self._bytes = 0
@@ -135,6 +150,12 @@ class Intake:
         self.skipped[reason] += 1
         self._lost(trace if isinstance(trace, str) and trace else self._last, place)
 
+    def missing_trace(self, place: Place, trace: Any, start: int | None, found: Found, service: str | None) -> None:
+        """Name a trace whose spans its store has lost, and let its conversation know that it is not whole."""
+        named = isinstance(trace, str) and len(self.notices) < _MOST_NAMES
+        self.notices[f"trace whose spans are lost: {trace if named else 'more'}"] += 1
+        self.take(place, found, trace=trace, span="lost", parent=None, name="", start=start, end=None, service=service)
+
     def take(
         self,
         place: Place,
@@ -148,8 +169,11 @@ class Intake:
         end: int | None,
         service: str | None,
         remote: bool = False,
+        flags: int = 0,
+        unread: Iterable[str] = (),
     ) -> None:
-        """Add one span: raw ids, times in nanoseconds since 1970, attributes filtered by `attributes.keep`."""
+        """Add one span: raw ids, times in nanoseconds since 1970, attributes filtered by `attributes.keep`, and the
+        names it returned."""
         for what, value in (("trace id", trace), ("span id", span)):
             if not isinstance(value, str) or not value:
                 self.refuse(place, f"a span without a {what}: export the spans again", f"span without a {what}", trace)
@@ -158,20 +182,13 @@ class Intake:
             message = "no start time; expected nanoseconds since 1970: export the spans again"
             self.refuse(place, f"span {span}: {message}", "span without a start time", trace)
             return
-        bad = False
-
-        def problem(attribute: str, what: str, reason: str) -> None:
-            nonlocal bad
-            if not self._skip_bad:
-                raise TraceError(
-                    f'{self.at(place, span)}, attribute "{attribute}": {what}: correct the instrumentation'
-                )
-            self.skipped[f"span with {attribute} {reason}"] += 1
-            bad = True
-
-        meaning = interpret(found, name if isinstance(name, str) else "", problem)
-        if end is not None and end < start and meaning.role in _MAY_BE_STEPS:
-            problem("end time", "it ends before it starts; check the clock of its machine", "before its start")
+        name = name if isinstance(name, str) else ""
+        meaning = interpret(found, name, self._dropped, flags)
+        if end is not None and end < start:
+            end = start
+            self.notices["span that ends before it starts: its end is its start"] += 1
+        if meaning.flags or unread or meaning.role == Role.OTHER:
+            self._notice(meaning, found, name, unread)
         if not isinstance(parent, str) or not parent.strip("0"):
             parent = None
         if self._torn is not None:
@@ -181,7 +198,31 @@ class Intake:
         self.spans += 1
         for text in (meaning.system_prompt, meaning.input_text, meaning.output_text):
             self._bytes += len(text) if text else 0
-        self._add((trace, span, parent, remote, service, start, end, bad, *place, *meaning))
+        remote = remote or self._parents_elsewhere
+        self._add((trace, span, parent, remote, service, start, end, *place, *meaning))
+
+    def _dropped(self, attribute: str, reason: str) -> None:
+        self.notices[f"value dropped: {attribute} {reason}"] += 1
+
+    def _notice(self, meaning: Meaning, found: Found, name: str, unread: Iterable[str]) -> None:
+        """Count what is lost with a span, if it has to do with models, agents or tools."""
+        if meaning.flags & Flag.LOST:
+            self.notices["span that lost attributes: its workflow is not complete"] += 1
+        if meaning.role == Role.OTHER:
+            if not any(key.startswith(_GENAI) and PLAN[key].field != "provider" for key in found):
+                return
+            said = next((key for key in KINDS if isinstance(found.get(key), str)), None)
+            operation = found[said].strip() if said is not None else "no operation"
+            known = said is not None and operation.lower() in KINDS[said]
+            called = re.sub(r"[0-9a-fA-F]*\d[0-9a-fA-F]*", "N", name)[:60]
+            what = f"span of a kind that is no step: {operation}" if known else f"span not read: {operation}, {called}"
+            self.notices[
+                what if what in self.notices or len(self.notices) < _MOST_NAMES else "span not read: more"
+            ] += 1
+        elif meaning.flags & Flag.ERROR:
+            self.notices["span with an error"] += 1
+        for key in unread:
+            self.notices[f"attribute not read: {key}"] += 1
 
     def flush(self) -> None:
         """Write the buffered spans to disk."""
@@ -200,7 +241,7 @@ class Intake:
     def _lost(self, trace: str | None, place: Place) -> None:
         self.lost += 1
         if trace is not None:
-            self._add((trace, None, None, False, None, 0, None, True, *place, *Meaning()))
+            self._add((trace, None, None, False, None, 0, None, *place, *Meaning()))
 
 
 def described(document: Any) -> str:

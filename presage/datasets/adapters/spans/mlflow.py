@@ -13,7 +13,7 @@ import msgspec
 
 from presage.datasets.adapters.files.text import Place
 from presage.datasets.adapters.spans.attributes import Found, keep
-from presage.datasets.adapters.spans.intake import Intake, described
+from presage.datasets.adapters.spans.intake import Intake, described, time_ns
 from presage.datasets.adapters.spans.otlp import take_object
 from presage.datasets.schema.messages import from_json
 
@@ -47,6 +47,10 @@ def take_mlflow(document: Any, place: Place, intake: Intake, service: str | None
     metadata = info.get("trace_metadata", info.get("request_metadata"))
     session = metadata.get(_SESSION) if isinstance(metadata, dict) else None
     running = info.get("state", info.get("status")) == _RUNNING
+    service = service or _experiment(info)
+    if not spans and not running:
+        begun = info.get("timestamp_ms", info.get("request_time"))
+        intake.missing_trace(place, trace, time_ns(begun), {_SESSION: session}, service)
     for span in spans:
         if not isinstance(span, dict):
             message = "a span that is not an object: export the trace again"
@@ -58,7 +62,7 @@ def take_mlflow(document: Any, place: Place, intake: Intake, service: str | None
             keep(found, key, _decoded(value))
         if session is not None:
             found.setdefault(_SESSION, session)
-        take_object(span, found, place, intake, trace=trace, service=service or _experiment(info), running=running)
+        take_object(span, found, place, intake, trace=trace, service=service, running=running)
 
 
 def _parts(document: dict[str, Any]) -> tuple[dict[str, Any], list[Any]] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -73,17 +73,27 @@ def _traces(client: MlflowClient, name: str, uri: str, since: dt.datetime | None
             "URI"
         )
     wanted = None if since is None else f"trace.timestamp_ms >= {int(since.timestamp() * 1000)}"
+    search = partial(
+        client.search_traces,
+        locations=[experiment.experiment_id],
+        filter_string=wanted,
+        max_results=_PAGE_TRACES,
+        order_by=["timestamp_ms ASC"],
+    )
+    # With spans, MLflow leaves out without a word what it cannot load; without, it lists all that there are.
+    listed = {trace.info.trace_id: trace for trace in _pages(search, include_spans=False)}
+    for trace in _pages(search, include_spans=True):
+        listed.pop(trace.info.trace_id, None)
+        yield trace.to_dict()
+    for trace in listed.values():
+        yield trace.to_dict()
+
+
+def _pages(search: Callable[..., Any], include_spans: bool) -> Iterator[Any]:
     token: str | None = None
     while True:
-        page = client.search_traces(
-            locations=[experiment.experiment_id],
-            filter_string=wanted,
-            max_results=_PAGE_TRACES,
-            order_by=["timestamp_ms ASC"],
-            page_token=token,
-        )
-        for trace in page:
-            yield trace.to_dict()
+        page = search(page_token=token, include_spans=include_spans)
+        yield from page
         token = page.token
         if not token:
             return

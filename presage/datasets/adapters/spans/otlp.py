@@ -16,10 +16,17 @@ from typing import Any, Final
 import msgspec
 
 from presage.datasets.adapters.files.text import Place
-from presage.datasets.adapters.spans.attributes import FLATTENED, PLAN, Found, keep, keep_event
+from presage.datasets.adapters.spans.attributes import PLAN, Found, is_pause, keep, keep_event, other
+from presage.datasets.adapters.spans.conventions import Flag
+from presage.datasets.adapters.spans.dialects import MESSAGE_EVENTS
+from presage.datasets.adapters.spans.exports import names_of_unread, unwrapped
 from presage.datasets.adapters.spans.intake import SIGNALS, Intake, described, time_ns
 
 _PARENT_IS_REMOTE: Final = 0x300  # flags: "is remote" is known and true
+_CALLED: Final = (2, 5, "SPAN_KIND_SERVER", "SPAN_KIND_CONSUMER", "SpanKind.SERVER", "SpanKind.CONSUMER")
+"""Kinds of spans whose parent is in another process."""
+_ERRORS: Final = frozenset({2, "2", "STATUS_CODE_ERROR", "ERROR"})
+_ATTRIBUTE_LIMIT: Final = 128  # the default of every SDK; what has exactly as many has probably lost some
 
 
 class _Value(msgspec.Struct, gc=False, frozen=True, rename="camel"):
@@ -41,6 +48,11 @@ class _Event(msgspec.Struct, gc=False):
     attributes: list[_Attribute] | None = None
 
 
+class _Status(msgspec.Struct, gc=False):
+    code: int | str | None = None
+    message: str | None = None
+
+
 class _Span(msgspec.Struct, gc=False, rename="camel"):
     trace_id: str = ""
     span_id: str = ""
@@ -51,6 +63,9 @@ class _Span(msgspec.Struct, gc=False, rename="camel"):
     end_time_unix_nano: int | str | None = None
     attributes: list[_Attribute] | None = None
     events: list[_Event] | None = None
+    kind: int | str | None = None
+    status: _Status | None = None
+    dropped_attributes_count: int | None = None
 
 
 class _Scope(msgspec.Struct, gc=False):
@@ -93,14 +108,19 @@ def is_otlp(document: Any) -> bool:
 
 
 def take_spans(document: Any, place: Place, intake: Intake) -> None:
-    """Pass on every span of a document, OTLP or a single span.
+    """Pass on every span of a document: OTLP, a single span, or another export that is recognised.
 
-    Unless bad spans are skipped, raises TraceError for one, and for a document that is neither.
+    Unless bad spans are skipped, raises TraceError for one, and for a document that is none of these.
     """
     if is_otlp(document):
         _take_otlp(document, place, intake)
     elif is_span(document):
         _take_span(document, place, intake)
+    elif (inner := unwrapped(document)) is not None:
+        for one in inner:
+            take_spans(one, place, intake)
+    elif (name := names_of_unread(document)) is not None:
+        intake.refuse(place, name, "line of an export that is not read")
     else:
         message = (
             f'{described(document)}, neither OTLP JSON (an object with "resourceSpans") nor a span (with '
@@ -111,6 +131,8 @@ def take_spans(document: Any, place: Place, intake: Intake) -> None:
 
 def _take_otlp(document: Any, place: Place, intake: Intake) -> None:
     if not isinstance(document, Envelope):
+        if count := sum(map(str(document.get("resourceLogs", "")).count, MESSAGE_EVENTS)):
+            intake.notices["log record with a message, which is not read"] += count
         try:
             document = msgspec.convert(document, Envelope)
         except msgspec.ValidationError as error:
@@ -131,17 +153,29 @@ def _take_otlp(document: Any, place: Place, intake: Intake) -> None:
 
 def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Found, intake: Intake) -> None:
     found = shared.copy()
+    missed = []
+    attributes = span.attributes or ()
+    status = span.status
+    flags = _flags(status.code, status.message) if status is not None and status.code else 0
+    if span.dropped_attributes_count or len(attributes) == _ATTRIBUTE_LIMIT:
+        flags |= Flag.LOST
     try:
-        for attribute in span.attributes or ():
+        for attribute in attributes:
             key = attribute.key
             if key in PLAN:
                 text = attribute.value.string_value
                 found[key] = text if text is not None else _value(attribute.value)
-            elif key.startswith(FLATTENED):
-                keep(found, key, _value(attribute.value))
+            else:
+                prefix, name = other(key)
+                if prefix is not None:
+                    keep(found, key, _value(attribute.value))
+                elif name is not None:
+                    missed.append(name)
         for event in span.events or ():
             if event.name.startswith("gen_ai."):
                 keep_event(found, event.name, {one.key: _value(one.value) for one in event.attributes or ()})
+            elif event.name == "exception" and any(is_pause(one.value.string_value) for one in event.attributes or ()):
+                flags |= Flag.PAUSED
         start, end = int(span.start_time_unix_nano or 0), int(span.end_time_unix_nano or 0)
     except (KeyError, TypeError, ValueError, AttributeError):
         message = f"span {span.span_id}: a number or a list in it is not valid OTLP: export the spans again"
@@ -157,8 +191,17 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
         start=start or None,
         end=end or None,
         service=service,
-        remote=(span.flags or 0) & _PARENT_IS_REMOTE == _PARENT_IS_REMOTE,
+        remote=(span.flags or 0) & _PARENT_IS_REMOTE == _PARENT_IS_REMOTE or span.kind in _CALLED,
+        flags=flags,
+        unread=missed,
     )
+
+
+def _flags(code: Any, message: Any) -> int:
+    """What a status says."""
+    if code not in _ERRORS:
+        return 0
+    return Flag.PAUSED if is_pause(message) else Flag.ERROR
 
 
 def _value(value: _Value) -> Any:
@@ -195,8 +238,11 @@ def _take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
     resource = resource.get("attributes") if isinstance(resource, dict) else None
     shared = resource if isinstance(resource, dict) else {}
     found: Found = {}
-    for key, value in (*shared.items(), *_attributes(document)):
-        keep(found, key, value)
+    missed = []
+    attributes = list(_attributes(document))
+    for key, value in (*shared.items(), *attributes):
+        if (name := keep(found, key, value)) is not None and value is not None:
+            missed.append(name)
     service = shared.get("service.name")
     take_object(
         document,
@@ -206,6 +252,8 @@ def _take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
         trace=_id(document, "trace_id"),
         service=service if isinstance(service, str) and service else None,
         events=document.get("events") or (),
+        flags=Flag.LOST if document.get("dropped_attributes_count") or len(attributes) == _ATTRIBUTE_LIMIT else 0,
+        unread=missed,
     )
 
 
@@ -219,6 +267,8 @@ def take_object(
     service: str | None,
     events: Iterable[Any] = (),
     running: bool = False,
+    flags: int = 0,
+    unread: Iterable[str] = (),
 ) -> None:
     """Pass on a span that is one JSON object, its attributes in `found`; of a `running` trace the root has no end.
 
@@ -226,8 +276,14 @@ def take_object(
     """
     try:
         for event in events:
+            attributes = event.get("attributes") or {}
             if event["name"].startswith("gen_ai."):
-                keep_event(found, event["name"], event.get("attributes") or {})
+                keep_event(found, event["name"], attributes)
+            elif event["name"] == "exception" and any(map(is_pause, attributes.values())):
+                flags |= Flag.PAUSED
+        status = span.get("status") or {}
+        code = span.get("status_code", status.get("status_code", status.get("code")))
+        flags |= _flags(code, span.get("status_message", status.get("description", status.get("message"))))
         start = time_ns(span.get("start_time_unix_nano", span.get("start_time")))
         end = time_ns(span.get("end_time_unix_nano", span.get("end_time")))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
@@ -245,6 +301,9 @@ def take_object(
         start=start,
         end=None if running and parent is None else end,
         service=service,
+        remote=span.get("kind") in _CALLED,
+        flags=flags,
+        unread=unread,
     )
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,8 +24,18 @@ from presage.datasets.adapters.files.text import Decode, Documents, Place, files
 from presage.datasets.adapters.spans.intake import Intake, Partitions
 from presage.datasets.adapters.spans.mlflow import take_mlflow
 from presage.datasets.adapters.spans.otlp import decode, take_spans
-from presage.datasets.adapters.spans.steps import StepRows, TraceColumns, row_ranges, text_bytes
+from presage.datasets.adapters.spans.steps import (
+    NOT_WHOLE,
+    SPOILED,
+    StepRows,
+    TraceColumns,
+    row_ranges,
+    text_bytes,
+    with_cached_tokens,
+)
+from presage.datasets.adapters.spans.tables import frame_rows, span_rows
 from presage.datasets.adapters.spans.tree import (
+    NEVER_ENDED,
     UNKNOWN_SERVICE,
     BrokenTreeError,
     Siblings,
@@ -36,6 +47,9 @@ from presage.datasets.schema import conform, trace_schema
 from presage.datasets.schema.source import Origin, Source, Workflow, named
 from presage.errors import TraceError
 
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
+
 _MANY: Final = 2
 
 
@@ -43,13 +57,17 @@ class _Trace(NamedTuple):
     """A pending trace: its rows in the partition, in step order, and its facts."""
 
     rows: list[int]
+    trace: str
     workflow: str | None
     service: str
     top: str | None
     rooted: bool
+    opened: int
     begin: int
     end: int
-    complete: bool
+    whole: bool
+    stopped: bool
+    failed: bool
 
 
 class PendingConversations:
@@ -71,7 +89,7 @@ class PendingConversations:
                 known.add(value)
 
     def add(self, rows: pa.Table) -> None:
-        """Store rows of `StepRows.tables`; a row with step -1 records that its trace lost spans."""
+        """Store rows of `StepRows.tables`, and marks of traces that lost spans."""
         self._waiting.add(rows, "workflow_id")
 
     def workflows(self) -> Iterator[tuple[pa.Table, set[Workflow]]]:
@@ -89,16 +107,18 @@ class PendingConversations:
         parents: list[tuple[int, ...]] = []
         keys: list[Workflow] = []
         complete: list[bool] = []
+        success: list[bool | None] = []
         counts: list[int] = []
         for key, traces in groups.items():
-            if key in bad:
+            if key in bad or not any(trace.rows for trace in traces):
                 continue
-            found, waited = _numbered(traces, *columns)
+            found, waited = _numbered([trace for trace in traces if trace.rows], *columns)
             rows += found
             steps += range(len(found))
             parents += waited
             keys.append(key)
-            complete.append(all(trace.complete for trace in traces))
+            complete.append(all(trace.whole for trace in traces) and not traces[-1].stopped)  # or it was resumed
+            success.append(False if traces[-1].failed else None)
             counts.append(len(found))
         workflow = pa.array(np.repeat(np.arange(len(keys)), counts))
         joined = {
@@ -107,6 +127,7 @@ class PendingConversations:
             "step": pa.array(steps, pa.int32()),
             "parent_steps": pa.array(parents, pa.list_(pa.int32())),
             "complete": pa.array(complete, pa.bool_()).take(workflow),
+            "success": pa.array(success, pa.bool_()).take(workflow),
         }
         kept = table.drop_columns(list(joined)).take(pa.array(rows, pa.int64()))
         for name, column in joined.items():
@@ -115,21 +136,18 @@ class PendingConversations:
 
     def _groups(self, table: pa.Table) -> tuple[dict[Workflow, list[_Trace]], set[Workflow]]:
         """The traces of each workflow in start order, and the workflows that lost spans."""
-        names = ("workflow_id", "trace", "step", "workflow", "service", "top", "rooted", "trace_begin", "trace_end")
-        columns = [table.column(name).to_pylist() for name in (*names, "complete")]
+        names = "workflow_id trace step workflow service top rooted opened trace_begin trace_end whole stopped failed"
+        columns = [table.column(name).to_pylist() for name in names.split()]
         traces: dict[tuple[str, str], _Trace] = {}
         lost: set[tuple[str, str]] = set()
-        for row, (workflow_id, trace, step, workflow, service, top, rooted, begin, end, complete) in enumerate(
-            zip(*columns, strict=True)
-        ):
+        for row, (workflow_id, trace, step, workflow, service, *facts) in enumerate(zip(*columns, strict=True)):
             one = traces.get((workflow_id, trace))
             if one is None:
-                service = service or UNKNOWN_SERVICE
-                one = _Trace([], workflow, service, top, rooted, begin, end, complete)
+                one = _Trace([], trace, workflow, service or UNKNOWN_SERVICE, *facts)
                 traces[workflow_id, trace] = one
-            if step < 0:
+            if step == SPOILED:
                 lost.add((workflow_id, trace))
-            else:
+            elif step != NOT_WHOLE:
                 one.rows.append(row)
         applications: dict[tuple[str, str | None, str], list[tuple[tuple[str, str], _Trace]]] = {}
         for key, one in sorted(traces.items(), key=lambda item: (item[1].begin, item[0])):
@@ -138,7 +156,7 @@ class PendingConversations:
             applications.setdefault((key[0], named, service), []).append((key, one))
         groups: dict[Workflow, list[_Trace]] = {}
         bad_groups: set[Workflow] = set()
-        for (workflow_id, named, service), members in applications.items():
+        for (workflow_id, named, service), members in _apart(applications):
             top = next((one.top for _, one in members if one.top is not None), None)
             workflow = (named or top or self._only(self._types, service) or service, workflow_id)
             groups.setdefault(workflow, []).extend(one for _, one in members)
@@ -153,6 +171,22 @@ class PendingConversations:
         known = seen.get(service, set())
         value: str | None = next(iter(known)) if len(known) == 1 else None
         return value
+
+
+_Members = list[tuple[tuple[str, str], _Trace]]
+
+
+def _apart(
+    applications: dict[tuple[str, str | None, str], _Members],
+) -> Iterator[tuple[tuple[str, str | None, str], _Members]]:
+    """The traces of each workflow; roots that overlap share an id that is no conversation's, so each is a workflow."""
+    for (workflow_id, name, service), members in applications.items():
+        opened = sorted((one.opened, one.end % NEVER_ENDED) for _, one in members if one.opened)
+        if all(end <= begin for (_, end), (begin, _) in pairwise(opened)):
+            yield (workflow_id, name, service), members
+        else:
+            for key, one in members:
+                yield (one.trace, name, service), [(key, one)]
 
 
 def _numbered(
@@ -180,20 +214,25 @@ _GZIP_SAVES: Final = 10
 _REPORT_BYTES: Final = 8 * 2**20
 
 
-def read_spans(path: Path | Sequence[Path], skip_bad: bool = False) -> Iterator[Source]:
+def read_spans(
+    path: Path | Sequence[Path], skip_bad: bool = False, parents_elsewhere: bool = False
+) -> Iterator[Source]:
     """Read OTLP JSON lines or single spans, plain or gzip; see `JoiningReader`.
 
-    With `skip_bad`, the workflow of a bad span is spoiled, and so are the workflows that an unreadable line names.
+    With `skip_bad`, the workflow of a bad span is spoiled, and so are the workflows that an unreadable line names. With
+    `parents_elsewhere`, a trace whose first spans all have one parent that is not there is complete where they ended.
     Raises TraceError, which names the file and the line or span, if a file cannot be read, a line is no JSON or no
-    spans, a span lacks an id or a start or has an attribute of a wrong type, spans of a trace are no tree, or there is
-    no step at all, and OutputError if the disk of temporary files is full.
+    spans, a span lacks an id or a start, spans of a trace are no tree, or there is no step at all, and OutputError if
+    the disk of temporary files is full.
     """
-    return _read_documents(path, take_spans, decode, skip_bad)
+    return _read_documents(path, take_spans, decode, skip_bad, parents_elsewhere)
 
 
-def read_mlflow(path: Path | Sequence[Path], skip_bad: bool = False) -> Iterator[Source]:
+def read_mlflow(
+    path: Path | Sequence[Path], skip_bad: bool = False, parents_elsewhere: bool = False
+) -> Iterator[Source]:
     """Read exported MLflow traces, plain or gzip; as `read_spans`."""
-    return _read_documents(path, take_mlflow, msgspec.json.decode, skip_bad)
+    return _read_documents(path, take_mlflow, msgspec.json.decode, skip_bad, parents_elsewhere)
 
 
 def _read_documents(
@@ -201,13 +240,17 @@ def _read_documents(
     take: Callable[[Any, Place, Intake], None],
     decode: Decode,
     skip_bad: bool,
+    parents_elsewhere: bool,
 ) -> Iterator[Source]:
     paths = [path] if isinstance(path, Path) else path
     files = [file for one in paths for file in files_of(one)]
     with Partitions(_partitions_for(files)) as spill:
-        intake = Intake([str(file) for file in files], partial(spill.add, key="trace"), skip_bad, lined=len(files) == 1)
+        write = partial(spill.add, key="trace")
+        intake = Intake(
+            [str(file) for file in files], write, skip_bad, lined=len(files) == 1, parents_elsewhere=parents_elsewhere
+        )
         workflows = SpanWorkflows(named(paths), intake, spill, skip_bad)
-        reading = Documents(files, intake.torn, decode)
+        reading = Documents(files, intake.torn, decode, span_rows)
         reported = 0
         for place, document in reading:
             take(document, place, intake)
@@ -217,6 +260,16 @@ def _read_documents(
         intake.flush()
         yield workflows.source(None, read_bytes=reading.read_bytes - reported)
         yield from workflows.sources()
+
+
+def read_span_frame(frame: pd.DataFrame, name: str, skip_bad: bool = False) -> Iterator[Source]:
+    """Read a data frame of spans, as Phoenix gives it; as `read_spans`."""
+    with Partitions(_FEWEST) as spill:
+        intake = Intake([name], partial(spill.add, key="trace"), skip_bad, lined=True)
+        for number, row in frame_rows(frame):
+            take_spans(row, Place(0, number), intake)
+        intake.flush()
+        yield from SpanWorkflows(name, intake, spill, skip_bad).sources()
 
 
 def _partitions_for(files: list[Path]) -> int:
@@ -258,9 +311,9 @@ class SpanWorkflows:
                 yield self.source(None, frozenset(spoiled))
                 for start, stop in row_ranges(text_bytes(table)):
                     yield self.source(table.slice(start, stop - start))
-        if self._intake.skipped:
-            yield self.source(None)
-        elif not self._rows and not self._spoiled and not self._intake.lost:
+        bad = bool(self._intake.skipped)
+        yield self.source(None)
+        if not bad and not self._rows and not self._spoiled and not self._intake.lost:
             raise TraceError(
                 f"{self._name}: {self._intake.spans} spans, but not one request to a model and no tool call among them "
                 '(no span with gen_ai.operation.name "chat", openinference.span.kind "LLM" or mlflow.spanType '
@@ -275,12 +328,14 @@ class SpanWorkflows:
         origin = Origin.of(self._name, table.num_rows, lines, first=self._rows + 1)
         self._rows += table.num_rows
         self._spoiled += len(spoiled)
-        skipped = dict(self._intake.skipped)
+        skipped, notices = dict(self._intake.skipped), dict(+self._intake.notices)
         self._intake.skipped.clear()
-        return Source(conform(table, origin), origin, skipped, spoiled, read_bytes)
+        self._intake.notices.clear()
+        return Source(conform(table, origin), origin, skipped, spoiled, read_bytes, notices)
 
     def _partition(self, table: pa.Table, conversations: PendingConversations) -> Iterator[Source]:
         """The workflows that are complete in this partition; the other steps go to the conversations."""
+        table = with_cached_tokens(table)
         columns = TraceColumns(table)
         now, later = StepRows(), StepRows()
         spoiled: set[Workflow] = set()
@@ -307,7 +362,7 @@ class SpanWorkflows:
         conversations: PendingConversations,
     ) -> Workflow | None:
         """Add the steps of a trace to `now` or `later`; returns its workflow if it is known to be spoiled."""
-        bad = columns.any_bad(first, stop)
+        bad = columns.any_bad(first)
         if bad:
             first = columns.first_span(first, stop)
             if first == stop:
@@ -321,12 +376,16 @@ class SpanWorkflows:
                 raise TraceError(f"{place}: {error.message}") from None
             self._intake.skipped[f"trace with a {error.reason}"] += 1
             bad = True
+        else:
+            self._intake.notices.update(steps.notes)
         facts = columns.facts(first, stop, steps)
         conversations.learn(facts)
         if bad or steps is None:
             if not facts.waits:
                 return facts.known_type, facts.workflow_id
-            later.add_spoiled(first, facts)
+            later.add_mark(first, facts, SPOILED)
         elif steps.row:
             (later if facts.waits else now).add(steps, first, facts)
+        elif facts.session is not None and not facts.whole:
+            later.add_mark(first, facts, NOT_WHOLE)
         return None

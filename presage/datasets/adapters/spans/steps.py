@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.datasets.adapters.files.text import Place
-from presage.datasets.adapters.spans.conventions import CONTENT, Role
+from presage.datasets.adapters.spans.conventions import CONTENT, Flag, Naming, Role
 from presage.datasets.adapters.spans.tree import (
     NEVER_ENDED,
     TraceFacts,
@@ -22,11 +22,12 @@ from presage.datasets.adapters.spans.tree import (
 from presage.datasets.schema import TIMESTAMP
 from presage.datasets.schema.columns import dictionary_encoded
 
-_OF_SPANS: Final = tuple(column.name for column in fields(TraceSpans) if column.name != "same")
+_OF_SPANS: Final = tuple(column.name for column in fields(TraceSpans) if column.name != "contents")
 
 
 class TraceColumns:
-    """The numbers of a partition, of `SPAN_SCHEMA`, as lists; rows sorted by trace, markers of lost spans first.
+    """The numbers of a partition, of `SPAN_SCHEMA`, as lists; rows sorted by trace, markers of lost spans first, then
+    by span id, so that nothing depends on the order in which they were read.
 
     Attributes:
         order: row of the table for each sorted row, int64 [rows].
@@ -36,22 +37,22 @@ class TraceColumns:
     def __init__(self, table: pa.Table) -> None:
         self._table = table
         trace = codes(table.column("trace"))
-        self.order = np.lexsort((table.column("span").is_valid().to_numpy(), trace))
-        self.bounds = np.flatnonzero(np.diff(trace[self.order], prepend=-1, append=-1)).tolist()
-        columns = {name: table.column(name).to_numpy() for name in ("role", "naming", "remote", "start")}
-        columns["end"] = pc.fill_null(table.column("end"), NEVER_ENDED).to_numpy()
-        columns |= {name: codes(table.column(name)) for name in ("service", "session", "workflow")}
+        places = {}
         for one, other in (("span", "parent"), ("node", "node_parent")):  # equal strings get equal numbers
-            both = codes(pa.chunked_array([*table.column(one).chunks, *table.column(other).chunks]))
-            columns[one], columns[other] = both[: table.num_rows], both[table.num_rows :]
-        self._columns = {name: column[self.order].tolist() for name, column in columns.items()}
+            both = _ranks(pa.chunked_array([*table.column(one).chunks, *table.column(other).chunks]))
+            places[one], places[other] = both[: table.num_rows], both[table.num_rows :]
+        self.order = np.lexsort((places["span"], trace))
+        self.bounds = np.flatnonzero(np.diff(trace[self.order], prepend=-1, append=-1)).tolist()
+        columns = {name: table.column(name).to_numpy() for name in ("role", "naming", "remote", "start", "flags")}
+        columns["end"] = pc.fill_null(table.column("end"), NEVER_ENDED).to_numpy()
+        columns |= {name: codes(table.column(name)) for name in ("service", "session", "workflow", "call")}
+        self._columns = {name: column[self.order].tolist() for name, column in (columns | places).items()}
         self._start = self._columns["start"]
         self._texts = {name: table.column(name) for name in ("trace", "label", "service", "session", "workflow")}
-        self._bad = table.column("bad").to_numpy()[self.order]
 
-    def any_bad(self, first: int, stop: int) -> bool:
-        """Whether a trace lost a span or a value."""
-        return bool(self._bad[first:stop].any())
+    def any_bad(self, first: int) -> bool:
+        """Whether the trace that begins at a row lost a span."""
+        return bool(self._columns["span"][first] < 0)
 
     def first_span(self, first: int, stop: int) -> int:
         """The first row of a trace that is a span; `stop` without one."""
@@ -61,12 +62,11 @@ class TraceColumns:
         """The spans of a trace."""
         part = slice(first, stop)
 
-        def same(one: int, other: int) -> bool:
-            rows = self.order[[first + one, first + other]]
-            content = self._table.select(CONTENT).take(pa.array(rows)).to_pylist()
-            return bool(content[0] == content[1])
+        def contents(rows: Sequence[int]) -> list[tuple[Any, ...]]:
+            found = self._table.select(CONTENT).take(pa.array(self.order[[first + row for row in rows]]))
+            return [tuple(row.values()) for row in found.to_pylist()]
 
-        return TraceSpans(**{name: self._columns[name][part] for name in _OF_SPANS}, same=same)
+        return TraceSpans(**{name: self._columns[name][part] for name in _OF_SPANS}, contents=contents)
 
     def place(self, row: int) -> tuple[Place, str]:
         """Where a span was read, and its id."""
@@ -84,10 +84,13 @@ class TraceColumns:
             workflow=self._earliest("workflow", first, stop, root),
             service=self._text("service", begin),
             top=None if top is None else self._text("label", top),
-            complete=steps is not None and steps.complete,
+            whole=steps is not None and steps.whole,
+            stopped=steps is not None and steps.stopped,
+            failed=steps is not None and steps.failed,
             begin=steps.started[0] if steps is not None and steps.row else self._start[begin],
             end=steps.end if steps is not None else self._start[begin],
             rooted=root is not None,
+            opened=self._start[root] if root is not None and steps is not None and steps.root not in steps.row else 0,
         )
 
     def _agreed(self, name: str, first: int, stop: int, root: int | None) -> str | None:
@@ -111,6 +114,36 @@ class TraceColumns:
         return text
 
 
+def with_cached_tokens(spans: pa.Table) -> pa.Table:
+    """Spans whose input counts have cached tokens in them.
+
+    One request with more cached tokens than input proves how its provider and model are counted in its trace; where the
+    instrumentation of others of them left no such proof, they are counted likewise.
+    """
+    flags = spans.column("flags").to_numpy()
+    proven = flags & int(Flag.OUTSIDE) != 0
+    if not proven.any():
+        return spans
+    keys = [codes(spans.column(name)) for name in ("trace", "provider", "model")]
+    _, group = np.unique(np.stack(keys), axis=1, return_inverse=True)
+    outside = np.zeros(int(group.max()) + 1, bool)
+    outside[group[proven]] = True
+    cache = pc.add(*(pc.fill_null(spans.column(f"{name}_tokens"), 0) for name in ("cached_input", "cache_written")))
+    added = pa.array(np.where(outside[group] & ~proven, cache.to_numpy(), 0), pa.int32())
+    place = spans.schema.get_field_index("input_tokens")
+    return spans.set_column(place, spans.schema.field(place), pc.add(spans.column("input_tokens"), added))
+
+
+def _ranks(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """The place of each string among the distinct ones in order, -1 for null; int64 [rows]."""
+    encoded = dictionary_encoded(column)
+    places = np.empty(len(encoded.dictionary), np.int64)
+    places[pc.array_sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(places))
+    numbers = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
+    ranks: NDArray[np.int64] = np.where(numbers < 0, -1, places[numbers]) if len(places) else numbers.astype(np.int64)
+    return ranks
+
+
 def codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """A number for each distinct string, -1 for null; int64 [rows]."""
     encoded = dictionary_encoded(column)
@@ -125,12 +158,15 @@ _FROM_SPANS: Final = ("model", "input_tokens", "output_tokens", "cached_input_to
 _OF_TRACE: Final = {
     "workflow_type": ("known_type", pa.string()),
     **{name: (name, pa.string()) for name in ("workflow_id", "trace", "workflow", "service", "top")},
-    **{name: (name, pa.bool_()) for name in ("complete", "rooted")},
+    **{name: (name, pa.bool_()) for name in ("whole", "stopped", "failed", "rooted")},
+    "opened": ("opened", pa.int64()),
     "trace_begin": ("begin", pa.int64()),
     "trace_end": ("end", pa.int64()),
 }
 """Columns that are facts of the trace: the attribute of `TraceFacts`, the type."""
 _NS_PER_US: Final = 1000
+SPOILED, NOT_WHOLE = -1, -2
+"""Marks in place of a step: a trace that lost a span to `skip_bad`, and one that is not whole and has no step."""
 
 
 @dataclass
@@ -162,11 +198,12 @@ class StepRows:
         self.trace += [len(self.facts)] * len(steps.row)
         self.facts.append(facts)
 
-    def add_spoiled(self, first: int, facts: TraceFacts) -> None:
-        """Mark a trace that lost spans by one row with step -1, so that its conversation is spoiled."""
-        lost = TraceSteps([0], [0], [-1], [()], [facts.begin], [facts.end], (), facts.end, None, None, False)
+    def add_mark(self, first: int, facts: TraceFacts, mark: int) -> None:
+        """Mark a trace without steps by one row, for its conversation: `SPOILED` or `NOT_WHOLE`."""
+        times = [facts.begin], [facts.end]
+        lost = TraceSteps([0], [0], [-1], [()], *times, (), facts.end, None, None, False, False, False)
         self.add(lost, first, facts)
-        self.step[-1] = -1
+        self.step[-1] = mark
 
     def tables(self, spans: pa.Table, order: NDArray[np.int64]) -> Iterator[pa.Table]:
         """The rows, in tables that fit in memory; `order` is the row of the partition `spans` for each sorted row.
@@ -193,10 +230,15 @@ class StepRows:
             name: pa.array([getattr(one, fact) for one in facts], kind).take(of_trace)
             for name, (fact, kind) in _OF_TRACE.items()
         }
+        agent = spans.column("label").take(pa.array(order[self.agent[part]]))
+        # What no span names is named as its missing root would: by the workflow.
+        unnamed = pc.and_(pc.equal(spans.column("naming").take(rows), int(Naming.NOT)), pc.invert(columns["rooted"]))
+        own = pa.array(np.equal(self.agent[part], self.row[part]))
+        agent = pc.if_else(pc.and_(unnamed, own), pc.coalesce(columns["workflow"], agent), agent)
         return pa.table(
             columns
             | {
-                "agent": spans.column("label").take(pa.array(order[self.agent[part]])),
+                "agent": agent,
                 "kind": pc.if_else(pc.equal(spans.column("role").take(rows), int(Role.TOOL)), "tool", "llm"),
                 "step": pa.array(self.step[part], pa.int32()),
                 "parent_steps": pa.array(self.parents[part], pa.list_(pa.int32())),
@@ -204,6 +246,8 @@ class StepRows:
                 "ended_at": pa.array(ended // _NS_PER_US, mask=ended == NEVER_ENDED).cast(TIMESTAMP),
                 "start": pa.array(started),
                 "leaf": pa.array(self.leaf[part], pa.bool_()),
+                "complete": pc.and_not(columns["whole"], columns["stopped"]),
+                "success": pc.if_else(columns["failed"], False, pa.scalar(None, pa.bool_())),
                 "line": spans.column("line").take(rows),
             }
         )

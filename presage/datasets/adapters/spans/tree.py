@@ -2,13 +2,16 @@
 
 Steps. A step is one LLM request. An LLM span is a step unless it only wraps other LLM spans (a framework's span around
 a client's): the innermost is the request. A tool span is a step unless there are steps inside it (an agent called as a
-tool), which then replace it. An agent span is a step only if nothing inside it is, as when an agent runs elsewhere.
-Nested agents are therefore flat, in start order: planner, coder, planner again.
+tool), which then replace it, or it paused. An agent span is a step only if nothing inside it is, as when an agent runs
+elsewhere. Nested agents are therefore flat, in start order: planner, coder, planner again. A request that failed
+without output is an attempt, and a step only where nothing follows it. Two spans under one parent with one content and
+the same times are one span exported twice. An LLM span that stays open around its tools ends when the first begins.
 
 Agents. An LLM step belongs to the agent that its own span names, else to the nearest enclosing span that is an agent or
 a tool or names an agent, else to the nearest chain or workflow, else to its own name. A tool step is named by its tool.
 
-Order. Steps are numbered in start order, ties in tree order. Clocks of machines differ, so the children of one span are
+Order. Steps are numbered in start order, of equal starts the first to end first, then in the order of span ids, in
+which the rows are given. Clocks of machines differ, so the children of one span are
 adjusted together by service: children that begin before the span are moved, with their subtrees, to its start; children
 of another service that do not lie inside the span are moved to its middle, as Jaeger does, if they fit.
 
@@ -21,20 +24,31 @@ instead, if it has run before.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
+import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
 
-from presage.datasets.adapters.spans.conventions import Naming, Role
+from presage.datasets.adapters.spans.conventions import Flag, Naming, Role
 
 # Plain numbers: these are compared once for every span.
-_LLM: Final = int(Role.LLM)
+_LLM, _TOOL, _MAYBE = int(Role.LLM), int(Role.TOOL), int(Role.MAYBE)
 _TRANSPARENT: Final = (int(Role.OTHER), int(Role.CHAIN))
-_PASSING: Final = (*_TRANSPARENT, _LLM)
-_STEPS_IF_EMPTY: Final = (int(Role.TOOL), int(Role.AGENT))
-_OUTER: Final = (int(Role.WORKFLOW), int(Role.CHAIN), int(Role.AGENT))
+_PASSING: Final = (*_TRANSPARENT, _LLM, _MAYBE)
+_STEPS_IF_EMPTY: Final = (_TOOL, int(Role.AGENT), _MAYBE)
+_OUTER: Final = (int(Role.WORKFLOW), int(Role.CHAIN), int(Role.AGENT), int(Role.NODE))
+_NODE: Final = int(Role.NODE)
+_CALLS: Final = (_LLM, _TOOL)
+PAUSED: Final = "trace that paused: not complete"
+ROOT_FAILED: Final = "trace whose root failed: not complete"
+ROOT_MISSING: Final = "trace whose root is missing: not complete"
+"""Notices of a whole trace."""
+_ERROR, _UNANSWERED, _PAUSED, _LOST = map(int, (Flag.ERROR, Flag.UNANSWERED, Flag.PAUSED, Flag.LOST))
 _EXPLICITLY, _WEAKLY = int(Naming.EXPLICITLY), int(Naming.WEAKLY)
 NEVER_ENDED: Final = 2**63 - 1
 """The end of a span that has not ended, as a time."""
@@ -58,7 +72,7 @@ class TraceSpans:
     """The spans of one trace, column by column; names as in `SPAN_SCHEMA`.
 
     Ids, services and nodes are encoded as numbers, -1 for none: a trace may have millions of spans. `end` is
-    `NEVER_ENDED` for a span that has not ended; `same` is whether two rows report a span identically.
+    `NEVER_ENDED` for a span that has not ended. `contents` gives what each of some rows holds but ids and places.
     """
 
     span: Sequence[int]
@@ -69,9 +83,11 @@ class TraceSpans:
     service: Sequence[int]
     node: Sequence[int]
     node_parent: Sequence[int]
+    call: Sequence[int]
+    flags: Sequence[int]
     start: Sequence[int]
     end: Sequence[int]
-    same: Callable[[int, int], bool]
+    contents: Callable[[Sequence[int]], list[tuple[Any, ...]]]
 
 
 @dataclass(frozen=True)
@@ -88,7 +104,15 @@ class TraceSteps:
     end: int  # when the root and every step had ended, nanoseconds since 1970
     root: int | None  # the span the trace began with; None if it is missing
     top: int | None  # the outermost workflow, chain or agent span under the root; None without a root or such a span
-    complete: bool  # the root is present and has ended
+    whole: bool  # nothing is missing: the root, or all below one parent elsewhere, is present and has ended
+    stopped: bool  # it paused, or its root failed: more was to come
+    failed: bool  # its root failed
+    notes: Counter[str] = field(default_factory=Counter)  # what was no step or was mended, by what it was
+
+    @property
+    def complete(self) -> bool:
+        """Whether the workflow of this trace alone reached its end."""
+        return self.whole and not self.stopped
 
 
 @dataclass(frozen=True)
@@ -100,10 +124,13 @@ class TraceFacts:
     workflow: str | None  # `gen_ai.workflow.name`
     service: str | None
     top: str | None  # name of the outermost workflow, chain or agent span, if the root is present
-    complete: bool  # the root is present and has ended
+    whole: bool  # as in `TraceSteps`, as the next two
+    stopped: bool
+    failed: bool
     begin: int  # nanoseconds since 1970, as `end`
     end: int
     rooted: bool  # the root is present
+    opened: int  # when the root began; 0 if the root is missing or a step itself
 
     @property
     def workflow_id(self) -> str:
@@ -122,7 +149,7 @@ class TraceFacts:
 
 
 def steps_of(spans: TraceSpans) -> TraceSteps:
-    """The steps of a trace; raises BrokenTreeError if an id stands for two spans, or spans are each other's parents."""
+    """The steps of a trace; raises BrokenTreeError if spans are each other's parents."""
     return _Tree(spans).steps()
 
 
@@ -135,20 +162,29 @@ class _Tree:
         self.end = list(map(max, spans.start, spans.end))
         self.root: int | None = None
         self.tops: list[int] = []
+        self.last: list[int] = []  # what ends last: the root, or all spans below one parent elsewhere
+        self.notes: Counter[str] = Counter()
         rows = self._link()
+        calls = [call for call in spans.call if call >= 0]
+        self.calls_again = len(set(calls)) < len(calls)
+        self.twins: set[int] = set()
         self.order = self._lay_out()
-        if len(self.order) < len(rows):
+        if len(self.order) + len(self.twins) < len(rows):
             raise self._cycle(rows)
+        if self.twins:
+            self.notes["span exported twice with another id"] += len(self.twins)
 
     def _link(self) -> dict[int, int]:
         """Parents to children; the row of each span id."""
         spans = self.spans
         rows: dict[int, int] = {}
+        reports: dict[int, list[int]] = {}
         for row, span in enumerate(spans.span):
-            first = rows.setdefault(span, row)
-            if first != row and not spans.same(first, row):
-                message = "its id appears twice with different content; expected one span an id: export again"
-                raise BrokenTreeError(row, message, "span id twice with different content")
+            if (first := rows.setdefault(span, row)) != row:
+                reports.setdefault(span, [first]).append(row)
+        for span, several in reports.items():
+            rows[span] = self._last_of(several)
+            self.notes["span reported again: its last report counts"] += len(several) - 1
         orphans = []
         for row in rows.values():
             parent = spans.parent[row]
@@ -160,14 +196,24 @@ class _Tree:
                 orphans.append(row)
         if self.tops:
             self.root = min(self.tops, key=self.start.__getitem__)
-        elif len(orphans) == 1 and spans.remote[orphans[0]]:
-            self.root = orphans[0]  # the caller's spans were exported elsewhere
-        if self.tops and self.root is not None:
+            self.last = [self.root]
             for row in orphans:  # a span in between was lost
                 self._adopt(self.root, row)
-        else:
-            self.tops = orphans
+            return rows
+        if all(map(spans.remote.__getitem__, orphans)) and len({spans.parent[row] for row in orphans}) == 1:
+            self.last = orphans  # the caller's spans were exported elsewhere
+            self.root = orphans[0] if len(orphans) == 1 else None
+        self.tops = orphans
         return rows
+
+    def _last_of(self, reports: list[int]) -> int:
+        """The report of a span that ended, or else the one that knows most: a choice by content alone."""
+        ends, contents = self.spans.end, self.spans.contents(reports)
+        known = [
+            (ends[row] != NEVER_ENDED, ends[row], sum(value is not None for value in content), str(content), row)
+            for row, content in zip(reports, contents, strict=True)
+        ]
+        return max(known)[-1]
 
     def _adopt(self, parent: int, row: int) -> None:
         siblings = self.children[parent]
@@ -180,7 +226,7 @@ class _Tree:
         """Adjust clocks and sort children from the top down; the rows in tree order."""
         service, start = self.spans.service, self.start
         shift = [0] * len(start)
-        self.tops.sort(key=start.__getitem__)
+        self.tops = self._sorted(self.tops)
         order: list[int] = []
         waiting = self.tops[::-1]
         while waiting:
@@ -190,13 +236,45 @@ class _Tree:
             if below is None:
                 continue
             if len(below) > 1:
-                below.sort(key=start.__getitem__)
+                self.children[row] = below = self._sorted(below)
             own = service[row]
             if shift[row] or start[below[0]] < start[row] or any(service[child] != own for child in below):
                 self._adjust(row, below, shift)
                 below.sort(key=start.__getitem__)  # stable: those moved to the same start keep their order
             waiting.extend(reversed(below))
         return order
+
+    def _sorted(self, rows: list[int]) -> list[int]:
+        """Siblings by start, then by end, without twins, whose children go to the first of them."""
+        start, end, role, call = self.start, self.end, self.spans.role, self.spans.call
+        rows.sort(key=start.__getitem__)
+        tie = len(set(map(start.__getitem__, rows))) < len(rows)
+        if not tie and not self.calls_again:
+            return rows
+        twins: dict[int, int] = {}
+        calls: dict[tuple[int, int], int] = {}
+        for row in rows:
+            if call[row] >= 0 and role[row] in _CALLS:
+                one = calls.setdefault((role[row], call[row]), row)
+                if one != row and start[row] < end[one]:
+                    twins[row] = one
+        if tie:
+            rows.sort(key=lambda row: (start[row], end[row]))
+        alike: dict[tuple[int, int, int], list[int]] = {}
+        for one, row in pairwise(rows) if tie else ():
+            if start[row] == start[one] and end[row] == end[one] > start[row]:
+                alike.setdefault((start[row], end[row], role[one]), [one])
+                alike.setdefault((start[row], end[row], role[row]), []).append(row)
+        for several in alike.values():
+            first: dict[Any, int] = {}
+            for row, content in zip(several, self.spans.contents(several), strict=True):
+                if (one := first.setdefault(content, row)) != row:
+                    twins[row] = one
+        for row, one in twins.items():
+            for child in self.children[row] or ():
+                self._adopt(one, child)
+        self.twins.update(twins)
+        return [row for row in rows if row not in twins] if twins else rows
 
     def _adjust(self, row: int, below: list[int], shift: list[int]) -> None:
         """Move the children of a row, those of one service together; `shift` is how far each row was moved, ns."""
@@ -217,7 +295,7 @@ class _Tree:
                     end[child] += moved
 
     def _cycle(self, rows: dict[int, int]) -> BrokenTreeError:
-        reached = set(self.order)
+        reached = self.twins.union(self.order)
         row = next(row for row in rows.values() if row not in reached)
         passed: set[int] = set()
         while row not in passed:
@@ -227,6 +305,8 @@ class _Tree:
         return BrokenTreeError(row, message, "cycle of spans")
 
     def steps(self) -> TraceSteps:
+        seen = functools.reduce(operator.or_, self.spans.flags) if any(self.spans.flags) else 0
+        ended = all(self.end[row] != NEVER_ENDED for row in self.last)
         is_step, wraps = self._which()
         agent, wrapper = self._whose(wraps)
         waits = _Walk(self, is_step).walk()
@@ -240,6 +320,11 @@ class _Tree:
         top = None
         if self.root is not None:
             top = next((row for row in self.order if self.spans.role[row] in _OUTER), None)
+        failed = any(self.spans.flags[row] & _ERROR for row in self.last)
+        paused = bool(seen & _PAUSED)
+        for what, found in ((PAUSED, paused), (ROOT_FAILED, failed), (ROOT_MISSING, rows and not self.last)):
+            if found:
+                self.notes[what] += 1
         return TraceSteps(
             row=rows,
             agent=[agent[row] for row in rows],
@@ -251,28 +336,51 @@ class _Tree:
             end=max((self.end[row] for row in (*rows, *([] if self.root is None else [self.root]))), default=0),
             root=self.root,
             top=top,
-            complete=self.root is not None and self.end[self.root] != NEVER_ENDED,
+            whole=bool(self.last) and ended and not seen & _LOST,
+            stopped=paused or failed,
+            failed=failed,
+            notes=self.notes,
         )
 
     def _which(self) -> tuple[list[bool], list[int]]:
-        """Whether each row is a step, and the number of requests that each LLM span wraps; from the leaves up."""
-        role, children = self.spans.role, self.children
-        is_step = [False] * len(role)
-        requests = [0] * len(role)  # LLM steps below without an agent or tool in between
-        steps_below = [False] * len(role)
+        """Whether each row is a step, and the number of requests that each LLM span wraps; from the leaves up.
+
+        An LLM step that has not ended when the first step inside it begins, ends there."""
+        role, children, flags = self.spans.role, self.children, self.spans.flags
+        size = len(role)
+        is_step, tried = [False] * size, [False] * size  # tried: there is a failed attempt below
+        requests = [0] * size  # LLM steps below without an agent or tool in between
+        first = [NEVER_ENDED] * size  # when the first step below begins
+        final = -1  # the last call
+        if any(flags):
+            final = max((row for row in self.order if role[row] in _CALLS), key=self.start.__getitem__, default=-1)
         for row in reversed(self.order):
-            kind, wrapped, steps = role[row], 0, False
+            kind, wrapped, begins = role[row], 0, NEVER_ENDED
             for child in children[row] or ():
-                steps = steps or is_step[child] or steps_below[child]
+                began = self.start[child] if is_step[child] else first[child]
+                if began < begins:
+                    begins = began
+                if tried[child]:
+                    tried[row] = True
                 if role[child] in _PASSING:
                     wrapped += requests[child]
-            steps_below[row] = steps
-            if kind == _LLM:
-                is_step[row] = not wrapped
-                requests[row] = wrapped or 1
-            else:
-                is_step[row] = not steps and kind in _STEPS_IF_EMPTY
-                requests[row] = wrapped
+            first[row], requests[row] = begins, wrapped
+            empty = begins == NEVER_ENDED
+            if kind == _LLM and not wrapped:
+                if flags[row] & _UNANSWERED and row != final:
+                    tried[row] = True
+                    self.notes["failed attempt, which is no step"] += 1
+                    continue
+                is_step[row], requests[row] = True, 1
+                if begins < self.end[row]:
+                    self.end[row] = max(begins, self.start[row])
+                    self.notes["request that was open around its tools: it ends when the first begins"] += 1
+            elif kind == _TOOL:
+                is_step[row] = empty and not flags[row] & _PAUSED
+            elif kind in _STEPS_IF_EMPTY and empty and not tried[row]:
+                is_step[row], requests[row] = True, int(kind == _MAYBE)
+            elif kind == _NODE and empty:
+                self.notes["agent without a request, which is no step"] += 1
         wraps = [count if role[row] == _LLM and not is_step[row] else 0 for row, count in enumerate(requests)]
         return is_step, wraps
 

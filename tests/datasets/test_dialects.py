@@ -1,0 +1,474 @@
+"""Every row of the table of dialects, with spans as its source writes them: what is a step, and what is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.trace import Status, StatusCode
+from span_samples import Recorder, agent, chat, envelope, raw_spans, steps, tool, write_lines
+
+from presage.datasets.adapters.spans.attributes import PLAN
+from presage.datasets.adapters.spans.dialects import DIALECTS
+from presage.datasets.read import Traces, read_traces
+from presage.errors import TraceError
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+def read(recorder: Recorder, folder: Path) -> Traces:
+    return read_traces([write_lines(folder / "spans.json", envelope(recorder.spans))])
+
+
+NAMES = ("workflow_id", "agent", "kind", "model", "input_tokens", "output_tokens", "cached_input_tokens")
+Row = tuple[Any, ...]
+
+# For each dialect: the name and attributes of a request and of a tool call, and the steps that they are.
+SAMPLES: dict[str, tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]], list[Row]]] = {
+    "LangSmith's OpenTelemetry exporter": (
+        (
+            "ChatOpenAI",
+            {
+                "langsmith.span.kind": "llm",
+                "gen_ai.operation.name": "chat",
+                "gen_ai.system": "openai",
+                "gen_ai.request.model": "m",
+                "gen_ai.usage.input_tokens": 100,
+                "gen_ai.usage.output_tokens": 10,
+                "langsmith.metadata.thread_id": "s",
+                "langsmith.metadata.langgraph_checkpoint_ns": "planner:1f|1|agent:2f",
+                "langsmith.trace.session_name": "default",
+            },
+        ),
+        (
+            "search",
+            {
+                "langsmith.span.kind": "tool",
+                "gen_ai.operation.name": "execute_tool",
+                "langsmith.metadata.thread_id": "s",
+            },
+        ),
+        [("s", "planner", "llm", "m", 100, 10, None), ("s", "search", "tool", None, None, None, None)],
+    ),
+    "Pydantic Logfire": (
+        ("chat m", {**chat(), "gen_ai.usage.input_tokens": 100, "session.id": "s", "logfire.span_type": "span"}),
+        ("chat m (pending)", {**chat(), "session.id": "s", "logfire.span_type": "pending_span"}),
+        [("s", "chat m", "llm", "m", 100, None, None)],
+    ),
+    "OpenTelemetry GenAI": (
+        (
+            "responses m",
+            {
+                "gen_ai.operation.name": "responses",
+                "gen_ai.provider.name": "openai",
+                "gen_ai.response.model": "m",
+                "gen_ai.conversation.id": "s",
+                "gen_ai.agent.name": "planner",
+                "gen_ai.response.prompt_tokens": "100",
+                "gen_ai.response.completion_tokens": "10",
+                "gen_ai.usage.cache_read_input_tokens": 64,
+            },
+        ),
+        ("execute_tool search", {"gen_ai.tool.name": "search", "gen_ai.conversation.id": "s"}),
+        [("s", "planner", "llm", "m", 100, 10, 64), ("s", "search", "tool", None, None, None, None)],
+    ),
+    "OpenLLMetry (Traceloop), LiteLLM": (
+        (
+            "litellm_request",
+            {
+                "llm.request.type": "acompletion",
+                "gen_ai.request.model": "m",
+                "llm.usage.prompt_tokens": 100,
+                "llm.usage.completion_tokens": 10,
+                "traceloop.association.properties.thread_id": "s",
+                "traceloop.association.properties.langgraph_node": "planner",
+            },
+        ),
+        (
+            "search.tool",
+            {
+                "traceloop.span.kind": "tool",
+                "traceloop.entity.name": "search",
+                "traceloop.association.properties.thread_id": "s",
+            },
+        ),
+        [("s", "planner", "llm", "m", 100, 10, None), ("s", "search", "tool", None, None, None, None)],
+    ),
+    "Vercel AI SDK": (
+        (
+            "ai.generateText.doGenerate",
+            {
+                "ai.operationId": "ai.generateText.doGenerate",
+                "ai.model.id": "m",
+                "ai.usage.promptTokens": 100,
+                "ai.usage.completionTokens": 10,
+                "ai.usage.cachedInputTokens": 64,
+                "ai.telemetry.functionId": "planner",
+                "ai.telemetry.metadata.sessionId": "s",
+            },
+        ),
+        (
+            "ai.toolCall",
+            {
+                "ai.operationId": "ai.toolCall",
+                "ai.toolCall.name": "search",
+                "ai.telemetry.metadata.sessionId": "s",
+            },
+        ),
+        [("s", "planner", "llm", "m", 100, 10, 64), ("s", "search", "tool", None, None, None, None)],
+    ),
+    "Claude Code": (
+        (
+            "claude_code.llm_request",
+            {
+                "span.type": "llm_request",
+                "model": "m",
+                "input_tokens": 2,
+                "output_tokens": 10,
+                "cache_read_tokens": 90,
+                "cache_creation_tokens": 8,
+                "session.id": "s",
+            },
+        ),
+        ("claude_code.tool", {"span.type": "tool", "tool_name": "Bash", "session.id": "s"}),
+        [
+            ("s", "claude_code.llm_request", "llm", "m", 100, 10, 90),
+            ("s", "Bash", "tool", None, None, None, None),
+        ],
+    ),
+    "OpenInference, Phoenix, Arize": (
+        (
+            "ChatCompletion",
+            {
+                "openinference.span.kind": "LLM",
+                "llm.model_name": "m",
+                "llm.token_count.prompt": 100,
+                "llm.token_count.completion": 10,
+                "session.id": "s",
+                "agent.name": "planner",
+            },
+        ),
+        ("search", {"openinference.span.kind": "TOOL", "session.id": "s"}),
+        [("s", "planner", "llm", "m", 100, 10, None), ("s", "search", "tool", None, None, None, None)],
+    ),
+    "MLflow": (
+        (
+            "Completions",
+            {
+                "mlflow.spanType": '"CHAT_MODEL"',
+                "mlflow.llm.model": '"m"',
+                "mlflow.chat.tokenUsage": '{"input_tokens": 100, "output_tokens": 10, "cache_read_input_tokens": 64}',
+                "mlflow.trace.session": '"s"',
+            },
+        ),
+        ("search", {"mlflow.spanType": '"TOOL"', "mlflow.trace.session": '"s"'}),
+        [("s", "Completions", "llm", "m", 100, 10, 64), ("s", "search", "tool", None, None, None, None)],
+    ),
+    "Langfuse": (
+        (
+            "answer",
+            {
+                "langfuse.observation.type": "generation",
+                "langfuse.observation.model.name": "m",
+                "langfuse.observation.usage_details": '{"input": 36, "output": 10, "input_cached_tokens": 64}',
+                "langfuse.session.id": "s",
+                "langfuse.observation.metadata.langgraph_node": "planner",
+            },
+        ),
+        ("search", {"langfuse.observation.type": "tool", "langfuse.session.id": "s"}),
+        [("s", "planner", "llm", "m", 100, 10, 64), ("s", "search", "tool", None, None, None, None)],
+    ),
+    "Spring AI (Micrometer)": (
+        (
+            "chat m",
+            {
+                **chat(),
+                "gen_ai.system": "openai",
+                "gen_ai.usage.input_tokens": "100",
+                "gen_ai.usage.output_tokens": "10",
+            },
+        ),
+        (
+            "tool_call search",
+            {
+                "gen_ai.operation.name": "framework",
+                "gen_ai.system": "spring_ai",
+                "spring.ai.kind": "tool_call",
+                "spring.ai.tool.definition.name": "search",
+            },
+        ),
+        [("1", "chat m", "llm", "m", 100, 10, None), ("2", "search", "tool", None, None, None, None)],
+    ),
+    "Google ADK": (
+        (
+            "call_llm",
+            {
+                "gen_ai.system": "gcp.vertex.agent",
+                "gen_ai.request.model": "m",
+                "gen_ai.usage.input_tokens": 100,
+                "gen_ai.response.finish_reasons": "['stop']",
+                "gcp.vertex.agent.session_id": "s",
+            },
+        ),
+        (
+            "execute_tool (merged)",
+            {
+                "gen_ai.system": "gcp.vertex.agent",
+                "gen_ai.operation.name": "execute_tool",
+                "gen_ai.tool.name": "(merged tools)",
+                "gcp.vertex.agent.session_id": "s",
+            },
+        ),
+        [("s", "call_llm", "llm", "m", 100, None, None)],
+    ),
+    "pydantic-ai, Strands, older versions": (
+        (
+            "agent run",
+            {"agent_name": "planner", "model_name": "m", "gen_ai.usage.input_tokens": 100, "session.id": "s"},
+        ),
+        ("running tool", {"gen_ai.tool.name": "search", "session.id": "s"}),
+        [("s", "planner", "llm", "m", 100, None, None), ("s", "search", "tool", None, None, None, None)],
+    ),
+}
+
+
+def test_every_dialect_has_a_sample() -> None:
+    assert set(SAMPLES) == {dialect.name for dialect in DIALECTS}
+
+
+def test_no_attribute_stands_in_two_rows() -> None:
+    names = [name for dialect in DIALECTS for of in dialect.names.values() for name in of.split()]
+    names += [name for dialect in DIALECTS for name in dialect.kinds]
+    assert sorted(names) == sorted(PLAN)
+
+
+@pytest.mark.parametrize("dumped", [False, True])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_dialect(recorder: Recorder, tmp_path: Path, name: str, dumped: bool) -> None:
+    (request, request_attributes), (call, call_attributes), right = SAMPLES[name]
+    recorder.add(request, 0, 1, attributes=request_attributes)
+    recorder.add(call, 2, 3, attributes=call_attributes)
+    lines = [json.loads(span.to_json()) for span in recorder.spans] if dumped else [envelope(recorder.spans)]
+    found = read_traces([write_lines(tmp_path / "spans.json", *lines)])
+    expected = [(row[0] if row[0] == "s" else f"{int(row[0]):032x}", *row[1:]) for row in right]
+    assert steps(found.table, *NAMES) == expected
+    assert not any("value dropped" in what or "attribute not read" in what for what in found.notices)
+
+
+@pytest.mark.parametrize(
+    ("operation", "attributes", "kind"),
+    [
+        ("chat.completions", {}, "llm"),
+        ("some_new_word", {"gen_ai.provider.name": "p", "gen_ai.usage.input_tokens": 1}, "llm"),
+        ("some_new_word", {"gen_ai.tool.name": "search"}, "tool"),
+        ("embeddings", {"gen_ai.provider.name": "p"}, None),
+        ("create_agent", {"gen_ai.provider.name": "p", "gen_ai.agent.name": "a"}, None),
+        ("some_new_word", {}, None),
+    ],
+)
+def test_an_operation_that_is_not_known_is_judged_by_what_it_carries(
+    recorder: Recorder, tmp_path: Path, operation: str, attributes: dict[str, Any], kind: str | None
+) -> None:
+    recorder.add("known", 0, 1, attributes=chat(**{"session.id": "s"}))
+    named = {"gen_ai.operation.name": operation, "gen_ai.request.model": "m", "session.id": "s", **attributes}
+    recorder.add("span", 2, 3, attributes=named)
+    found = read(recorder, tmp_path)
+    assert found.table["kind"].to_pylist()[1:] == ([kind] if kind else [])
+    said = "span of a kind that is no step" if operation != "some_new_word" else "span not read"
+    assert any(what.startswith(said) for what in found.notices) == (kind is None)
+
+
+def test_a_wrapper_under_an_unknown_operation_is_no_step(recorder: Recorder, tmp_path: Path) -> None:
+    outer = {"gen_ai.operation.name": "run_crew", "gen_ai.request.model": "m", "gen_ai.usage.output_tokens": 30}
+    with recorder.span("crew", 0, 9, attributes={**outer, "gen_ai.provider.name": "p"}) as root:
+        with recorder.span("invoke_agent a", 1, 4, root, agent("a")) as one:
+            recorder.add("chat m", 2, 3, one, chat(**{"gen_ai.usage.output_tokens": 10}))
+        with recorder.span("invoke_agent b", 5, 8, root, agent("b")) as two:
+            recorder.add("chat m", 6, 7, two, chat(**{"gen_ai.usage.output_tokens": 20}))
+    assert steps(read(recorder, tmp_path).table, "agent", "output_tokens") == [("a", 10), ("b", 20)]
+
+
+def test_vercels_outer_span_and_langsmiths_prompt_are_no_steps(recorder: Recorder, tmp_path: Path) -> None:
+    outer = {"ai.operationId": "ai.generateText", "ai.model.id": "m", "ai.usage.promptTokens": 300}
+    with recorder.span("ai.generateText", 0, 9, attributes=outer) as root:
+        for start in (1, 5):
+            inner = {"ai.operationId": "ai.generateText.doGenerate", "ai.model.id": "m", "ai.usage.promptTokens": 150}
+            recorder.add("ai.generateText.doGenerate", start, start + 1, root, inner)
+        recorder.add("ai.toolCall", 3, 4, root, {"ai.operationId": "ai.toolCall", "ai.toolCall.name": "search"})
+        prompt = {"langsmith.span.kind": "prompt", "gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}
+        recorder.add("ChatPromptTemplate", 7, 8, root, prompt)
+    assert steps(read(recorder, tmp_path).table, "kind", "input_tokens") == [
+        ("llm", 150), ("tool", None), ("llm", 150),
+    ]  # fmt: skip
+
+
+def test_what_shows_that_cached_tokens_stand_outside_of_the_input(recorder: Recorder, tmp_path: Path) -> None:
+    """More cached than given proves it for the provider and model in the trace; a total that has room for all, too."""
+    read_of, written = "gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_creation.input_tokens"
+    spans: list[dict[str, Any]] = [
+        {"gen_ai.provider.name": "anthropic", "gen_ai.usage.input_tokens": 7, written: 9000},
+        {"gen_ai.provider.name": "anthropic", "gen_ai.usage.input_tokens": 9500, read_of: 9000, written: 10},
+        {"gen_ai.provider.name": "openai", "gen_ai.usage.input_tokens": 9500, read_of: 9000},
+        {"gen_ai.provider.name": "bedrock", "gen_ai.usage.input_tokens": 50, read_of: 40,
+         "gen_ai.usage.output_tokens": 5, "gen_ai.usage.total_tokens": 95},
+    ]  # fmt: skip
+    with recorder.span("invoke_agent a", 0, 20, attributes=agent("a")) as root:
+        for number, attributes in enumerate(spans):
+            recorder.add("chat m", 2 * number + 1, 2 * number + 2, root, chat(**attributes))
+    assert read(recorder, tmp_path).table["input_tokens"].to_pylist() == [9007, 18510, 9500, 90]
+
+
+def test_only_the_answered_attempt_is_a_step(recorder: Recorder, tmp_path: Path) -> None:
+    with recorder.span("invoke_agent a", 0, 20, attributes=agent("a")) as root:
+        for start in (1, 3):
+            with recorder.span("chat m", start, start + 1, root, chat(**{"error.type": "RateLimitError"})) as span:
+                span.set_status(Status(StatusCode.ERROR, "429"))
+        recorder.add("chat fallback", 5, 6, root, chat(**{"gen_ai.usage.output_tokens": 3}))
+        with recorder.span("execute_tool t", 7, 8, root, tool("t")) as span:  # a tool that fails was called
+            span.set_status(Status(StatusCode.ERROR))
+        with recorder.span("chat m", 9, 10, root, chat(**{"gen_ai.usage.output_tokens": 4})) as span:
+            span.set_status(Status(StatusCode.ERROR, "the answer does not parse"))
+    found = read(recorder, tmp_path)
+    assert steps(found.table, "kind", "output_tokens") == [("llm", 3), ("tool", None), ("llm", 4)]
+    assert found.notices == {"span with an error": 4, "failed attempt, which is no step": 2}
+    assert set(found.table["complete"].to_pylist()) == {True}
+
+
+@pytest.mark.parametrize("how", ["exception", "status", "output"])
+def test_a_run_that_waits_for_somebody_is_not_complete(recorder: Recorder, tmp_path: Path, how: str) -> None:
+    chain: dict[str, Any] = {"openinference.span.kind": "CHAIN"}
+    outer = chain | ({"output.value": '{"__interrupt__": [1]}'} if how == "output" else {})
+    with recorder.span("flow", 0, 9, attributes=outer) as root:
+        recorder.add("chat m", 1, 2, root, chat())
+        with recorder.span("approve", 3, 4, root, chain) as span:
+            if how == "exception":
+                span.add_event("exception", {"exception.type": "langgraph.errors.GraphInterrupt"})
+            elif how == "status":
+                span.set_status(Status(StatusCode.ERROR, "GraphInterrupt((Interrupt(value='ok?'),))"))
+    found = read(recorder, tmp_path)
+    assert found.table["complete"].to_pylist() == [False]
+    assert found.notices == {"trace that paused: not complete": 1}
+
+
+def test_a_span_that_lost_attributes_leaves_its_workflow_and_its_session_open(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    for start, name in ((0, "first"), (10, "second")):
+        with recorder.span(f"invoke_agent {name}", start, start + 5, attributes=agent(name)) as root:
+            root.set_attribute("session.id", "s")
+            recorder.add("chat m", start + 1, start + 2, root, chat())
+    document = envelope(recorder.spans)
+    raw_spans(document)[0]["droppedAttributesCount"] = 3
+    found = read_traces([write_lines(tmp_path / "spans.json", document)])
+    assert steps(found.table, "agent", "complete") == [("first", False), ("second", False)]
+    assert found.notices == {"span that lost attributes: its workflow is not complete": 1}
+
+
+def test_attributes_that_look_like_something_are_named(recorder: Recorder, tmp_path: Path) -> None:
+    unknown = {"acme.usage.prompt_tokens": 5, "acme.session_id": "x", "acme.agent.name": "a", "acme.colour": "red"}
+    recorder.add("chat m", 0, 1, attributes=chat(**unknown, **{"gen_ai.request.max_tokens": 9}))
+    assert read(recorder, tmp_path).notices == {
+        "attribute not read: acme.usage.prompt_tokens": 1,
+        "attribute not read: acme.session_id": 1,
+        "attribute not read: acme.agent.name": 1,
+    }
+
+
+def observation(number: int, kind: str, name: str, parent: str | None, **more: Any) -> dict[str, Any]:
+    times = {"startTime": f"2026-01-01T00:00:0{number}.000Z", "endTime": f"2026-01-01T00:00:0{number}.900Z"}
+    return (
+        {"id": f"o{number}", "traceId": "t", "type": kind, "name": name, "parentObservationId": parent} | times | more
+    )
+
+
+def exports() -> dict[str, list[Any]]:
+    """One request of an agent and one tool call, in the exports that are read besides OTLP."""
+    rows = [
+        observation(0, "AGENT", "planner", None, endTime="2026-01-01T00:00:09.000Z"),
+        observation(1, "GENERATION", "ask", "o0", model="m", usageDetails={"input": 100, "output": 10, "total": 110}),
+        observation(2, "TOOL", "search", "o0"),
+    ]
+    recorder = Recorder()
+    with recorder.span("invoke_agent planner", 0, 9, attributes=agent("planner")) as root:
+        usage = {"gen_ai.usage.input_tokens": 100, "gen_ai.usage.output_tokens": 10}
+        recorder.add("chat m", 1, 2, root, chat(**usage))
+        recorder.add("execute_tool search", 3, 4, root, tool("search"))
+    otlp = envelope(recorder.spans)
+    snake = json.loads(
+        json.dumps(otlp)
+        .replace('"resourceSpans"', '"resource_spans"').replace('"scopeSpans"', '"scope_spans"')
+        .replace('"traceId"', '"trace_id"').replace('"spanId"', '"span_id"')
+        .replace('"parentSpanId"', '"parent_span_id"').replace('"startTimeUnixNano"', '"start_time_unix_nano"')
+        .replace('"endTimeUnixNano"', '"end_time_unix_nano"').replace('"stringValue"', '"string_value"')
+        .replace('"intValue"', '"int_value"')
+    )  # fmt: skip
+    agents_sdk = [
+        {"object": "trace", "id": "t", "workflow_name": "w"},
+        {"object": "trace.span", "id": "a", "trace_id": "t", "parent_id": None, "started_at": "2026-01-01T00:00:00Z",
+         "ended_at": "2026-01-01T00:00:09Z", "span_data": {"type": "agent", "name": "planner"}},
+        {"object": "trace.span", "id": "b", "trace_id": "t", "parent_id": "a", "started_at": "2026-01-01T00:00:01Z",
+         "ended_at": "2026-01-01T00:00:02Z", "span_data": {"type": "generation", "model": "m",
+         "usage": {"input_tokens": 100, "output_tokens": 10}}},
+        {"object": "trace.span", "id": "c", "trace_id": "t", "parent_id": "a", "started_at": "2026-01-01T00:00:03Z",
+         "ended_at": "2026-01-01T00:00:04Z", "span_data": {"type": "function", "name": "search"}},
+    ]  # fmt: skip
+    return {
+        "observations of Langfuse": rows,
+        "a trace of Langfuse": [{"id": "t", "name": "run", "observations": rows}],
+        "a page of Langfuse": [{"data": rows, "meta": {"page": 1}}],
+        "snake_case": [snake],
+        "batches of Tempo": [{"batches": otlp["resourceSpans"]}],
+        "a trace of Tempo": [{"trace": otlp}],
+        "one span a line": raw_spans(otlp),
+        "spans of the OpenAI Agents SDK": agents_sdk,
+    }
+
+
+@pytest.mark.parametrize("name", exports())
+def test_other_exports(tmp_path: Path, name: str) -> None:
+    table = read_traces([write_lines(tmp_path / "export.jsonl", *exports()[name])]).table
+    assert steps(table, "agent", "kind", "input_tokens", "output_tokens", "complete") == [
+        ("planner", "llm", 100, 10, True),
+        ("search", "tool", None, None, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{\n  resource: {\n    attributes: {}\n  },\n  traceId: 'a'\n}\n", "JavaScript's ConsoleSpanExporter"),
+        ('{"data": [{"traceID": "a", "spans": []}]}\n', "Jaeger"),
+        ('[{"traceId": "a", "id": "b", "timestamp": 1, "duration": 1, "localEndpoint": {}}]\n', "Zipkin"),
+    ],
+)
+def test_an_export_that_is_not_read_is_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "export.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(TraceError, match=words):
+        read_traces([path])
+
+
+def test_an_export_of_langfuse_that_only_names_its_observations(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "traces.jsonl", {"id": "t", "name": "run", "observations": ["o1", "o2"]})
+    with pytest.raises(TraceError, match="0 spans, but not one request"):
+        read_traces([path])
+
+
+def test_log_records_with_messages_are_counted(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.add("chat m", 0, 1, attributes=chat())
+    log = {"eventName": "gen_ai.user.message", "body": {"stringValue": "hello"}}
+    logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": [log, log, {"eventName": "other"}]}]}]}
+    found = read_traces([write_lines(tmp_path / "t.json", envelope(recorder.spans), logs)])
+    assert found.notices == {"log record with a message, which is not read": 2}
+
+
+def test_an_http_error_on_a_request_is_a_failed_attempt(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.add("chat m", 0, 1, attributes=chat(**{"session.id": "s", "http.response.status_code": 429}))
+    recorder.add("chat m", 2, 3, attributes=chat(**{"session.id": "s", "http.response.status_code": 200}))
+    found = read(recorder, tmp_path)
+    assert found.notices["span with an error"] == 1
