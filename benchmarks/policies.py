@@ -150,13 +150,13 @@ def admission_over(n: int) -> tuple[Admission, Rates]:
 
 def decide_us(n: int) -> float:
     admission, rates = admission_over(n)
-    admission.choose(rates, 0.0, 0.0)
+    admission.choose(rates, 0.2, 0.0, 0.0)
     return median_us(lambda i: admission.decide(i * 0.01), lambda _: None, 100)
 
 
 def choose_us(n: int) -> float:
     admission, rates = admission_over(n)
-    return median_us(lambda i: admission.choose(rates, 0.0, i * 2.0), lambda _: None, 100)
+    return median_us(lambda i: admission.choose(rates, 0.2, 0.0, i * 2.0), lambda _: None, 100)
 
 
 def queue_us() -> float:
