@@ -13,6 +13,10 @@ online counts); `truth` (the same with the future known); and others as `presage
 that of vLLM alone, seed by seed.
 
     python benchmarks/regimes.py [--real FOLDER] [--cells swe,mixed] [--policies stock,thunderagent,full] [--seeds 2]
+    python benchmarks/regimes.py --real FOLDER --hour
+
+With `--hour`, SWE-agent sessions arrive for an hour at 1.5 times what the engine serves at its best, and `full` serves
+them: does the number of open workflows stay steady?
 
 Needs vLLM 0.32. `--real` is the folder of the public traces; without it their cells are left out. Prints a table and
 one JSON line. Everything takes about 20 minutes on one core.
@@ -34,6 +38,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from papers import THUNDERAGENT
 from retry_loops import Written, draw
 
@@ -230,6 +235,41 @@ def with_best_number(setting: Setting, policy: Policy) -> Policy:
     return replace(policy, at_once=best(runs))
 
 
+HOUR_S: Final = 3600.0
+SETTLED_S: Final = 600.0
+OVERLOAD: Final = 0.3
+"""Workflows a second: 1.5 times the .2 of the best fixed number of workflows."""
+
+
+def an_hour(folder: Path | None) -> dict[str, float] | None:
+    """Open workflows, which have begun and not ended, each second from `SETTLED_S` to the end of the hour."""
+    found = SWE(folder, 0)
+    if found is None:
+        return None
+    jobs, convention = found
+    rng = random.Random(0)
+    many = tuple(replace(rng.choice(jobs), workflow_id=str(number)) for number in range(round(HOUR_S * OVERLOAD)))
+    runs: list[Any] = []
+    setting = Setting(many, convention, Arrivals(rate=OVERLOAD), CELLS["swe"].engine, "counts")
+    figures = run_one(setting, POLICIES["full"], 0, on_run=runs.append).figures
+    began, ended = np.full(len(many), math.inf), np.zeros(len(many))
+    for asked in runs[0].asked:
+        began[asked.job] = min(began[asked.job], asked.began_s)
+        ended[asked.job] = max(ended[asked.job], asked.ended_s)
+    seconds = np.arange(SETTLED_S, HOUR_S)[:, None]
+    opened = ((began <= seconds) & (seconds < ended)).sum(axis=1)
+    low, middle, high = np.percentile(opened, [5, 50, 95])
+    return {
+        "open_p5": float(low),
+        "open_p50": float(middle),
+        "open_p95": float(high),
+        "recomputing": figures["recomputing_share"],
+        "workflows_per_s": figures["workflows_per_s"],
+        "start_p99_s": figures["start_delay_p99_s"],
+        "later_p99_s": figures["later_ttft_p99_s"],
+    }
+
+
 def mean(values: Sequence[float]) -> float:
     return statistics.fmean(values)
 
@@ -240,8 +280,15 @@ def main() -> None:
     parser.add_argument("--cells", default=",".join(CELLS), help="of them, separated by commas")
     parser.add_argument("--policies", default="stock,fixed,thunderagent,full,truth")
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--hour", action="store_true", help="an hour of overload instead of the table")
     args = parser.parse_args()
     check_vllm()
+    if args.hour:
+        over = an_hour(args.real)
+        for name, value in (over or {"--real names no folder with its traces": math.nan}).items():
+            print(f"{name:16} {value:10.3f}")
+        print(json.dumps({"benchmark": "regimes", "hour": over}))
+        return
     print(f"{'cell':10} {'policy':14} completion    p99  makespan  hits  recomputing  start p99 s  later p99 s")
     rows: list[dict[str, Any]] = []
     for name in args.cells.split(","):

@@ -472,3 +472,26 @@ def test_an_http_error_on_a_request_is_a_failed_attempt(recorder: Recorder, tmp_
     recorder.add("chat m", 2, 3, attributes=chat(**{"session.id": "s", "http.response.status_code": 200}))
     found = read(recorder, tmp_path)
     assert found.notices["span with an error"] == 1
+
+
+def test_logfire_names_agents_and_tools_of_the_openai_agents_sdk_in_their_spans(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    system = {"gen_ai.system": "openai"}
+    with (
+        recorder.span("OpenAI Agents trace: Agent workflow", 0, 9) as trace,
+        recorder.span("Agent run: 'triage'", 0, 9, trace, {"name": "triage", "tools": ["lookup"], **system}) as run,
+    ):
+        recorder.add("Responses API with 'm'", 0, 2, run, chat())
+        recorder.add("Function: lookup", 2, 4, run, {"input": "{}", "output": "found", **system})
+        recorder.add("Responses API with 'm'", 4, 6, run, chat())
+    found = read(recorder, tmp_path)
+    assert steps(found.table, "agent", "kind") == [("triage", "llm"), ("lookup", "tool"), ("triage", "llm")]
+    assert not found.notices
+
+
+def test_a_wrapper_that_its_own_dialect_knows_is_no_unknown_span(recorder: Recorder, tmp_path: Path) -> None:
+    client = {"spring.ai.kind": "chat_client", "gen_ai.operation.name": "framework", "gen_ai.system": "spring_ai"}
+    with recorder.span("spring_ai chat_client", 0, 9, None, client) as wrapper:
+        recorder.add("chat m", 0, 2, wrapper, chat())
+    assert dict(read(recorder, tmp_path).notices) == {"span of a kind that is no step: chat_client": 1}

@@ -64,10 +64,15 @@ _HTTP_ERROR: Final = 400
 _MOST_NAMES: Final = 10_000  # whose meaning is remembered
 _MISSING: Final = frozenset({"none", "null", "undefined", "nan", "n/a"})  # what runtimes print for no value
 _OWN_NAME: Final = re.compile(
-    r"(?P<operation>invoke_agent|invoke_workflow|execute_tool|agent_run|tool_call|Agent:|Tool:|running tool:?) "
-    r"\[?(?P<name>.+?)\]?$"
+    r"(?P<operation>invoke_agent|invoke_workflow|execute_tool|agent_run|tool_call|Agent:|Tool:|running tool:?"
+    r"|Agent run:|Function:) [\[']?(?P<name>.+?)[\]']?$"
 )
-_BY_NAME: Final = {"invoke_agent": Role.AGENT, "invoke_workflow": Role.WORKFLOW, "execute_tool": Role.TOOL}
+_BY_NAME: Final = {
+    "invoke_agent": Role.AGENT,
+    "invoke_workflow": Role.WORKFLOW,
+    "execute_tool": Role.TOOL,
+    "Function:": Role.TOOL,  # Logfire's spans of the OpenAI Agents SDK
+}
 _MERGED: Final = frozenset({"(merged)", "(merged tools)"})  # Google ADK's span around tools that ran at once
 _OTHER_NAMES: Final = frozenset({"graph_path", "metadata", "node", "agent_id"})  # fallback names of an agent
 _INSIDE_AGENTS: Final = frozenset({"agent", "model", "call_model", "tools"})  # nodes of LangGraph's ready-made agents

@@ -211,9 +211,9 @@ class Intake:
         if meaning.role == Role.OTHER:
             if not any(key.startswith(_GENAI) and PLAN[key].field != "provider" for key in found):
                 return
-            said = next((key for key in KINDS if isinstance(found.get(key), str)), None)
-            operation = found[said].strip() if said is not None else "no operation"
-            known = said is not None and operation.lower() in KINDS[said]
+            said = {key: found[key].strip() for key in KINDS if isinstance(found.get(key), str)}
+            known = next((word for key, word in said.items() if word.lower() in KINDS[key]), None)
+            operation = known or next(iter(said.values()), "no operation")
             called = re.sub(r"[0-9a-fA-F]*\d[0-9a-fA-F]*", "N", name)[:60]
             what = f"span of a kind that is no step: {operation}" if known else f"span not read: {operation}, {called}"
             self.notices[
