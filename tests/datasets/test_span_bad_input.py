@@ -227,6 +227,15 @@ def test_what_was_skipped_is_told_where_nothing_is_left(tmp_path: Path) -> None:
         ingest([path], tmp_path / "store", skip_bad=True)
 
 
+def test_logs_without_spans_are_named(tmp_path: Path) -> None:
+    """Claude Code, as most installations run it, exports its requests as log records."""
+    record = {"body": {"stringValue": "claude_code.api_request"}, "attributes": []}
+    path = write_lines(tmp_path / "logs.jsonl", {"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]})
+    with pytest.raises(TraceError, match=r"logs or metrics of OpenTelemetry, and no spans: .* export these too"):
+        ingest([path], tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
 def test_gzip_that_was_cut(tmp_path: Path) -> None:
     document = two_traces()
     noise = {"resourceLogs": [{"noise": os.urandom(2000).hex()}]}

@@ -120,6 +120,7 @@ class Intake:
         self.skipped: Counter[str] = Counter()
         self.notices: Counter[str] = Counter()
         self.spans = 0
+        self.other_signals = False  # logs or metrics were among what was read
         self._write = write
         self._parents_elsewhere = parents_elsewhere
         self._skip_bad = skip_bad

@@ -133,6 +133,7 @@ def _take_otlp(document: Any, place: Place, intake: Intake) -> None:
     if not isinstance(document, Envelope):
         if count := sum(map(str(document.get("resourceLogs", "")).count, MESSAGE_EVENTS)):
             intake.notices["log record with a message, which is not read"] += count
+        intake.other_signals |= "resourceSpans" not in document
         try:
             document = msgspec.convert(document, Envelope)
         except msgspec.ValidationError as error:

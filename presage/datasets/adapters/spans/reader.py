@@ -314,6 +314,11 @@ class SpanWorkflows:
         bad = bool(self._intake.skipped)
         yield self.source(None)
         if not bad and not self._rows and not self._spoiled and not self._intake.lost:
+            if not self._intake.spans and self._intake.other_signals:
+                raise TraceError(
+                    f"{self._name}: logs or metrics of OpenTelemetry, and no spans: steps are read from traces, so "
+                    "export these too (Claude Code: its beta tracing); see docs/traces.md"
+                )
             raise TraceError(
                 f"{self._name}: {self._intake.spans} spans, but not one request to a model and no tool call among them "
                 '(no span with gen_ai.operation.name "chat", openinference.span.kind "LLM" or mlflow.spanType '
