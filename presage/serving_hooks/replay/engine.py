@@ -102,6 +102,7 @@ class EngineLoop:
         clock: its own; the end of its last iteration.
         number: of the engine in its fleet.
         run: its counters.
+        idle_s: seconds without an iteration.
         used_s, used: shares of its cache's blocks in use by requests, and since when; with a router only.
     """
 
@@ -117,6 +118,7 @@ class EngineLoop:
     used: array[float] = field(default_factory=lambda: array("d"))
     busy: bool = False
     idle: int = 0
+    idle_s: float = 0.0
 
     @property
     def hooked(self) -> bool:
@@ -183,6 +185,7 @@ class ReplayEngine:
         run.end_s = max(engine.clock.now for engine in engines)
         for engine in engines:
             engine.run.fast_iterations = engine.scheduler.fast_iterations
+            engine.run.busy_s = engine.clock.now - engine.idle_s
             run.add_counters(engine.run)
         return run
 
@@ -217,6 +220,7 @@ class ReplayEngine:
                 )
             engine.scheduler.update_from_output(output, model_output(engine.scheduler, output, {}))
             engine.clock.now += _LOOK_AGAIN_S
+            engine.idle_s += _LOOK_AGAIN_S
         engine.busy = bool(engine.inbox) or engine.scheduler.has_unfinished_requests()
         if engine.busy:
             self._wake(engine)
@@ -263,6 +267,7 @@ class ReplayEngine:
             engine.inbox.append(arrival)
             if not engine.busy:
                 engine.busy = True
+                engine.idle_s += max(0.0, now - engine.clock.now)
                 engine.clock.now = max(engine.clock.now, now)
                 self._wake(engine)
 
@@ -306,7 +311,6 @@ class ReplayEngine:
 
     def _iterate(self, engine: EngineLoop, output: Any) -> None:
         scheduler, run, clock = engine.scheduler, engine.run, engine.clock
-        began_s = clock.now
         run.iterations += 1
         if scheduler.was_fast(output):
             computed = None
@@ -328,7 +332,6 @@ class ReplayEngine:
             for _, _, other in self._busy:
                 until_s = min(until_s, other.answers_s())
             run.iterations += scheduler.fast_forward(clock, engine.cost, until_s)
-        run.busy_s += clock.now - began_s
 
     def _in_full(self, engine: EngineLoop, output: Any) -> float:
         """Seconds of an iteration of vLLM's general code; notes new and preempted requests."""

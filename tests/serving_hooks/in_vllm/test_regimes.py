@@ -61,12 +61,21 @@ def test_where_vllm_thrashes_new_workflows_wait_and_the_cache_serves_the_others(
     assert full["start_delay_p99_s"] > stock["start_delay_p99_s"], "the price"
 
 
-def test_places_are_not_kept_empty_over_long_pauses() -> None:
-    found = replayed(sessions(60, long_pauses=0.1), 80_000, 24)
+def test_where_it_thrashes_places_are_not_kept_empty_over_long_pauses() -> None:
+    found = replayed(sessions(80, long_pauses=0.1), 80_000, 60)
     stock, full = found["stock"], found["full"]
-    assert full["recomputing_share"] < stock["recomputing_share"]
-    assert full["completion_mean_s"] < stock["completion_mean_s"]
-    assert full["makespan_s"] < 1.1 * stock["makespan_s"]
+    assert regime(found) == "thrashing"
+    assert full["recomputing_share"] < 0.5 * stock["recomputing_share"]
+    assert full["completion_mean_s"] < 0.8 * stock["completion_mean_s"]
+    assert full["makespan_s"] < 1.05 * stock["makespan_s"]
+
+
+def test_where_little_is_lost_little_is_risked() -> None:
+    """The contexts of all do not fit the cache, but most of them pause for long: one in ten prompts finds nothing."""
+    found = replayed(sessions(60, long_pauses=0.1), 80_000, 24)
+    assert regime(found) == "no headroom"
+    assert found["full"]["completion_mean_s"] < 1.05 * found["stock"]["completion_mean_s"]
+    assert found["full"]["makespan_s"] < 1.02 * found["stock"]["makespan_s"]
 
 
 def test_where_the_cache_holds_everything_nothing_changes() -> None:
