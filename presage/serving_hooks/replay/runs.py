@@ -66,13 +66,13 @@ class Setting:
         convention: how their prompts were assembled.
         forecasts: source for policies that ask for forecasts; see `forecasts.source`.
         lengths: folder of a remaining-length model beside it.
-        contexts: folder of a context-growth model, or what makes a source, for the admission of policies that ask for
-            forecasts.
         returns: source of return times for policies that ask for them; see `forecasts.return_times`.
         with_pauses: whether completion times include the pauses between steps.
         fleet: its engines, for routing policies; empty for the one `engine`.
         models: model by agent, where engines of the fleet serve several; others use that of the first engine.
         scaling: how engines of the fleet are added and drained; None for as they say.
+        contexts: folder of a context-growth model, or what makes a source, for the admission of policies that ask for
+            forecasts.
     """
 
     jobs: tuple[ReplayJob, ...]
@@ -81,12 +81,12 @@ class Setting:
     engine: EngineFile
     forecasts: str
     lengths: str | None = None
-    contexts: str | ContextSource | None = None
     returns: str = COUNTS
     with_pauses: bool = False
     fleet: tuple[FleetMember, ...] = ()
     models: Mapping[str, str] = field(default_factory=dict)
     scaling: ScalingConfig | None = None
+    contexts: str | ContextSource | None = None
 
 
 @dataclass(frozen=True)
