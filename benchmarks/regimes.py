@@ -4,6 +4,7 @@
     swe-burst  the same, arriving five times as fast as vLLM can serve them
     swe-calm   the same at .9 of what vLLM can serve: nothing is to gain, and nothing may be lost
     claude     Claude Code sessions with long contexts, 43 at once in a cache for 6
+    host       the same with the host's memory behind the cache, which holds all of them
     mixed      four made-up types with long system prompts that their workflows share, 52 at once
     shared     retry loops with a common history, arriving 2.5 times as fast as one engine serves them
 
@@ -171,9 +172,10 @@ def shared(_: Path | None, seed: int) -> Jobs:
     return tuple(jobs), convention
 
 
-def h100(cache_tokens: int) -> EngineFile:
+def h100(cache_tokens: int, host_cache_tokens: int = 0) -> EngineFile:
     """A model of 8B on one H100."""
-    return read_engine("h100-8b-datasheet", cache_tokens, 0).model_copy(update={"block_tokens": BLOCK})
+    engine = read_engine("h100-8b-datasheet", cache_tokens, host_cache_tokens)
+    return engine.model_copy(update={"block_tokens": BLOCK})
 
 
 SWE: Final = recorded("swe_agent_glm", 65, 30, 120_000, PromptConvention("own-conversation", opening_tokens=5000))
@@ -195,6 +197,7 @@ CELLS: Final = {
     "swe-burst": Cell(SWE, h100(391_168), Arrivals(rate=0.306)),
     "swe-calm": Cell(SWE, h100(391_168), Arrivals(rate=0.055)),
     "claude": Cell(CLAUDE, h100(407_104), Arrivals(43)),
+    "host": Cell(CLAUDE, h100(407_104, 8_000_000), Arrivals(43)),
     "mixed": Cell(mixed, h100(357_056), Arrivals(52)),
     "shared": Cell(shared, SMALL, Arrivals(rate=4.17)),
 }
