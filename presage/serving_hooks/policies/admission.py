@@ -207,6 +207,7 @@ class Admission:
     _far: bool = False
     _recomputing_share: float = 0.0
     _would_lose: float = 0.0
+    _shown: bool = False
     _learnt_s: float = math.inf
     _longest_s: float = math.inf
     _next_s: float = -math.inf
@@ -285,8 +286,11 @@ class Admission:
             if np.interp(before, numbers, per_s[was]) >= best / (1 + _STAY):
                 at, chosen = was, before
         enough = best / (1 + self.config.least_gain)
-        shows = before < math.inf or recomputing_share >= _EVIDENCE
-        if shows and chosen < most and all_run.steps_per_s < enough:
+        # While some are held the loss that this prevents does not show; what was held before any loss showed, since it
+        # is known what contexts grow to, has to promise more.
+        self._shown = recomputing_share >= _EVIDENCE or (before < math.inf and self._shown)
+        believed = self._shown or (before < math.inf and self._would_lose >= _THRASHING)
+        if believed and chosen < most and all_run.steps_per_s < enough:
             self.limit, self.keeps_s = chosen, float(keeps[at])
             self._far = at_present > chosen and float(np.interp(at_present, numbers, per_s[at])) < enough
             lost_then, steps_then, stays_then = (

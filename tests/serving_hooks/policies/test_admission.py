@@ -17,6 +17,8 @@ from presage.serving_hooks.policies.steady_state import Rates
 PAUSES = np.sort(np.random.default_rng(0).exponential(2.0, 600))
 CALM = Rates(0.01, 1e-4, 1e-4, 100.0, 400.0, 64, PAUSES, end=1 / 30)
 THRASHING = replace(CALM, miss_share=0.9)
+DECODING = replace(THRASHING, decode_token_s=2e-2, prefill_token_s=2e-5)
+"""Waiting pays, but even if all ran lost contexts would not take most of the engine's time."""
 RNG = random.Random(0)
 
 
@@ -84,6 +86,13 @@ def test_a_gain_that_measurements_rule_out_is_not_believed() -> None:
     assert decide(admission, CROWD, THRASHING, 2.0, recomputing_share=0.0).held, "less is lost because some wait"
 
 
+def test_what_was_held_before_any_loss_showed_stays_so_only_where_all_would_thrash() -> None:
+    for rates, held in ((THRASHING, True), (DECODING, False)):
+        admission = room_for_ten(least_gain=0.05)
+        assert decide(admission, CROWD, None, 0.0, known=True).held
+        assert bool(decide(admission, CROWD, rates, 2.0, recomputing_share=0.0).held) is held
+
+
 def test_a_gain_below_the_least_holds_nobody() -> None:
     assert decide(room_for_ten(least_gain=9.0), CROWD, THRASHING, 0.0).held == {}
 
@@ -148,10 +157,6 @@ def test_a_paused_one_waits_for_its_tool_and_then_comes_first() -> None:
     assert returned.id in decision.run
     assert not decision.run & {one.id for one in new}
     assert admission.counts.by_key()["restored"] == 1
-
-
-DECODING = replace(THRASHING, decode_token_s=2e-2, prefill_token_s=2e-5)
-"""Waiting pays, but even if all ran lost contexts would not take most of the engine's time."""
 
 
 def test_an_objective_bounds_what_a_workflow_waits_over_its_life() -> None:
