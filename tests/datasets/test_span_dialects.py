@@ -371,6 +371,8 @@ def test_a_span_that_lost_attributes_leaves_its_workflow_and_its_session_open(
 
 def test_attributes_that_look_like_something_are_named(recorder: Recorder, tmp_path: Path) -> None:
     unknown = {"acme.usage.prompt_tokens": 5, "acme.session_id": "x", "acme.agent.name": "a", "acme.colour": "red"}
+    sums = {"gen_ai.aggregated_usage.input_tokens": 9, "crewai.crew.token_usage": "9", "gen_ai.client.token.usage": 9}
+    unknown |= sums | {"pydantic_ai.cache.established_tokens": 9, "baggage_conflict.gen_ai.agent.name": "a"}
     recorder.add("chat m", 0, 1, attributes=chat(**unknown, **{"gen_ai.request.max_tokens": 9}))
     assert read(recorder, tmp_path).notices == {
         "attribute not read: acme.usage.prompt_tokens": 1,
@@ -474,24 +476,79 @@ def test_an_http_error_on_a_request_is_a_failed_attempt(recorder: Recorder, tmp_
     assert found.notices["span with an error"] == 1
 
 
+@pytest.mark.parametrize("templates", [False, True])
 def test_logfire_names_agents_and_tools_of_the_openai_agents_sdk_in_their_spans(
-    recorder: Recorder, tmp_path: Path
+    recorder: Recorder, tmp_path: Path, templates: bool
 ) -> None:
+    workflow, run_of, function = "OpenAI Agents trace: support", "Agent run: 'triage'", "Function: lookup"
+    if templates:
+        workflow, run_of, function = "OpenAI Agents trace: {name}", "Agent run: {name!r}", "Function: {name}"
     system = {"gen_ai.system": "openai"}
     with (
-        recorder.span("OpenAI Agents trace: Agent workflow", 0, 9) as trace,
-        recorder.span("Agent run: 'triage'", 0, 9, trace, {"name": "triage", "tools": ["lookup"], **system}) as run,
+        recorder.span(workflow, 0, 9, None, {"name": "support"}) as trace,
+        recorder.span(run_of, 0, 9, trace, {"name": "triage", "tools": ["lookup"], **system}) as run,
     ):
         recorder.add("Responses API with 'm'", 0, 2, run, chat())
-        recorder.add("Function: lookup", 2, 4, run, {"input": "{}", "output": "found", **system})
+        recorder.add(function, 2, 4, run, {"name": "lookup", "input": "{}", "output": "found", **system})
         recorder.add("Responses API with 'm'", 4, 6, run, chat())
     found = read(recorder, tmp_path)
     assert steps(found.table, "agent", "kind") == [("triage", "llm"), ("lookup", "tool"), ("triage", "llm")]
+    assert set(found.table["workflow_type"].to_pylist()) == {"support"}
     assert not found.notices
 
 
-def test_a_wrapper_that_its_own_dialect_knows_is_no_unknown_span(recorder: Recorder, tmp_path: Path) -> None:
-    client = {"spring.ai.kind": "chat_client", "gen_ai.operation.name": "framework", "gen_ai.system": "spring_ai"}
-    with recorder.span("spring_ai chat_client", 0, 9, None, client) as wrapper:
-        recorder.add("chat m", 0, 2, wrapper, chat())
-    assert dict(read(recorder, tmp_path).notices) == {"span of a kind that is no step: chat_client": 1}
+def test_spans_beside_a_request_that_are_none(recorder: Recorder, tmp_path: Path) -> None:
+    """OpenLLMetry has two spans for a graph, of which one stays empty; LlamaIndex calls its preparation an LLM."""
+    with recorder.span("execute_task researcher", 0, 9, None, {"gen_ai.operation.name": "execute_task"}) as node:
+        recorder.add("invoke_agent LangGraph", 1, 8, node, agent("LangGraph", **{"gen_ai.provider.name": "langgraph"}))
+        with recorder.span("run_agent_step", 2, 7, node, {"openinference.span.kind": "CHAIN"}) as step:
+            llm = {"openinference.span.kind": "LLM", "llm.model_name": "m", "agent.name": "researcher"}
+            recorder.add("OpenAILike._prepare_chat_with_tools", 2, 3, step, llm)
+            recorder.add("OpenAILike.achat", 4, 6, step, {**llm, "llm.token_count.prompt": 100})
+    found = read(recorder, tmp_path)
+    assert steps(found.table, "agent", "input_tokens") == [("researcher", 100)]
+    assert not found.notices
+
+
+def test_a_span_called_by_its_operation_alone_names_no_agent(recorder: Recorder, tmp_path: Path) -> None:
+    with recorder.span("invoke_agent planner", 0, 9, attributes=agent("planner")) as run:
+        for start in (1, 5):  # OpenLIT's spans of the turns of an agent
+            turn = {"gen_ai.operation.name": "invoke_agent", "gen_ai.provider.name": "openai"}
+            with recorder.span("invoke_agent", start, start + 3, run, turn) as inside:
+                recorder.add("chat m", start + 1, start + 2, inside, chat())
+    assert steps(read(recorder, tmp_path).table, "agent") == [("planner",), ("planner",)]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"langsmith.metadata.usage_metadata": '{"input_tokens": 100, "input_token_details": {"cache_read": 64}}'},
+        {"langfuse.observation.usage_details": '{"input_tokens": 100, "input_tokens_details": {"cached_tokens": 64}}'},
+        {"gen_ai.usage.input_tokens": 100, "gen_ai.usage.details.cached_tokens": 64},
+    ],
+)
+def test_cached_tokens_among_the_details_of_a_usage(
+    recorder: Recorder, tmp_path: Path, attributes: dict[str, Any]
+) -> None:
+    recorder.add("chat m", 0, 1, attributes=chat(**attributes))
+    assert steps(read(recorder, tmp_path).table, "input_tokens", "cached_input_tokens") == [(100, 64)]
+
+
+def test_langfuses_metadata_is_json(recorder: Recorder, tmp_path: Path) -> None:
+    metadata = {"langgraph_checkpoint_ns": '"planner:1f|1|model:2f"', "session_id": '"s"'}
+    attributes = {f"langfuse.observation.metadata.{key}": value for key, value in metadata.items()}
+    recorder.add("ChatOpenAI", 0, 1, attributes={"langfuse.observation.type": "generation", **attributes})
+    assert steps(read(recorder, tmp_path).table, "workflow_id", "agent") == [("s", "planner")]
+
+
+def test_messages_in_the_formats_of_pydantic_ai_and_strands(recorder: Recorder, tmp_path: Path) -> None:
+    asked = {"event.name": "gen_ai.user.message", "role": "user", "content": "hello"}
+    answered = {"event.name": "gen_ai.choice", "index": 0, "message": {"role": "assistant", "content": "yes"}}
+    other = [{"event.name": "acme", "content": "no"}, "none"]
+    recorder.add("chat m", 0, 1, attributes=chat(events=json.dumps([asked, answered, *other]), **{"session.id": "s"}))
+    with recorder.span("chat", 2, 3, attributes=chat(**{"session.id": "s"})) as span:
+        span.add_event("gen_ai.user.message", {"content": '[{"text": "hello"}]'})
+        span.add_event("gen_ai.choice", {"finish_reason": "end_turn", "message": '[{"text": "yes"}]'})
+    recorder.add("chat m", 4, 5, attributes=chat(events="[no JSON", **{"session.id": "s"}))
+    found = steps(read(recorder, tmp_path).table, "input_text", "output_text")
+    assert found == [("hello", "yes"), ("hello", "yes"), (None, None)]

@@ -100,7 +100,7 @@ def _messages(value: Any, role: str) -> Iterator[tuple[str, str]]:
                 yield from _messages(part, role)
     elif not isinstance(value, dict):
         yield from _one(role, value)
-    elif isinstance(value.get("message"), dict):
+    elif isinstance(value.get("message"), dict | list):
         yield from _messages(value["message"], role)
     elif _is_message(value):
         speaker = str(value.get("role", value.get("type")))

@@ -45,7 +45,8 @@ def _plan() -> dict[str, _Use]:
             for name in names.split():
                 ranks[field] = ranks.get(field, -1) + 1
                 wanted = _KIND if field == "kind" else _TYPES.get(field, _NAME)
-                plan[name] = _Use(field, ranks[field], wanted, name.startswith("mlflow."), dialect.cached_outside)
+                json = name.startswith("mlflow.") or ".metadata." in name
+                plan[name] = _Use(field, ranks[field], wanted, json, dialect.cached_outside)
     return plan
 
 
@@ -65,13 +66,14 @@ _MOST_NAMES: Final = 10_000  # whose meaning is remembered
 _MISSING: Final = frozenset({"none", "null", "undefined", "nan", "n/a"})  # what runtimes print for no value
 _OWN_NAME: Final = re.compile(
     r"(?P<operation>invoke_agent|invoke_workflow|execute_tool|agent_run|tool_call|Agent:|Tool:|running tool:?"
-    r"|Agent run:|Function:) [\[']?(?P<name>.+?)[\]']?$"
+    r"|Agent run:|OpenAI Agents trace:|Function:) [\[']?(?P<name>.+?)[\]']?$"
 )
 _BY_NAME: Final = {
     "invoke_agent": Role.AGENT,
     "invoke_workflow": Role.WORKFLOW,
     "execute_tool": Role.TOOL,
-    "Function:": Role.TOOL,  # Logfire's spans of the OpenAI Agents SDK
+    "OpenAI Agents trace:": Role.WORKFLOW,  # Logfire's spans of the OpenAI Agents SDK
+    "Function:": Role.TOOL,
 }
 _MERGED: Final = frozenset({"(merged)", "(merged tools)"})  # Google ADK's span around tools that ran at once
 _OTHER_NAMES: Final = frozenset({"graph_path", "metadata", "node", "agent_id"})  # fallback names of an agent
@@ -91,6 +93,7 @@ _LOOKS_KNOWN: Final = re.compile(
 )
 _LOOKS_ELSE: Final = re.compile(
     r"max|avg|total|reasoning|thought|audio|image|accepted|rejected|per_?second|time_to|token[._]type|_token$|cost"
+    r"|aggregated|established_tokens|baggage_conflict|crew\.token_usage|client\.token\.usage"
     r"|langsmith\.(?:trace\.session|metadata\.(?!.*(?:thread|session_id|conversation)))|parameters|schema|logprob",
     re.IGNORECASE,
 )
@@ -149,6 +152,11 @@ def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Mean
     values: dict[str, Any] = {}
     ranks: dict[str, int] = {}  # of the names that were not the best
     texts = outside = unknown_operation = False
+    if "events" in found:
+        events = from_json(found.pop("events"))
+        for event in events if isinstance(events, list) else []:
+            if isinstance(event, dict) and event.get("event.name") in MESSAGE_EVENTS:
+                keep_event(found, event["event.name"], event)
     for key, value in found.items():
         field, rank, wanted, json, outside_here = PLAN[key]
         if value is None or value == "" or (field in values and ranks.get(field, 0) < rank):
@@ -190,9 +198,15 @@ def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Mean
         if "session" not in values and isinstance(values["metadata"], dict):
             thread = next(filter(None, map(values["metadata"].get, _CONVERSATIONS)), None)
             values["session"] = _other_name("metadata", thread, problem) if thread is not None else None
+    if "{name" in name and "template_name" in values:  # Logfire calls spans by their templates: "Function: {name}"
+        name = re.sub(r"\{name(?:!r)?\}", lambda _: values["template_name"], name)
     role = values["kind"] if "kind" in values else _judged(values, name, unknown_operation)
     if role is Role.NODE and ("model" in values or "output_tokens" in values):
         role = Role.AGENT
+    elif role is Role.LLM and name.endswith("._prepare_chat_with_tools"):
+        role = Role.CHAIN  # LlamaIndex's, before the request
+    elif role is Role.AGENT and values.get("provider") == "langgraph":
+        role = Role.CHAIN  # OpenLLMetry's, beside the span that has the graph's steps
     elif role is Role.TOOL and values.get("tool", _own_name(name)[1]) in _MERGED:
         role = Role.OTHER
     naming, label = _named(role, values, name)
@@ -243,8 +257,10 @@ def _named(role: Role, values: dict[str, Any], name: str) -> tuple[Naming, str]:
     if agent is not None and not agent.isdecimal():  # a number counts the calls of a graph
         return Naming.EXPLICITLY, agent
     if role in (Role.AGENT, Role.NODE, Role.CHAIN, Role.WORKFLOW):
-        explicit = role in (Role.AGENT, Role.NODE)
-        return Naming.EXPLICITLY if explicit else Naming.WEAKLY, values.get("entity") or _own_name(name)[1]
+        label = values.get("entity") or _own_name(name)[1]
+        if label in _BY_NAME:  # a turn of an agent, called by its operation alone
+            return Naming.NOT, label
+        return Naming.EXPLICITLY if role in (Role.AGENT, Role.NODE) else Naming.WEAKLY, label
     return Naming.NOT, _own_name(name)[1]
 
 
@@ -285,6 +301,8 @@ def _take_usage(values: dict[str, Any], problem: Problem) -> bool:
         problem("usage", _TYPE)
         return False
     outside = "input_tokens" not in values and "input" in usage
+    for details in [part for part in usage.values() if isinstance(part, dict)]:
+        usage = {**details, **usage}
     for field, keys in USAGE.items():
         for key in keys:
             if values.get(field) is None and usage.get(key) is not None:

@@ -50,11 +50,12 @@ DIALECTS: Final = (
     }, {
         "session": "langsmith.metadata.session_id langsmith.metadata.thread_id langsmith.metadata.conversation_id",
         "graph_path": "langsmith.metadata.langgraph_checkpoint_ns langsmith.metadata.langgraph_node",
+        "usage": "langsmith.metadata.usage_metadata",
     }),
     # What a span looked like when it began is exported too.
     Dialect("Pydantic Logfire", "logfire 3 to 4", {
         "logfire.span_type": _roles(OTHER="pending_span log"),
-    }, {}),
+    }, {"template_name": "name"}),
     Dialect("OpenTelemetry GenAI", "semantic conventions 1.27 to 1.38", {
         "gen_ai.operation.name": _roles(
             LLM="chat text_completion generate_content completion completions chat.completions chat_completions "
@@ -64,9 +65,9 @@ DIALECTS: Final = (
             TOOL="execute_tool tool_call call_tool execute_function function_call tool",
             AGENT="invoke_agent",
             WORKFLOW="invoke_workflow invoke_swarm invoke_graph invoke_crew workflow",
-            CHAIN="execute_task task chain agent_workflow orchestrate_tools",
+            CHAIN="execute_task task chain agent_workflow orchestrate_tools execute_event_loop_cycle",
             OTHER="embeddings embedding aembedding create_agent retrieval retriever rerank moderation "
-            "image_generation speech transcription evaluate evaluation guardrail prompt parser",
+            "image_generation speech transcription evaluate evaluation guardrail prompt parser handoff",
         ),
     }, {
         "provider": "gen_ai.provider.name gen_ai.system", "model": "gen_ai.request.model gen_ai.response.model",
@@ -80,6 +81,7 @@ DIALECTS: Final = (
         "gen_ai.response.completion_tokens", "total_tokens": "gen_ai.usage.total_tokens",
         "cached_input_tokens": "gen_ai.usage.cache_read.input_tokens gen_ai.usage.cache_read_input_tokens "
         "gen_ai.usage.details.cache_read_tokens gen_ai.usage.details.cache_read_input_tokens "
+        "gen_ai.usage.details.cached_tokens "
         "gen_ai.usage.cached_input_tokens gen_ai.usage.input_tokens.cached gen_ai.usage.cached_tokens",
         "cache_written_tokens": "gen_ai.usage.cache_creation.input_tokens gen_ai.usage.cache_creation_input_tokens "
         "gen_ai.usage.cache_write.input_tokens gen_ai.usage.cache_write_input_tokens "
@@ -170,8 +172,10 @@ DIALECTS: Final = (
     Dialect("Langfuse", "SDK 3 to 4, export files", {
         "langfuse.observation.type": _RUN_TYPES,
     }, {
-        "session": "langfuse.session.id", "workflow": "langfuse.trace.name",
-        "model": "langfuse.observation.model.name", "metadata": "langfuse.observation.metadata",
+        "session": "langfuse.session.id langfuse.trace.metadata.session_id "
+        "langfuse.observation.metadata.session_id langfuse.observation.metadata.thread_id",
+        "workflow": "langfuse.trace.name", "model": "langfuse.observation.model.name",
+        "metadata": "langfuse.observation.metadata",
         "graph_path": "langfuse.observation.metadata.langgraph_checkpoint_ns "
         "langfuse.observation.metadata.langgraph_node", "usage": "langfuse.observation.usage_details",
         "input": "langfuse.observation.input", "output": "langfuse.observation.output",
@@ -189,7 +193,7 @@ DIALECTS: Final = (
     }),
     Dialect("pydantic-ai, Strands, older versions", "pydantic-ai 0.0 to 1.79; Strands 0.1", {}, {
         "agent": "agent_name strands.agent.name", "model": "model_name model_id", "input": "tool_arguments",
-        "output": "tool_response",
+        "output": "tool_response", "events": "events",
     }),
 )  # fmt: skip
 """The best first."""
@@ -207,7 +211,13 @@ USAGE: Final[Mapping[str, tuple[str, ...]]] = {
     "input_tokens": ("input_tokens", "input", "prompt_tokens", "promptTokens", "inputTokens"),
     "output_tokens": ("output_tokens", "output", "completion_tokens", "completionTokens", "outputTokens"),
     "total_tokens": ("total_tokens", "total", "totalTokens"),
-    "cached_input_tokens": ("cache_read_input_tokens", "input_cached_tokens", "input_cache_read", "cache_read"),
+    "cached_input_tokens": (
+        "cache_read_input_tokens",
+        "input_cached_tokens",
+        "input_cache_read",
+        "cache_read",
+        "cached_tokens",
+    ),
     "cache_written_tokens": ("cache_creation_input_tokens", "input_cache_creation", "cache_write"),
 }
 """Fields, and the keys of usage objects that hold them."""
