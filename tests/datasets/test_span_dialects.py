@@ -552,3 +552,27 @@ def test_messages_in_the_formats_of_pydantic_ai_and_strands(recorder: Recorder, 
     recorder.add("chat m", 4, 5, attributes=chat(events="[no JSON", **{"session.id": "s"}))
     found = steps(read(recorder, tmp_path).table, "input_text", "output_text")
     assert found == [("hello", "yes"), ("hello", "yes"), (None, None)]
+
+
+@pytest.mark.parametrize(("recovered", "complete"), [(False, False), (True, True)])
+def test_a_failed_agent_whose_outer_spans_say_nothing(
+    recorder: Recorder, tmp_path: Path, recovered: bool, complete: bool
+) -> None:
+    """The OpenAI Agents SDK marks the agent that raised, and not the spans of the run and of the trace."""
+    with recorder.span("support", 0, 20, attributes={"openinference.span.kind": "AGENT"}) as root:
+        with recorder.span("run", 1, 19, root, {"openinference.span.kind": "CHAIN"}) as run:
+            with recorder.span("planner", 2, 9, run, {"openinference.span.kind": "AGENT"}) as one:
+                recorder.add("chat m", 3, 4, one, chat())
+                one.set_status(Status(StatusCode.ERROR))
+            if recovered:
+                recorder.add("chat m", 10, 11, run, chat())
+        recorder.add("POST", 19, 20, root)
+    table = read(recorder, tmp_path).table
+    assert set(steps(table, "complete", "success")) == {(complete, None if complete else False)}
+
+
+def test_a_wrapper_that_its_own_dialect_knows_is_no_unknown_span(recorder: Recorder, tmp_path: Path) -> None:
+    client = {"spring.ai.kind": "chat_client", "gen_ai.operation.name": "framework", "gen_ai.system": "spring_ai"}
+    with recorder.span("spring_ai chat_client", 0, 9, None, client) as wrapper:
+        recorder.add("chat m", 0, 2, wrapper, chat())
+    assert dict(read(recorder, tmp_path).notices) == {"span of a kind that is no step: chat_client": 1}

@@ -44,6 +44,7 @@ _STEPS_IF_EMPTY: Final = (_TOOL, int(Role.AGENT), _MAYBE)
 _OUTER: Final = (int(Role.WORKFLOW), int(Role.CHAIN), int(Role.AGENT), int(Role.NODE))
 _NODE: Final = int(Role.NODE)
 _CALLS: Final = (_LLM, _TOOL)
+_REQUESTED: Final = (*_CALLS, _MAYBE)
 PAUSED: Final = "trace that paused: not complete"
 ROOT_FAILED: Final = "trace whose root failed: not complete"
 ROOT_MISSING: Final = "trace whose root is missing: not complete"
@@ -320,7 +321,7 @@ class _Tree:
         top = None
         if self.root is not None:
             top = next((row for row in self.order if self.spans.role[row] in _OUTER), None)
-        failed = any(self.spans.flags[row] & _ERROR for row in self.last)
+        failed = any(map(self._failed, self.last))
         paused = bool(seen & _PAUSED)
         for what, found in ((PAUSED, paused), (ROOT_FAILED, failed), (ROOT_MISSING, rows and not self.last)):
             if found:
@@ -341,6 +342,16 @@ class _Tree:
             failed=failed,
             notes=self.notes,
         )
+
+    def _failed(self, row: int) -> bool:
+        """Whether a span failed, or what ended last in it: frameworks leave the span around a failed agent as it is."""
+        role, children = self.spans.role, self.children
+        while not self.spans.flags[row] & _ERROR:
+            inside = (child for child in children[row] or () if role[child] or children[child])
+            row = max(inside, key=self.end.__getitem__, default=-1)
+            if row < 0 or role[row] in _REQUESTED:
+                return False
+        return True
 
     def _which(self) -> tuple[list[bool], list[int]]:
         """Whether each row is a step, and the number of requests that each LLM span wraps; from the leaves up.
