@@ -45,7 +45,7 @@ _RUN_TYPES: Final = _roles(
 
 DIALECTS: Final = (
     # It calls a prompt template an operation "chat", so its own word comes first.
-    Dialect("LangSmith's OpenTelemetry exporter", "langsmith 0.3 to 0.4", {
+    Dialect("LangSmith's OpenTelemetry exporter", "langsmith 0.3 to 0.15", {
         "langsmith.span.kind": _RUN_TYPES,
     }, {
         "session": "langsmith.metadata.session_id langsmith.metadata.thread_id langsmith.metadata.conversation_id",
@@ -53,7 +53,7 @@ DIALECTS: Final = (
         "usage": "langsmith.metadata.usage_metadata",
     }),
     # What a span looked like when it began is exported too.
-    Dialect("Pydantic Logfire", "logfire 3 to 4", {
+    Dialect("Pydantic Logfire", "logfire 3 to 5", {
         "logfire.span_type": _roles(OTHER="pending_span log"),
     }, {"template_name": "name"}),
     Dialect("OpenTelemetry GenAI", "semantic conventions 1.27 to 1.38", {
@@ -92,7 +92,7 @@ DIALECTS: Final = (
         "input": "gen_ai.input.messages gen_ai.prompt. gen_ai.prompt gen_ai.tool.call.arguments",
         "output": "gen_ai.output.messages gen_ai.completion. gen_ai.completion gen_ai.tool.call.result",
     }),
-    Dialect("OpenLLMetry (Traceloop), LiteLLM", "0.20 to 0.50; LiteLLM 1.50 to 1.80", {
+    Dialect("OpenLLMetry (Traceloop), LiteLLM", "0.20 to 0.62; LiteLLM 1.50 to 1.80", {
         "traceloop.span.kind": _roles(TOOL="tool", NODE="agent", CHAIN="task", WORKFLOW="workflow"),
         "llm.request.type": _roles(
             LLM="chat completion acompletion text_completion responses aresponses anthropic_messages",
@@ -169,7 +169,7 @@ DIALECTS: Final = (
         "session": "mlflow.trace.session", "model": "mlflow.llm.model", "provider": "mlflow.llm.provider",
         "usage": "mlflow.chat.tokenUsage", "input": "mlflow.spanInputs", "output": "mlflow.spanOutputs",
     }),
-    Dialect("Langfuse", "SDK 3 to 4, export files", {
+    Dialect("Langfuse", "SDK 3 to 5, export files", {
         "langfuse.observation.type": _RUN_TYPES,
     }, {
         "session": "langfuse.session.id langfuse.trace.metadata.session_id "
@@ -191,7 +191,7 @@ DIALECTS: Final = (
         "input": "gcp.vertex.agent.llm_request gcp.vertex.agent.tool_call_args",
         "output": "gcp.vertex.agent.llm_response gcp.vertex.agent.tool_response",
     }),
-    Dialect("pydantic-ai, Strands, older versions", "pydantic-ai 0.0 to 1.79; Strands 0.1", {}, {
+    Dialect("pydantic-ai, Strands, older versions", "pydantic-ai 0.0 to 2.68; Strands 0.1 to 1.62", {}, {
         "agent": "agent_name strands.agent.name", "model": "model_name model_id", "input": "tool_arguments",
         "output": "tool_response", "events": "events",
     }),
