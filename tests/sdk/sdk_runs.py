@@ -95,7 +95,8 @@ def _check_workflow(sdk: Sdk, rows: list[dict[str, Any]], happened: list[dict[st
             parents[row["step"]] = waited
         else:
             kept.append(row | {"parent_steps": waited})
-    assert _ordered([_told(sdk, row) for row in kept]) == _ordered([_true(sdk, event) for event in took])
+    free = tools | {e["agent"] for e in took if e.get("at_once")}
+    assert _ordered([_told(sdk, row) for row in kept], free) == _ordered([_true(sdk, event) for event in took], free)
     before: set[int] = set()
     for _, group in groupby(zip(kept, took, strict=True), key=_Groups()):
         rows_of = [row for row, _ in group]
@@ -115,7 +116,7 @@ class _Groups:
 
     def __call__(self, pair: tuple[Any, dict[str, Any]]) -> int:
         event = pair[1]
-        kind = "tool" if event["kind"] == "tool" else "at once" if event["at_once"] else None
+        kind = "tool" if event["kind"] == "tool" else "at once" if event.get("at_once") else None
         if kind is None or kind != self.last:
             self.number += 1
         self.last = kind
@@ -137,10 +138,10 @@ def _true(sdk: Sdk, event: dict[str, Any]) -> Step:
     return agent, event["kind"], model, event.get("input"), event.get("output"), cached
 
 
-def _ordered(steps: list[Step]) -> list[Step]:
-    """Steps, with tools that were called together, which may begin in any order, sorted by name."""
+def _ordered(steps: list[Step], free: set[str]) -> list[Step]:
+    """Steps, with neighbours that may begin in any order, as tools that were called together, sorted by name."""
     ordered: list[Step] = []
-    for kind, group in groupby(steps, key=lambda step: step[1]):
+    for any_order, group in groupby(steps, key=lambda step: step[0] in free):
         found = list(group)
-        ordered += sorted(found, key=str) if kind == "tool" else found
+        ordered += sorted(found, key=str) if any_order else found
     return ordered
