@@ -51,23 +51,19 @@ if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
 _MANY: Final = 2
+_OF_WORKFLOW: Final = {
+    "workflow_type": pa.string(),
+    "workflow_id": pa.string(),
+    "complete": pa.bool_(),
+    "success": pa.bool_(),
+}
 
 
 class _Trace(NamedTuple):
-    """A pending trace: its rows in the partition, in step order, and its facts."""
+    """A pending trace, and its rows in the partition."""
 
+    facts: TraceFacts
     rows: list[int]
-    trace: str
-    workflow: str | None
-    service: str
-    top: str | None
-    rooted: bool
-    opened: int
-    begin: int
-    end: int
-    whole: bool
-    stopped: bool
-    failed: bool
 
 
 class PendingConversations:
@@ -105,9 +101,7 @@ class PendingConversations:
         rows: list[int] = []
         steps: list[int] = []
         parents: list[tuple[int, ...]] = []
-        keys: list[Workflow] = []
-        complete: list[bool] = []
-        success: list[bool | None] = []
+        workflows: list[tuple[str, str, bool, bool | None]] = []
         counts: list[int] = []
         for key, traces in groups.items():
             if key in bad or not any(trace.rows for trace in traces):
@@ -116,19 +110,14 @@ class PendingConversations:
             rows += found
             steps += range(len(found))
             parents += waited
-            keys.append(key)
-            complete.append(all(trace.whole for trace in traces) and not traces[-1].stopped)  # or it was resumed
-            success.append(False if traces[-1].failed else None)
+            last = traces[-1].facts  # it may have resumed what stopped before
+            complete = all(trace.facts.whole for trace in traces) and not last.stopped
+            workflows.append((*key, complete, False if last.failed else None))
             counts.append(len(found))
-        workflow = pa.array(np.repeat(np.arange(len(keys)), counts))
-        joined = {
-            "workflow_type": pa.array([kind for kind, _ in keys], pa.string()).take(workflow),
-            "workflow_id": pa.array([name for _, name in keys], pa.string()).take(workflow),
-            "step": pa.array(steps, pa.int32()),
-            "parent_steps": pa.array(parents, pa.list_(pa.int32())),
-            "complete": pa.array(complete, pa.bool_()).take(workflow),
-            "success": pa.array(success, pa.bool_()).take(workflow),
-        }
+        workflow = pa.array(np.repeat(np.arange(len(counts)), counts))
+        of = dict(zip(_OF_WORKFLOW, zip(*workflows, strict=True), strict=False))
+        joined = {name: pa.array(of.get(name, ()), kind).take(workflow) for name, kind in _OF_WORKFLOW.items()}
+        joined |= {"step": pa.array(steps, pa.int32()), "parent_steps": pa.array(parents, pa.list_(pa.int32()))}
         kept = table.drop_columns(list(joined)).take(pa.array(rows, pa.int64()))
         for name, column in joined.items():
             kept = kept.append_column(name, column)
@@ -136,57 +125,52 @@ class PendingConversations:
 
     def _groups(self, table: pa.Table) -> tuple[dict[Workflow, list[_Trace]], set[Workflow]]:
         """The traces of each workflow in start order, and the workflows that lost spans."""
-        names = "workflow_id trace step workflow service top rooted opened trace_begin trace_end whole stopped failed"
-        columns = [table.column(name).to_pylist() for name in names.split()]
+        columns = [table.column(name).to_pylist() for name in ("workflow_id", "trace", "step", *TraceFacts._fields)]
         traces: dict[tuple[str, str], _Trace] = {}
-        lost: set[tuple[str, str]] = set()
-        for row, (workflow_id, trace, step, workflow, service, *facts) in enumerate(zip(*columns, strict=True)):
+        lost: set[str] = set()
+        for row, (workflow_id, trace, step, *values) in enumerate(zip(*columns, strict=True)):
             one = traces.get((workflow_id, trace))
             if one is None:
-                one = _Trace([], trace, workflow, service or UNKNOWN_SERVICE, *facts)
-                traces[workflow_id, trace] = one
+                one = traces[workflow_id, trace] = _Trace(TraceFacts(*values), [])
             if step == SPOILED:
-                lost.add((workflow_id, trace))
+                lost.add(trace)
             elif step != NOT_WHOLE:
                 one.rows.append(row)
-        applications: dict[tuple[str, str | None, str], list[tuple[tuple[str, str], _Trace]]] = {}
-        for key, one in sorted(traces.items(), key=lambda item: (item[1].begin, item[0])):
-            named = one.workflow if one.workflow is not None or one.rooted else self._only(self._named, one.service)
-            service = "" if named is not None else one.service
-            applications.setdefault((key[0], named, service), []).append((key, one))
+        applications: dict[tuple[str, str | None, str], list[_Trace]] = {}
+        for (workflow_id, _), one in sorted(traces.items(), key=lambda item: (item[1].facts.begin, item[0])):
+            facts, service = one.facts, one.facts.service or UNKNOWN_SERVICE
+            named = facts.workflow
+            if named is None and not facts.rooted:
+                named = _only(self._named, service)
+            applications.setdefault((workflow_id, named, service if named is None else ""), []).append(one)
         groups: dict[Workflow, list[_Trace]] = {}
         bad_groups: set[Workflow] = set()
         for (workflow_id, named, service), members in _apart(applications):
-            top = next((one.top for _, one in members if one.top is not None), None)
-            workflow = (named or top or self._only(self._types, service) or service, workflow_id)
-            groups.setdefault(workflow, []).extend(one for _, one in members)
-            if any(key in lost for key, _ in members):
+            top = next((one.facts.top for one in members if one.facts.top is not None), None)
+            workflow = (named or top or _only(self._types, service) or service, workflow_id)
+            groups.setdefault(workflow, []).extend(members)
+            if any(one.facts.trace in lost for one in members):
                 bad_groups.add(workflow)
-        for members_of in groups.values():
-            members_of.sort(key=lambda one: one.begin)
+        for members in groups.values():
+            members.sort(key=lambda one: one.facts.begin)
         return groups, bad_groups
 
-    @staticmethod
-    def _only(seen: dict[str, Any], service: str) -> str | None:
-        known = seen.get(service, set())
-        value: str | None = next(iter(known)) if len(known) == 1 else None
-        return value
 
-
-_Members = list[tuple[tuple[str, str], _Trace]]
+def _only(seen: dict[str, set[Any]], service: str) -> str | None:
+    known = seen.get(service, set())
+    return next(iter(known)) if len(known) == 1 else None
 
 
 def _apart(
-    applications: dict[tuple[str, str | None, str], _Members],
-) -> Iterator[tuple[tuple[str, str | None, str], _Members]]:
+    applications: dict[tuple[str, str | None, str], list[_Trace]],
+) -> Iterator[tuple[tuple[str, str | None, str], list[_Trace]]]:
     """The traces of each workflow; roots that overlap share an id that is no conversation's, so each is a workflow."""
     for (workflow_id, name, service), members in applications.items():
-        opened = sorted((one.opened, one.end % NEVER_ENDED) for _, one in members if one.opened)
+        opened = sorted((one.facts.opened, one.facts.end % NEVER_ENDED) for one in members if one.facts.opened)
         if all(end <= begin for (_, end), (begin, _) in pairwise(opened)):
             yield (workflow_id, name, service), members
         else:
-            for key, one in members:
-                yield (one.trace, name, service), [(key, one)]
+            yield from (((one.facts.trace, name, service), [one]) for one in members)
 
 
 def _numbered(
@@ -198,11 +182,11 @@ def _numbered(
     order: list[tuple[int, int, int, int]] = []
     for place, trace in enumerate(traces):
         rows = sorted(trace.rows, key=step.__getitem__)
-        given = siblings.waited_for(trace.begin)
+        given = siblings.waited_for(trace.facts.begin)
         for row in rows:
             waits[row] = tuple(rows[parent] for parent in parents[row]) if parents[row] else given
             order.append((start[row], place, step[row], row))
-        siblings.ended(trace.begin, trace.end, tuple(row for row in rows if leaf[row]), place)
+        siblings.ended(trace.facts.begin, trace.facts.end, tuple(row for row in rows if leaf[row]), place)
     found = [row for *_, row in sorted(order)]
     number = {row: i for i, row in enumerate(found)}
     return found, [tuple(sorted(map(number.__getitem__, waits[row]))) for row in found]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Any, Final
 
 import numpy as np
@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 
 from presage.datasets.adapters.files.text import Place
 from presage.datasets.adapters.spans.conventions import CONTENT, Flag, Naming, Role
-from presage.datasets.adapters.spans.tree import (
-    NEVER_ENDED,
-    TraceFacts,
-    TraceSpans,
-    TraceSteps,
-)
+from presage.datasets.adapters.spans.tree import NEVER_ENDED, TraceFacts, TraceSpans, TraceSteps
 from presage.datasets.schema import TIMESTAMP
 from presage.datasets.schema.columns import dictionary_encoded
 
@@ -80,8 +75,8 @@ class TraceColumns:
         begin = root if root is not None else min(range(first, stop), key=self._start.__getitem__)
         return TraceFacts(
             trace=str(self._text("trace", first)),
-            session=self._agreed("session", first, stop, root),
-            workflow=self._earliest("workflow", first, stop, root),
+            session=self._said("session", first, stop, root, agreed=True),
+            workflow=self._said("workflow", first, stop, root, agreed=False),
             service=self._text("service", begin),
             top=None if top is None else self._text("label", top),
             whole=steps is not None and steps.whole,
@@ -93,21 +88,15 @@ class TraceColumns:
             opened=self._start[root] if root is not None and steps is not None and steps.root not in steps.row else 0,
         )
 
-    def _agreed(self, name: str, first: int, stop: int, root: int | None) -> str | None:
-        """The root's value, else the only value among the spans."""
-        values = self._columns[name]
-        if root is not None and values[root] >= 0:
-            return self._text(name, root)
-        found = set(values[first:stop]) - {-1}
-        return self._text(name, values.index(found.pop(), first, stop)) if len(found) == 1 else None
-
-    def _earliest(self, name: str, first: int, stop: int, root: int | None) -> str | None:
-        """The root's value, else that of the earliest span with one."""
+    def _said(self, name: str, first: int, stop: int, root: int | None, agreed: bool) -> str | None:
+        """The root's value, else the only value among the spans, or unless `agreed` that of the earliest with one."""
         values = self._columns[name]
         if root is not None and values[root] >= 0:
             return self._text(name, root)
         rows = [row for row in range(first, stop) if values[row] >= 0]
-        return self._text(name, min(rows, key=self._start.__getitem__)) if rows else None
+        if not rows or (agreed and len({values[row] for row in rows}) > 1):
+            return None
+        return self._text(name, min(rows, key=self._start.__getitem__))
 
     def _text(self, column: str, row: int) -> str | None:
         text: str | None = self._texts[column][int(self.order[row])].as_py()
@@ -155,100 +144,95 @@ _CHUNK_ROWS: Final = 16384
 _CHUNK_BYTES: Final = 32 * 2**20
 _TEXTS: Final = ("system_prompt", "input_text", "output_text")
 _FROM_SPANS: Final = ("model", "input_tokens", "output_tokens", "cached_input_tokens", "finish_reason", *_TEXTS)
-_OF_TRACE: Final = {
-    "workflow_type": ("known_type", pa.string()),
-    **{name: (name, pa.string()) for name in ("workflow_id", "trace", "workflow", "service", "top")},
-    **{name: (name, pa.bool_()) for name in ("whole", "stopped", "failed", "rooted")},
-    "opened": ("opened", pa.int64()),
-    "trace_begin": ("begin", pa.int64()),
-    "trace_end": ("end", pa.int64()),
-}
-"""Columns that are facts of the trace: the attribute of `TraceFacts`, the type."""
+_FACTS: Final = [*[pa.string()] * 5, *[pa.bool_()] * 4, *[pa.int64()] * 3]
+"""The types of the columns that `TraceFacts` become."""
 _NS_PER_US: Final = 1000
 SPOILED, NOT_WHOLE = -1, -2
 """Marks in place of a step: a trace that lost a span to `skip_bad`, and one that is not whole and has no step."""
 
 
-@dataclass
 class StepRows:
-    """Steps in the order added; rows index the sorted partition, `trace` indexes `facts`."""
+    """Steps of traces, in the order added."""
 
-    row: list[int] = field(default_factory=list)
-    agent: list[int] = field(default_factory=list)
-    wrapper: list[int] = field(default_factory=list)
-    parents: list[tuple[int, ...]] = field(default_factory=list)
-    started: list[int] = field(default_factory=list)
-    ended: list[int] = field(default_factory=list)
-    step: list[int] = field(default_factory=list)
-    leaf: list[bool] = field(default_factory=list)
-    trace: list[int] = field(default_factory=list)
-    facts: list[TraceFacts] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._added: list[tuple[TraceSteps, int, TraceFacts, int]] = []
 
-    def add(self, steps: TraceSteps, first: int, facts: TraceFacts) -> None:
-        """Add the steps of a trace that begins at row `first`."""
-        leaves = set(steps.leaves)
-        self.row += [row + first for row in steps.row]
-        self.agent += [row + first for row in steps.agent]
-        self.wrapper += [row + first if row >= 0 else -1 for row in steps.wrapper]
-        self.parents += steps.parents
-        self.started += steps.started
-        self.ended += steps.ended
-        self.step += range(len(steps.row))
-        self.leaf += [step in leaves for step in range(len(steps.row))]
-        self.trace += [len(self.facts)] * len(steps.row)
-        self.facts.append(facts)
+    def add(self, steps: TraceSteps, first: int, facts: TraceFacts, number: int = 0) -> None:
+        """Add the steps of a trace that begins at row `first` of the sorted partition, numbered from `number` on."""
+        self._added.append((steps, first, facts, number))
 
     def add_mark(self, first: int, facts: TraceFacts, mark: int) -> None:
         """Mark a trace without steps by one row, for its conversation: `SPOILED` or `NOT_WHOLE`."""
         times = [facts.begin], [facts.end]
         lost = TraceSteps([0], [0], [-1], [()], *times, (), facts.end, None, None, False, False, False)
-        self.add(lost, first, facts)
-        self.step[-1] = mark
+        self.add(lost, first, facts, mark)
 
     def tables(self, spans: pa.Table, order: NDArray[np.int64]) -> Iterator[pa.Table]:
         """The rows, in tables that fit in memory; `order` is the row of the partition `spans` for each sorted row.
 
         The columns are those of a trace, the `line` each row was read from, and what `PendingConversations` needs.
         """
-        rows = order[np.asarray(self.row, np.int64)]
-        for start, stop in row_ranges(text_bytes(spans)[rows]):
-            yield self._table(spans, order, slice(start, stop))
+        counts = [len(steps.row) for steps, *_ in self._added]
+        first = np.repeat(np.array([first for _, first, *_ in self._added], np.int64), counts)
+        trace = np.repeat(np.arange(len(counts)), counts)
 
-    def _table(self, spans: pa.Table, order: NDArray[np.int64], part: slice) -> pa.Table:
-        rows = pa.array(order[self.row[part]])
-        trace = np.asarray(self.trace[part], np.int64)
-        columns = {name: spans.column(name).take(rows) for name in _FROM_SPANS}
-        wrapper = np.asarray(self.wrapper[part], np.int64)
-        if (wrapper >= 0).any():
-            around = pa.array(order[np.maximum(wrapper, 0)], mask=wrapper < 0)
+        def flat(name: str) -> list[Any]:
+            return [value for steps, *_ in self._added for value in getattr(steps, name)]
+
+        number: list[int] = []
+        leaf: list[bool] = []
+        for steps, _, _, start in self._added:
+            leaves = set(steps.leaves)
+            number += range(start, start + len(steps.row))
+            leaf += [step in leaves for step in range(len(steps.row))]
+        wrapper = np.array(flat("wrapper"), np.int64)
+        row, agent = (order[np.array(flat(name), np.int64) + first] for name in ("row", "agent"))
+        rows = pa.table(
+            {
+                "row": row,
+                "agent": agent,
+                "wrapper": pa.array(order[np.maximum(wrapper + first, 0)], mask=wrapper < 0),
+                "started": np.array(flat("started"), np.int64),
+                "ended": np.array(flat("ended"), np.int64),
+                "parent_steps": pa.array(flat("parents"), pa.list_(pa.int32())),
+                "step": pa.array(number, pa.int32()),
+                "leaf": pa.array(leaf, pa.bool_()),
+            }
+        )
+        for start, stop in row_ranges(text_bytes(spans)[row]):
+            part = trace[start:stop]
+            facts = [facts for _, _, facts, _ in self._added[part[0] : part[-1] + 1]]
+            yield self._table(spans, rows.slice(start, stop - start), facts, pa.array(part - part[0]))
+
+    @staticmethod
+    def _table(spans: pa.Table, rows: pa.Table, facts: Sequence[TraceFacts], trace: pa.Array) -> pa.Table:
+        """Of some rows, with the index of their trace in `facts`."""
+        columns = {name: spans.column(name).take(rows["row"]) for name in _FROM_SPANS}
+        if rows["wrapper"].null_count < len(rows):
+            around = rows["wrapper"]
             columns = {name: pc.coalesce(column, spans.column(name).take(around)) for name, column in columns.items()}
-        started, ended = np.asarray(self.started[part], np.int64), np.asarray(self.ended[part], np.int64)
-        first = int(trace.min())
-        facts = self.facts[first : int(trace.max()) + 1]
-        of_trace = pa.array(trace - first)
-        columns |= {
-            name: pa.array([getattr(one, fact) for one in facts], kind).take(of_trace)
-            for name, (fact, kind) in _OF_TRACE.items()
-        }
-        agent = spans.column("label").take(pa.array(order[self.agent[part]]))
+        for name, kind, values in zip(TraceFacts._fields, _FACTS, zip(*facts, strict=True), strict=True):
+            columns[name] = pa.array(values, kind).take(trace)
+        agent = spans.column("label").take(rows["agent"])
         # What no span names is named as its missing root would: by the workflow.
-        unnamed = pc.and_(pc.equal(spans.column("naming").take(rows), int(Naming.NOT)), pc.invert(columns["rooted"]))
-        own = pa.array(np.equal(self.agent[part], self.row[part]))
-        agent = pc.if_else(pc.and_(unnamed, own), pc.coalesce(columns["workflow"], agent), agent)
+        naming, role = (spans.column(name).take(rows["row"]) for name in ("naming", "role"))
+        unnamed = pc.and_(pc.equal(naming, int(Naming.NOT)), pc.invert(columns["rooted"]))
+        unnamed = pc.and_(unnamed, pc.equal(rows["agent"], rows["row"]))
+        started, ended = (rows[name].to_numpy() for name in ("started", "ended"))
         return pa.table(
             columns
+            | {name: rows[name] for name in ("step", "parent_steps", "leaf")}
             | {
-                "agent": agent,
-                "kind": pc.if_else(pc.equal(spans.column("role").take(rows), int(Role.TOOL)), "tool", "llm"),
-                "step": pa.array(self.step[part], pa.int32()),
-                "parent_steps": pa.array(self.parents[part], pa.list_(pa.int32())),
+                "workflow_type": pa.array([one.known_type for one in facts], pa.string()).take(trace),
+                "workflow_id": pa.array([one.workflow_id for one in facts], pa.string()).take(trace),
+                "agent": pc.if_else(unnamed, pc.coalesce(columns["workflow"], agent), agent),
+                "kind": pc.if_else(pc.equal(role, int(Role.TOOL)), "tool", "llm"),
                 "started_at": pa.array(started // _NS_PER_US).cast(TIMESTAMP),
                 "ended_at": pa.array(ended // _NS_PER_US, mask=ended == NEVER_ENDED).cast(TIMESTAMP),
-                "start": pa.array(started),
-                "leaf": pa.array(self.leaf[part], pa.bool_()),
+                "start": rows["started"],
                 "complete": pc.and_not(columns["whole"], columns["stopped"]),
                 "success": pc.if_else(columns["failed"], False, pa.scalar(None, pa.bool_())),
-                "line": spans.column("line").take(rows),
+                "line": spans.column("line").take(rows["row"]),
             }
         )
 

@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from presage.datasets.adapters.spans.conventions import Flag, Naming, Role
 
@@ -115,8 +115,7 @@ class TraceSteps:
         return self.whole and not self.stopped
 
 
-@dataclass(frozen=True)
-class TraceFacts:
+class TraceFacts(NamedTuple):
     """Properties of a whole trace."""
 
     trace: str  # its id
@@ -127,9 +126,9 @@ class TraceFacts:
     whole: bool  # as in `TraceSteps`, as the next two
     stopped: bool
     failed: bool
-    begin: int  # nanoseconds since 1970, as `end`
-    end: int
     rooted: bool  # the root is present
+    begin: int  # nanoseconds since 1970, as the next two
+    end: int
     opened: int  # when the root began; 0 if the root is missing or a step itself
 
     @property
