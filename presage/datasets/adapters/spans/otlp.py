@@ -173,10 +173,7 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
                 elif name is not None:
                     missed.append(name)
         for event in span.events or ():
-            if event.name.startswith("gen_ai."):
-                keep_event(found, event.name, {one.key: _value(one.value) for one in event.attributes or ()})
-            elif event.name == "exception" and any(is_pause(one.value.string_value) for one in event.attributes or ()):
-                flags |= Flag.PAUSED
+            flags |= _event(found, event.name, {one.key: _value(one.value) for one in event.attributes or ()})
         start, end = int(span.start_time_unix_nano or 0), int(span.end_time_unix_nano or 0)
     except (KeyError, TypeError, ValueError, AttributeError):
         message = f"span {span.span_id}: a number or a list in it is not valid OTLP: export the spans again"
@@ -196,6 +193,13 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
         flags=flags,
         unread=missed,
     )
+
+
+def _event(found: Found, name: str, attributes: dict[str, Any]) -> int:
+    """Keep the attributes of an event; what it says of its span."""
+    if name.startswith("gen_ai."):
+        keep_event(found, name, attributes)
+    return Flag.PAUSED if name == "exception" and any(map(is_pause, attributes.values())) else 0
 
 
 def _flags(code: Any, message: Any) -> int:
@@ -277,11 +281,7 @@ def take_object(
     """
     try:
         for event in events:
-            attributes = event.get("attributes") or {}
-            if event["name"].startswith("gen_ai."):
-                keep_event(found, event["name"], attributes)
-            elif event["name"] == "exception" and any(map(is_pause, attributes.values())):
-                flags |= Flag.PAUSED
+            flags |= _event(found, event["name"], event.get("attributes") or {})
         status = span.get("status") or {}
         code = span.get("status_code", status.get("status_code", status.get("code")))
         flags |= _flags(code, span.get("status_message", status.get("description", status.get("message"))))

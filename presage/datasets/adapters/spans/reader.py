@@ -11,7 +11,6 @@ its steps, they are spilled again by workflow id, and `PendingConversations` num
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -21,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from presage.datasets.adapters.files.text import Decode, Documents, Place, files_of
+from presage.datasets.adapters.spans.exports import frame_rows, span_rows
 from presage.datasets.adapters.spans.intake import Intake, Partitions
 from presage.datasets.adapters.spans.mlflow import take_mlflow
 from presage.datasets.adapters.spans.otlp import decode, take_spans
@@ -33,7 +33,6 @@ from presage.datasets.adapters.spans.steps import (
     text_bytes,
     with_cached_tokens,
 )
-from presage.datasets.adapters.spans.tables import frame_rows, span_rows
 from presage.datasets.adapters.spans.tree import (
     NEVER_ENDED,
     UNKNOWN_SERVICE,
@@ -90,10 +89,7 @@ class PendingConversations:
 
     def workflows(self) -> Iterator[tuple[pa.Table, set[Workflow]]]:
         """For each partition, the rows of its workflows, and the spoiled workflows, whose rows are omitted."""
-        for number in range(self._waiting.count):
-            table = self._waiting.rows(number)
-            if table is not None:
-                yield self._joined(table)
+        yield from map(self._joined, self._waiting)
 
     def _joined(self, table: pa.Table) -> tuple[pa.Table, set[Workflow]]:
         groups, bad = self._groups(table)
@@ -229,11 +225,9 @@ def _read_documents(
     paths = [path] if isinstance(path, Path) else path
     files = [file for one in paths for file in files_of(one)]
     with Partitions(_partitions_for(files)) as spill:
-        write = partial(spill.add, key="trace")
-        intake = Intake(
-            [str(file) for file in files], write, skip_bad, lined=len(files) == 1, parents_elsewhere=parents_elsewhere
-        )
-        workflows = SpanWorkflows(named(paths), intake, spill, skip_bad)
+        lined = len(files) == 1
+        intake = Intake([*map(str, files)], spill, skip_bad, lined=lined, parents_elsewhere=parents_elsewhere)
+        workflows = SpanWorkflows(named(paths), intake)
         reading = Documents(files, intake.torn, decode, span_rows)
         reported = 0
         for place, document in reading:
@@ -241,7 +235,6 @@ def _read_documents(
             if reading.read_bytes - reported >= _REPORT_BYTES:
                 yield workflows.source(None, read_bytes=reading.read_bytes - reported)
                 reported = reading.read_bytes
-        intake.flush()
         yield workflows.source(None, read_bytes=reading.read_bytes - reported)
         yield from workflows.sources()
 
@@ -249,11 +242,10 @@ def _read_documents(
 def read_span_frame(frame: pd.DataFrame, name: str, skip_bad: bool = False) -> Iterator[Source]:
     """Read a data frame of spans, as Phoenix gives it; as `read_spans`."""
     with Partitions(_FEWEST) as spill:
-        intake = Intake([name], partial(spill.add, key="trace"), skip_bad, lined=True)
+        intake = Intake([name], spill, skip_bad, lined=True)
         for number, row in frame_rows(frame):
             take_spans(row, Place(0, number), intake)
-        intake.flush()
-        yield from SpanWorkflows(name, intake, spill, skip_bad).sources()
+        yield from SpanWorkflows(name, intake).sources()
 
 
 def _partitions_for(files: list[Path]) -> int:
@@ -268,16 +260,14 @@ def _partitions_for(files: list[Path]) -> int:
 
 
 class SpanWorkflows:
-    """Assembles the workflows of `spans`, as written by `intake`, partitioned by trace, of the source called `name`.
+    """Assembles the workflows of what `intake` took of the source called `name`.
 
-    With `skip_bad`, traces that are not trees, and workflows that lost a span, are skipped.
+    If it skips bad spans, traces that are not trees, and workflows that lost a span, are skipped.
     """
 
-    def __init__(self, name: str, intake: Intake, spans: Partitions, skip_bad: bool) -> None:
+    def __init__(self, name: str, intake: Intake) -> None:
         self._name = name
         self._intake = intake
-        self._spans = spans
-        self._skip_bad = skip_bad
         self._rows = self._spoiled = 0
 
     def sources(self) -> Iterator[Source]:
@@ -285,12 +275,12 @@ class SpanWorkflows:
 
         Raises TraceError if spans are not a tree, or none is a step, and OutputError if the disk is full.
         """
-        with Partitions(self._spans.count) as waiting:
+        self._intake.flush()
+        spans = self._intake.partitions
+        with Partitions(spans.count) as waiting:
             conversations = PendingConversations(waiting)
-            for number in range(self._spans.count):
-                table = self._spans.rows(number)
-                if table is not None:
-                    yield from self._partition(table, conversations)
+            for table in spans:
+                yield from self._partition(table, conversations)
             for table, spoiled in conversations.workflows():
                 yield self.source(None, frozenset(spoiled))
                 for start, stop in row_ranges(text_bytes(table)):
@@ -328,10 +318,22 @@ class SpanWorkflows:
         columns = TraceColumns(table)
         now, later = StepRows(), StepRows()
         spoiled: set[Workflow] = set()
-        for first, stop in zip(columns.bounds[:-1], columns.bounds[1:], strict=True):
-            workflow = self._trace(columns, first, stop, now, later, conversations)
-            if workflow is not None:
-                spoiled.add(workflow)
+        for begin, stop in pairwise(columns.bounds):
+            first = columns.first_span(begin, stop)
+            if first == stop:
+                continue  # only markers of lost spans, so nothing could be mistaken for a workflow
+            steps = self._steps(columns, first, stop)
+            facts = columns.facts(first, stop, steps)
+            conversations.learn(facts)
+            if begin < first or steps is None:
+                if facts.waits:
+                    later.add_mark(first, facts, SPOILED)
+                else:
+                    spoiled.add((facts.known_type, facts.workflow_id))
+            elif steps.row:
+                (later if facts.waits else now).add(steps, first, facts)
+            elif facts.session is not None and not facts.whole:
+                later.add_mark(first, facts, NOT_WHOLE)
         order = columns.order
         del columns
         for rows in later.tables(table, order):
@@ -341,40 +343,15 @@ class SpanWorkflows:
         for rows in now.tables(table, order):
             yield self.source(rows)
 
-    def _trace(
-        self,
-        columns: TraceColumns,
-        first: int,
-        stop: int,
-        now: StepRows,
-        later: StepRows,
-        conversations: PendingConversations,
-    ) -> Workflow | None:
-        """Add the steps of a trace to `now` or `later`; returns its workflow if it is known to be spoiled."""
-        bad = columns.any_bad(first)
-        if bad:
-            first = columns.first_span(first, stop)
-            if first == stop:
-                return None  # only markers of lost spans, so nothing could be mistaken for a workflow
-        steps: TraceSteps | None = None
+    def _steps(self, columns: TraceColumns, first: int, stop: int) -> TraceSteps | None:
+        """The steps of a trace; None if its spans are not a tree, and bad spans are skipped."""
         try:
             steps = steps_of(columns.spans(first, stop))
         except BrokenTreeError as error:
-            if not self._skip_bad:
+            if not self._intake.skip_bad:
                 place = self._intake.at(*columns.place(first + error.row))
                 raise TraceError(f"{place}: {error.message}") from None
             self._intake.skipped[f"trace with a {error.reason}"] += 1
-            bad = True
-        else:
-            self._intake.notices.update(steps.notes)
-        facts = columns.facts(first, stop, steps)
-        conversations.learn(facts)
-        if bad or steps is None:
-            if not facts.waits:
-                return facts.known_type, facts.workflow_id
-            later.add_mark(first, facts, SPOILED)
-        elif steps.row:
-            (later if facts.waits else now).add(steps, first, facts)
-        elif facts.session is not None and not facts.whole:
-            later.add_mark(first, facts, NOT_WHOLE)
-        return None
+            return None
+        self._intake.notices.update(steps.notes)
+        return steps

@@ -45,12 +45,8 @@ class TraceColumns:
         self._start = self._columns["start"]
         self._texts = {name: table.column(name) for name in ("trace", "label", "service", "session", "workflow")}
 
-    def any_bad(self, first: int) -> bool:
-        """Whether the trace that begins at a row lost a span."""
-        return bool(self._columns["span"][first] < 0)
-
     def first_span(self, first: int, stop: int) -> int:
-        """The first row of a trace that is a span; `stop` without one."""
+        """The first row of a trace that is a span and no marker of a lost one; `stop` without one."""
         return next((row for row in range(first, stop) if self._columns["span"][row] >= 0), stop)
 
     def spans(self, first: int, stop: int) -> TraceSpans:

@@ -308,7 +308,7 @@ class _Tree:
         ended = all(self.end[row] != NEVER_ENDED for row in self.last)
         is_step, wraps = self._which()
         agent, wrapper = self._whose(wraps)
-        waits = _Walk(self, is_step).walk()
+        waits = self._walk(is_step)
         rows = sorted((row for row in self.order if is_step[row]), key=self.start.__getitem__)  # ties in tree order
         step = [-1] * len(is_step)
         for place, row in enumerate(rows):
@@ -403,6 +403,53 @@ class _Tree:
                 strong[child], weak[child], wrapper[child] = strong[row], weak[row], hands_down
         return agent, wrapper
 
+    def _walk(self, is_step: Sequence[bool]) -> dict[int, Steps]:
+        """The steps that each step waited for."""
+        children, node, node_parent = self.children, self.spans.node, self.spans.node_parent
+        waits: dict[int, Steps] = {}
+        graph = any(one >= 0 for one in node_parent)
+        ran: dict[int, list[tuple[int, Steps]]] = {}  # (end, last steps) of each run of a node, in tree order
+        around: list[int] = []  # enclosing nodes, which a graph also names as parents
+        stack = [Siblings(-1, ())]
+        while True:
+            frame = stack[-1]
+            row = frame.row
+            below = self.tops if row < 0 else children[row] or ()
+            if frame.at < len(below):
+                row = below[frame.at]
+                frame.at += 1
+                if children[row] is None and not is_step[row]:
+                    continue
+                given = frame.waited_for(self.start[row])
+                if graph:
+                    parent = node_parent[row]
+                    if parent >= 0 and parent != node[row] and parent not in around:
+                        runs = reversed(ran.get(parent, []))
+                        given = next((last for end, last in runs if end <= self.start[row]), given)
+                    if node[row] >= 0:
+                        around.append(node[row])
+                if is_step[row]:
+                    waits[row] = given
+                    if children[row] is None and not graph:
+                        frame.ended(self.start[row], self.end[row], (row,), frame.at)
+                        continue
+                stack.append(Siblings(row, (row,) if is_step[row] else given))
+                continue
+            if row < 0:
+                return waits
+            stack.pop()
+            last: Steps = (row,) if is_step[row] else ()
+            if frame.running or frame.done:
+                last = frame.waited_for(math.inf)
+            # Work inside a span after its end counts as the span: a step waits for what has ended.
+            end = max(self.end[row], frame.latest)
+            if graph and node[row] >= 0:
+                around.pop()
+                if last:
+                    ran.setdefault(node[row], []).append((end, last))
+            if last:  # a span without steps is transparent: the next one waits for what came before it
+                stack[-1].ended(self.start[row], end, last, stack[-1].at)
+
 
 def _skew(parent_start: int, parent_end: int, start: int, end: int) -> int:
     """Offset that corrects the clock of children against their parent's, nanoseconds."""
@@ -453,78 +500,10 @@ class Siblings:
         while running and running[0][0] <= now:
             done.append(heapq.heappop(running))
         if len(done) > 1:
-            last = max(done, key=_by_start)
+            last = max(done, key=lambda sibling: (sibling[2], sibling[1]))
             done[:] = [sibling for sibling in done if sibling[0] > last[2] or sibling is last][-MOST_PARENTS:]
         if len(done) == 1:
             self.answer = done[0][3]
         else:
             self.answer = tuple([step for sibling in done for step in sibling[3]][-MOST_PARENTS:])
         return self.answer
-
-
-def _by_start(sibling: tuple[int, int, int, Steps]) -> tuple[int, int]:
-    return sibling[2], sibling[1]
-
-
-class _Walk:
-    """One walk over a tree that finds the dependencies of each step."""
-
-    def __init__(self, tree: _Tree, is_step: Sequence[bool]) -> None:
-        self.tree = tree
-        self.is_step = is_step
-        self.node, self.node_parent = tree.spans.node, tree.spans.node_parent
-        self.waits: dict[int, Steps] = {}
-        self.graph = any(node >= 0 for node in self.node_parent)
-        self.ran: dict[int, list[tuple[int, Steps]]] = {}  # (end, last steps) of each run of a node, in tree order
-        self.open: list[int] = []  # enclosing nodes, which a graph also names as parents
-
-    def walk(self) -> dict[int, Steps]:
-        """The steps that each step waited for."""
-        tree, is_step, children = self.tree, self.is_step, self.tree.children
-        stack = [Siblings(-1, ())]
-        while True:
-            frame = stack[-1]
-            below = tree.tops if frame.row < 0 else children[frame.row] or ()
-            if frame.at < len(below):
-                row = below[frame.at]
-                frame.at += 1
-                if children[row] is None and not is_step[row]:
-                    continue
-                given = frame.waited_for(tree.start[row])
-                if self.graph:
-                    given = self._by_graph(row, given)
-                if is_step[row]:
-                    self.waits[row] = given
-                    if children[row] is None and not self.graph:
-                        frame.ended(tree.start[row], tree.end[row], (row,), frame.at)
-                        continue
-                stack.append(Siblings(row, (row,) if is_step[row] else given))
-                continue
-            row = frame.row
-            if row < 0:
-                return self.waits
-            stack.pop()
-            last: Steps = (row,) if is_step[row] else ()
-            if frame.running or frame.done:
-                last = frame.waited_for(math.inf)
-            # Work inside a span after its end counts as the span: a step waits for what has ended.
-            end = max(tree.end[row], frame.latest)
-            if self.graph and self.node[row] >= 0:
-                self._leave(row, end, last)
-            if last:  # a span without steps is transparent: the next one waits for what came before it
-                stack[-1].ended(tree.start[row], end, last, stack[-1].at)
-
-    def _by_graph(self, row: int, given: Steps) -> Steps:
-        """Dependencies of a span by its place in the agent graph, else `given`."""
-        node, parent = self.node[row], self.node_parent[row]
-        if parent >= 0 and parent != node and parent not in self.open:
-            now = self.tree.start[row]
-            given = next((last for end, last in reversed(self.ran.get(parent, [])) if end <= now), given)
-        if node >= 0:
-            self.open.append(node)
-        return given
-
-    def _leave(self, row: int, end: int, last: Steps) -> None:
-        self.open.pop()
-        if last:
-            self.ran.setdefault(self.node[row], []).append((end, last))
