@@ -84,6 +84,7 @@ _GENAI: Final = (
     "mlflow.span",
     "gcp.v",
 )
+_OF_ANY_SPAN: Final = frozenset({"provider", "session", "workflow"})  # read from a span of any kind
 _MOST_NAMES: Final = 100
 _TRACE_IDS: Final = re.compile(rb'"(?:traceId|trace_id)"\s*:\s*"(?:0x)?([^"]{1,64})"')
 SIGNALS: Final = frozenset({"resourceSpans", "resourceLogs", "resourceMetrics", "resourceProfiles"})
@@ -117,6 +118,7 @@ class Intake:
         self.notices: Counter[str] = Counter()
         self.spans = 0
         self.other_signals = False  # logs or metrics were among what was read
+        self.linked: set[str] = set()  # traces that the first spans of others link to
         self.partitions = partitions
         self.skip_bad = skip_bad
         self._parents_elsewhere = parents_elsewhere
@@ -168,9 +170,10 @@ class Intake:
         remote: bool = False,
         flags: int = 0,
         unread: Iterable[str] = (),
+        links: Iterable[str] = (),
     ) -> None:
-        """Add one span: raw ids, times in nanoseconds since 1970, attributes filtered by `attributes.keep`, and the
-        names it returned."""
+        """Add one span: raw ids, times in nanoseconds since 1970, attributes filtered by `attributes.keep`, the names
+        it returned, and the traces that the span links to."""
         for what, value in (("trace id", trace), ("span id", span)):
             if not isinstance(value, str) or not value:
                 self.refuse(place, f"a span without a {what}: export the spans again", f"span without a {what}", trace)
@@ -196,7 +199,9 @@ class Intake:
         for text in (meaning.system_prompt, meaning.input_text, meaning.output_text):
             self._bytes += len(text) if text else 0
         remote = remote or self._parents_elsewhere
-        self._add((trace, span, parent, remote, service, start, end, *place, *meaning))
+        others = sorted({*links} - {trace, ""}) if parent is None or remote else []
+        self.linked.update(others)
+        self._add((trace, span, parent, remote, service, start, end, " ".join(others) or None, *place, *meaning))
 
     def _dropped(self, attribute: str, reason: str) -> None:
         self.notices[f"value dropped: {attribute} {reason}"] += 1
@@ -206,10 +211,12 @@ class Intake:
         if meaning.flags & Flag.LOST:
             self.notices["span that lost attributes: its workflow is not complete"] += 1
         if meaning.role == Role.OTHER:
-            if not any(key.startswith(_GENAI) and PLAN[key].field != "provider" for key in found):
+            if not any(key.startswith(_GENAI) and PLAN[key].field not in _OF_ANY_SPAN for key in found):
                 return
             said = {key: found[key].strip() for key in KINDS if isinstance(found.get(key), str)}
             known = next((word for key, word in said.items() if word.lower() in KINDS[key]), None)
+            if known is None and "embed" in f"{name} {meaning.model}".lower():
+                known = "embedding"
             operation = known or next(iter(said.values()), "no operation")
             called = re.sub(r"[0-9a-fA-F]*\d[0-9a-fA-F]*", "N", name)[:60]
             what = f"span of a kind that is no step: {operation}" if known else f"span not read: {operation}, {called}"
@@ -238,7 +245,7 @@ class Intake:
     def _lost(self, trace: str | None, place: Place) -> None:
         self.lost += 1
         if trace is not None:
-            self._add((trace, None, None, False, None, 0, None, *place, *Meaning()))
+            self._add((trace, None, None, False, None, 0, None, None, *place, *Meaning()))
 
 
 def described(document: Any) -> str:

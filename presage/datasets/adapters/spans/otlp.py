@@ -48,6 +48,10 @@ class _Event(msgspec.Struct, gc=False):
     attributes: list[_Attribute] | None = None
 
 
+class _Link(msgspec.Struct, gc=False, rename="camel"):
+    trace_id: str = ""
+
+
 class _Status(msgspec.Struct, gc=False):
     code: int | str | None = None
     message: str | None = None
@@ -63,6 +67,7 @@ class _Span(msgspec.Struct, gc=False, rename="camel"):
     end_time_unix_nano: int | str | None = None
     attributes: list[_Attribute] | None = None
     events: list[_Event] | None = None
+    links: list[_Link] | None = None
     kind: int | str | None = None
     status: _Status | None = None
     dropped_attributes_count: int | None = None
@@ -192,6 +197,7 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
         remote=(span.flags or 0) & _PARENT_IS_REMOTE == _PARENT_IS_REMOTE or span.kind in _CALLED,
         flags=flags,
         unread=missed,
+        links=[link.trace_id for link in span.links or ()],
     )
 
 
@@ -287,6 +293,7 @@ def take_object(
         flags |= _flags(code, span.get("status_message", status.get("description", status.get("message"))))
         start = time_ns(span.get("start_time_unix_nano", span.get("start_time")))
         end = time_ns(span.get("end_time_unix_nano", span.get("end_time")))
+        links = [_id(link, "trace_id") for link in span.get("links") or ()]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         message = "a span whose events or times cannot be read; expected ISO 8601 or a number since 1970: export again"
         intake.refuse(place, message, "span with unreadable times", trace)
@@ -305,6 +312,7 @@ def take_object(
         remote=span.get("kind") in _CALLED,
         flags=flags,
         unread=unread,
+        links=filter(None, links),
     )
 
 

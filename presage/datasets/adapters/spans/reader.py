@@ -10,7 +10,8 @@ its steps, they are spilled again by workflow id, and `PendingConversations` num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -18,10 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from presage.datasets.adapters.files.text import Decode, Documents, Place, files_of
+from presage.datasets.adapters.spans.conventions import COPIED
 from presage.datasets.adapters.spans.exports import frame_rows, span_rows
 from presage.datasets.adapters.spans.intake import Intake, Partitions
+from presage.datasets.adapters.spans.links import followed
 from presage.datasets.adapters.spans.mlflow import take_mlflow
 from presage.datasets.adapters.spans.otlp import decode, take_spans
 from presage.datasets.adapters.spans.steps import (
@@ -32,8 +37,12 @@ from presage.datasets.adapters.spans.steps import (
     row_ranges,
     text_bytes,
     with_cached_tokens,
+    with_facts,
+    with_keys,
 )
 from presage.datasets.adapters.spans.tree import (
+    FAILED_ATTEMPT,
+    MOST_PARENTS,
     NEVER_ENDED,
     UNKNOWN_SERVICE,
     BrokenTreeError,
@@ -50,6 +59,7 @@ if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
 _MANY: Final = 2
+OVERLAP: Final = "trace that overlaps others of its session: a workflow of its own"
 _OF_WORKFLOW: Final = {
     "workflow_type": pa.string(),
     "workflow_id": pa.string(),
@@ -66,10 +76,18 @@ class _Trace(NamedTuple):
 
 
 class PendingConversations:
-    """Steps that wait for other traces, stored in `waiting`."""
+    """Steps that wait for other traces, in `waiting`, or in `linked` those of traces with links to or from others.
 
-    def __init__(self, waiting: Partitions) -> None:
+    `notices` counts what becomes of them.
+    """
+
+    def __init__(self, waiting: Partitions, linked: Partitions, notices: Counter[str]) -> None:
         self._waiting = waiting
+        self._linked = linked
+        self._notices = notices
+        self._facts: dict[str, TraceFacts] = {}  # of the traces in `linked`
+        self._empty: set[str] = set()  # those without a step
+        self._keys: list[NDArray[np.int64]] = []
         self._types: dict[str, set[str]] = {}  # of each service, up to `_MANY`
         self._named: dict[str, set[str | None]] = {}  # `gen_ai.workflow.name` of each service, up to `_MANY`
 
@@ -85,15 +103,53 @@ class PendingConversations:
 
     def add(self, rows: pa.Table) -> None:
         """Store rows of `StepRows.tables`, and marks of traces that lost spans."""
+        rows = with_keys(rows)
+        self._keys.append(rows["key"].drop_null().to_numpy())
         self._waiting.add(rows, "workflow_id")
+
+    def learn_linked(self, facts: TraceFacts, empty: bool) -> None:
+        """Record a trace with links to or from others, and whether it has no step."""
+        self._facts[facts.trace] = facts
+        if empty:
+            self._empty.add(facts.trace)
+
+    def add_linked(self, rows: pa.Table) -> None:
+        """Store rows of such traces."""
+        self._linked.add(rows, "trace")
 
     def workflows(self) -> Iterator[tuple[pa.Table, set[Workflow]]]:
         """For each partition, the rows of its workflows, and the spoiled workflows, whose rows are omitted."""
-        yield from map(self._joined, self._waiting)
+        found = followed(self._facts, self._empty, self._notices)
+        for rows in self._linked:
+            self.add(with_facts(rows, found))
+        copies = self._copies()
+        for rows in self._waiting:
+            yield self._joined(rows, copies)
 
-    def _joined(self, table: pa.Table) -> tuple[pa.Table, set[Workflow]]:
-        groups, bad = self._groups(table)
-        columns = [table.column(name).to_pylist() for name in ("step", "start", "leaf", "parent_steps")]
+    def _copies(self) -> dict[int, str]:
+        """For each key that several steps have the trace of the original: of the session that began first, then ended
+        first."""
+        keys = np.sort(np.concatenate([np.empty(0, np.int64), *self._keys]))
+        several = pa.array(np.unique(keys[1:][keys[1:] == keys[:-1]]))
+        sessions: dict[str, tuple[int, int, str]] = {}
+        found: dict[int, set[tuple[str, int, str]]] = {}
+        for rows in self._waiting if len(several) else ():
+            columns = [rows[name].to_pylist() for name in ("workflow_id", "begin", "end", "trace", "key")]
+            shared = pc.is_in(rows["key"], several).to_pylist()
+            for (name, begin, end, trace, key), is_shared in zip(zip(*columns, strict=True), shared, strict=True):
+                first, last, _ = sessions.get(name, (begin, end, name))
+                sessions[name] = min(first, begin), max(last, end), name
+                if is_shared:
+                    found.setdefault(key, set()).add((name, begin, trace))
+        return {key: min(of, key=lambda one: (sessions[one[0]], one))[-1] for key, of in found.items()}
+
+    def _joined(self, table: pa.Table, copies: Mapping[int, str]) -> tuple[pa.Table, set[Workflow]]:
+        keys, trace = table["key"].to_pylist(), table["trace"].to_pylist()
+        copied = [copies.get(key, of) != of for key, of in zip(keys, trace, strict=True)]
+        groups, bad = self._groups(table, copied)
+        self._notices[COPIED] += sum(copied)
+        names = ("step", "start", "ended", "leaf", "unanswered", "parent_steps")
+        columns = {name: table.column(name).to_pylist() for name in names}
         rows: list[int] = []
         steps: list[int] = []
         parents: list[tuple[int, ...]] = []
@@ -102,7 +158,8 @@ class PendingConversations:
         for key, traces in groups.items():
             if key in bad or not any(trace.rows for trace in traces):
                 continue
-            found, waited = _numbered([trace for trace in traces if trace.rows], *columns)
+            found, waited, failed = _numbered([one for one in traces if one.rows], columns, copied)
+            self._notices[FAILED_ATTEMPT] += failed
             rows += found
             steps += range(len(found))
             parents += waited
@@ -119,7 +176,7 @@ class PendingConversations:
             kept = kept.append_column(name, column)
         return kept, bad
 
-    def _groups(self, table: pa.Table) -> tuple[dict[Workflow, list[_Trace]], set[Workflow]]:
+    def _groups(self, table: pa.Table, copied: list[bool]) -> tuple[dict[Workflow, list[_Trace]], set[Workflow]]:
         """The traces of each workflow in start order, and the workflows that lost spans."""
         columns = [table.column(name).to_pylist() for name in ("workflow_id", "trace", "step", *TraceFacts._fields)]
         traces: dict[tuple[str, str], _Trace] = {}
@@ -134,6 +191,8 @@ class PendingConversations:
                 one.rows.append(row)
         applications: dict[tuple[str, str | None, str], list[_Trace]] = {}
         for (workflow_id, _), one in sorted(traces.items(), key=lambda item: (item[1].facts.begin, item[0])):
+            if one.rows and all(map(copied.__getitem__, one.rows)):
+                continue
             facts, service = one.facts, one.facts.service or UNKNOWN_SERVICE
             named = facts.workflow
             if named is None and not facts.rooted:
@@ -141,7 +200,7 @@ class PendingConversations:
             applications.setdefault((workflow_id, named, service if named is None else ""), []).append(one)
         groups: dict[Workflow, list[_Trace]] = {}
         bad_groups: set[Workflow] = set()
-        for (workflow_id, named, service), members in _apart(applications):
+        for (workflow_id, named, service), members in _apart(applications, self._notices):
             top = next((one.facts.top for one in members if one.facts.top is not None), None)
             workflow = (named or top or _only(self._types, service) or service, workflow_id)
             groups.setdefault(workflow, []).extend(members)
@@ -158,7 +217,7 @@ def _only(seen: dict[str, set[Any]], service: str) -> str | None:
 
 
 def _apart(
-    applications: dict[tuple[str, str | None, str], list[_Trace]],
+    applications: dict[tuple[str, str | None, str], list[_Trace]], notices: Counter[str]
 ) -> Iterator[tuple[tuple[str, str | None, str], list[_Trace]]]:
     """The traces of each workflow; roots that overlap share an id that is no conversation's, so each is a workflow."""
     for (workflow_id, name, service), members in applications.items():
@@ -166,26 +225,50 @@ def _apart(
         if all(end <= begin for (_, end), (begin, _) in pairwise(opened)):
             yield (workflow_id, name, service), members
         else:
+            notices[OVERLAP] += len(members)
             yield from (((one.facts.trace, name, service), [one]) for one in members)
 
 
 def _numbered(
-    traces: list[_Trace], step: list[int], start: list[int], leaf: list[bool], parents: list[list[int]]
-) -> tuple[list[int], list[tuple[int, ...]]]:
-    """The rows of a workflow in order, and the steps that each waited for; columns count steps within traces."""
+    traces: list[_Trace], columns: Mapping[str, list[Any]], copied: list[bool]
+) -> tuple[list[int], list[tuple[int, ...]], int]:
+    """The rows of a workflow in order, the steps that each waited for, and how many were failed attempts.
+
+    The columns count steps within traces. No steps are copies, and a request that ended a trace without an answer where
+    another trace went on. A trace that continues another by a link waits for what had ended there, else for what began
+    there last.
+    """
+    step, start, parents = columns["step"], columns["start"], columns["parent_steps"]
     waits: dict[int, tuple[int, ...]] = {}
+    stands: dict[int, tuple[int, ...]] = {}  # a step for itself, what is none for what it waited for
     siblings = Siblings(-1, ())
     order: list[tuple[int, int, int, int]] = []
-    for place, trace in enumerate(traces):
-        rows = sorted(trace.rows, key=step.__getitem__)
-        given = siblings.waited_for(trace.facts.begin)
+    rows_of: dict[str | None, list[int]] = {}
+    failed = 0
+    for place, (facts, found) in enumerate(traces):
+        rows = sorted(found, key=step.__getitem__)
+        given = siblings.waited_for(facts.begin)
+        if facts.links in rows_of:
+            before = [row for row in rows_of[facts.links] if start[row] < facts.begin]
+            done = [row for row in before if columns["ended"][row] <= facts.begin]
+            followed_by = {parent for row in done for parent in waits[row]}
+            given = tuple(row for row in done if row not in followed_by)[-MOST_PARENTS:] or tuple(before[-1:])
+        last: list[int] = []
         for row in rows:
-            waits[row] = tuple(rows[parent] for parent in parents[row]) if parents[row] else given
-            order.append((start[row], place, step[row], row))
-        siblings.ended(trace.facts.begin, trace.facts.end, tuple(row for row in rows if leaf[row]), place)
+            waits[row] = tuple({one: 0 for parent in parents[row] for one in stands[rows[parent]]}) or given
+            leaf = columns["leaf"][row]
+            attempt = leaf and columns["unanswered"][row] and place < len(traces) - 1
+            stands[row] = waits[row] if attempt or copied[row] else (row,)
+            failed += attempt
+            if stands[row] == (row,):
+                order.append((start[row], place, step[row], row))
+                rows_of.setdefault(facts.trace, []).append(row)
+            last += stands[row] if leaf else ()
+        if last:
+            siblings.ended(facts.begin, facts.end, tuple(dict.fromkeys(last)), place)
     found = [row for *_, row in sorted(order)]
     number = {row: i for i, row in enumerate(found)}
-    return found, [tuple(sorted(map(number.__getitem__, waits[row]))) for row in found]
+    return found, [tuple(sorted(map(number.__getitem__, waits[row]))) for row in found], failed
 
 
 _PARTITION_BYTES: Final = 32 * 2**20
@@ -277,8 +360,8 @@ class SpanWorkflows:
         """
         self._intake.flush()
         spans = self._intake.partitions
-        with Partitions(spans.count) as waiting:
-            conversations = PendingConversations(waiting)
+        with Partitions(spans.count) as waiting, Partitions(spans.count) as linked:
+            conversations = PendingConversations(waiting, linked, self._intake.notices)
             for table in spans:
                 yield from self._partition(table, conversations)
             for table, spoiled in conversations.workflows():
@@ -316,7 +399,7 @@ class SpanWorkflows:
         """The workflows that are complete in this partition; the other steps go to the conversations."""
         table = with_cached_tokens(table)
         columns = TraceColumns(table)
-        now, later = StepRows(), StepRows()
+        now, later, linked = StepRows(), StepRows(), StepRows()
         spoiled: set[Workflow] = set()
         for begin, stop in pairwise(columns.bounds):
             first = columns.first_span(begin, stop)
@@ -325,19 +408,25 @@ class SpanWorkflows:
             steps = self._steps(columns, first, stop)
             facts = columns.facts(first, stop, steps)
             conversations.learn(facts)
+            home = later if facts.waits else now
+            if facts.links or facts.trace in self._intake.linked:
+                home = linked
+                conversations.learn_linked(facts, empty=steps is not None and not steps.row)
             if begin < first or steps is None:
-                if facts.waits:
-                    later.add_mark(first, facts, SPOILED)
-                else:
+                if home is now:
                     spoiled.add((facts.known_type, facts.workflow_id))
+                else:
+                    home.add_mark(first, facts, SPOILED)
             elif steps.row:
-                (later if facts.waits else now).add(steps, first, facts)
+                home.add(steps, first, facts)
             elif facts.session is not None and not facts.whole:
-                later.add_mark(first, facts, NOT_WHOLE)
+                home.add_mark(first, facts, NOT_WHOLE)
         order = columns.order
         del columns
         for rows in later.tables(table, order):
             conversations.add(rows)
+        for rows in linked.tables(table, order):
+            conversations.add_linked(rows)
         if spoiled:
             yield self.source(None, frozenset(spoiled))
         for rows in now.tables(table, order):

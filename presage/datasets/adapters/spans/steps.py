@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from presage.datasets.adapters.files.text import Place
 from presage.datasets.adapters.spans.conventions import CONTENT, Flag, Naming, Role
 from presage.datasets.adapters.spans.tree import NEVER_ENDED, TraceFacts, TraceSpans, TraceSteps
 from presage.datasets.schema import TIMESTAMP
-from presage.datasets.schema.columns import dictionary_encoded
+from presage.datasets.schema.columns import dictionary_encoded, hashes
 
 _OF_SPANS: Final = tuple(column.name for column in fields(TraceSpans) if column.name != "contents")
 
@@ -43,7 +43,9 @@ class TraceColumns:
         columns |= {name: codes(table.column(name)) for name in ("service", "session", "workflow", "call")}
         self._columns = {name: column[self.order].tolist() for name, column in (columns | places).items()}
         self._start = self._columns["start"]
-        self._texts = {name: table.column(name) for name in ("trace", "label", "service", "session", "workflow")}
+        self._texts = {
+            name: table.column(name) for name in ("trace", "label", "service", "session", "workflow", "links")
+        }
 
     def first_span(self, first: int, stop: int) -> int:
         """The first row of a trace that is a span and no marker of a lost one; `stop` without one."""
@@ -75,6 +77,7 @@ class TraceColumns:
             workflow=self._said("workflow", first, stop, root, agreed=False),
             service=self._text("service", begin),
             top=None if top is None else self._text("label", top),
+            links=None if root is None else self._text("links", root),
             whole=steps is not None and steps.whole,
             stopped=steps is not None and steps.stopped,
             failed=steps is not None and steps.failed,
@@ -140,7 +143,7 @@ _CHUNK_ROWS: Final = 16384
 _CHUNK_BYTES: Final = 32 * 2**20
 _TEXTS: Final = ("system_prompt", "input_text", "output_text")
 _FROM_SPANS: Final = ("model", "input_tokens", "output_tokens", "cached_input_tokens", "finish_reason", *_TEXTS)
-_FACTS: Final = [*[pa.string()] * 5, *[pa.bool_()] * 4, *[pa.int64()] * 3]
+_FACTS: Final = [*[pa.string()] * 6, *[pa.bool_()] * 4, *[pa.int64()] * 3]
 """The types of the columns that `TraceFacts` become."""
 _NS_PER_US: Final = 1000
 SPOILED, NOT_WHOLE = -1, -2
@@ -211,7 +214,7 @@ class StepRows:
             columns[name] = pa.array(values, kind).take(trace)
         agent = spans.column("label").take(rows["agent"])
         # What no span names is named as its missing root would: by the workflow.
-        naming, role = (spans.column(name).take(rows["row"]) for name in ("naming", "role"))
+        naming, role, flags = (spans.column(name).take(rows["row"]) for name in ("naming", "role", "flags"))
         unnamed = pc.and_(pc.equal(naming, int(Naming.NOT)), pc.invert(columns["rooted"]))
         unnamed = pc.and_(unnamed, pc.equal(rows["agent"], rows["row"]))
         started, ended = (rows[name].to_numpy() for name in ("started", "ended"))
@@ -226,11 +229,36 @@ class StepRows:
                 "started_at": pa.array(started // _NS_PER_US).cast(TIMESTAMP),
                 "ended_at": pa.array(ended // _NS_PER_US, mask=ended == NEVER_ENDED).cast(TIMESTAMP),
                 "start": rows["started"],
+                "ended": rows["ended"],
+                **{f"span_{name}": spans.column(name).take(rows["row"]) for name in ("span", "call", "start", "end")},
+                "unanswered": pc.not_equal(pc.bit_wise_and(flags, pa.scalar(int(Flag.UNANSWERED), pa.int8())), 0),
                 "complete": pc.and_not(columns["whole"], columns["stopped"]),
                 "success": pc.if_else(columns["failed"], False, pa.scalar(None, pa.bool_())),
                 "line": spans.column("line").take(rows["row"]),
             }
         )
+
+
+def with_keys(rows: pa.Table) -> pa.Table:
+    """Rows of `StepRows.tables` with a `key` that a step and its copies share: of the id of its response or call, else
+    of its span if that is random, and of its times."""
+    span, call, start, end = (rows[f"span_{name}"] for name in ("span", "call", "start", "end"))
+    random = pc.and_(pc.equal(pc.utf8_length(span), 16), pc.invert(pc.starts_with(span, "00")))
+    names = pc.coalesce(call, pc.if_else(random, span, None))
+    known = pc.and_(pc.is_valid(names), pc.is_valid(end))
+    key = hashes(pc.fill_null(names, "")).astype(np.int64)
+    for times, factor in ((start, 0x1E3779B97F4A7C15), (pc.fill_null(end, 0), 0x42B2AE3D27D4EB4F)):
+        key ^= times.to_numpy() * np.int64(factor)  # wraps
+    return rows.append_column("key", pc.if_else(known, pa.array(key), None))
+
+
+def with_facts(table: pa.Table, found: Mapping[str, tuple[str, TraceFacts]]) -> pa.Table:
+    """Rows of `StepRows.tables` with other workflow ids and facts, by trace."""
+    given = [(name, *facts) for name, facts in map(found.__getitem__, table["trace"].to_pylist())]
+    names = ("workflow_id", *TraceFacts._fields)
+    for name, kind, values in zip(names, (pa.string(), *_FACTS), zip(*given, strict=True), strict=True):
+        table = table.set_column(table.schema.get_field_index(name), name, pa.array(values, kind))
+    return table
 
 
 def text_bytes(table: pa.Table) -> NDArray[np.int64]:

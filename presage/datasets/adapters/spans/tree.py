@@ -44,10 +44,11 @@ _STEPS_IF_EMPTY: Final = (_TOOL, int(Role.AGENT), _MAYBE)
 _OUTER: Final = (int(Role.WORKFLOW), int(Role.CHAIN), int(Role.AGENT), int(Role.NODE))
 _NODE: Final = int(Role.NODE)
 _CALLS: Final = (_LLM, _TOOL)
+FAILED_ATTEMPT: Final = "failed attempt, which is no step"
 PAUSED: Final = "trace that paused: not complete"
 ROOT_FAILED: Final = "trace whose root failed: not complete"
 ROOT_MISSING: Final = "trace whose root is missing: not complete"
-"""Notices of a whole trace."""
+"""Notices; but for the first, of a whole trace."""
 _ERROR, _UNANSWERED, _PAUSED, _LOST = map(int, (Flag.ERROR, Flag.UNANSWERED, Flag.PAUSED, Flag.LOST))
 _EXPLICITLY, _WEAKLY = int(Naming.EXPLICITLY), int(Naming.WEAKLY)
 NEVER_ENDED: Final = 2**63 - 1
@@ -123,6 +124,7 @@ class TraceFacts(NamedTuple):
     workflow: str | None  # `gen_ai.workflow.name`
     service: str | None
     top: str | None  # name of the outermost workflow, chain or agent span, if the root is present
+    links: str | None  # the ids of the traces that the root links to, separated by blanks
     whole: bool  # as in `TraceSteps`, as the next two
     stopped: bool
     failed: bool
@@ -368,7 +370,7 @@ class _Tree:
             if kind == _LLM and not wrapped:
                 if flags[row] & _UNANSWERED and row != final:
                     tried[row] = True
-                    self.notes["failed attempt, which is no step"] += 1
+                    self.notes[FAILED_ATTEMPT] += 1
                     continue
                 is_step[row], requests[row] = True, 1
                 if begins < self.end[row]:
