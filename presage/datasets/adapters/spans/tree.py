@@ -11,9 +11,9 @@ Agents. An LLM step belongs to the agent that its own span names, else to the ne
 a tool or names an agent, else to the nearest chain or workflow, else to its own name. A tool step is named by its tool.
 
 Order. Steps are numbered in start order, of equal starts the first to end first, then in the order of span ids, in
-which the rows are given. Clocks of machines differ, so the children of one span are
-adjusted together by service: children that begin before the span are moved, with their subtrees, to its start; children
-of another service that do not lie inside the span are moved to its middle, as Jaeger does, if they fit.
+which the rows are given. Clocks of machines differ, so the children of one span are adjusted together by service:
+children that begin before the span are moved, with their subtrees, to its start; children of another service that do
+not lie inside the span are moved to its middle, as Jaeger does, if they fit.
 
 Dependencies. Among the children of one span, a child waits for those that ended before it started, except those
 followed by another of them; the step waits for their last steps. If no sibling ended before, it waits for what its
