@@ -144,8 +144,10 @@ class PendingConversations:
         return {key: min(of, key=lambda one: (sessions[one[0]], one))[-1] for key, of in found.items()}
 
     def _joined(self, table: pa.Table, copies: Mapping[int, str]) -> tuple[pa.Table, set[Workflow]]:
-        keys, trace = table["key"].to_pylist(), table["trace"].to_pylist()
-        copied = [copies.get(key, of) != of for key, of in zip(keys, trace, strict=True)]
+        copied = [False] * len(table)
+        if copies:
+            places = zip(table["key"].to_pylist(), table["trace"].to_pylist(), strict=True)
+            copied = [copies.get(key, trace) != trace for key, trace in places]
         groups, bad = self._groups(table, copied)
         self._notices[COPIED] += sum(copied)
         names = ("step", "start", "ended", "leaf", "unanswered", "parent_steps")
@@ -238,9 +240,10 @@ def _numbered(
     another trace went on. A trace that continues another by a link waits for what had ended there, else for what began
     there last.
     """
-    step, start, parents = columns["step"], columns["start"], columns["parent_steps"]
+    step, start, parents, leaf = (columns[name] for name in ("step", "start", "parent_steps", "leaf"))
+    unanswered = columns["unanswered"]
     waits: dict[int, tuple[int, ...]] = {}
-    stands: dict[int, tuple[int, ...]] = {}  # a step for itself, what is none for what it waited for
+    stands: dict[int, tuple[int, ...]] = {}  # what is no step, for what it waited for
     siblings = Siblings(-1, ())
     order: list[tuple[int, int, int, int]] = []
     rows_of: dict[str | None, list[int]] = {}
@@ -253,19 +256,21 @@ def _numbered(
             done = [row for row in before if columns["ended"][row] <= facts.begin]
             followed_by = {parent for row in done for parent in waits[row]}
             given = tuple(row for row in done if row not in followed_by)[-MOST_PARENTS:] or tuple(before[-1:])
-        last: list[int] = []
         for row in rows:
-            waits[row] = tuple({one: 0 for parent in parents[row] for one in stands[rows[parent]]}) or given
-            leaf = columns["leaf"][row]
-            attempt = leaf and columns["unanswered"][row] and place < len(traces) - 1
-            stands[row] = waits[row] if attempt or copied[row] else (row,)
+            waited = tuple(rows[parent] for parent in parents[row])
+            if stands and waited:
+                waited = tuple(dict.fromkeys(one for of in waited for one in stands.get(of, (of,))))
+            waits[row] = waited or given
+            attempt = unanswered[row] and leaf[row] and place < len(traces) - 1
             failed += attempt
-            if stands[row] == (row,):
+            if attempt or copied[row]:
+                stands[row] = waits[row]
+            else:
                 order.append((start[row], place, step[row], row))
-                rows_of.setdefault(facts.trace, []).append(row)
-            last += stands[row] if leaf else ()
+        rows_of[facts.trace] = [row for row in rows if row not in stands]
+        last = dict.fromkeys(one for row in rows if leaf[row] for one in stands.get(row, (row,)))
         if last:
-            siblings.ended(facts.begin, facts.end, tuple(dict.fromkeys(last)), place)
+            siblings.ended(facts.begin, facts.end, tuple(last), place)
     found = [row for *_, row in sorted(order)]
     number = {row: i for i, row in enumerate(found)}
     return found, [tuple(sorted(map(number.__getitem__, waits[row]))) for row in found], failed

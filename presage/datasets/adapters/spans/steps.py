@@ -249,6 +249,7 @@ def with_keys(rows: pa.Table) -> pa.Table:
     key = hashes(pc.fill_null(names, "")).astype(np.int64)
     for times, factor in ((start, 0x1E3779B97F4A7C15), (pc.fill_null(end, 0), 0x42B2AE3D27D4EB4F)):
         key ^= times.to_numpy() * np.int64(factor)  # wraps
+    rows = rows.drop_columns([f"span_{name}" for name in ("span", "call", "start", "end")])
     return rows.append_column("key", pc.if_else(known, pa.array(key), None))
 
 
