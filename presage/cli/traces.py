@@ -63,7 +63,10 @@ def ingest(
     ] = None,
     skip_bad: options.SkipBad = False,
     strict: Annotated[
-        bool, typer.Option(help="Fail, with exit code 2, if anything in spans was not read, dropped or mended.")
+        bool,
+        typer.Option(
+            help="Fail, with exit code 2, if anything in spans was not read, was lost or dropped, or is doubtful."
+        ),
     ] = False,
     parents_elsewhere: Annotated[
         bool,

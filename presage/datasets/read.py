@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from presage.datasets.adapters import open_sources
 from presage.datasets.adapters.files.tables import is_frame, read_frame
+from presage.datasets.adapters.spans.exports import are_spans
 from presage.datasets.adapters.spans.reader import read_span_frame
-from presage.datasets.adapters.spans.tables import are_spans
 from presage.datasets.schema import concat, trace_schema
 from presage.datasets.schema.source import Origin, Source, Workflow, named
 from presage.datasets.schema.validate import drop_invalid, refuse_all_skipped, validate, without

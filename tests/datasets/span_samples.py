@@ -100,9 +100,9 @@ def envelope(spans: Iterable[ReadableSpan]) -> dict[str, Any]:
     for resource in document["resourceSpans"]:
         for scope in resource["scopeSpans"]:
             for span in scope["spans"]:
-                for key in ("traceId", "spanId", "parentSpanId"):
-                    if key in span:
-                        span[key] = base64.b64decode(span[key]).hex()
+                for one in (span, *span.get("links", ())):
+                    for key in {"traceId", "spanId", "parentSpanId"} & one.keys():
+                        one[key] = base64.b64decode(one[key]).hex()
     return document
 
 

@@ -12,6 +12,7 @@ from span_samples import Recorder, agent, chat, envelope, raw_spans, steps, tool
 
 from presage.datasets.adapters.spans.attributes import PLAN
 from presage.datasets.adapters.spans.dialects import DIALECTS
+from presage.datasets.ingest import ingest
 from presage.datasets.read import Traces, read_traces
 from presage.errors import TraceError
 
@@ -576,3 +577,25 @@ def test_a_wrapper_that_its_own_dialect_knows_is_no_unknown_span(recorder: Recor
     with recorder.span("spring_ai chat_client", 0, 9, None, client) as wrapper:
         recorder.add("chat m", 0, 2, wrapper, chat())
     assert dict(read(recorder, tmp_path).notices) == {"span of a kind that is no step: chat_client": 1}
+
+
+def test_strict_refuses_what_was_not_read_and_no_kind_that_is_rightly_no_step(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    with recorder.span("invoke_agent a", 0, 9, attributes=agent("a", **{"gen_ai.conversation.id": "s"})) as root:
+        for name, attributes in (
+            ("embeddings m", {"gen_ai.operation.name": "embeddings", "gen_ai.request.model": "m"}),
+            ("embed documents", {"gen_ai.request.model": "m"}),
+            ("retriever", {"openinference.span.kind": "RETRIEVER"}),
+            ("spring_ai chat_client", {"spring.ai.kind": "chat_client", "gen_ai.operation.name": "framework"}),
+            ("POST /chat", {"gen_ai.conversation.id": "s", "gen_ai.system": "openai"}),
+            ("node", {"openinference.span.kind": "CHAIN"}),
+        ):
+            recorder.add(name, 1, 2, root, attributes)
+        recorder.add("chat m", 3, 4, root, chat())
+    path = write_lines(tmp_path / "spans.json", envelope(recorder.spans))
+    assert ingest([path], tmp_path / "store", strict=True).steps == 1
+    recorder.add("rewrite m", 10, 11, None, {"gen_ai.operation.name": "rewrite", "gen_ai.request.model": "m"})
+    write_lines(path, envelope(recorder.spans))
+    with pytest.raises(TraceError, match="1 × span not read: rewrite"):
+        ingest([path], tmp_path / "other", strict=True)

@@ -23,10 +23,11 @@ def line(span: dict[str, Any]) -> str:
 
 @st.composite
 def exported(draw: st.DrawFn) -> list[str]:
-    """Spans of some traces in lines: ties of milliseconds, lost parents, spans reported twice, twins, failures."""
+    """Spans of some traces in lines: ties of milliseconds, lost parents, spans reported twice, twins, failures, copies
+    in other traces, links."""
     lines = []
     for trace in range(draw(st.integers(1, 3))):
-        session = draw(st.sampled_from([None, "s"]))
+        session = draw(st.sampled_from([None, "s", "t"]))
         for number in range(draw(st.integers(1, 8))):
             kind = draw(st.sampled_from(KINDS))
             start = draw(st.integers(0, 4))
@@ -38,6 +39,7 @@ def exported(draw: st.DrawFn) -> list[str]:
                 "gen_ai.tool.name": "t" if kind == "execute_tool" else "",
                 "gen_ai.usage.output_tokens": str(draw(st.integers(0, 2))),
                 "session.id": session if number == 0 and session else "",
+                "gen_ai.response.id": draw(st.sampled_from(["", "", "r"])),
             }
             span: dict[str, Any] = {
                 "traceId": f"{trace + 1:032x}",
@@ -47,6 +49,7 @@ def exported(draw: st.DrawFn) -> list[str]:
                 "startTimeUnixNano": str(BEGIN + start * MS),
                 "endTimeUnixNano": str(BEGIN + draw(st.integers(start, 6)) * MS) if draw(st.booleans()) else "0",
                 "status": {"code": draw(st.sampled_from([0, 2]))},
+                "links": [{"traceId": f"{one:032x}"} for one in draw(st.sets(st.integers(1, 4), max_size=2))],
                 "attributes": [{"key": key, "value": {"stringValue": of}} for key, of in attributes.items() if of],
             }
             if span["parentSpanId"] == "0" * 16:

@@ -9,24 +9,25 @@ or a check of the content to `detect`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from presage.datasets.adapters.files.first_row import first_columns
+import pyarrow as pa
+
 from presage.datasets.adapters.files.jsonl import read_jsonl
 from presage.datasets.adapters.files.tables import read_csv, read_parquet
-from presage.datasets.adapters.files.text import JSON_SUFFIXES, TABLE_SUFFIXES, first_document
+from presage.datasets.adapters.files.text import JSON_SUFFIXES, TABLE_SUFFIXES, CsvRows, first_document
 from presage.datasets.adapters.recording import is_recording, read_recording
-from presage.datasets.adapters.spans.exports import is_console_print, names_of_unread, unwrapped
+from presage.datasets.adapters.spans.exports import are_spans, names_of_unread, unwrapped
 from presage.datasets.adapters.spans.mlflow import is_mlflow
 from presage.datasets.adapters.spans.otlp import is_otlp, is_span
 from presage.datasets.adapters.spans.reader import read_mlflow, read_spans
-from presage.datasets.adapters.spans.tables import are_spans
 from presage.datasets.schema.source import JoiningReader, Reader, Source
 from presage.datasets.store import scan_store
-from presage.datasets.store.parts import is_store
+from presage.datasets.store.parts import is_store, open_parquet
 from presage.errors import TraceError
 
 Chunks = Callable[[], Iterator[Source]]
@@ -61,7 +62,7 @@ def detect(path: Path) -> str | None:
             return "mlflow"
         if is_otlp(document) or is_span(document) or unwrapped(document) is not None:
             return "otel"
-    if path.name.endswith(TABLE_SUFFIXES) and are_spans(first_columns(path)):
+    if path.name.endswith(TABLE_SUFFIXES) and are_spans(_first_columns(path)):
         return "otel"
     if path.is_dir():
         return None
@@ -120,7 +121,7 @@ def _reader(path: Path, source_format: str) -> Reader:
     if name is None:
         known = ", ".join((*SUFFIXES, ".json", ".json.gz"))
         raise TraceError(f"{path}: unknown kind of file; known: {known}, or a store: rename it or name its format")
-    columns = first_columns(path)
+    columns = _first_columns(path)
     if columns >= {"prompt", "correct"} and "workflow_id" not in columns:
         raise TraceError(
             f"{path}: these are outcomes, which a router learns from; expected a trace: rows of steps, with "
@@ -134,7 +135,7 @@ def _export_not_read(path: Path) -> str | None:
     if path.is_dir() or not path.name.endswith(JSON_SUFFIXES):
         return None
     with path.open("rb") as raw:
-        if is_console_print(raw.read(400)):
+        if re.match(rb"\s*\{\s*(?:resource|traceId|instrumentationScope|name): ", raw.read(400)) is not None:
             return (
                 "what JavaScript's ConsoleSpanExporter prints, which is no JSON: export with OTLPTraceExporter to a "
                 "collector's file exporter"
@@ -142,11 +143,25 @@ def _export_not_read(path: Path) -> str | None:
     return names_of_unread(first_document(path))
 
 
+def _first_columns(path: Path) -> frozenset[str]:
+    """The columns of a CSV or Parquet file, or the keys of the first JSON document; empty if there are none to read."""
+    try:
+        if path.name.endswith((".csv", ".csv.gz")):
+            return frozenset(CsvRows(path).names)
+        if path.name.endswith(".parquet"):
+            with open_parquet(path) as opened:
+                return frozenset(opened.schema_arrow.names)
+        document = first_document(path) if path.name.endswith(JSON_SUFFIXES) else None
+    except (TraceError, pa.ArrowException, OSError):  # the reader says why
+        return frozenset()
+    return frozenset(document) if isinstance(document, Mapping) else frozenset()
+
+
 def is_trace(path: Path) -> bool:
     """Whether a file or folder holds a trace in any format, for readers that expect something else."""
     if path.is_dir() and is_store(path):
         return True
-    return detect(path) in ("recording", *JOINING) or first_columns(path) >= {"workflow_id", "agent"}
+    return detect(path) in ("recording", *JOINING) or _first_columns(path) >= {"workflow_id", "agent"}
 
 
 def _scan_store(path: Path, _: bool) -> Iterator[Source]:

@@ -29,22 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.recording import (
-    ADDED,
-    FILE_NAME,
-    INSTANCE_FOLDER,
-    INSTANCE_KEY,
-    LAYER_KEY,
-    LOCK,
-    MODEL_KEY,
-    OPEN,
-    RECORDED_EXPIRED,
-    RECORDED_FINISHED,
-    TABLES,
-    VERSION,
-    VERSION_KEY,
-    WHOLE,
-)
+from presage.datasets import recording as layout
 from presage.datasets.schema import STATE_COLUMNS, conform, trace_schema
 from presage.datasets.schema.source import Origin, Source
 from presage.errors import TraceError
@@ -231,7 +216,7 @@ def ended_runs(ends: Iterable[pa.RecordBatch]) -> dict[int, int]:
     """The number of steps of each ended run, from the columns END_NUMBERS of the ends."""
     found: dict[int, int] = {}
     for batch in ends:
-        known = batch.filter(pc.is_in(batch["how"], pa.array([RECORDED_FINISHED, RECORDED_EXPIRED])))
+        known = batch.filter(pc.is_in(batch["how"], pa.array([layout.RECORDED_FINISHED, layout.RECORDED_EXPIRED])))
         found.update(zip(known["run"].to_pylist(), known["steps"].to_pylist(), strict=True))
     return found
 
@@ -290,10 +275,12 @@ def engines(path: Path) -> list[RecordedEngine]:
     found = _folders(path)
     if not found:
         raise TraceError(
-            f"{path}: no recording ({INSTANCE_FOLDER}*/{LOCK} is missing); expected the folder of the recorder's "
-            "settings: check the path"
+            f"{path}: no recording ({layout.INSTANCE_FOLDER}*/{layout.LOCK} is missing); expected the folder of the "
+            "recorder's settings: check the path"
         )
-    return [RecordedEngine(one, one.name.removeprefix(INSTANCE_FOLDER), _records(one / LOCK)) for one in found]
+    return [
+        RecordedEngine(one, one.name.removeprefix(layout.INSTANCE_FOLDER), _records(one / layout.LOCK)) for one in found
+    ]
 
 
 def batches(
@@ -310,13 +297,15 @@ def batches(
         except FileNotFoundError:
             # The recorder has closed and renamed it. If it was removed, its steps are missing.
             with suppress(FileNotFoundError):
-                yield from _file_batches(path.with_name(path.name.replace(OPEN, WHOLE)), table, columns, lost)
+                yield from _file_batches(
+                    path.with_name(path.name.replace(layout.OPEN, layout.WHOLE)), table, columns, lost
+                )
 
 
 def _folders(path: Path) -> list[Path]:
-    if path.name.startswith(INSTANCE_FOLDER) and (path / LOCK).is_file():
+    if path.name.startswith(layout.INSTANCE_FOLDER) and (path / layout.LOCK).is_file():
         return [path]
-    return sorted(lock.parent for lock in path.glob(f"{INSTANCE_FOLDER}*/{LOCK}"))
+    return sorted(lock.parent for lock in path.glob(f"{layout.INSTANCE_FOLDER}*/{layout.LOCK}"))
 
 
 def _records(lock: Path) -> bool:
@@ -337,7 +326,7 @@ def _records(lock: Path) -> bool:
 
 
 def _files(folder: Path, table: str) -> list[Path]:
-    names = [path for path in folder.iterdir() if FILE_NAME.fullmatch(path.name)]
+    names = [path for path in folder.iterdir() if layout.FILE_NAME.fullmatch(path.name)]
     return sorted(path for path in names if path.name.startswith(f"{table}-"))
 
 
@@ -347,7 +336,7 @@ def _file_batches(
     size = path.stat().st_size
     if not size:
         return
-    wanted = None if columns is None else [TABLES[table].get_field_index(name) for name in columns]
+    wanted = None if columns is None else [layout.TABLES[table].get_field_index(name) for name in columns]
     options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
     with pa.memory_map(str(path)) as source:
         position = 0
@@ -370,26 +359,26 @@ def _file_batches(
                 lost[TORN_BYTES] += size - position
                 return
             if columns is None and served.lacks:
-                missing = [pa.nulls(batch.num_rows, TABLES[table].field(name).type) for name in served.lacks]
-                batch = pa.RecordBatch.from_arrays([*batch.columns, *missing], schema=TABLES[table])
+                missing = [pa.nulls(batch.num_rows, layout.TABLES[table].field(name).type) for name in served.lacks]
+                batch = pa.RecordBatch.from_arrays([*batch.columns, *missing], schema=layout.TABLES[table])
             yield batch, served
 
 
 def _served(reader: pa.RecordBatchStreamReader, path: Path, table: str, columns: Sequence[str] | None) -> Served:
     facts = reader.schema.metadata or {}
-    version = facts.get(VERSION_KEY, b"none").decode(errors="replace")
-    if version not in (VERSION, *ADDED) or INSTANCE_KEY not in facts:
+    version = facts.get(layout.VERSION_KEY, b"none").decode(errors="replace")
+    if version not in (layout.VERSION, *layout.ADDED) or layout.INSTANCE_KEY not in facts:
         raise TraceError(
-            f"{path}: recording version {version}, this release reads versions {', '.join((*ADDED, VERSION))}: ingest "
-            "it with the release that recorded it"
+            f"{path}: recording version {version}, this release reads versions "
+            f"{', '.join((*layout.ADDED, layout.VERSION))}: ingest it with the release that recorded it"
         )
-    lacks = ADDED.get(version, ()) if table == "steps" else ()
-    names = columns or [name for name in TABLES[table].names if name not in lacks]
-    wanted = pa.schema([TABLES[table].field(name) for name in names])
+    lacks = layout.ADDED.get(version, ()) if table == "steps" else ()
+    names = columns or [name for name in layout.TABLES[table].names if name not in lacks]
+    wanted = pa.schema([layout.TABLES[table].field(name) for name in names])
     if not reader.schema.equals(wanted):
         raise TraceError(f"{path}: not the columns of {table} in a recording: remove the file, or record again")
     return Served(
-        facts[MODEL_KEY].decode() if MODEL_KEY in facts else None,
-        int(facts[LAYER_KEY]) if LAYER_KEY in facts else None,
+        facts[layout.MODEL_KEY].decode() if layout.MODEL_KEY in facts else None,
+        int(facts[layout.LAYER_KEY]) if layout.LAYER_KEY in facts else None,
         lacks,
     )

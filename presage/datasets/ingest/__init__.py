@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from presage.datasets.adapters.spans.conventions import doubtful
 from presage.datasets.ingest.sources import Feed, Gathered, Progress, feeds_of, gather
 from presage.datasets.ingest.spill import Journal, Planned, RangeWritten, ranges, read_range
 from presage.datasets.schema import conform, workflow_codes, workflow_count
@@ -77,7 +78,7 @@ def ingest(
         store: folder of the store.
         since: skip workflows that began before this time (with a zone) or have no start time.
         skip_bad: skip and count workflows with a bad row, instead of raising.
-        strict: raise where spans hold anything that was not read, was dropped or had to be mended.
+        strict: raise where anything in spans was not read, was lost or dropped, or is doubtful.
         source_format: as for `read_traces`.
         parents_elsewhere: as for `open_sources`.
         on_ray: read the paths with Ray Data, in groups; all workers share a file system.
@@ -111,7 +112,7 @@ def ingest(
                     progress=progress,
                 )
                 if strict:
-                    refuse_notices(gathered.notices)
+                    refuse_notices(doubtful(gathered.notices))
                 names = [one.name for one in inputs]
                 report = _SecondPass(names, gathered, root, manifest, journal, since, skip_bad).run(progress)
             except (PresageError, OSError):

@@ -86,10 +86,12 @@ def refuse_all_skipped(kept: int, skipped: Mapping[str, int], names: str) -> Non
 
 
 def refuse_notices(notices: Mapping[str, int]) -> None:
-    """Raise if anything in spans was not read, was dropped or had to be mended."""
+    """Raise if there are notices, of what was not read or is doubtful in spans."""
     if notices:
         found = "; ".join(f"{count} × {what}" for what, count in notices.items())
-        raise TraceError(f"the spans were not read as they are, and --strict was given: {found}. See docs/traces.md")
+        raise TraceError(
+            f"not all of the spans was read, or for certain, and --strict was given: {found}. See docs/traces.md"
+        )
 
 
 def _problems(

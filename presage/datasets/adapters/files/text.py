@@ -152,11 +152,8 @@ def first_document(path: Path) -> Any:
     Raises TraceError if a file cannot be read, or is not UTF-8 text.
     """
 
-    class NoDocumentError(Exception):
-        pass
-
     def stop(*_: object) -> None:
-        raise NoDocumentError
+        raise LookupError
 
     def decode(text: bytes) -> Any:  # even if a byte is not UTF-8: the format's reader raises then
         return msgspec.json.decode(text.decode(errors="replace"))
@@ -167,7 +164,7 @@ def first_document(path: Path) -> Any:
         return None
     try:
         return next(iter(Documents(files, stop, decode)), (None, None))[1]
-    except NoDocumentError:
+    except LookupError:
         return None
 
 

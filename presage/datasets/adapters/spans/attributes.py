@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -354,22 +355,17 @@ def _count(key: str, value: Any, problem: Problem) -> int | None:
     if isinstance(value, str):
         if value.strip().lower() in _MISSING:
             return None
-        try:
+        with suppress(ValueError):
             value = float(value)
-        except ValueError:
-            problem(key, _TYPE)
-            return None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
+    if type(value) is not int:
         problem(key, _TYPE)
-        return None
-    if value == -1:
-        return None  # unknown, in the word of many
-    if not 0 <= value <= _LARGEST:
+    elif 0 <= value <= _LARGEST:
+        return value
+    elif value != -1:  # unknown, in the word of many
         problem(key, _RANGE)
-        return None
-    return value
+    return None
 
 
 def _first_reason(key: str, value: Any, problem: Problem) -> str | None:

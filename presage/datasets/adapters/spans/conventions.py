@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum, IntFlag
 from typing import Final, NamedTuple
 
@@ -83,6 +84,7 @@ SPAN_SCHEMA: Final = pa.schema(
         ("service", pa.string()),
         ("start", pa.int64()),
         ("end", pa.int64()),
+        ("links", pa.string()),
         ("file", pa.int32()),
         ("line", pa.int64()),
         *((name, _TYPES.get(name, pa.string())) for name in Meaning._fields),
@@ -91,6 +93,33 @@ SPAN_SCHEMA: Final = pa.schema(
 """A span on disk or, where `span` is null, the note that a span of this trace could not be read.
 
 Times are nanoseconds since 1970; `end` is null while the span is unfinished. `remote`: its parent ran in another
-process. `service` is the application it came from."""
+process. `service` is the application it came from. `links` are the ids of the other traces that the first span of a
+trace links to, separated by blanks."""
+COPIED: Final = "step copied from another trace, as into a fork of its session: counted there"
+CONTINUED: Final = "trace that continues another by a link: one workflow"
+LINKS_MISSING: Final = "trace that links to others that are not here"
+LINKS_DOUBTED: Final = "trace that links to several others, or to another session: apart, and none of them complete"
+INFORMATION: Final = (
+    "span of a kind that is no step",
+    "span reported again",
+    "span exported twice",
+    COPIED,
+    "span with an error",
+    "failed attempt",
+    "agent without a request",
+    "request that was open around its tools",
+    CONTINUED,
+    LINKS_MISSING,
+    "trace that paused",
+    "trace whose root failed",
+)
+"""How the notices begin that tell by which rule something was rightly no step, or is no success."""
+
+
+def doubtful(notices: Mapping[str, int]) -> dict[str, int]:
+    """The notices of what was not read, was lost or dropped, or is read by a guess: all others than `INFORMATION`."""
+    return {what: count for what, count in notices.items() if not what.startswith(INFORMATION)}
+
+
 CONTENT: Final = tuple(name for name in SPAN_SCHEMA.names if name not in ("span", "parent", "file", "line"))
 """The columns in which a span and its twin agree."""

@@ -1,17 +1,24 @@
 """Exports of tracing products, as OTLP or as spans of one JSON object each.
 
 Read are a collector's OTLP in other spellings (snake_case, Tempo's batches, one span or one scope a line), pages of
-Phoenix' REST API, observations of Langfuse (rows, or traces that hold them), and spans of the OpenAI Agents SDK. Each
-becomes what `otlp` reads; nothing is interpreted here.
+Phoenix' REST API, its data frame of spans (also as CSV or Parquet), observations of Langfuse (rows, or traces that hold
+them), and spans of the OpenAI Agents SDK. Each becomes what `otlp` reads; nothing is interpreted here.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+
+from presage.datasets.adapters.files.text import CsvRows
 from presage.datasets.schema.messages import from_json
+from presage.datasets.store.parts import first_line, open_parquet, row_batches
+from presage.errors import TraceError
 
 _UNDERSCORE: Final = re.compile(r"_([a-z])")
 _OTLP_KEYS: Final = frozenset({"resource_spans", "resource_logs"})
@@ -38,11 +45,6 @@ def names_of_unread(document: Any) -> str | None:
     first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else document
     unread = next((name for key, name in _UNREAD.items() if key in first), None)
     return unread and f"{unread}: export OTLP JSON, as a collector's file exporter writes it"
-
-
-def is_console_print(text: bytes) -> bool:
-    """Whether text is what JavaScript's console exporter prints, which is no JSON."""
-    return re.match(rb"\s*\{\s*(?:resource|traceId|instrumentationScope|name): ", text) is not None
 
 
 def _camel(value: Any) -> Any:
@@ -137,3 +139,43 @@ _EXPORTS: Final[tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str
     (_is_page, lambda one: one["data"]),
 )
 """How each export is recognised, and what it stands for."""
+
+
+def are_spans(columns: Iterable[str]) -> bool:
+    """Whether a table with these columns holds spans."""
+    return {"context.trace_id", "context.span_id"} <= set(columns)
+
+
+def span_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The spans of a CSV or Parquet file with their lines or rows, from 1; raises TraceError if it cannot be read."""
+    if not path.name.endswith(".parquet"):
+        reading = CsvRows(path)
+        for row in reading:
+            if row.problem:
+                raise TraceError(f"{path}, line {row.line}: {row.problem}")
+            yield row.line, {name: field for name, field in zip(reading.names, row.fields, strict=True) if field}
+        return
+    try:
+        with open_parquet(path) as file:
+            number = 0
+            for rows, _ in row_batches(file, file.schema_arrow.names):
+                for row in rows.to_pylist():
+                    number += 1
+                    yield number, _without_missing(row)
+    except (pa.ArrowException, OSError) as error:
+        raise TraceError(f"{path}: cannot be read as Parquet ({first_line(error)}): write the file again") from error
+
+
+def frame_rows(frame: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The spans of a pandas data frame with their rows, from 0; an index that is named is a column."""
+    named = frame.reset_index([name for name in frame.index.names if name is not None])
+    for number, row in enumerate(named.to_dict("records")):
+        yield number, _without_missing(row)
+
+
+def _without_missing(row: Mapping[Any, Any]) -> dict[str, Any]:
+    return {
+        str(name): value.isoformat() if isinstance(value, dt.datetime) else value
+        for name, value in row.items()
+        if value is not None and (isinstance(value, list | dict) or hasattr(value, "__len__") or value == value)
+    }

@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -23,15 +23,16 @@ from presage.errors import OutputError, TraceError
 class Partitions:
     """A temporary folder of rows partitioned by a key; a context manager.
 
-    Spans, and steps that wait for other traces, may not fit in memory. Each `add` writes one Arrow file with a record
-    batch a partition, so only the current batch is in memory and no file stays open. Files are memory-mapped, so unused
-    columns cost nothing. They may hold private text: only the owner can access the folder, and it is removed on exit.
+    Spans, and steps that wait for other traces, may not fit in memory. Each `add` writes one Arrow file, so only the
+    current rows are in memory and no file stays open. Files are memory-mapped, so unused columns cost nothing. They may
+    hold private text: only the owner can access the folder, and it is removed on exit. Iterating gives the rows of each
+    partition that has any, in the order they were written.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._folder = Path(tempfile.mkdtemp(prefix="presage-"))
-        self._runs: list[Path] = []
+        self._runs: list[tuple[Path, list[int]]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -46,33 +47,28 @@ class Partitions:
             return
         homes = hashes(rows.column(key)) % np.uint64(self.count)
         order = np.argsort(homes, kind="stable")
-        ends = np.searchsorted(homes[order], np.arange(self.count), side="right").tolist()
+        bounds = np.searchsorted(homes[order], np.arange(self.count + 1)).tolist()
         rows = rows.take(pa.array(order)).combine_chunks()
         path = self._folder / f"{len(self._runs)}.arrow"
         try:
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
-                start = 0
-                for end in ends:
-                    part = rows.slice(start, end - start)
-                    writer.write_batch(
-                        part.to_batches()[0] if part.num_rows else pa.RecordBatch.from_pylist([], schema=rows.schema)
-                    )
-                    start = end
+                writer.write_table(rows)
         except OSError as error:
             raise OutputError(
                 f"temporary files in {self._folder.parent}: {error.strerror or error}; free space there, or set TMPDIR "
                 "to a larger disk"
             ) from error
-        self._runs.append(path)
+        self._runs.append((path, bounds))
 
-    def rows(self, number: int) -> pa.Table | None:
-        """The rows of one partition, in the order they were written; None if there are none."""
-        batches = []
-        for path in self._runs:
-            batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(number)
-            if batch.num_rows:
-                batches.append(batch)
-        return pa.Table.from_batches(batches) if batches else None
+    def __iter__(self) -> Iterator[pa.Table]:
+        for number in range(self.count):
+            parts = [
+                pa.ipc.open_file(pa.memory_map(str(path))).read_all().slice(bounds[number], size)
+                for path, bounds in self._runs
+                if (size := bounds[number + 1] - bounds[number])
+            ]
+            if parts:
+                yield pa.concat_tables(parts)
 
 
 _BATCH_SPANS: Final = 16384
@@ -88,6 +84,7 @@ _GENAI: Final = (
     "mlflow.span",
     "gcp.v",
 )
+_OF_ANY_SPAN: Final = frozenset({"provider", "session", "workflow"})  # read from a span of any kind
 _MOST_NAMES: Final = 100
 _TRACE_IDS: Final = re.compile(rb'"(?:traceId|trace_id)"\s*:\s*"(?:0x)?([^"]{1,64})"')
 SIGNALS: Final = frozenset({"resourceSpans", "resourceLogs", "resourceMetrics", "resourceProfiles"})
@@ -97,7 +94,7 @@ _LATEST_S: Final = 10**11  # in seconds this is the year 5138, in milliseconds 1
 
 
 class Intake:
-    """Collects spans and writes them to disk, as rows of `SPAN_SCHEMA`.
+    """Collects spans in `partitions` by trace, as rows of `SPAN_SCHEMA`.
 
     `names` are those of the files being read, for messages; `lined` is whether the line of a span identifies where it
     was read: False for several files, or none. With `parents_elsewhere`, a parent that is not there is no loss. With
@@ -108,7 +105,7 @@ class Intake:
     def __init__(
         self,
         names: Sequence[str],
-        write: Callable[[pa.Table], None],
+        partitions: Partitions,
         skip_bad: bool,
         *,
         lined: bool,
@@ -121,9 +118,10 @@ class Intake:
         self.notices: Counter[str] = Counter()
         self.spans = 0
         self.other_signals = False  # logs or metrics were among what was read
-        self._write = write
+        self.linked: set[str] = set()  # traces that the first spans of others link to
+        self.partitions = partitions
+        self.skip_bad = skip_bad
         self._parents_elsewhere = parents_elsewhere
-        self._skip_bad = skip_bad
         self._batch: list[tuple[Any, ...]] = []
         self._bytes = 0
         self._last: str | None = None
@@ -136,7 +134,7 @@ class Intake:
 
     def torn(self, place: Place, message: str, reason: str, line: bytes) -> None:
         """Handle a line that is not JSON: traces named in it, and those before and after it, may have lost spans."""
-        if not self._skip_bad:
+        if not self.skip_bad:
             raise TraceError(f"{self.at(place)}: {message}")
         self.skipped[f"line with {reason}"] += 1
         for trace in {found.decode(errors="replace") for found in _TRACE_IDS.findall(line)}:
@@ -146,7 +144,7 @@ class Intake:
 
     def refuse(self, place: Place, message: str, reason: str, trace: Any = None) -> None:
         """Reject a span or a document."""
-        if not self._skip_bad:
+        if not self.skip_bad:
             raise TraceError(f"{self.at(place)}: {message}")
         self.skipped[reason] += 1
         self._lost(trace if isinstance(trace, str) and trace else self._last, place)
@@ -172,9 +170,10 @@ class Intake:
         remote: bool = False,
         flags: int = 0,
         unread: Iterable[str] = (),
+        links: Iterable[str] = (),
     ) -> None:
-        """Add one span: raw ids, times in nanoseconds since 1970, attributes filtered by `attributes.keep`, and the
-        names it returned."""
+        """Add one span: raw ids, times in nanoseconds since 1970, attributes filtered by `attributes.keep`, the names
+        it returned, and the traces that the span links to."""
         for what, value in (("trace id", trace), ("span id", span)):
             if not isinstance(value, str) or not value:
                 self.refuse(place, f"a span without a {what}: export the spans again", f"span without a {what}", trace)
@@ -200,7 +199,9 @@ class Intake:
         for text in (meaning.system_prompt, meaning.input_text, meaning.output_text):
             self._bytes += len(text) if text else 0
         remote = remote or self._parents_elsewhere
-        self._add((trace, span, parent, remote, service, start, end, *place, *meaning))
+        others = sorted({*links} - {trace, ""}) if parent is None or remote else []
+        self.linked.update(others)
+        self._add((trace, span, parent, remote, service, start, end, " ".join(others) or None, *place, *meaning))
 
     def _dropped(self, attribute: str, reason: str) -> None:
         self.notices[f"value dropped: {attribute} {reason}"] += 1
@@ -210,10 +211,12 @@ class Intake:
         if meaning.flags & Flag.LOST:
             self.notices["span that lost attributes: its workflow is not complete"] += 1
         if meaning.role == Role.OTHER:
-            if not any(key.startswith(_GENAI) and PLAN[key].field != "provider" for key in found):
+            if not any(key.startswith(_GENAI) and PLAN[key].field not in _OF_ANY_SPAN for key in found):
                 return
             said = {key: found[key].strip() for key in KINDS if isinstance(found.get(key), str)}
             known = next((word for key, word in said.items() if word.lower() in KINDS[key]), None)
+            if known is None and "embed" in f"{name} {meaning.model}".lower():
+                known = "embedding"
             operation = known or next(iter(said.values()), "no operation")
             called = re.sub(r"[0-9a-fA-F]*\d[0-9a-fA-F]*", "N", name)[:60]
             what = f"span of a kind that is no step: {operation}" if known else f"span not read: {operation}, {called}"
@@ -230,7 +233,7 @@ class Intake:
         if self._batch:
             columns = zip(*self._batch, strict=True)
             arrays = [pa.array(column, field.type) for column, field in zip(columns, SPAN_SCHEMA, strict=True)]
-            self._write(pa.Table.from_arrays(arrays, schema=SPAN_SCHEMA))
+            self.partitions.add(pa.Table.from_arrays(arrays, schema=SPAN_SCHEMA), "trace")
             self._batch, self._bytes = [], 0
 
     def _add(self, record: tuple[Any, ...]) -> None:
@@ -242,7 +245,7 @@ class Intake:
     def _lost(self, trace: str | None, place: Place) -> None:
         self.lost += 1
         if trace is not None:
-            self._add((trace, None, None, False, None, 0, None, *place, *Meaning()))
+            self._add((trace, None, None, False, None, 0, None, None, *place, *Meaning()))
 
 
 def described(document: Any) -> str:

@@ -53,15 +53,14 @@ def read_mlflow_experiment(
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
     source = f"experiment {name!r} of {_without_password(uri)}"
     with Partitions(_PARTITIONS) as spill:
-        intake = Intake([source], partial(spill.add, key="trace"), skip_bad, lined=False)
+        intake = Intake([source], spill, skip_bad, lined=False)
         with _one_line_errors(uri):
             for trace in _traces(_client(uri), name, uri, since):
                 take_mlflow(trace, Place(0, 0), intake, service=name)
-        intake.flush()
         if not intake.spans and not intake.lost:
             when = f" since {since.isoformat()}" if since is not None else ""
             raise TraceError(f"{source}: no traces{when}: check the name, or record some first (see docs/traces.md)")
-        yield from SpanWorkflows(source, intake, spill, skip_bad).sources()
+        yield from SpanWorkflows(source, intake).sources()
 
 
 def _traces(client: MlflowClient, name: str, uri: str, since: dt.datetime | None) -> Iterator[dict[str, Any]]:

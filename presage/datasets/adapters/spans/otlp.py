@@ -48,6 +48,10 @@ class _Event(msgspec.Struct, gc=False):
     attributes: list[_Attribute] | None = None
 
 
+class _Link(msgspec.Struct, gc=False, rename="camel"):
+    trace_id: str = ""
+
+
 class _Status(msgspec.Struct, gc=False):
     code: int | str | None = None
     message: str | None = None
@@ -63,6 +67,7 @@ class _Span(msgspec.Struct, gc=False, rename="camel"):
     end_time_unix_nano: int | str | None = None
     attributes: list[_Attribute] | None = None
     events: list[_Event] | None = None
+    links: list[_Link] | None = None
     kind: int | str | None = None
     status: _Status | None = None
     dropped_attributes_count: int | None = None
@@ -173,10 +178,7 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
                 elif name is not None:
                     missed.append(name)
         for event in span.events or ():
-            if event.name.startswith("gen_ai."):
-                keep_event(found, event.name, {one.key: _value(one.value) for one in event.attributes or ()})
-            elif event.name == "exception" and any(is_pause(one.value.string_value) for one in event.attributes or ()):
-                flags |= Flag.PAUSED
+            flags |= _event(found, event.name, {one.key: _value(one.value) for one in event.attributes or ()})
         start, end = int(span.start_time_unix_nano or 0), int(span.end_time_unix_nano or 0)
     except (KeyError, TypeError, ValueError, AttributeError):
         message = f"span {span.span_id}: a number or a list in it is not valid OTLP: export the spans again"
@@ -195,7 +197,15 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
         remote=(span.flags or 0) & _PARENT_IS_REMOTE == _PARENT_IS_REMOTE or span.kind in _CALLED,
         flags=flags,
         unread=missed,
+        links=[link.trace_id for link in span.links or ()],
     )
+
+
+def _event(found: Found, name: str, attributes: dict[str, Any]) -> int:
+    """Keep the attributes of an event; what it says of its span."""
+    if name.startswith("gen_ai."):
+        keep_event(found, name, attributes)
+    return Flag.PAUSED if name == "exception" and any(map(is_pause, attributes.values())) else 0
 
 
 def _flags(code: Any, message: Any) -> int:
@@ -277,16 +287,13 @@ def take_object(
     """
     try:
         for event in events:
-            attributes = event.get("attributes") or {}
-            if event["name"].startswith("gen_ai."):
-                keep_event(found, event["name"], attributes)
-            elif event["name"] == "exception" and any(map(is_pause, attributes.values())):
-                flags |= Flag.PAUSED
+            flags |= _event(found, event["name"], event.get("attributes") or {})
         status = span.get("status") or {}
         code = span.get("status_code", status.get("status_code", status.get("code")))
         flags |= _flags(code, span.get("status_message", status.get("description", status.get("message"))))
         start = time_ns(span.get("start_time_unix_nano", span.get("start_time")))
         end = time_ns(span.get("end_time_unix_nano", span.get("end_time")))
+        links = [_id(link, "trace_id") for link in span.get("links") or ()]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         message = "a span whose events or times cannot be read; expected ISO 8601 or a number since 1970: export again"
         intake.refuse(place, message, "span with unreadable times", trace)
@@ -305,6 +312,7 @@ def take_object(
         remote=span.get("kind") in _CALLED,
         flags=flags,
         unread=unread,
+        links=filter(None, links),
     )
 
 

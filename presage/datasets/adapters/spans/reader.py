@@ -10,8 +10,8 @@ its steps, they are spilled again by workflow id, and `PendingConversations` num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,9 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from presage.datasets.adapters.files.text import Decode, Documents, Place, files_of
+from presage.datasets.adapters.spans.conventions import COPIED
+from presage.datasets.adapters.spans.exports import frame_rows, span_rows
 from presage.datasets.adapters.spans.intake import Intake, Partitions
+from presage.datasets.adapters.spans.links import followed
 from presage.datasets.adapters.spans.mlflow import take_mlflow
 from presage.datasets.adapters.spans.otlp import decode, take_spans
 from presage.datasets.adapters.spans.steps import (
@@ -32,9 +37,12 @@ from presage.datasets.adapters.spans.steps import (
     row_ranges,
     text_bytes,
     with_cached_tokens,
+    with_facts,
+    with_keys,
 )
-from presage.datasets.adapters.spans.tables import frame_rows, span_rows
 from presage.datasets.adapters.spans.tree import (
+    FAILED_ATTEMPT,
+    MOST_PARENTS,
     NEVER_ENDED,
     UNKNOWN_SERVICE,
     BrokenTreeError,
@@ -51,30 +59,35 @@ if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
 _MANY: Final = 2
+OVERLAP: Final = "trace that overlaps others of its session: a workflow of its own"
+_OF_WORKFLOW: Final = {
+    "workflow_type": pa.string(),
+    "workflow_id": pa.string(),
+    "complete": pa.bool_(),
+    "success": pa.bool_(),
+}
 
 
 class _Trace(NamedTuple):
-    """A pending trace: its rows in the partition, in step order, and its facts."""
+    """A pending trace, and its rows in the partition."""
 
+    facts: TraceFacts
     rows: list[int]
-    trace: str
-    workflow: str | None
-    service: str
-    top: str | None
-    rooted: bool
-    opened: int
-    begin: int
-    end: int
-    whole: bool
-    stopped: bool
-    failed: bool
 
 
 class PendingConversations:
-    """Steps that wait for other traces, stored in `waiting`."""
+    """Steps that wait for other traces, in `waiting`, or in `linked` those of traces with links to or from others.
 
-    def __init__(self, waiting: Partitions) -> None:
+    `notices` counts what becomes of them.
+    """
+
+    def __init__(self, waiting: Partitions, linked: Partitions, notices: Counter[str]) -> None:
         self._waiting = waiting
+        self._linked = linked
+        self._notices = notices
+        self._facts: dict[str, TraceFacts] = {}  # of the traces in `linked`
+        self._empty: set[str] = set()  # those without a step
+        self._keys: list[NDArray[np.int64]] = []
         self._types: dict[str, set[str]] = {}  # of each service, up to `_MANY`
         self._named: dict[str, set[str | None]] = {}  # `gen_ai.workflow.name` of each service, up to `_MANY`
 
@@ -90,122 +103,177 @@ class PendingConversations:
 
     def add(self, rows: pa.Table) -> None:
         """Store rows of `StepRows.tables`, and marks of traces that lost spans."""
+        rows = with_keys(rows)
+        self._keys.append(rows["key"].drop_null().to_numpy())
         self._waiting.add(rows, "workflow_id")
+
+    def learn_linked(self, facts: TraceFacts, empty: bool) -> None:
+        """Record a trace with links to or from others, and whether it has no step."""
+        self._facts[facts.trace] = facts
+        if empty:
+            self._empty.add(facts.trace)
+
+    def add_linked(self, rows: pa.Table) -> None:
+        """Store rows of such traces."""
+        self._linked.add(rows, "trace")
 
     def workflows(self) -> Iterator[tuple[pa.Table, set[Workflow]]]:
         """For each partition, the rows of its workflows, and the spoiled workflows, whose rows are omitted."""
-        for number in range(self._waiting.count):
-            table = self._waiting.rows(number)
-            if table is not None:
-                yield self._joined(table)
+        found = followed(self._facts, self._empty, self._notices)
+        for rows in self._linked:
+            self.add(with_facts(rows, found))
+        copies = self._copies()
+        for rows in self._waiting:
+            yield self._joined(rows, copies)
 
-    def _joined(self, table: pa.Table) -> tuple[pa.Table, set[Workflow]]:
-        groups, bad = self._groups(table)
-        columns = [table.column(name).to_pylist() for name in ("step", "start", "leaf", "parent_steps")]
+    def _copies(self) -> dict[int, str]:
+        """For each key that several steps have the trace of the original: of the session that began first, then ended
+        first."""
+        keys = np.sort(np.concatenate([np.empty(0, np.int64), *self._keys]))
+        several = pa.array(np.unique(keys[1:][keys[1:] == keys[:-1]]))
+        sessions: dict[str, tuple[int, int, str]] = {}
+        found: dict[int, set[tuple[str, int, str]]] = {}
+        for rows in self._waiting if len(several) else ():
+            columns = [rows[name].to_pylist() for name in ("workflow_id", "begin", "end", "trace", "key")]
+            shared = pc.is_in(rows["key"], several).to_pylist()
+            for (name, begin, end, trace, key), is_shared in zip(zip(*columns, strict=True), shared, strict=True):
+                first, last, _ = sessions.get(name, (begin, end, name))
+                sessions[name] = min(first, begin), max(last, end), name
+                if is_shared:
+                    found.setdefault(key, set()).add((name, begin, trace))
+        return {key: min(of, key=lambda one: (sessions[one[0]], one))[-1] for key, of in found.items()}
+
+    def _joined(self, table: pa.Table, copies: Mapping[int, str]) -> tuple[pa.Table, set[Workflow]]:
+        copied = [False] * len(table)
+        if copies:
+            places = zip(table["key"].to_pylist(), table["trace"].to_pylist(), strict=True)
+            copied = [copies.get(key, trace) != trace for key, trace in places]
+        groups, bad = self._groups(table, copied)
+        self._notices[COPIED] += sum(copied)
+        names = ("step", "start", "ended", "leaf", "unanswered", "parent_steps")
+        columns = {name: table.column(name).to_pylist() for name in names}
         rows: list[int] = []
         steps: list[int] = []
         parents: list[tuple[int, ...]] = []
-        keys: list[Workflow] = []
-        complete: list[bool] = []
-        success: list[bool | None] = []
+        workflows: list[tuple[str, str, bool, bool | None]] = []
         counts: list[int] = []
         for key, traces in groups.items():
             if key in bad or not any(trace.rows for trace in traces):
                 continue
-            found, waited = _numbered([trace for trace in traces if trace.rows], *columns)
+            found, waited, failed = _numbered([one for one in traces if one.rows], columns, copied)
+            self._notices[FAILED_ATTEMPT] += failed
             rows += found
             steps += range(len(found))
             parents += waited
-            keys.append(key)
-            complete.append(all(trace.whole for trace in traces) and not traces[-1].stopped)  # or it was resumed
-            success.append(False if traces[-1].failed else None)
+            last = traces[-1].facts  # it may have resumed what stopped before
+            complete = all(trace.facts.whole for trace in traces) and not last.stopped
+            workflows.append((*key, complete, False if last.failed else None))
             counts.append(len(found))
-        workflow = pa.array(np.repeat(np.arange(len(keys)), counts))
-        joined = {
-            "workflow_type": pa.array([kind for kind, _ in keys], pa.string()).take(workflow),
-            "workflow_id": pa.array([name for _, name in keys], pa.string()).take(workflow),
-            "step": pa.array(steps, pa.int32()),
-            "parent_steps": pa.array(parents, pa.list_(pa.int32())),
-            "complete": pa.array(complete, pa.bool_()).take(workflow),
-            "success": pa.array(success, pa.bool_()).take(workflow),
-        }
+        workflow = pa.array(np.repeat(np.arange(len(counts)), counts))
+        of = dict(zip(_OF_WORKFLOW, zip(*workflows, strict=True), strict=False))
+        joined = {name: pa.array(of.get(name, ()), kind).take(workflow) for name, kind in _OF_WORKFLOW.items()}
+        joined |= {"step": pa.array(steps, pa.int32()), "parent_steps": pa.array(parents, pa.list_(pa.int32()))}
         kept = table.drop_columns(list(joined)).take(pa.array(rows, pa.int64()))
         for name, column in joined.items():
             kept = kept.append_column(name, column)
         return kept, bad
 
-    def _groups(self, table: pa.Table) -> tuple[dict[Workflow, list[_Trace]], set[Workflow]]:
+    def _groups(self, table: pa.Table, copied: list[bool]) -> tuple[dict[Workflow, list[_Trace]], set[Workflow]]:
         """The traces of each workflow in start order, and the workflows that lost spans."""
-        names = "workflow_id trace step workflow service top rooted opened trace_begin trace_end whole stopped failed"
-        columns = [table.column(name).to_pylist() for name in names.split()]
+        columns = [table.column(name).to_pylist() for name in ("workflow_id", "trace", "step", *TraceFacts._fields)]
         traces: dict[tuple[str, str], _Trace] = {}
-        lost: set[tuple[str, str]] = set()
-        for row, (workflow_id, trace, step, workflow, service, *facts) in enumerate(zip(*columns, strict=True)):
+        lost: set[str] = set()
+        for row, (workflow_id, trace, step, *values) in enumerate(zip(*columns, strict=True)):
             one = traces.get((workflow_id, trace))
             if one is None:
-                one = _Trace([], trace, workflow, service or UNKNOWN_SERVICE, *facts)
-                traces[workflow_id, trace] = one
+                one = traces[workflow_id, trace] = _Trace(TraceFacts(*values), [])
             if step == SPOILED:
-                lost.add((workflow_id, trace))
+                lost.add(trace)
             elif step != NOT_WHOLE:
                 one.rows.append(row)
-        applications: dict[tuple[str, str | None, str], list[tuple[tuple[str, str], _Trace]]] = {}
-        for key, one in sorted(traces.items(), key=lambda item: (item[1].begin, item[0])):
-            named = one.workflow if one.workflow is not None or one.rooted else self._only(self._named, one.service)
-            service = "" if named is not None else one.service
-            applications.setdefault((key[0], named, service), []).append((key, one))
+        applications: dict[tuple[str, str | None, str], list[_Trace]] = {}
+        for (workflow_id, _), one in sorted(traces.items(), key=lambda item: (item[1].facts.begin, item[0])):
+            if one.rows and all(map(copied.__getitem__, one.rows)):
+                continue
+            facts, service = one.facts, one.facts.service or UNKNOWN_SERVICE
+            named = facts.workflow
+            if named is None and not facts.rooted:
+                named = _only(self._named, service)
+            applications.setdefault((workflow_id, named, service if named is None else ""), []).append(one)
         groups: dict[Workflow, list[_Trace]] = {}
         bad_groups: set[Workflow] = set()
-        for (workflow_id, named, service), members in _apart(applications):
-            top = next((one.top for _, one in members if one.top is not None), None)
-            workflow = (named or top or self._only(self._types, service) or service, workflow_id)
-            groups.setdefault(workflow, []).extend(one for _, one in members)
-            if any(key in lost for key, _ in members):
+        for (workflow_id, named, service), members in _apart(applications, self._notices):
+            top = next((one.facts.top for one in members if one.facts.top is not None), None)
+            workflow = (named or top or _only(self._types, service) or service, workflow_id)
+            groups.setdefault(workflow, []).extend(members)
+            if any(one.facts.trace in lost for one in members):
                 bad_groups.add(workflow)
-        for members_of in groups.values():
-            members_of.sort(key=lambda one: one.begin)
+        for members in groups.values():
+            members.sort(key=lambda one: one.facts.begin)
         return groups, bad_groups
 
-    @staticmethod
-    def _only(seen: dict[str, Any], service: str) -> str | None:
-        known = seen.get(service, set())
-        value: str | None = next(iter(known)) if len(known) == 1 else None
-        return value
 
-
-_Members = list[tuple[tuple[str, str], _Trace]]
+def _only(seen: dict[str, set[Any]], service: str) -> str | None:
+    known = seen.get(service, set())
+    return next(iter(known)) if len(known) == 1 else None
 
 
 def _apart(
-    applications: dict[tuple[str, str | None, str], _Members],
-) -> Iterator[tuple[tuple[str, str | None, str], _Members]]:
+    applications: dict[tuple[str, str | None, str], list[_Trace]], notices: Counter[str]
+) -> Iterator[tuple[tuple[str, str | None, str], list[_Trace]]]:
     """The traces of each workflow; roots that overlap share an id that is no conversation's, so each is a workflow."""
     for (workflow_id, name, service), members in applications.items():
-        opened = sorted((one.opened, one.end % NEVER_ENDED) for _, one in members if one.opened)
+        opened = sorted((one.facts.opened, one.facts.end % NEVER_ENDED) for one in members if one.facts.opened)
         if all(end <= begin for (_, end), (begin, _) in pairwise(opened)):
             yield (workflow_id, name, service), members
         else:
-            for key, one in members:
-                yield (one.trace, name, service), [(key, one)]
+            notices[OVERLAP] += len(members)
+            yield from (((one.facts.trace, name, service), [one]) for one in members)
 
 
 def _numbered(
-    traces: list[_Trace], step: list[int], start: list[int], leaf: list[bool], parents: list[list[int]]
-) -> tuple[list[int], list[tuple[int, ...]]]:
-    """The rows of a workflow in order, and the steps that each waited for; columns count steps within traces."""
+    traces: list[_Trace], columns: Mapping[str, list[Any]], copied: list[bool]
+) -> tuple[list[int], list[tuple[int, ...]], int]:
+    """The rows of a workflow in order, the steps that each waited for, and how many were failed attempts.
+
+    The columns count steps within traces. No steps are copies, and a request that ended a trace without an answer where
+    another trace went on. A trace that continues another by a link waits for what had ended there, else for what began
+    there last.
+    """
+    step, start, parents, leaf = (columns[name] for name in ("step", "start", "parent_steps", "leaf"))
+    unanswered = columns["unanswered"]
     waits: dict[int, tuple[int, ...]] = {}
+    stands: dict[int, tuple[int, ...]] = {}  # what is no step, for what it waited for
     siblings = Siblings(-1, ())
     order: list[tuple[int, int, int, int]] = []
-    for place, trace in enumerate(traces):
-        rows = sorted(trace.rows, key=step.__getitem__)
-        given = siblings.waited_for(trace.begin)
+    rows_of: dict[str | None, list[int]] = {}
+    failed = 0
+    for place, (facts, found) in enumerate(traces):
+        rows = sorted(found, key=step.__getitem__)
+        given = siblings.waited_for(facts.begin)
+        if facts.links in rows_of:
+            before = [row for row in rows_of[facts.links] if start[row] < facts.begin]
+            done = [row for row in before if columns["ended"][row] <= facts.begin]
+            followed_by = {parent for row in done for parent in waits[row]}
+            given = tuple(row for row in done if row not in followed_by)[-MOST_PARENTS:] or tuple(before[-1:])
         for row in rows:
-            waits[row] = tuple(rows[parent] for parent in parents[row]) if parents[row] else given
-            order.append((start[row], place, step[row], row))
-        siblings.ended(trace.begin, trace.end, tuple(row for row in rows if leaf[row]), place)
+            waited = tuple(rows[parent] for parent in parents[row])
+            if stands and waited:
+                waited = tuple(dict.fromkeys(one for of in waited for one in stands.get(of, (of,))))
+            waits[row] = waited or given
+            attempt = unanswered[row] and leaf[row] and place < len(traces) - 1
+            failed += attempt
+            if attempt or copied[row]:
+                stands[row] = waits[row]
+            else:
+                order.append((start[row], place, step[row], row))
+        rows_of[facts.trace] = [row for row in rows if row not in stands]
+        last = dict.fromkeys(one for row in rows if leaf[row] for one in stands.get(row, (row,)))
+        if last:
+            siblings.ended(facts.begin, facts.end, tuple(last), place)
     found = [row for *_, row in sorted(order)]
     number = {row: i for i, row in enumerate(found)}
-    return found, [tuple(sorted(map(number.__getitem__, waits[row]))) for row in found]
+    return found, [tuple(sorted(map(number.__getitem__, waits[row]))) for row in found], failed
 
 
 _PARTITION_BYTES: Final = 32 * 2**20
@@ -245,11 +313,9 @@ def _read_documents(
     paths = [path] if isinstance(path, Path) else path
     files = [file for one in paths for file in files_of(one)]
     with Partitions(_partitions_for(files)) as spill:
-        write = partial(spill.add, key="trace")
-        intake = Intake(
-            [str(file) for file in files], write, skip_bad, lined=len(files) == 1, parents_elsewhere=parents_elsewhere
-        )
-        workflows = SpanWorkflows(named(paths), intake, spill, skip_bad)
+        lined = len(files) == 1
+        intake = Intake([*map(str, files)], spill, skip_bad, lined=lined, parents_elsewhere=parents_elsewhere)
+        workflows = SpanWorkflows(named(paths), intake)
         reading = Documents(files, intake.torn, decode, span_rows)
         reported = 0
         for place, document in reading:
@@ -257,7 +323,6 @@ def _read_documents(
             if reading.read_bytes - reported >= _REPORT_BYTES:
                 yield workflows.source(None, read_bytes=reading.read_bytes - reported)
                 reported = reading.read_bytes
-        intake.flush()
         yield workflows.source(None, read_bytes=reading.read_bytes - reported)
         yield from workflows.sources()
 
@@ -265,11 +330,10 @@ def _read_documents(
 def read_span_frame(frame: pd.DataFrame, name: str, skip_bad: bool = False) -> Iterator[Source]:
     """Read a data frame of spans, as Phoenix gives it; as `read_spans`."""
     with Partitions(_FEWEST) as spill:
-        intake = Intake([name], partial(spill.add, key="trace"), skip_bad, lined=True)
+        intake = Intake([name], spill, skip_bad, lined=True)
         for number, row in frame_rows(frame):
             take_spans(row, Place(0, number), intake)
-        intake.flush()
-        yield from SpanWorkflows(name, intake, spill, skip_bad).sources()
+        yield from SpanWorkflows(name, intake).sources()
 
 
 def _partitions_for(files: list[Path]) -> int:
@@ -284,16 +348,14 @@ def _partitions_for(files: list[Path]) -> int:
 
 
 class SpanWorkflows:
-    """Assembles the workflows of `spans`, as written by `intake`, partitioned by trace, of the source called `name`.
+    """Assembles the workflows of what `intake` took of the source called `name`.
 
-    With `skip_bad`, traces that are not trees, and workflows that lost a span, are skipped.
+    If it skips bad spans, traces that are not trees, and workflows that lost a span, are skipped.
     """
 
-    def __init__(self, name: str, intake: Intake, spans: Partitions, skip_bad: bool) -> None:
+    def __init__(self, name: str, intake: Intake) -> None:
         self._name = name
         self._intake = intake
-        self._spans = spans
-        self._skip_bad = skip_bad
         self._rows = self._spoiled = 0
 
     def sources(self) -> Iterator[Source]:
@@ -301,12 +363,12 @@ class SpanWorkflows:
 
         Raises TraceError if spans are not a tree, or none is a step, and OutputError if the disk is full.
         """
-        with Partitions(self._spans.count) as waiting:
-            conversations = PendingConversations(waiting)
-            for number in range(self._spans.count):
-                table = self._spans.rows(number)
-                if table is not None:
-                    yield from self._partition(table, conversations)
+        self._intake.flush()
+        spans = self._intake.partitions
+        with Partitions(spans.count) as waiting, Partitions(spans.count) as linked:
+            conversations = PendingConversations(waiting, linked, self._intake.notices)
+            for table in spans:
+                yield from self._partition(table, conversations)
             for table, spoiled in conversations.workflows():
                 yield self.source(None, frozenset(spoiled))
                 for start, stop in row_ranges(text_bytes(table)):
@@ -342,55 +404,48 @@ class SpanWorkflows:
         """The workflows that are complete in this partition; the other steps go to the conversations."""
         table = with_cached_tokens(table)
         columns = TraceColumns(table)
-        now, later = StepRows(), StepRows()
+        now, later, linked = StepRows(), StepRows(), StepRows()
         spoiled: set[Workflow] = set()
-        for first, stop in zip(columns.bounds[:-1], columns.bounds[1:], strict=True):
-            workflow = self._trace(columns, first, stop, now, later, conversations)
-            if workflow is not None:
-                spoiled.add(workflow)
+        for begin, stop in pairwise(columns.bounds):
+            first = columns.first_span(begin, stop)
+            if first == stop:
+                continue  # only markers of lost spans, so nothing could be mistaken for a workflow
+            steps = self._steps(columns, first, stop)
+            facts = columns.facts(first, stop, steps)
+            conversations.learn(facts)
+            home = later if facts.waits else now
+            if facts.links or facts.trace in self._intake.linked:
+                home = linked
+                conversations.learn_linked(facts, empty=steps is not None and not steps.row)
+            if begin < first or steps is None:
+                if home is now:
+                    spoiled.add((facts.known_type, facts.workflow_id))
+                else:
+                    home.add_mark(first, facts, SPOILED)
+            elif steps.row:
+                home.add(steps, first, facts)
+            elif facts.session is not None and not facts.whole:
+                home.add_mark(first, facts, NOT_WHOLE)
         order = columns.order
         del columns
         for rows in later.tables(table, order):
             conversations.add(rows)
+        for rows in linked.tables(table, order):
+            conversations.add_linked(rows)
         if spoiled:
             yield self.source(None, frozenset(spoiled))
         for rows in now.tables(table, order):
             yield self.source(rows)
 
-    def _trace(
-        self,
-        columns: TraceColumns,
-        first: int,
-        stop: int,
-        now: StepRows,
-        later: StepRows,
-        conversations: PendingConversations,
-    ) -> Workflow | None:
-        """Add the steps of a trace to `now` or `later`; returns its workflow if it is known to be spoiled."""
-        bad = columns.any_bad(first)
-        if bad:
-            first = columns.first_span(first, stop)
-            if first == stop:
-                return None  # only markers of lost spans, so nothing could be mistaken for a workflow
-        steps: TraceSteps | None = None
+    def _steps(self, columns: TraceColumns, first: int, stop: int) -> TraceSteps | None:
+        """The steps of a trace; None if its spans are not a tree, and bad spans are skipped."""
         try:
             steps = steps_of(columns.spans(first, stop))
         except BrokenTreeError as error:
-            if not self._skip_bad:
+            if not self._intake.skip_bad:
                 place = self._intake.at(*columns.place(first + error.row))
                 raise TraceError(f"{place}: {error.message}") from None
             self._intake.skipped[f"trace with a {error.reason}"] += 1
-            bad = True
-        else:
-            self._intake.notices.update(steps.notes)
-        facts = columns.facts(first, stop, steps)
-        conversations.learn(facts)
-        if bad or steps is None:
-            if not facts.waits:
-                return facts.known_type, facts.workflow_id
-            later.add_mark(first, facts, SPOILED)
-        elif steps.row:
-            (later if facts.waits else now).add(steps, first, facts)
-        elif facts.session is not None and not facts.whole:
-            later.add_mark(first, facts, NOT_WHOLE)
-        return None
+            return None
+        self._intake.notices.update(steps.notes)
+        return steps

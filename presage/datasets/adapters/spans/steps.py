@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Final
 
 import numpy as np
@@ -13,14 +13,9 @@ from numpy.typing import NDArray
 
 from presage.datasets.adapters.files.text import Place
 from presage.datasets.adapters.spans.conventions import CONTENT, Flag, Naming, Role
-from presage.datasets.adapters.spans.tree import (
-    NEVER_ENDED,
-    TraceFacts,
-    TraceSpans,
-    TraceSteps,
-)
+from presage.datasets.adapters.spans.tree import NEVER_ENDED, TraceFacts, TraceSpans, TraceSteps
 from presage.datasets.schema import TIMESTAMP
-from presage.datasets.schema.columns import dictionary_encoded
+from presage.datasets.schema.columns import dictionary_encoded, hashes
 
 _OF_SPANS: Final = tuple(column.name for column in fields(TraceSpans) if column.name != "contents")
 
@@ -48,14 +43,12 @@ class TraceColumns:
         columns |= {name: codes(table.column(name)) for name in ("service", "session", "workflow", "call")}
         self._columns = {name: column[self.order].tolist() for name, column in (columns | places).items()}
         self._start = self._columns["start"]
-        self._texts = {name: table.column(name) for name in ("trace", "label", "service", "session", "workflow")}
-
-    def any_bad(self, first: int) -> bool:
-        """Whether the trace that begins at a row lost a span."""
-        return bool(self._columns["span"][first] < 0)
+        self._texts = {
+            name: table.column(name) for name in ("trace", "label", "service", "session", "workflow", "links")
+        }
 
     def first_span(self, first: int, stop: int) -> int:
-        """The first row of a trace that is a span; `stop` without one."""
+        """The first row of a trace that is a span and no marker of a lost one; `stop` without one."""
         return next((row for row in range(first, stop) if self._columns["span"][row] >= 0), stop)
 
     def spans(self, first: int, stop: int) -> TraceSpans:
@@ -80,10 +73,11 @@ class TraceColumns:
         begin = root if root is not None else min(range(first, stop), key=self._start.__getitem__)
         return TraceFacts(
             trace=str(self._text("trace", first)),
-            session=self._agreed("session", first, stop, root),
-            workflow=self._earliest("workflow", first, stop, root),
+            session=self._said("session", first, stop, root, agreed=True),
+            workflow=self._said("workflow", first, stop, root, agreed=False),
             service=self._text("service", begin),
             top=None if top is None else self._text("label", top),
+            links=None if root is None else self._text("links", root),
             whole=steps is not None and steps.whole,
             stopped=steps is not None and steps.stopped,
             failed=steps is not None and steps.failed,
@@ -93,21 +87,15 @@ class TraceColumns:
             opened=self._start[root] if root is not None and steps is not None and steps.root not in steps.row else 0,
         )
 
-    def _agreed(self, name: str, first: int, stop: int, root: int | None) -> str | None:
-        """The root's value, else the only value among the spans."""
-        values = self._columns[name]
-        if root is not None and values[root] >= 0:
-            return self._text(name, root)
-        found = set(values[first:stop]) - {-1}
-        return self._text(name, values.index(found.pop(), first, stop)) if len(found) == 1 else None
-
-    def _earliest(self, name: str, first: int, stop: int, root: int | None) -> str | None:
-        """The root's value, else that of the earliest span with one."""
+    def _said(self, name: str, first: int, stop: int, root: int | None, agreed: bool) -> str | None:
+        """The root's value, else the only value among the spans, or unless `agreed` that of the earliest with one."""
         values = self._columns[name]
         if root is not None and values[root] >= 0:
             return self._text(name, root)
         rows = [row for row in range(first, stop) if values[row] >= 0]
-        return self._text(name, min(rows, key=self._start.__getitem__)) if rows else None
+        if not rows or (agreed and len({values[row] for row in rows}) > 1):
+            return None
+        return self._text(name, min(rows, key=self._start.__getitem__))
 
     def _text(self, column: str, row: int) -> str | None:
         text: str | None = self._texts[column][int(self.order[row])].as_py()
@@ -155,102 +143,123 @@ _CHUNK_ROWS: Final = 16384
 _CHUNK_BYTES: Final = 32 * 2**20
 _TEXTS: Final = ("system_prompt", "input_text", "output_text")
 _FROM_SPANS: Final = ("model", "input_tokens", "output_tokens", "cached_input_tokens", "finish_reason", *_TEXTS)
-_OF_TRACE: Final = {
-    "workflow_type": ("known_type", pa.string()),
-    **{name: (name, pa.string()) for name in ("workflow_id", "trace", "workflow", "service", "top")},
-    **{name: (name, pa.bool_()) for name in ("whole", "stopped", "failed", "rooted")},
-    "opened": ("opened", pa.int64()),
-    "trace_begin": ("begin", pa.int64()),
-    "trace_end": ("end", pa.int64()),
-}
-"""Columns that are facts of the trace: the attribute of `TraceFacts`, the type."""
+_FACTS: Final = [*[pa.string()] * 6, *[pa.bool_()] * 4, *[pa.int64()] * 3]
+"""The types of the columns that `TraceFacts` become."""
 _NS_PER_US: Final = 1000
 SPOILED, NOT_WHOLE = -1, -2
 """Marks in place of a step: a trace that lost a span to `skip_bad`, and one that is not whole and has no step."""
 
 
-@dataclass
 class StepRows:
-    """Steps in the order added; rows index the sorted partition, `trace` indexes `facts`."""
+    """Steps of traces, in the order added."""
 
-    row: list[int] = field(default_factory=list)
-    agent: list[int] = field(default_factory=list)
-    wrapper: list[int] = field(default_factory=list)
-    parents: list[tuple[int, ...]] = field(default_factory=list)
-    started: list[int] = field(default_factory=list)
-    ended: list[int] = field(default_factory=list)
-    step: list[int] = field(default_factory=list)
-    leaf: list[bool] = field(default_factory=list)
-    trace: list[int] = field(default_factory=list)
-    facts: list[TraceFacts] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._added: list[tuple[TraceSteps, int, TraceFacts, int]] = []
 
-    def add(self, steps: TraceSteps, first: int, facts: TraceFacts) -> None:
-        """Add the steps of a trace that begins at row `first`."""
-        leaves = set(steps.leaves)
-        self.row += [row + first for row in steps.row]
-        self.agent += [row + first for row in steps.agent]
-        self.wrapper += [row + first if row >= 0 else -1 for row in steps.wrapper]
-        self.parents += steps.parents
-        self.started += steps.started
-        self.ended += steps.ended
-        self.step += range(len(steps.row))
-        self.leaf += [step in leaves for step in range(len(steps.row))]
-        self.trace += [len(self.facts)] * len(steps.row)
-        self.facts.append(facts)
+    def add(self, steps: TraceSteps, first: int, facts: TraceFacts, number: int = 0) -> None:
+        """Add the steps of a trace that begins at row `first` of the sorted partition, numbered from `number` on."""
+        self._added.append((steps, first, facts, number))
 
     def add_mark(self, first: int, facts: TraceFacts, mark: int) -> None:
         """Mark a trace without steps by one row, for its conversation: `SPOILED` or `NOT_WHOLE`."""
         times = [facts.begin], [facts.end]
         lost = TraceSteps([0], [0], [-1], [()], *times, (), facts.end, None, None, False, False, False)
-        self.add(lost, first, facts)
-        self.step[-1] = mark
+        self.add(lost, first, facts, mark)
 
     def tables(self, spans: pa.Table, order: NDArray[np.int64]) -> Iterator[pa.Table]:
         """The rows, in tables that fit in memory; `order` is the row of the partition `spans` for each sorted row.
 
         The columns are those of a trace, the `line` each row was read from, and what `PendingConversations` needs.
         """
-        rows = order[np.asarray(self.row, np.int64)]
-        for start, stop in row_ranges(text_bytes(spans)[rows]):
-            yield self._table(spans, order, slice(start, stop))
+        counts = [len(steps.row) for steps, *_ in self._added]
+        first = np.repeat(np.array([first for _, first, *_ in self._added], np.int64), counts)
+        trace = np.repeat(np.arange(len(counts)), counts)
 
-    def _table(self, spans: pa.Table, order: NDArray[np.int64], part: slice) -> pa.Table:
-        rows = pa.array(order[self.row[part]])
-        trace = np.asarray(self.trace[part], np.int64)
-        columns = {name: spans.column(name).take(rows) for name in _FROM_SPANS}
-        wrapper = np.asarray(self.wrapper[part], np.int64)
-        if (wrapper >= 0).any():
-            around = pa.array(order[np.maximum(wrapper, 0)], mask=wrapper < 0)
-            columns = {name: pc.coalesce(column, spans.column(name).take(around)) for name, column in columns.items()}
-        started, ended = np.asarray(self.started[part], np.int64), np.asarray(self.ended[part], np.int64)
-        first = int(trace.min())
-        facts = self.facts[first : int(trace.max()) + 1]
-        of_trace = pa.array(trace - first)
-        columns |= {
-            name: pa.array([getattr(one, fact) for one in facts], kind).take(of_trace)
-            for name, (fact, kind) in _OF_TRACE.items()
-        }
-        agent = spans.column("label").take(pa.array(order[self.agent[part]]))
-        # What no span names is named as its missing root would: by the workflow.
-        unnamed = pc.and_(pc.equal(spans.column("naming").take(rows), int(Naming.NOT)), pc.invert(columns["rooted"]))
-        own = pa.array(np.equal(self.agent[part], self.row[part]))
-        agent = pc.if_else(pc.and_(unnamed, own), pc.coalesce(columns["workflow"], agent), agent)
-        return pa.table(
-            columns
-            | {
+        def flat(name: str) -> list[Any]:
+            return [value for steps, *_ in self._added for value in getattr(steps, name)]
+
+        number: list[int] = []
+        leaf: list[bool] = []
+        for steps, _, _, start in self._added:
+            leaves = set(steps.leaves)
+            number += range(start, start + len(steps.row))
+            leaf += [step in leaves for step in range(len(steps.row))]
+        wrapper = np.array(flat("wrapper"), np.int64)
+        row, agent = (order[np.array(flat(name), np.int64) + first] for name in ("row", "agent"))
+        rows = pa.table(
+            {
+                "row": row,
                 "agent": agent,
-                "kind": pc.if_else(pc.equal(spans.column("role").take(rows), int(Role.TOOL)), "tool", "llm"),
-                "step": pa.array(self.step[part], pa.int32()),
-                "parent_steps": pa.array(self.parents[part], pa.list_(pa.int32())),
-                "started_at": pa.array(started // _NS_PER_US).cast(TIMESTAMP),
-                "ended_at": pa.array(ended // _NS_PER_US, mask=ended == NEVER_ENDED).cast(TIMESTAMP),
-                "start": pa.array(started),
-                "leaf": pa.array(self.leaf[part], pa.bool_()),
-                "complete": pc.and_not(columns["whole"], columns["stopped"]),
-                "success": pc.if_else(columns["failed"], False, pa.scalar(None, pa.bool_())),
-                "line": spans.column("line").take(rows),
+                "wrapper": pa.array(order[np.maximum(wrapper + first, 0)], mask=wrapper < 0),
+                "started": np.array(flat("started"), np.int64),
+                "ended": np.array(flat("ended"), np.int64),
+                "parent_steps": pa.array(flat("parents"), pa.list_(pa.int32())),
+                "step": pa.array(number, pa.int32()),
+                "leaf": pa.array(leaf, pa.bool_()),
             }
         )
+        for start, stop in row_ranges(text_bytes(spans)[row]):
+            part = trace[start:stop]
+            facts = [facts for _, _, facts, _ in self._added[part[0] : part[-1] + 1]]
+            yield self._table(spans, rows.slice(start, stop - start), facts, pa.array(part - part[0]))
+
+    @staticmethod
+    def _table(spans: pa.Table, rows: pa.Table, facts: Sequence[TraceFacts], trace: pa.Array) -> pa.Table:
+        """Of some rows, with the index of their trace in `facts`."""
+        columns = {name: spans.column(name).take(rows["row"]) for name in _FROM_SPANS}
+        if rows["wrapper"].null_count < len(rows):
+            around = rows["wrapper"]
+            columns = {name: pc.coalesce(column, spans.column(name).take(around)) for name, column in columns.items()}
+        for name, kind, values in zip(TraceFacts._fields, _FACTS, zip(*facts, strict=True), strict=True):
+            columns[name] = pa.array(values, kind).take(trace)
+        agent = spans.column("label").take(rows["agent"])
+        # What no span names is named as its missing root would: by the workflow.
+        naming, role, flags = (spans.column(name).take(rows["row"]) for name in ("naming", "role", "flags"))
+        unnamed = pc.and_(pc.equal(naming, int(Naming.NOT)), pc.invert(columns["rooted"]))
+        unnamed = pc.and_(unnamed, pc.equal(rows["agent"], rows["row"]))
+        started, ended = (rows[name].to_numpy() for name in ("started", "ended"))
+        return pa.table(
+            columns
+            | {name: rows[name] for name in ("step", "parent_steps", "leaf")}
+            | {
+                "workflow_type": pa.array([one.known_type for one in facts], pa.string()).take(trace),
+                "workflow_id": pa.array([one.workflow_id for one in facts], pa.string()).take(trace),
+                "agent": pc.if_else(unnamed, pc.coalesce(columns["workflow"], agent), agent),
+                "kind": pc.if_else(pc.equal(role, int(Role.TOOL)), "tool", "llm"),
+                "started_at": pa.array(started // _NS_PER_US).cast(TIMESTAMP),
+                "ended_at": pa.array(ended // _NS_PER_US, mask=ended == NEVER_ENDED).cast(TIMESTAMP),
+                "start": rows["started"],
+                "ended": rows["ended"],
+                **{f"span_{name}": spans.column(name).take(rows["row"]) for name in ("span", "call", "start", "end")},
+                "unanswered": pc.not_equal(pc.bit_wise_and(flags, pa.scalar(int(Flag.UNANSWERED), pa.int8())), 0),
+                "complete": pc.and_not(columns["whole"], columns["stopped"]),
+                "success": pc.if_else(columns["failed"], False, pa.scalar(None, pa.bool_())),
+                "line": spans.column("line").take(rows["row"]),
+            }
+        )
+
+
+def with_keys(rows: pa.Table) -> pa.Table:
+    """Rows of `StepRows.tables` with a `key` that a step and its copies share: of the id of its response or call, else
+    of its span if that is random, and of its times."""
+    span, call, start, end = (rows[f"span_{name}"] for name in ("span", "call", "start", "end"))
+    random = pc.and_(pc.equal(pc.utf8_length(span), 16), pc.invert(pc.starts_with(span, "00")))
+    names = pc.coalesce(call, pc.if_else(random, span, None))
+    known = pc.and_(pc.is_valid(names), pc.is_valid(end))
+    key = hashes(pc.fill_null(names, "")).astype(np.int64)
+    for times, factor in ((start, 0x1E3779B97F4A7C15), (pc.fill_null(end, 0), 0x42B2AE3D27D4EB4F)):
+        key ^= times.to_numpy() * np.int64(factor)  # wraps
+    rows = rows.drop_columns([f"span_{name}" for name in ("span", "call", "start", "end")])
+    return rows.append_column("key", pc.if_else(known, pa.array(key), None))
+
+
+def with_facts(table: pa.Table, found: Mapping[str, tuple[str, TraceFacts]]) -> pa.Table:
+    """Rows of `StepRows.tables` with other workflow ids and facts, by trace."""
+    given = [(name, *facts) for name, facts in map(found.__getitem__, table["trace"].to_pylist())]
+    names = ("workflow_id", *TraceFacts._fields)
+    for name, kind, values in zip(names, (pa.string(), *_FACTS), zip(*given, strict=True), strict=True):
+        table = table.set_column(table.schema.get_field_index(name), name, pa.array(values, kind))
+    return table
 
 
 def text_bytes(table: pa.Table) -> NDArray[np.int64]:

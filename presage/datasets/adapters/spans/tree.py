@@ -11,9 +11,9 @@ Agents. An LLM step belongs to the agent that its own span names, else to the ne
 a tool or names an agent, else to the nearest chain or workflow, else to its own name. A tool step is named by its tool.
 
 Order. Steps are numbered in start order, of equal starts the first to end first, then in the order of span ids, in
-which the rows are given. Clocks of machines differ, so the children of one span are
-adjusted together by service: children that begin before the span are moved, with their subtrees, to its start; children
-of another service that do not lie inside the span are moved to its middle, as Jaeger does, if they fit.
+which the rows are given. Clocks of machines differ, so the children of one span are adjusted together by service:
+children that begin before the span are moved, with their subtrees, to its start; children of another service that do
+not lie inside the span are moved to its middle, as Jaeger does, if they fit.
 
 Dependencies. Among the children of one span, a child waits for those that ended before it started, except those
 followed by another of them; the step waits for their last steps. If no sibling ended before, it waits for what its
@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from presage.datasets.adapters.spans.conventions import Flag, Naming, Role
 
@@ -45,10 +45,11 @@ _OUTER: Final = (int(Role.WORKFLOW), int(Role.CHAIN), int(Role.AGENT), int(Role.
 _NODE: Final = int(Role.NODE)
 _CALLS: Final = (_LLM, _TOOL)
 _REQUESTED: Final = (*_CALLS, _MAYBE)
+FAILED_ATTEMPT: Final = "failed attempt, which is no step"
 PAUSED: Final = "trace that paused: not complete"
 ROOT_FAILED: Final = "trace whose root failed: not complete"
 ROOT_MISSING: Final = "trace whose root is missing: not complete"
-"""Notices of a whole trace."""
+"""Notices; but for the first, of a whole trace."""
 _ERROR, _UNANSWERED, _PAUSED, _LOST = map(int, (Flag.ERROR, Flag.UNANSWERED, Flag.PAUSED, Flag.LOST))
 _EXPLICITLY, _WEAKLY = int(Naming.EXPLICITLY), int(Naming.WEAKLY)
 NEVER_ENDED: Final = 2**63 - 1
@@ -116,8 +117,7 @@ class TraceSteps:
         return self.whole and not self.stopped
 
 
-@dataclass(frozen=True)
-class TraceFacts:
+class TraceFacts(NamedTuple):
     """Properties of a whole trace."""
 
     trace: str  # its id
@@ -125,12 +125,13 @@ class TraceFacts:
     workflow: str | None  # `gen_ai.workflow.name`
     service: str | None
     top: str | None  # name of the outermost workflow, chain or agent span, if the root is present
+    links: str | None  # the ids of the traces that the root links to, separated by blanks
     whole: bool  # as in `TraceSteps`, as the next two
     stopped: bool
     failed: bool
-    begin: int  # nanoseconds since 1970, as `end`
-    end: int
     rooted: bool  # the root is present
+    begin: int  # nanoseconds since 1970, as the next two
+    end: int
     opened: int  # when the root began; 0 if the root is missing or a step itself
 
     @property
@@ -310,7 +311,7 @@ class _Tree:
         ended = all(self.end[row] != NEVER_ENDED for row in self.last)
         is_step, wraps = self._which()
         agent, wrapper = self._whose(wraps)
-        waits = _Walk(self, is_step).walk()
+        waits = self._walk(is_step)
         rows = sorted((row for row in self.order if is_step[row]), key=self.start.__getitem__)  # ties in tree order
         step = [-1] * len(is_step)
         for place, row in enumerate(rows):
@@ -380,7 +381,7 @@ class _Tree:
             if kind == _LLM and not wrapped:
                 if flags[row] & _UNANSWERED and row != final:
                     tried[row] = True
-                    self.notes["failed attempt, which is no step"] += 1
+                    self.notes[FAILED_ATTEMPT] += 1
                     continue
                 is_step[row], requests[row] = True, 1
                 if begins < self.end[row]:
@@ -414,6 +415,53 @@ class _Tree:
             for child in self.children[row] or ():
                 strong[child], weak[child], wrapper[child] = strong[row], weak[row], hands_down
         return agent, wrapper
+
+    def _walk(self, is_step: Sequence[bool]) -> dict[int, Steps]:
+        """The steps that each step waited for."""
+        children, node, node_parent = self.children, self.spans.node, self.spans.node_parent
+        waits: dict[int, Steps] = {}
+        graph = any(one >= 0 for one in node_parent)
+        ran: dict[int, list[tuple[int, Steps]]] = {}  # (end, last steps) of each run of a node, in tree order
+        around: list[int] = []  # enclosing nodes, which a graph also names as parents
+        stack = [Siblings(-1, ())]
+        while True:
+            frame = stack[-1]
+            row = frame.row
+            below = self.tops if row < 0 else children[row] or ()
+            if frame.at < len(below):
+                row = below[frame.at]
+                frame.at += 1
+                if children[row] is None and not is_step[row]:
+                    continue
+                given = frame.waited_for(self.start[row])
+                if graph:
+                    parent = node_parent[row]
+                    if parent >= 0 and parent != node[row] and parent not in around:
+                        runs = reversed(ran.get(parent, []))
+                        given = next((last for end, last in runs if end <= self.start[row]), given)
+                    if node[row] >= 0:
+                        around.append(node[row])
+                if is_step[row]:
+                    waits[row] = given
+                    if children[row] is None and not graph:
+                        frame.ended(self.start[row], self.end[row], (row,), frame.at)
+                        continue
+                stack.append(Siblings(row, (row,) if is_step[row] else given))
+                continue
+            if row < 0:
+                return waits
+            stack.pop()
+            last: Steps = (row,) if is_step[row] else ()
+            if frame.running or frame.done:
+                last = frame.waited_for(math.inf)
+            # Work inside a span after its end counts as the span: a step waits for what has ended.
+            end = max(self.end[row], frame.latest)
+            if graph and node[row] >= 0:
+                around.pop()
+                if last:
+                    ran.setdefault(node[row], []).append((end, last))
+            if last:  # a span without steps is transparent: the next one waits for what came before it
+                stack[-1].ended(self.start[row], end, last, stack[-1].at)
 
 
 def _skew(parent_start: int, parent_end: int, start: int, end: int) -> int:
@@ -465,78 +513,10 @@ class Siblings:
         while running and running[0][0] <= now:
             done.append(heapq.heappop(running))
         if len(done) > 1:
-            last = max(done, key=_by_start)
+            last = max(done, key=lambda sibling: (sibling[2], sibling[1]))
             done[:] = [sibling for sibling in done if sibling[0] > last[2] or sibling is last][-MOST_PARENTS:]
         if len(done) == 1:
             self.answer = done[0][3]
         else:
             self.answer = tuple([step for sibling in done for step in sibling[3]][-MOST_PARENTS:])
         return self.answer
-
-
-def _by_start(sibling: tuple[int, int, int, Steps]) -> tuple[int, int]:
-    return sibling[2], sibling[1]
-
-
-class _Walk:
-    """One walk over a tree that finds the dependencies of each step."""
-
-    def __init__(self, tree: _Tree, is_step: Sequence[bool]) -> None:
-        self.tree = tree
-        self.is_step = is_step
-        self.node, self.node_parent = tree.spans.node, tree.spans.node_parent
-        self.waits: dict[int, Steps] = {}
-        self.graph = any(node >= 0 for node in self.node_parent)
-        self.ran: dict[int, list[tuple[int, Steps]]] = {}  # (end, last steps) of each run of a node, in tree order
-        self.open: list[int] = []  # enclosing nodes, which a graph also names as parents
-
-    def walk(self) -> dict[int, Steps]:
-        """The steps that each step waited for."""
-        tree, is_step, children = self.tree, self.is_step, self.tree.children
-        stack = [Siblings(-1, ())]
-        while True:
-            frame = stack[-1]
-            below = tree.tops if frame.row < 0 else children[frame.row] or ()
-            if frame.at < len(below):
-                row = below[frame.at]
-                frame.at += 1
-                if children[row] is None and not is_step[row]:
-                    continue
-                given = frame.waited_for(tree.start[row])
-                if self.graph:
-                    given = self._by_graph(row, given)
-                if is_step[row]:
-                    self.waits[row] = given
-                    if children[row] is None and not self.graph:
-                        frame.ended(tree.start[row], tree.end[row], (row,), frame.at)
-                        continue
-                stack.append(Siblings(row, (row,) if is_step[row] else given))
-                continue
-            row = frame.row
-            if row < 0:
-                return self.waits
-            stack.pop()
-            last: Steps = (row,) if is_step[row] else ()
-            if frame.running or frame.done:
-                last = frame.waited_for(math.inf)
-            # Work inside a span after its end counts as the span: a step waits for what has ended.
-            end = max(tree.end[row], frame.latest)
-            if self.graph and self.node[row] >= 0:
-                self._leave(row, end, last)
-            if last:  # a span without steps is transparent: the next one waits for what came before it
-                stack[-1].ended(tree.start[row], end, last, stack[-1].at)
-
-    def _by_graph(self, row: int, given: Steps) -> Steps:
-        """Dependencies of a span by its place in the agent graph, else `given`."""
-        node, parent = self.node[row], self.node_parent[row]
-        if parent >= 0 and parent != node and parent not in self.open:
-            now = self.tree.start[row]
-            given = next((last for end, last in reversed(self.ran.get(parent, [])) if end <= now), given)
-        if node >= 0:
-            self.open.append(node)
-        return given
-
-    def _leave(self, row: int, end: int, last: Steps) -> None:
-        self.open.pop()
-        if last:
-            self.ran.setdefault(self.node[row], []).append((end, last))
