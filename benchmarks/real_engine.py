@@ -11,16 +11,22 @@ the same ones, in random order, with an empty cache:
     + priority        and shortest job first
     + eviction        and the order of free blocks: all policies, without forecasts
     + counts          and forecasts from online counts, which start empty: an installation without models
-    + models          and the next-agent, remaining-length and return-time models, trained on other workflows
+    + models          and the models of next agent, remaining length, return time and context growth, trained on
+                      other workflows; a single agent has none of next agents
     - admission …     one of the three policies left out, with the models
     truth             all policies with the agents, tokens and pauses that were drawn
 
 Seconds are CPU seconds of this process (model, scheduler, hooks and forecasts), so other load on the machine hardly
-counts; pauses and idle times are skipped. "decode" is another workload: 64 workflows of one step at once, with short
-prompts, long answers and cache enough, where the hooks can only cost; its variants are vLLM alone and all policies with
-models.
+counts; pauses and idle times are skipped. Three other workloads are closed loops; their variants are vLLM alone and all
+policies with counts, and with models:
 
-    python benchmarks/real_engine.py [--pairs 10] [--workloads shared own decode] [--variants "+ counts" truth]
+    thrash     sessions of one agent whose conversation grows to 2,000 to 8,000 tokens, with short answers and pauses of
+               tools, 2.5 times as many at once as the cache holds: vLLM recomputes nearly every prompt
+    calm       the same sessions, as many at once as fill .9 of the cache: nothing is to gain
+    decode     64 workflows of one step at once, with short prompts, long answers and cache enough: the hooks can only
+               cost
+
+    python benchmarks/real_engine.py [--pairs 10] [--workloads shared thrash calm decode] [--variants "+ counts" truth]
 
 Needs vLLM; 10 pairs of a workload take one to two hours. Prints a line a run; then a table of medians over pairs and
 of geometric means of the ratios to vLLM alone with 95 % intervals (Student's t over pairs); then one JSON line.
@@ -59,7 +65,7 @@ from tiny_qwen import save_qwen
 if TYPE_CHECKING:
     from presage.serving_hooks.forecasting.forecasts import Forecasts
 
-BLOCK, MOST_BLOCKS, MODEL_LENGTH = 32, 4096, 4096
+BLOCK, MOST_BLOCKS, MODEL_LENGTH = 32, 4096, 8192
 PAUSE_S: Final = 0.02
 """Of one of the iterations in which pauses are drawn: a pause is 0.4 s at the mean."""
 TAUGHT, TAUGHT_SEED = 400, 1_000_000
@@ -272,7 +278,7 @@ def serve(
     return served
 
 
-def teach(style: Style, folder: Path) -> Path:
+def teach(kind: Workload, folder: Path) -> Path:
     """Trains the three models on other workflows of the same kind; their folders lie in the answer."""
     import pyarrow as pa
     from replayed_cells import train_models
@@ -280,7 +286,7 @@ def teach(style: Style, folder: Path) -> Path:
     from presage.datasets.schema import conform
     from presage.datasets.schema.validate import validate
 
-    rows = traced(draw(TAUGHT, TAUGHT_SEED), style, pause_s=PAUSE_S)
+    rows = traced(kind.draw(TAUGHT, TAUGHT_SEED), kind.style, pause_s=PAUSE_S)
     train_models(validate(conform(pa.Table.from_pylist(rows), "drawn"), "drawn"), folder)
     return folder
 
@@ -290,14 +296,15 @@ def forecasts_of(
 ) -> Forecasts:
     """The sources of forecasts: none, counts, models, or truth."""
     from presage.serving_hooks.forecasting.forecasts import Forecasts
-    from presage.serving_hooks.replay.forecasts import return_times, source
+    from presage.serving_hooks.replay.forecasts import contexts, return_times, source
     from presage.serving_hooks.replay.workload import JobStep, ReplayJob
 
     if kind == "none":
         return Forecasts()
     named = {"counts": ("counts", None, "counts"), "truth": ("oracle", None, "oracle")}
+    trained = models / "next-agent"  # workflows of one agent have none
     agents, lengths, returns = named.get(
-        kind, (str(models / "next-agent"), str(models / "lengths"), str(models / "return-time"))
+        kind, (str(trained) if trained.is_dir() else "counts", str(models / "lengths"), str(models / "return-time"))
     )
     jobs = []
     for name, steps in workflows.items():
@@ -307,18 +314,70 @@ def forecasts_of(
         ]
         jobs.append(ReplayJob(TYPE, name, tuple(planned)))
     asked = source(agents, lengths)(jobs, clock)
-    return Forecasts(asked, asked, returns=return_times(returns)(jobs, clock))
+    growth = contexts(str(models / "context-growth"), clock) if kind == "models" else None
+    return Forecasts(asked, asked, returns=return_times(returns)(jobs, clock), contexts=growth)
 
 
 def single_steps(count: int, seed: int) -> dict[str, list[Planned]]:
-    """Workflows of one step each with short prompts and long answers."""
+    """Twice as many workflows of one step each, with short prompts and long answers."""
     rng = random.Random(seed)
     return {
         f"p{seed}-{number}": [
             Planned(rng.choice(AGENTS), [rng.randrange(VOCABULARY) for _ in range(32)], rng.randint(150, 250), 0)
         ]
-        for number in range(count)
+        for number in range(2 * count)
     }
+
+
+def sessions(count: int, seed: int) -> dict[str, list[Planned]]:
+    """Workflows of one agent whose conversation grows: a task, then what tools returned."""
+    rng = random.Random(seed)
+    drawn: dict[str, list[Planned]] = {}
+    for number in range(count):
+        steps, tokens = [], 160 + 200  # the fixed part of each prompt, and the longest answer and its margin
+        for _ in range(min(40, int(rng.lognormvariate(2.5, 0.5)) + 3)):
+            added = rng.randint(400, 1600) if not steps else min(1200, int(rng.lognormvariate(5.3, 0.7)) + 20)
+            answer = rng.randint(6, 24)
+            tokens += added + answer
+            if tokens > MODEL_LENGTH:
+                break
+            new = [rng.randrange(VOCABULARY) for _ in range(added)]
+            steps.append(Planned("solver", new, answer, int(rng.expovariate(1 / 20)) if steps else 0))
+        drawn[f"s{seed}-{number}"] = steps
+    return drawn
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is served.
+
+    Attributes:
+        draw: workflows by id, from their number and a seed.
+        style: of the prompts.
+        at_once: workflows at a time of a closed loop; 0: they arrive by themselves.
+        cached: workflows whose mean working set the cache holds; 0: MOST_BLOCKS.
+        variants: beside vLLM alone, unless `--variants` are given.
+    """
+
+    draw: Callable[[int, int], dict[str, list[Planned]]]
+    style: Style
+    at_once: int = 0
+    cached: float = AT_ONCE / 3
+    variants: tuple[str, ...] = tuple(VARIANTS)
+
+    def blocks(self) -> int:
+        """Of the cache."""
+        held = working_set(self.draw(200, TAUGHT_SEED), self.style) if self.cached else 0.0
+        return int(self.cached * held / BLOCK) or MOST_BLOCKS
+
+
+WORKLOADS: Final = {
+    "shared": Workload(draw, "shared"),
+    "own": Workload(draw, "own"),
+    "thrash": Workload(sessions, "own", AT_ONCE, AT_ONCE / 2.5, ("vLLM again", "+ counts", "+ models")),
+    "calm": Workload(sessions, "own", AT_ONCE, AT_ONCE / 0.9, ("vLLM again", "+ counts", "+ models")),
+    "decode": Workload(single_steps, "shared", 64, 0, ("vLLM again", "+ models")),
+}
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
@@ -335,10 +394,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--workflows", type=int, default=100, help="in each run")
-    parser.add_argument("--workloads", nargs="+", default=["shared", "own"], choices=["shared", "own", "decode"])
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--workloads", nargs="+", default=["shared", "own"], choices=list(WORKLOADS))
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), help="all, or those of the workload")
     parser.add_argument("--load", type=float, default=2.5, help="arrivals over vLLM's own throughput")
-    parser.add_argument("--share", type=float, default=1 / 3, help="of the working set that fits the cache")
     parser.add_argument("--hidden-size", type=int, default=512, help="of the model that is made")
     parser.add_argument("--settings", type=json.loads, default={}, help="object of additional_config's `presage`")
     parser.add_argument("--models", type=Path, help="folder to keep the trained models in")
@@ -358,46 +416,45 @@ def measured(llm: Any, workload: str, args: argparse.Namespace, models: Path) ->
 
     from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
-    decodes, clock = workload == "decode", VirtualClock()
-    style: Style = "own" if workload == "own" else "shared"
-    variants = ["vLLM again", "+ models"] if decodes else list(args.variants)
+    kind, clock = WORKLOADS[workload], VirtualClock()
+    variants = args.variants or list(kind.variants)
     if "models" in {VARIANTS[name][0] for name in variants}:
-        teach(style, models)
-    blocks = MOST_BLOCKS if decodes else int(AT_ONCE * working_set(draw(200, TAUGHT_SEED), style) * args.share / BLOCK)
+        teach(kind, models)
+    blocks = kind.blocks()
 
     def run(name: str, workflows: Mapping[str, Sequence[Planned]], **load: Any) -> Served:
-        kind, mode = VARIANTS.get(name, ("", {}))
+        source, mode = VARIANTS.get(name, ("", {}))
         scheduler: type[Any] = Scheduler
-        if kind:
-            told = forecasts_of(kind, workflows, models, clock)
+        if source:
+            told = forecasts_of(source, workflows, models, clock)
             called = {"forecasts": lambda self, config: told, "clock": staticmethod(clock)}
             scheduler = type("Told", (SyncWorkflowScheduler,), called)
-        given = give_scheduler(llm, scheduler, blocks, {"mode": mode, **args.settings} if kind else {})
+        given = give_scheduler(llm, scheduler, blocks, {"mode": mode, **args.settings} if source else {})
         gc.collect()
-        served = serve(llm, workflows, style, clock, **load)
-        served.status = given.presage_status() if kind else {}
+        served = serve(llm, workflows, kind.style, clock, **load)
+        served.status = given.presage_status() if source else {}
         return served
 
-    def drawn(seed: int) -> dict[str, list[Planned]]:
-        return single_steps(2 * args.workflows, seed) if decodes else draw(args.workflows, seed)
-
     for name in variants:  # everything is compiled after this
-        run(name, dict(itertools.islice(drawn(TAUGHT_SEED + 1).items(), 6)), at_once=6)
-    whole = run(ALONE, drawn(TAUGHT_SEED + 2), at_once=AT_ONCE)
-    rate = args.load * args.workflows / whole.busy_s
-    print(f"\n{workload}: {blocks} blocks" + ("" if decodes else f", {rate:.2f} workflows a second"), flush=True)
+        run(name, kind.draw(6, TAUGHT_SEED + 1), at_once=6)
+    rate = 0.0
+    if not kind.at_once:
+        whole = run(ALONE, kind.draw(args.workflows, TAUGHT_SEED + 2), at_once=AT_ONCE)
+        rate = args.load * args.workflows / whole.busy_s
+    load = f"{kind.at_once} workflows at once" if kind.at_once else f"{rate:.2f} workflows a second"
+    print(f"\n{workload}: {blocks} blocks, {load}", flush=True)
     head = ("hit rate", *LESS_IS_BETTER, "iterations", "other answers")
     print(f"{'':14}" + "".join(f"{name:>17}" for name in head))
     runs: list[dict[str, Served]] = []
     for seed in range(args.pairs):
         rng = random.Random(seed)
-        workflows = drawn(seed)
-        arrivals = list(itertools.accumulate(rng.expovariate(rate) for _ in workflows))
+        workflows = kind.draw(args.workflows, seed)
+        arrivals = [] if kind.at_once else list(itertools.accumulate(rng.expovariate(rate) for _ in workflows))
         order = [ALONE, *variants]
         rng.shuffle(order)
         pair = {}
         for name in order:
-            pair[name] = run(name, workflows, **({"at_once": 64} if decodes else {"arrivals": arrivals}))
+            pair[name] = run(name, workflows, arrivals=arrivals, at_once=kind.at_once)
         runs.append(pair)
         for name in (ALONE, *variants):
             ran = pair[name]

@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from papers import THUNDERAGENT, static_graph
 from replay import CONVENTIONS, draw
 
@@ -207,14 +208,19 @@ def traces(jobs: Sequence[ReplayJob]) -> pa.Table:
 
 
 def train_models(table: pa.Table, folder: Path) -> None:
-    """A model of each kind with the defaults, in three folders; by ids and numbers, without texts."""
+    """A model of each kind with the defaults, in folders; by ids and numbers, without texts.
+
+    Workflows of one agent have no next-agent model: there is no other agent to forecast.
+    """
     from presage.training.length.train import train_lengths
     from presage.training.next_agent.train import train
     from presage.training.return_time.train import train_return_times
 
     if not (folder / "return-time").is_dir():
-        train(table, None, states="none", baselines=()).save(folder / "next-agent")
+        if pc.count_distinct(table["agent"]).as_py() > 1:
+            train(table, None, states="none", baselines=()).save(folder / "next-agent")
         train_lengths(table, None, baselines=()).save(folder / "lengths")
+        train_lengths(table, None, baselines=(), target="final-context").save(folder / "context-growth")
         train_return_times(table, None, baselines=()).save(folder / "return-time")
 
 

@@ -184,20 +184,61 @@ MOST_TYPES: Final = 1000
 _EARLIER: Final = 8
 """Workflows that the means of earlier traces count as: few, since what runs here may differ."""
 
+_MOST_WRONG: Final = 3.0
+"""Factor by which forecasts of growth are corrected at most."""
+
 Earlier = Callable[[str], "tuple[float, float] | None"]
 """Mean steps and growth of a workflow type in earlier traces, None if unknown."""
+
+
+class ForecastGrowth:
+    """By how many times as much as forecast contexts really grow; the latest steps count most.
+
+    From one step to the next a context grows, and its forecast growth should shrink by as much; what is still forecast
+    when a workflow ends never came. Unlike totals of ended workflows, of which the short ones come first, such a
+    comparison is right from the first step on: a forecast that is a mean is a martingale with what has grown so far.
+    """
+
+    __slots__ = ("_first", "_foreseen", "_grown")
+
+    def __init__(self) -> None:
+        self._first = RunningMean()
+        self._grown = self._foreseen = 0.0
+
+    def begins(self, foreseen: float) -> None:
+        """A workflow begins with such a forecast."""
+        self._first.observe(foreseen)
+
+    def observe(self, grown: float, foreseen: float) -> None:
+        """A context has grown by so much while its forecast shrank by so much."""
+        keep = 1.0 - 1.0 / LATEST
+        self._grown, self._foreseen = self._grown * keep + grown, self._foreseen * keep + foreseen
+
+    @property
+    def counts(self) -> bool:
+        """Whether there was a forecast."""
+        return self._first.count > 0
+
+    def ratio(self, elsewhere: float = 1.0) -> float:
+        """That ratio, as if `_EARLIER` workflows had had the one `elsewhere`."""
+        believed = _EARLIER * self._first.mean
+        if believed <= 0:
+            return elsewhere
+        ratio = (max(0.0, self._grown) + believed * elsewhere) / (max(0.0, self._foreseen) + believed)
+        return min(max(ratio, 1 / _MOST_WRONG), _MOST_WRONG)
 
 
 class TypeMeans:
     """Means of a workflow type: steps of a workflow that has ended, and tokens that a step adds to its own context.
 
-    They begin with those of earlier traces, where these are known (`foreseen`).
+    They begin with those of earlier traces, where these are known (`foreseen`). `forecast_growth` compares forecasts of
+    a model with what came.
     """
 
-    __slots__ = ("foreseen", "growth", "steps")
+    __slots__ = ("forecast_growth", "foreseen", "growth", "steps")
 
     def __init__(self, earlier: tuple[float, float] | None) -> None:
-        self.foreseen = earlier is not None
+        self.foreseen, self.forecast_growth = earlier is not None, ForecastGrowth()
         steps, growth = earlier or (0.0, 0.0)
         self.steps = RunningMean(mean=steps, count=_EARLIER if self.foreseen else 0)
         self.growth = RunningMean(LATEST, growth, round(_EARLIER * steps))
@@ -232,6 +273,7 @@ class WorkloadMeans:
         self.pauses_s: deque[float] = deque(maxlen=LATEST)
         self._types: OrderedDict[str, TypeMeans] = OrderedDict()
         self._reused = self._lost = 0.0
+        self._forecast_growth = ForecastGrowth()
 
     def of_type(self, workflow_type: str) -> TypeMeans:
         """The means of a workflow type, to count on."""
@@ -242,6 +284,25 @@ class WorkloadMeans:
                 self._types.popitem(last=False)
         self._types.move_to_end(workflow_type)
         return of
+
+    def forecast_growth(self) -> dict[str, float]:
+        """By workflow type, how many times as much as forecast contexts grow; types without a forecast left out."""
+        names = [name for name, of in self._types.items() if of.forecast_growth.counts]
+        return {name: self.growth_ratio(name) for name in names}
+
+    def foresaw(self, workflow_type: str, grown: float, foreseen: float) -> None:
+        """See `ForecastGrowth.observe`."""
+        for of in (self._forecast_growth, self.of_type(workflow_type).forecast_growth):
+            of.observe(grown, foreseen)
+
+    def foresees_growth(self, workflow_type: str, foreseen: float) -> None:
+        """See `ForecastGrowth.begins`."""
+        for of in (self._forecast_growth, self.of_type(workflow_type).forecast_growth):
+            of.begins(foreseen)
+
+    def growth_ratio(self, workflow_type: str) -> float:
+        """How many times as much as forecast the contexts of a workflow type grow, by its own and all workflows."""
+        return self.of_type(workflow_type).forecast_growth.ratio(self._forecast_growth.ratio())
 
     def foresees(self, workflow_types: Iterable[str]) -> bool:
         """Whether contexts of these types are known from earlier traces while few steps are measured."""

@@ -330,6 +330,7 @@ class AdmissionController:
             "rates": self._rates.to_dict() if self._rates else None,
             "shared_tokens": len(self._shared) * self._block_tokens,
             "contexts_longer": self._admission.longer,
+            "growth_over_forecast": self._workload.forecast_growth(),
             "recomputing_share": self._recomputing_share,
             "overdue": last.overdue if last else 0,
         }
@@ -441,6 +442,7 @@ class AdmissionController:
             self._held.pop(name, None)
             self._columns.changed.pop(name, None)
             account = self._accounts.pop(name)
+            self._columns.ends(account)
             self._workload.of_type(account.workflow_type).steps.observe(account.steps)
             waited_s = account.waited_s(now)
             self._held_s += waited_s

@@ -59,6 +59,7 @@ class Account:
         blocks, shared: all of its blocks, and those that it shares with other workflows.
         context_tokens: when a request arrived last, its own blocks and the prompt that came.
         first_tokens: the same when its first one arrived.
+        foreseen: its own tokens when its growth was forecast last, and that growth; None without a forecast.
         latest: by agent the number of its latest step, and the blocks of its prompt and answer.
         bound_s: seconds for which it may wait over its life.
     """
@@ -74,6 +75,7 @@ class Account:
     steps: int = 0
     context_tokens: float = 0.0
     first_tokens: float = 0.0
+    foreseen: tuple[float, float] | None = None
     latest: dict[str, tuple[int, int]] = field(default_factory=dict)
     held_since: float | None = None
     held_s: float = 0.0
@@ -212,10 +214,33 @@ class Columns:
         rows, facts = [], []
         for name, account in self.changed.items():
             rows.append(self._columns.place(name))
+            self._compare(name, account)
             own, context = account.own_tokens(self._block_tokens), self.context_tokens(name, account)
             facts.append((account.phase, account.since, account.steps > 0, own, context, account.bound_s))
         self.changed.clear()
         self._columns.facts[rows] = np.array(facts, self._columns.facts.dtype)
+
+    def ends(self, account: Account) -> None:
+        """A workflow has ended: what it was still expected to grow by never came."""
+        if account.foreseen is not None:
+            self._workload.foresaw(account.workflow_type, 0.0, account.foreseen[1])
+
+    def _forecast(self, name: str) -> float | None:
+        """The mean growth that a model forecasts; None without one."""
+        forecast = self._growth(name)
+        return forecast.mean if forecast is not None and forecast.source == "champion" else None
+
+    def _compare(self, name: str, account: Account) -> None:
+        growth, before = self._forecast(name), account.foreseen
+        if growth is None:
+            account.foreseen = None
+            return
+        own = account.own_tokens(self._block_tokens)
+        if before is not None:
+            self._workload.foresaw(account.workflow_type, own - before[0], before[1] - growth)
+        elif not account.steps:
+            self._workload.foresees_growth(account.workflow_type, growth)
+        account.foreseen = own, growth
 
     def context_tokens(self, name: str, account: Account) -> float:
         """Its own tokens as it will have them in the mean: it grows evenly.
@@ -223,9 +248,10 @@ class Columns:
         With a forecast of its growth the mean is that over its life, or what it has now if that is more: open workflows
         are of every age. Without, it is that over what is left, since counts know too little at first.
         """
-        own, forecast = account.own_tokens(self._block_tokens), self._growth(name)
-        if forecast is not None and forecast.source == "champion" and forecast.mean is not None:
-            return own + 0.5 * max(0.0, forecast.mean - (own - account.first_tokens))
+        own, growth = account.own_tokens(self._block_tokens), self._forecast(name)
+        if growth is not None:
+            ratio = self._workload.growth_ratio(account.workflow_type)
+            return own + 0.5 * max(0.0, ratio * growth - (own - account.first_tokens))
         of = self._workload.of_type(account.workflow_type)
         left = max(0.0, of.expected_steps(account.steps) - account.steps)
         return own + 0.5 * left * max(0.0, of.growth.mean)

@@ -261,6 +261,17 @@ def test_where_all_would_thrash_the_smallest_goes_on_first_and_elsewhere_the_fir
         assert then.run - first.run == {next_one}
 
 
+def test_of_new_workflows_the_smallest_begins_first_and_who_is_overdue_before_it() -> None:
+    admission, large, small = room_for_ten(), ready("large", tokens=30_000), ready("small", tokens=2_000)
+    first = decide(admission, CROWD, THRASHING, 0.0)
+    inside = [one for one in CROWD if one.id in first.run]
+    then = decide(admission, [*inside[1:], *CROWD[20:], large, small], THRASHING, 1.0)
+    assert then.run - first.run == {"small"}
+    late = replace(large, bound_s=0.5)
+    waits = decide(admission, [*inside[2:], *CROWD[20:], late, small], THRASHING, 1.9, recomputing_share=0.5)
+    assert waits.run - first.run == {"small", "large"}
+
+
 def test_nobody_there_and_one_too_large_for_the_cache() -> None:
     assert decide(Admission(100), [], CALM, 0.0).run == frozenset()
     giants = [ready(f"w{i}", tokens=500_000) for i in range(4)]

@@ -156,6 +156,32 @@ def test_what_is_known_of_a_type_begins_with_earlier_traces_and_follows_what_run
     assert not workload.foresees(["known"]), "by now it is measured, or never will be"
 
 
+@given(
+    st.floats(0.5, 2.0), st.lists(st.lists(st.integers(50, 5000), min_size=1, max_size=40), min_size=60, max_size=90)
+)
+@settings(max_examples=30)
+def test_law_a_forecast_that_is_wrong_by_a_factor_is_found_out(factor: float, workflows: list[list[int]]) -> None:
+    workload, left = WorkloadMeans(), [list(added) for added in workflows]
+    for added in left:
+        workload.foresees_growth("t", factor * sum(added))
+    assert workload.growth_ratio("t") == 1.0
+    while any(left):  # all run at once: the short ones end first
+        for added in filter(None, left):
+            grown = added.pop()
+            workload.foresaw("t", grown, factor * grown)
+    assert workload.growth_ratio("t") == pytest.approx(1 / factor, rel=0.2)
+    assert workload.growth_ratio("never seen") == pytest.approx(1 / factor, rel=0.3)
+    assert set(workload.forecast_growth()) == {"t"}
+
+
+def test_what_was_foreseen_and_never_came_counts() -> None:
+    workload = WorkloadMeans()
+    for _ in range(100):
+        workload.foresees_growth("t", 1000.0)
+        workload.foresaw("t", 0.0, 1000.0)
+    assert workload.growth_ratio("t") == pytest.approx(1 / 3)
+
+
 def test_names_without_end_do_not_fill_the_memory() -> None:
     workload = WorkloadMeans()
     first = workload.of_type("t0")
