@@ -8,9 +8,9 @@ many as give the most steps a second, and nobody waits unless that gains more th
 ThunderAgent (§4.3) pauses programs once contexts no longer fit, the smallest first. Departures: load is what settles,
 not the sum of present contexts, which thrashing itself makes look busy; new workflows wait before any that has begun is
 paused; those that have begun are paused only where the engine is far from its best, between two steps, the one that
-began last first; and a paused one is restored before a new one starts. Of the new ones the one that is expected to need
-the least of the cache begins first; of those that have begun the first that came goes on first, and where all would
-thrash, the smallest.
+began last first; and a paused one is restored before a new one starts. New ones begin by their expected contexts in
+powers of two, the smallest first; of like size, and of those that have begun, the first that came goes first; where all
+would thrash, the smallest of those that have begun.
 
 A workflow waits for as long over its life as its bound says (`wait_bounds.py`), not longer, unless the engine spends
 more than `DOMINATES` of its time on lost contexts, or would if all ran. Whoever is overdue then goes before all others,
@@ -336,7 +336,8 @@ class Admission:
             )
             if self._would_lose >= _THRASHING:
                 old = old[np.argsort(facts["own"][old], kind="stable")]
-            new = new[np.argsort(facts["context"][new], kind="stable")]
+            sizes = np.round(np.log2(np.maximum(1.0, facts["context"][new])))  # of like size: the first that came
+            new = new[np.argsort(sizes, kind="stable")]
             inside[np.concatenate([late, old, new])[: int(room)]] = True
         elif room < 0 and self._far:
             can = np.flatnonzero(inside & ~must)
