@@ -12,6 +12,8 @@ from presage.cli.output import Output, Progress
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from presage.datasets import read as reading
+
 Traces = Annotated[
     list[Path],
     typer.Argument(metavar="TRACES", help="Trace stores; .jsonl, .csv and .parquet files; spans."),
@@ -55,7 +57,14 @@ Register = Annotated[bool, typer.Option("--register/--no-register", help="Regist
 
 
 def read(paths: list[Path], skip_bad: bool, out: Output, report: Progress, source_format: str = "auto") -> pa.Table:
-    """Read traces into one validated table; report skipped workflows."""
+    """Read traces into one validated table; report skipped workflows, and what of spans was not read."""
+    return read_traces(paths, skip_bad, out, report, source_format).table
+
+
+def read_traces(
+    paths: list[Path], skip_bad: bool, out: Output, report: Progress, source_format: str = "auto"
+) -> reading.Traces:
+    """As `read`, with what was skipped and not read."""
     from presage.datasets.read import read_traces
 
     found = read_traces(
@@ -68,4 +77,4 @@ def read(paths: list[Path], skip_bad: bool, out: Output, report: Progress, sourc
         out.note(f"skipped {count} × {reason}")
     for what, count in found.notices.items():
         out.note(f"read with {count} × {what}")
-    return found.table
+    return found

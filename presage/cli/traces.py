@@ -153,9 +153,9 @@ def describe(
 
     out = Output(as_json)
     with out.working() as report:
-        table = options.read(store, skip_bad, out, report)
+        traces = options.read_traces(store, skip_bad, out, report)
         report("describing", None)
-        data = describe_table(table)
+        data = {**describe_table(traces.table), "notices": dict(traces.notices)}
         if page is not None:
             from presage.training.report.files import page as rendered
             from presage.training.report.files import write_file

@@ -108,3 +108,20 @@ def test_a_kill_before_the_commit_of_an_extension_changes_nothing(tmp_path: Path
     report = ingest([second], tmp_path / "store")
     assert report == IngestReport(1, 12, 0, 0, {}, 1, 1)
     assert read_store(tmp_path / "store").equals(read_traces([first, second]).table)
+
+
+def test_the_store_keeps_what_its_spans_were_read_with(tmp_path: Path) -> None:
+    recorder = Recorder(**{"gen_ai.workflow.name": "run"})
+    with recorder.span("invoke_agent bot", 0, 9, attributes=agent("bot")) as root:
+        recorder.add("chat m", 1, 2, root, chat())
+        recorder.add("embed", 3, 4, root, {"gen_ai.operation.name": "embeddings"})
+    spans = write_lines(tmp_path / "spans.json", envelope(recorder.spans))
+    store = tmp_path / "store"
+    told = ingest([spans], store).notices
+    assert told
+    assert read_traces(store).notices == told
+    ingest([spans], store)
+    append(trace(*workflow("w", 2)), store)
+    assert read_traces(store).notices == told, "twice is as once, and what has no notices takes none away"
+    ingest([store], tmp_path / "copy")
+    assert read_traces(tmp_path / "copy").notices == told

@@ -182,10 +182,11 @@ class _SecondPass:
         if parts:
             progress("committing", None)
             replaced: dict[str, list[str]] = {}
+            notices = self.gathered.notices
             for one in done:
                 for name, ids in one.replaced.items():
                     replaced.setdefault(name, []).extend(ids)
-            commit(parts, self.journal.staging, self.root, self.manifest, self.gathered.schema, replaced)
+            commit(parts, self.journal.staging, self.root, self.manifest, self.gathered.schema, replaced, notices)
         return done
 
     def _write_range(self, number: int, low: int, high: int) -> RangeWritten:

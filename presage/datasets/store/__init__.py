@@ -82,11 +82,13 @@ def scan_store(store: str | Path) -> Iterator[Source]:
     """A store as chunks of bounded memory, part by part; raises TraceError as `open_store`, or if a part is damaged."""
     root, first = Path(store), 1
     manifest = load(root)
+    notices = manifest.notices
     for part in manifest.parts:
         reported = 0
         for table, position in part_rows(root, part, manifest.sizes):
-            yield Source(table, Origin.of(str(root), table.num_rows, first=first), read_bytes=position - reported)
-            reported, first = position, first + table.num_rows
+            origin = Origin.of(str(root), table.num_rows, first=first)
+            yield Source(table, origin, read_bytes=position - reported, notices=notices)
+            reported, first, notices = position, first + table.num_rows, {}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -79,10 +79,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The parts of a store, and the widths of its prefill and completion states."""
+    """The parts of a store, the widths of its prefill and completion states, and what its spans were read with.
+
+    Of each notice it has the most that one ingestion had, so that files ingested again do not count twice.
+    """
 
     parts: tuple[Part, ...] = ()
     sizes: tuple[int | None, int | None] = (None, None)
+    notices: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def schema(self) -> pa.Schema:
@@ -108,9 +112,10 @@ def load(root: Path) -> Manifest:
         version = raw["schema_version"]
         parts = tuple(Part(**part) for part in raw["parts"])
         sizes = (raw["prefill_state_size"], raw["completion_state_size"])
+        notices = {str(what): int(count) for what, count in raw.get("notices", {}).items()}
     except OSError as error:
         raise TraceError(f"{root}: no trace store ({path.name}: {error.strerror}): check the path") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TraceError(f"{path}: not the manifest of a trace store, or damaged: ingest the traces again") from error
     if version != SCHEMA_VERSION:
         raise TraceError(
@@ -120,7 +125,7 @@ def load(root: Path) -> Manifest:
     missing = [part.path for part in parts if not (root / part.path).is_file()]
     if missing:
         raise TraceError(f"{root}: part {missing[0]} is in the manifest but not on disk: restore it or ingest again")
-    return Manifest(parts, sizes)
+    return Manifest(parts, sizes, notices)
 
 
 def save(manifest: Manifest, root: Path) -> None:
@@ -130,6 +135,7 @@ def save(manifest: Manifest, root: Path) -> None:
         "schema_version": SCHEMA_VERSION,
         "prefill_state_size": manifest.sizes[0],
         "completion_state_size": manifest.sizes[1],
+        "notices": dict(manifest.notices),
         "parts": [asdict(part) for part in manifest.parts],
     }
     temporary = root / f"{MANIFEST}.tmp"
@@ -250,12 +256,17 @@ def commit(
     manifest: Manifest,
     schema: pa.Schema,
     replaced: Mapping[str, Sequence[str]],
+    notices: Mapping[str, int],
 ) -> None:
     """Move parts from `staging` into the store, locked by `writing`, and commit; until then the store is unchanged.
 
     Many small parts of a workflow type are joined into one. `schema` is that of the store including the new parts;
     workflows of these ids, by workflow type, are `replaced` by new ones: the parts that hold them are written anew.
+    `notices` are those of what is new.
     """
+    most = {
+        what: max(notices.get(what, 0), manifest.notices.get(what, 0)) for what in sorted({*manifest.notices, *notices})
+    }
     try:
         kept = [*_without(manifest, replaced, staging, root, schema), *parts]
         for name in {part.workflow_type for part in parts}:
@@ -277,7 +288,7 @@ def commit(
                 (staging / part.path).replace(root / part.path)
                 sync((root / part.path).parent)
         kept.sort(key=lambda part: (part.workflow_type, part.path))
-        save(Manifest(tuple(kept), state_sizes(schema)), root)
+        save(Manifest(tuple(kept), state_sizes(schema), most), root)
     except BaseException:
         with suppress(OSError, TraceError):
             sweep(root, load(root) if is_store(root) else Manifest())  # by the manifest on disk: it may have got there
