@@ -43,6 +43,23 @@ def test_what_was_added_repeated_and_there_is_told(tmp_path: Path) -> None:
     assert "reading traces …" in again.err
 
 
+def test_whoever_reads_a_store_is_told_what_its_spans_were_read_with(tmp_path: Path) -> None:
+    def span(number: int, **attributes: str) -> dict[str, Any]:
+        told = [{"key": key.replace("__", "."), "value": {"stringValue": value}} for key, value in attributes.items()]
+        times = {"startTimeUnixNano": str(number * 10**9), "endTimeUnixNano": str((number + 1) * 10**9)}
+        return {"traceId": "a" * 32, "spanId": f"{number:016x}", "name": "call", "attributes": told, **times}
+
+    spans = [span(1, gen_ai__operation__name="chat"), span(2, gen_ai__operation__name="embeddings")]
+    path = write(tmp_path / "spans.jsonl", [{"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}])
+    told = run("traces", "ingest", path, "--to", tmp_path / "store", "--json").json["notices"]
+    assert told
+    described = run("traces", "describe", tmp_path / "store", "--json", "--html", tmp_path / "page.html")
+    assert described.json["notices"] == told
+    for what, count in told.items():
+        assert f"read with {count} × {what}" in described.err
+        assert what in (tmp_path / "page.html").read_text()
+
+
 def test_since_is_a_moment(tmp_path: Path) -> None:
     timed = [*rows("ab", start_time=100.0), *rows("abc", workflow_type="u", start_time=300.0)]
     path = write(tmp_path / "t.jsonl", timed)

@@ -323,6 +323,9 @@ def test_a_description_is_a_page_with_the_call_graph(tiny: Tiny) -> None:
     assert str(found["workflows"]) in seen.words
     probability = found["workflow_types"]["triage"]["call_graph"]["greeter"]["user"]["probability"]
     assert f"{probability:.2f}" in seen.words
+    assert "not read" not in text
+    told = page(described({**found, "notices": {"span that is <not> read": 1234}}))
+    assert {"span that is <not> read", "1,234"} <= set(Seen(told).words)
 
 
 def test_files_are_written_and_replaced(metrics: Json, tmp_path: Path) -> None:

@@ -233,10 +233,13 @@ def _followers(of: Description) -> Table:
 
 
 def document(description: Description) -> Document:
-    """The description of a trace."""
-    types = description["workflow_types"]
+    """The description of a trace; `notices` may be in it: what of its spans was not read or was mended, how often."""
+    types, notices = description["workflow_types"], description.get("notices", {})
     warning = " ".join(filter(None, (missing_counts_warning(description), generated_names_warning(description))))
     each = [Section(name, [Facts(_facts(of))]) for name, of in types.items()]
+    if notices:
+        rows = [[what, count(times)] for what, times in notices.items()]
+        each.append(Section("What was not read, or was mended", [Table(["what", "times"], rows)]))
     return Document(
         "What is in these traces",
         "Counts, lengths, tokens and who calls whom, of every workflow type. Nothing here is a text of the traces."
