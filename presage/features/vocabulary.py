@@ -40,7 +40,8 @@ class Vocabulary:
         if len(agents) < 2:
             raise TraceError(
                 f"the traces name {len(agents)} agent: a next-agent predictor needs at least 2; "
-                "check that the agent column distinguishes the roles of an application"
+                "check that the agent column distinguishes the roles of an application, or, if one agent works alone, "
+                "train return-time, remaining-length and context-growth, which need no other"
             )
         tools = most_frequent(pc.list_flatten(table[TOOLS_CALLED]), TOOLS_KEPT)
         return cls(tuple(sorted(pc.unique(table["workflow_type"]).to_pylist())), tuple(agents), tuple(sorted(tools)))

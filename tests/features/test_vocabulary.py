@@ -37,7 +37,7 @@ def test_columns_are_encoded_as_single_names_are() -> None:
 
 @pytest.mark.parametrize("words", [["aaa", "a"], ["b"]])
 def test_a_trace_of_one_agent_is_refused_with_what_to_check(words: list[str]) -> None:
-    with pytest.raises(TraceError, match=r"name 1 agent.* at least 2; check that the agent column"):
+    with pytest.raises(TraceError, match=r"name 1 agent.* at least 2; check that the agent column.* train return-time"):
         Vocabulary.from_table(trace_of(words))
 
 
