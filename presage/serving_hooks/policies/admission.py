@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS, AdmissionChange, EventCounts
 from presage.serving_hooks.policies.steady_state import Rates, settle
+from presage.serving_hooks.policies.workload import MOST_WRONG
 
 
 class Phase(IntEnum):
@@ -124,7 +125,6 @@ _UNEXPECTED: Final = 0.2
 """Difference between the lost share and the expected one from which contexts count otherwise."""
 _LEARN_PER_S: Final = 0.05
 """By how much, times that difference."""
-_MOST_WRONG: Final = 3.0
 _FORGET_S: Final = 120.0
 """Half-life of that."""
 DOMINATES: Final = 0.25
@@ -311,7 +311,7 @@ class Admission:
         self.longer **= 0.5 ** (passed_s / _FORGET_S)
         if abs(unexpected) > _UNEXPECTED:
             self.longer *= 1.0 + _LEARN_PER_S * passed_s * unexpected
-            self.longer = min(max(self.longer, 1 / _MOST_WRONG), _MOST_WRONG)
+            self.longer = min(max(self.longer, 1 / MOST_WRONG), MOST_WRONG)
 
     def decide(self, now: float) -> Decision:
         """Decides which of the workflows in `crowd` may run."""

@@ -184,8 +184,8 @@ MOST_TYPES: Final = 1000
 _EARLIER: Final = 8
 """Workflows that the means of earlier traces count as: few, since what runs here may differ."""
 
-_MOST_WRONG: Final = 3.0
-"""Factor by which forecasts of growth are corrected at most."""
+MOST_WRONG: Final = 3.0
+"""Factor by which contexts, or forecasts of their growth, are corrected at most."""
 
 Earlier = Callable[[str], "tuple[float, float] | None"]
 """Mean steps and growth of a workflow type in earlier traces, None if unknown."""
@@ -225,7 +225,7 @@ class ForecastGrowth:
         if believed <= 0:
             return elsewhere
         ratio = (max(0.0, self._grown) + believed * elsewhere) / (max(0.0, self._foreseen) + believed)
-        return min(max(ratio, 1 / _MOST_WRONG), _MOST_WRONG)
+        return min(max(ratio, 1 / MOST_WRONG), MOST_WRONG)
 
 
 class TypeMeans:
