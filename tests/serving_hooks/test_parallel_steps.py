@@ -35,6 +35,37 @@ def left(counts: OnlineCounts) -> dict[str, float]:
     return {agent: values.median for agent, values in counts.of_type("t").lengths.items()}
 
 
+def test_a_step_that_its_client_asks_for_again_is_the_same_step(predictor: NextAgentPredictor) -> None:
+    counts = OnlineCounts(BackoffConfig(min_evidence=1))
+    of = Forecaster(predictor, back_off=counts)
+    for name, attempts in (("once", 1), ("thrice", 3)):
+        begin(of, name, PLAN)
+        end(of, name, PLAN)
+        first = [begin(of, name, SEARCH) for _ in range(attempts)]  # those before the last were aborted
+        assert all(one is first[0] for one in first)
+        assert end(of, name, SEARCH).reason is None
+    assert first[0].reason is None
+    once, thrice = (begin(of, name, CODE) for name in ("once", "thrice"))
+    assert once.reason is thrice.reason is None
+    assert (once.probabilities == thrice.probabilities).all()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_number_seen_before_is_a_further_step_and_loses_no_forecast(
+    predictor: NextAgentPredictor, number: int
+) -> None:
+    of, plain = Forecaster(predictor), Forecaster(predictor)
+    for step in (PLAN, SEARCH):
+        begin(of, "w", step)
+        end(of, "w", step)
+        begin(plain, "w", step, numbered=False)
+        end(plain, "w", step, numbered=False)
+    repeated, expected = begin(of, "w", (number, *CODE[1:])), begin(plain, "w", CODE, numbered=False)
+    assert repeated.reason is None
+    assert (repeated.probabilities == expected.probabilities).all()
+    assert end(of, "w", (number, *CODE[1:])).reason is None
+
+
 @pytest.mark.parametrize("numbered", [True, False])
 @pytest.mark.parametrize("first", [SEARCH, CODE])
 def test_what_counts_learn_of_a_fan_out_is_what_a_trace_of_it_says(numbered: bool, first: tuple[int, str, int]) -> None:
@@ -119,3 +150,24 @@ def test_choices_of_one_request_are_one_step() -> None:
     assert choices.leaves("1_r", True, 4, "length") == LeftStep("1_r", True, 12, "stop")
     assert choices.leaves("0_s", False, 0, "abort") == LeftStep("0_s", False, 0, "abort")
     assert not choices
+
+
+def test_a_choice_that_arrives_after_all_others_have_left_is_no_further_step() -> None:
+    step, choices = Step("t", "w", "a", 0), Choices()
+    assert choices.arrives("0_r", step)
+    choices.ranked("0_r", 7.0)
+    assert choices.begins("0_r")
+    assert choices.leaves("0_r", True, 1, "stop") == LeftStep("0_r", True, 1, "stop")
+    assert not choices.arrives("1_r", step)
+    assert choices.ranking("1_r") == (7.0,)
+    assert not choices.begins("1_r")
+    assert choices.leaves("1_r", True, 1, "stop") is None
+    assert not choices
+
+
+def test_choices_of_steps_long_gone_are_forgotten() -> None:
+    step, choices = Step("t", "w", "a", None), Choices()
+    for request in range(1000):
+        assert choices.arrives(f"0_{request}", step)
+        assert choices.leaves(f"0_{request}", True, 1, "stop") is not None
+    assert choices.arrives("1_0", step), "its sibling left 999 steps ago"

@@ -81,13 +81,15 @@ class ForecastState:
         missing: lower numbers that have not begun yet, as steps that run at once may begin in any order.
         open: number and agent of the steps that have not completed, in the order of their starts; aborted ones stay.
         within: whether the one that began last is among them.
+        latest: number, agent and prompt tokens of that one while it runs, and the forecast made as it began.
         remaining: forecast of remaining tokens when the last step began.
         history, stats_key: what online counts will learn from it, and under which key.
         awaited: the step that began last, while its hidden state or its answer is still expected.
     """
 
     __slots__ = (
-        "agents", "awaited", "history", "lengths", "missing", "open", "remaining", "stats_key", "steps", "within"
+        "agents", "awaited", "history", "latest", "lengths", "missing", "open", "remaining", "stats_key", "steps",
+        "within",
     )  # fmt: skip
 
     def __init__(self, agents: Workflow | Refused, lengths: LengthWorkflow | Refused, stats_key: str) -> None:
@@ -95,6 +97,7 @@ class ForecastState:
         self.agents, self.lengths, self.remaining = agents, lengths, NO_LENGTHS
         self.steps, self.missing, self.within = 0, _NO_NUMBERS, False
         self.open: tuple[tuple[int | None, str], ...] = ()
+        self.latest: tuple[tuple[int | None, str, object], LiveForecast] | None = None
         self.history = WorkflowHistory()
         self.awaited: Awaited | None = None
 
@@ -102,19 +105,23 @@ class ForecastState:
         """Steps before number `step` were missed: predictors no longer know the state of the workflow."""
         self.agents = self.lengths = Refused(MISSED_STEP)
         self.history.missed()
-        self.awaited = None
+        self.awaited = self.latest = None
         self.steps, self.missing, self.open = step, _NO_NUMBERS, ()
 
     def begins(self, number: int | None, agent: str) -> None:
-        """A step begins. It has missed none if it is the next, or one of several that run at once, in any order."""
+        """A step begins. It has missed none if it is the next, or one of several that run at once, in any order.
+
+        A number that was seen before says nothing about others: clients count each agent's steps, or none, or ask again
+        for an answer that has come.
+        """
         if number is None:
             self.steps += 1
         elif number in self.missing:
             self.missing -= {number}
-        else:
+        elif number >= self.steps:
             gone = self.missing and not self.open  # no step runs beside which the missing one could still begin
             ahead = _MOST_AHEAD - len(self.missing) if self.steps else 0
-            if gone or not self.steps <= number <= self.steps + ahead:
+            if gone or number > self.steps + ahead:
                 self.miss(number)
             self.missing |= frozenset(range(self.steps, number))
             self.steps = number + 1
@@ -418,6 +425,9 @@ class Forecaster:
             )
             if len(self._workflows) > self.max_workflows:
                 self._workflows.popitem(last=False)
+        named = step, given["agent"], given["input_tokens"]
+        if step is not None and running.within and running.latest is not None and running.latest[0] == named:
+            return running.latest[1]  # its client has asked again, as clients do when a request is lost or too slow
         running.begins(step, given["agent"])
         counted = self._counted(running)
         try:
@@ -425,6 +435,7 @@ class Forecaster:
         except Exception:
             running.miss(running.steps)  # the predictors' states may disagree
             raise
+        running.latest = named, live
         if self.monitor is not None:
             self.monitor.begun(*key, given["agent"], self._claimed or live, step, counted)
         return live
@@ -438,7 +449,8 @@ class Forecaster:
         if running is None or place is None:
             return NO_STEP
         latest = running.within and place == len(running.open) - 1
-        running.within = running.within and not latest
+        if latest:
+            running.within, running.latest = False, None
         running.open = running.open[:place] + running.open[place + 1 :]
         try:
             if not latest:

@@ -2,18 +2,22 @@
 
 vLLM's front adds them at once as `0_ID`, `1_ID`, …, all with the metadata of the client's request. The step begins with
 the first of them that is selected, and completes with the last that leaves; its output tokens are those of all choices,
-as `usage` of the API and traces have them.
+as `usage` of the API and traces have them. A choice that arrives after all others have left belongs to no step any more:
+a short one may be done before vLLM's front has added the next.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from presage.serving_hooks.workflows.identity import Step
 
 _CHOICE: Final = re.compile(r"[0-9]+_(.+)", re.DOTALL)
+_LEFT_KEPT: Final = 64
+"""Steps that have left and of which a choice may still arrive: milliseconds later."""
 
 
 class LeftStep(NamedTuple):
@@ -33,6 +37,7 @@ class LeftStep(NamedTuple):
 
 @dataclass(slots=True)
 class _OpenStep:
+    parent: str
     step: Step
     running: int = 0
     began_as: str | None = None
@@ -40,6 +45,7 @@ class _OpenStep:
     output_tokens: int = 0
     finish_reason: str | None = None
     ranking: float | None = None
+    has_left: bool = False
 
 
 class Choices:
@@ -48,6 +54,7 @@ class Choices:
     def __init__(self) -> None:
         self._by_parent: dict[str, _OpenStep] = {}
         self._of: dict[str, _OpenStep] = {}
+        self._left: deque[str] = deque()
 
     def __len__(self) -> int:
         return len(self._of)
@@ -59,10 +66,10 @@ class Choices:
             return True
         known = self._by_parent.get(found[1])
         if known is None or known.step != step:
-            known = self._by_parent[found[1]] = _OpenStep(step)
+            known = self._by_parent[found[1]] = _OpenStep(found[1], step)
         known.running += 1
         self._of[request_id] = known
-        return known.running == 1
+        return known.running == 1 and not known.has_left
 
     def begins(self, request_id: str) -> bool:
         """A request is selected for the first time; returns whether the step begins with it. May be called again."""
@@ -81,7 +88,7 @@ class Choices:
     def ranking(self, request_id: str) -> tuple[float | None] | None:
         """The ranking of the step if another choice of it has one; None if this request asks first."""
         known = self._of.get(request_id)
-        return (known.ranking,) if known is not None and known.running > 1 else None
+        return (known.ranking,) if known is not None and (known.running > 1 or known.has_left) else None
 
     def leaves(
         self, request_id: str, completed: bool, output_tokens: int, finish_reason: str | None
@@ -94,9 +101,10 @@ class Choices:
         known.completed |= completed
         known.output_tokens += output_tokens
         known.finish_reason = known.finish_reason or finish_reason
-        if known.running:
+        if known.running or known.has_left:
             return None
-        parent = _CHOICE.fullmatch(request_id)
-        if parent is not None and self._by_parent.get(parent[1]) is known:
-            del self._by_parent[parent[1]]
+        known.has_left = True
+        self._left.append(known.parent)
+        if len(self._left) > _LEFT_KEPT:
+            self._by_parent.pop(self._left.popleft(), None)
         return LeftStep(known.began_as or request_id, known.completed, known.output_tokens, known.finish_reason)
