@@ -136,6 +136,7 @@ class ActiveWorkflow:
         curve: of its return time from `since`, seconds of the caller's clock; None if unknown.
         stage: of the curve; the latest that has begun.
         step_s: expected seconds from one of its steps to the next.
+        uses: by agents what the lookahead expects of blocks that they touch, until it changes; see `AccessIndex.worth`.
         turns: stages begun, over all its curves.
         private: groups that no other workflow ever touched, one for each set of agents that touch them; few.
         shared: the other groups by id; read-only if empty.
@@ -147,6 +148,7 @@ class ActiveWorkflow:
     since: float = 0.0
     stage: Stage = _NO_STAGE
     step_s: float = 0.0
+    uses: dict[frozenset[str], tuple[float, float]] = field(default_factory=dict)
     turns: int = 0
     private: tuple[Group, ...] = ()
     shared: dict[int, Group] = field(default_factory=lambda: _NO_GROUPS)
@@ -339,6 +341,7 @@ class AccessIndex:
         if running is None:
             running = self.running[workflow] = ActiveWorkflow()
         running.lookahead, running.curve, running.since, running.step_s = lookahead, curve, since, step_s
+        running.uses = {}
         return self.advance(workflow, running, now)
 
     def advance(self, workflow: str, running: ActiveWorkflow, now: float) -> Iterable[Group]:
@@ -367,13 +370,17 @@ class AccessIndex:
         """
         if self.by_score:
             return running.lookahead.score(agents)
-        use = running.lookahead.first_use(agents)
-        if not use.probability:
+        known = running.uses.get(agents)
+        if known is None:
+            use = running.lookahead.first_use(agents)
+            scale = PER_S * _coarse(use.probability) if use.probability else 0.0
+            known = running.uses[agents] = scale, (round(2.0 * use.step) / 2.0 - 1.0) * running.step_s
+        scale, later_s = known
+        if not scale:
             return 0
         if running.curve is None:
             return NOT_KNOWN
-        wait_s = running.stage.wait_s + (round(2.0 * use.step) / 2.0 - 1.0) * running.step_s
-        return max(1, round(PER_S * _coarse(use.probability) / wait_s))
+        return max(1, round(scale / (running.stage.wait_s + later_s)))
 
     def score(self, group: Group) -> int:
         """The score of a group by current forecasts; a stale one is computed again."""

@@ -87,7 +87,7 @@ class Lookahead:
         rates: by agent; agents without rates touch the blocks that they have touched before, and no others.
     """
 
-    __slots__ = ("_column", "_ends", "_rates", "_rows", "_shared", "_weights")
+    __slots__ = ("_column", "_rates", "_rows", "_shared", "_weights")
 
     def __init__(
         self,
@@ -98,14 +98,7 @@ class Lookahead:
     ) -> None:
         self._column, self._rows, self._weights = column, rows, array("d", weights)
         self._rates = rates or {}
-        # Touches at each step by agents that have not touched a block before; then END.
-        self._shared = array("d", bytes(8 * len(weights)))
-        self._ends = array("d", rows[:, -1].tolist())
-        for agent, rate in self._rates.items():
-            at = column.get(agent)
-            if at is not None and rate.other:
-                for k, chance in enumerate(rows[:, at].tolist()):
-                    self._shared[k] += chance * rate.other
+        self._shared: array[float] | None = None
 
     @property
     def has_forecast(self) -> bool:
@@ -136,6 +129,8 @@ class Lookahead:
         """
         if self is UNKNOWN:
             return LEFT_OUT if all(agent.endswith(STALE) for agent in agents) else NEXT_STEP
+        if self._shared is None:
+            self._shared = self._by_others()
         touched = self._shared[:]
         for agent in agents:
             earlier = agent.endswith(STALE)
@@ -147,7 +142,7 @@ class Lookahead:
                 for k, chance in enumerate(self._rows[:, at].tolist()):
                     touched[k] += chance * more
         reached, found, steps = 1.0, 0.0, 0.0
-        for k, (chance, end) in enumerate(zip(touched, self._ends, strict=True)):
+        for k, (chance, end) in enumerate(zip(touched, self._rows[:, -1].tolist(), strict=True)):
             if k == 0:  # the return time knows whether the workflow returns
                 chance, end = (chance / (1.0 - end), 0.0) if end < 1.0 else (0.0, 1.0)
             first = reached * min(max(chance, 0.0), 1.0)
@@ -155,6 +150,16 @@ class Lookahead:
             steps += (k + 1) * first
             reached = max(0.0, reached * (1.0 - end) - first)
         return FirstUse(min(found, 1.0), steps / found) if found > 0 else NO_USE
+
+    def _by_others(self) -> array[float]:
+        """Touches at each step by agents that have not touched a block before."""
+        touched = array("d", bytes(8 * len(self._weights)))
+        for agent, rate in self._rates.items():
+            at = self._column.get(agent)
+            if at is not None and rate.other:
+                for k, chance in enumerate(self._rows[:, at].tolist()):
+                    touched[k] += chance * rate.other
+        return touched
 
     def next_agents(self, least: float) -> list[str]:
         """The agents of the next step with at least the probability `least`."""
