@@ -15,6 +15,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from presage.serving_hooks.policies.next_use import ReturnCurve, Stage
@@ -236,20 +237,9 @@ class AccessIndex:
 
     def by_group(self, blocks: Sequence[int]) -> Parts:
         """These blocks by group, as `touch` and `untouched` take them; valid until the next change."""
-        group_of = self.group_of
-        if len(blocks) == 1:
-            return {group_of[blocks[0]]: [blocks[0]]}
         parts: dict[Group | None, list[int]] = {}
-        part: list[int] = []
-        last: Group | int | None = 0  # 0 equals no group
-        for block in blocks:
-            group = group_of[block]
-            if group is not last:
-                last, known = group, parts.get(group)
-                if known is None:
-                    known = parts[group] = []
-                part = known
-            part.append(block)
+        for group, run in groupby(blocks, self.group_of.__getitem__):
+            parts.setdefault(group, []).extend(run)
         return parts
 
     def write(self, workflow: str, agent: str, blocks: Sequence[int]) -> bool:

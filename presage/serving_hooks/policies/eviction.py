@@ -30,7 +30,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from typing import Any, Final, Literal
 
 from presage.errors import InputError
@@ -223,18 +223,18 @@ class FreeOrder:
 
     def append(self, blocks: Iterable[int]) -> None:
         """Adds freed blocks, which keep their content until evicted."""
-        group_of, last, freed, count = self._index.group_of, None, [], 0
-        free: dict[int, None] = {}
-        for block in blocks:
-            count += 1
-            group = group_of[block]
+        freed, count = list[Group](), 0
+        for group, run in groupby(blocks, self._index.group_of.__getitem__):
+            part = dict.fromkeys(run)
+            count += len(part)
             if group is None:
-                self._blank[block] = None
+                self._blank.update(part)
                 continue
-            if group is not last:
-                freed.append(group)
-                last, free = group, group.unpacked()
-            free[block] = None
+            freed.append(group)
+            if group.free:
+                group.unpacked().update(part)
+            else:
+                group.free, group.holes = part, 0
         self._free += count
         now = self._clock()
         for group in freed:
@@ -243,18 +243,16 @@ class FreeOrder:
             group.pack()
         self._place_all(freed)
 
-    def remove(self, block: int) -> None:
-        """Takes out a free block that is in use again."""
-        group = self._index.group_of[block]
-        try:
-            del (self._blank if group is None else group.free)[block]  # type: ignore[union-attr]
-        except (KeyError, TypeError):  # cheaper than a check: few groups are packed, and every block comes here
-            if group is None or block not in group.free:
-                raise InputError(
-                    f"block {block} is not free; only a block that append() was evicted can be removed"
-                ) from None
-            del group.unpacked()[block]
-        self._free -= 1
+    def remove(self, blocks: Iterable[int]) -> None:
+        """Takes out free blocks that are in use again."""
+        for group, run in groupby(blocks, self._index.group_of.__getitem__):
+            free = self._blank if group is None else group.unpacked()
+            try:
+                for block in run:
+                    del free[block]
+                    self._free -= 1
+            except KeyError:
+                raise InputError(f"block {block} is not free: expected a block given to append() since") from None
 
     def pop(self, n: int) -> list[int]:
         """Evicts the first n free blocks and returns them."""

@@ -136,13 +136,7 @@ class _ManyAtOnce(ScoredBlocks):
     def remove_n(self, blocks: Sequence[Any]) -> None:
         """Free blocks are in use again."""
         self.vllm_queue.remove_n(blocks)  # type: ignore[attr-defined]  # of the fast path
-        if self.switch.on:
-            self.switch.attempt(self._removed, blocks)
-
-    def _removed(self, blocks: Sequence[Any]) -> None:
-        remove = self._order.remove
-        for block in blocks:
-            remove(block.block_id)
+        self._used_again += [block.block_id for block in blocks]
 
 
 class HookedScheduler(Policies, FastPathScheduler):

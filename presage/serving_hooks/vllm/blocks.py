@@ -59,11 +59,13 @@ class ScoredBlocks:
         self.vllm_queue = queue
         self._blocks = blocks
         self._step_of = step_of
+        self._used_again: list[int] = []
         self._unsettled: list[tuple[str, Sequence[Block]]] = []
         self.begin()
 
     def begin(self) -> None:
         """Starts from the blocks in vLLM's queue; their owners are unknown."""
+        self._used_again.clear()
         self._unsettled.clear()
         self._owned = bytearray(len(self._blocks))
         self._order = FreeOrder(len(self._blocks), self._clock, self._config)
@@ -94,9 +96,11 @@ class ScoredBlocks:
         """The next n blocks to evict."""
         if self.switch.on and not self.acts:
             given = self.vllm_queue.popleft_n(n)
+            self._settle_uses()
             self.switch.attempt(self._watch, [block.block_id for block in given])
             return given
         given = []
+        self._settle_uses()
         if self.switch.on and n <= self.vllm_queue.num_free_blocks:
             try:
                 for block_id in self._order.pop(n):
@@ -109,13 +113,9 @@ class ScoredBlocks:
         return given + self.vllm_queue.popleft_n(n - len(given)) if len(given) < n else given
 
     def remove(self, block: Any) -> None:
-        """A free block is in use again."""
+        """A free block is in use again. The order learns of it later: it is called for each block of a prompt."""
         self.vllm_queue.remove(block)
-        if self.switch.on:  # without `attempt`, for speed: called for every block that is found in the cache
-            try:
-                self._order.remove(block.block_id)
-            except Exception as error:
-                self.switch.off(error)
+        self._used_again.append(block.block_id)
 
     def append(self, block: Any) -> None:
         """A block is free; it keeps its contents until it is evicted."""
@@ -135,6 +135,7 @@ class ScoredBlocks:
 
     def get_all_free_blocks(self) -> list[Any]:
         """All free blocks in eviction order."""
+        self._settle_uses()
         ordered: list[Any] | None = self.switch.attempt(self._all) if self.acts else None
         return self.vllm_queue.get_all_free_blocks() if ordered is None else ordered
 
@@ -151,7 +152,8 @@ class ScoredBlocks:
         self.switch.attempt(self._filled, request, blocks)
 
     def settle(self) -> None:
-        """Records the owners of blocks computed since the last call; called before they matter."""
+        """Records blocks in use again, and the owners of blocks computed since the last call; before they matter."""
+        self._settle_uses()
         if self._unsettled:
             unsettled, self._unsettled = self._unsettled, []
             for written in unsettled:
@@ -202,6 +204,7 @@ class ScoredBlocks:
 
     def spare(self, found: Iterable[int]) -> int:
         """S_a: blank and retired free blocks, except those in `found`, which the prefetch itself would use."""
+        self._settle_uses()
         return self._order.spare() - self._order.spared(found) if self.switch.on else 0
 
     def fetched(self, workflow: str, agents: Iterable[str], blocks: list[int]) -> None:
@@ -209,6 +212,11 @@ class ScoredBlocks:
         self.settle()
         for agent in agents:
             self.switch.attempt(self._order.filled, workflow, agent, blocks)
+
+    def _settle_uses(self) -> None:
+        if self._used_again:
+            used_again, self._used_again = self._used_again, []
+            self.switch.attempt(self._order.remove, used_again)
 
     # Guarded by the switch.
 
@@ -222,8 +230,8 @@ class ScoredBlocks:
         wanted = set(self._order.first(len(given)))
         self.watched["given up"] += len(given)
         self.watched["otherwise"] += len(wanted.difference(given))
+        self._order.remove(given)
         for block_id in given:
-            self._order.remove(block_id)
             self._owned[block_id] = 0
         self._order.forget(given)
 

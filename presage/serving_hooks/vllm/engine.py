@@ -380,12 +380,10 @@ class EnginePort:
             return
         null = self._pool.null_block.block_id  # replaces blocks that a sliding window has left
         for new in self.first_selected(output):
-            found = (
-                block_id
-                for block_ids, size in zip(new.block_ids, self._group_sizes, strict=True)
-                for block_id in block_ids[: new.num_computed_tokens // size]
-            )
-            yield self.requests[new.req_id], [block_id for block_id in found if block_id != null]
+            found = list[int]()
+            for block_ids, size in zip(new.block_ids, self._group_sizes, strict=True):
+                found += block_ids[: new.num_computed_tokens // size]
+            yield self.requests[new.req_id], [one for one in found if one != null] if null in found else found
 
     def found_tokens(self, output: Iteration) -> list[tuple[EngineRequest, int]]:
         """The requests that are selected for the first time, with the number of their cached prompt tokens."""

@@ -2,8 +2,8 @@
 
 vLLM's front adds them at once as `0_ID`, `1_ID`, …, all with the metadata of the client's request. The step begins with
 the first of them that is selected, and completes with the last that leaves; its output tokens are those of all choices,
-as `usage` of the API and traces have them. A choice that arrives after all others have left belongs to no step any more:
-a short one may be done before vLLM's front has added the next.
+as `usage` of the API and traces have them. A choice that arrives after all others have left belongs to no
+step any more: a short one may be done before vLLM's front has added the next.
 """
 
 from __future__ import annotations

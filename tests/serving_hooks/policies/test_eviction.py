@@ -125,9 +125,9 @@ def test_what_the_engine_must_not_ask_is_refused() -> None:
     order = cache(2)
     with pytest.raises(InputError, match="3 blocks were asked for and 2 are free"):
         order.pop(3)
-    order.remove(1)
+    order.remove([1])
     with pytest.raises(InputError, match="block 1 is not free"):
-        order.remove(1)
+        order.remove([1])
     assert len(order) == 1
 
 
@@ -135,7 +135,7 @@ def test_a_large_group_is_given_up_in_order_however_few_at_a_time() -> None:
     order = cache(3000)
     blocks = holds(order, "w", "coder", 3000)
     order.append(reversed(blocks))
-    order.remove(1500)
+    order.remove([1500])
     given = [block for i in range(1400) for block in order.pop(1 + i % 3)]
     assert given + list(order) == [block for block in reversed(blocks) if block != 1500]
 
@@ -229,7 +229,7 @@ class AgainstASort(RuleBasedStateMachine):
         blocks = [block for block in blocks if self.map[block]]
         for block in blocks:
             if block in self.freed:
-                self.order.remove(block)
+                self.order.remove([block])
                 del self.freed[block]
         self.order.found("t", workflow, agent, blocks)
         self.touch(workflow, agent, blocks)

@@ -31,7 +31,7 @@ def test_the_first_are_those_that_are_popped_and_asking_changes_nothing(
             order.append([block])
             free.add(block)
         elif what == "take" and block in free:
-            order.remove(block)
+            order.remove([block])
             free.discard(block)
         elif what == "pop" and free:
             free -= set(order.pop(1))

@@ -157,7 +157,7 @@ def test_blocks_that_the_latest_step_left_out_go_before_those_it_read(forecast: 
     order.append(range(6))
     own, other = free(order, "w", "main", 4), free(order, "other", "main", 2)
     for block in own[:2]:
-        order.remove(block)
+        order.remove([block])
     order.found("t", "w", "main", own[:2])
     order.append(own[:2])
     looked = lookahead(np.array([[1.0, 0.0, 0.0]] * 3), AGENTS, ScoreConfig()) if forecast else UNKNOWN
@@ -165,7 +165,7 @@ def test_blocks_that_the_latest_step_left_out_go_before_those_it_read(forecast: 
     order.forecast("t", "other", looked, certain(40.0), 0.0)
     assert list(order) == [*own[2:], *other, *own[:2]]
     for block in own[2:]:
-        order.remove(block)
+        order.remove([block])
     order.found("t", "w", "main", own[2:])  # it goes back to them, and leaves the others out
     order.append(own[2:])
     assert list(order)[:2] == own[:2]
@@ -204,7 +204,7 @@ def hit_share(*, seed: int, forecasts: bool, times: bool) -> float:
                 break
             found.append(block)
         for block in found:
-            order.remove(block)
+            order.remove([block])
         order.found("t", name, agent, found)
         hits += len(found)
         written = order.pop(HISTORY - len(found))
