@@ -27,7 +27,7 @@ from presage.serving_hooks.replay.workload import ReplayJob
 
 if TYPE_CHECKING:
     from presage.serving_hooks.modes import Switch
-    from presage.serving_hooks.workflows import EndReason, RunningWorkflow
+    from presage.serving_hooks.workflows import EndReason, Workflow
     from presage.serving_hooks.workflows.identity import Step
 
 CHECK_S: Final = 5.0
@@ -112,7 +112,7 @@ class PauseRestore:
             workflow.since = self._clock()
             workflow.paused, workflow.marked = workflow.paused or workflow.marked, False
 
-    def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+    def ended(self, workflow: Workflow, reason: EndReason) -> None:
         """A workflow has ended."""
         if workflow.step.workflow in self._workflows:
             self._ended.add(workflow.step.workflow)

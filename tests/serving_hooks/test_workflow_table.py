@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving_samples import Clock
 
-from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
+from presage.serving_hooks.workflows import EndReason, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step, scoped, workflow_key
 
 
@@ -18,7 +18,7 @@ class Watched:
         self.table = WorkflowTable(time_to_live_s, self.clock, most=most)
         self.table.subscribe(self.ended)
 
-    def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+    def ended(self, workflow: Workflow, reason: EndReason) -> None:
         self.ends.append((workflow.step.workflow_id, reason))
 
     def arrived(self, request_id: str, workflow: str, at: float = 0.0) -> bool:

@@ -32,7 +32,7 @@ from presage.serving_hooks.policies.wait_bounds import Objectives
 from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder
 from presage.serving_hooks.recorder.rows import LateColumns
 from presage.serving_hooks.status import ModelStatus
-from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
+from presage.serving_hooks.workflows import EndReason, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step, unscoped
 from presage.serving_hooks.workflows.metadata import MAX_NAME
 
@@ -387,7 +387,7 @@ class Decisions:
             return
         self._ratio[model] = ratio if known is None else known + _NEW * (ratio - known)
 
-    def _ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+    def _ended(self, workflow: Workflow, reason: EndReason) -> None:
         step = workflow.step
         course = self._courses.pop(step.workflow, None)
         if course is not None and course.last is not None and reason is EndReason.FINISHED:

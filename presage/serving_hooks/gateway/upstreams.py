@@ -35,7 +35,7 @@ from presage.serving_hooks.modes import Mode, Switch
 from presage.serving_hooks.policies.routing import ROUTERS
 from presage.serving_hooks.policies.routing.fleet import FleetEngine
 from presage.serving_hooks.replay.engine_file import read_engine
-from presage.serving_hooks.workflows import EndReason, RunningWorkflow
+from presage.serving_hooks.workflows import EndReason, Workflow
 
 MOST_FLEETS: Final = 1000
 """Models with a placement of their own."""
@@ -206,7 +206,7 @@ class Upstreams:
         made = self._fleets[model] = Placements(rows, ROUTERS[policy], self._clock), among
         return made
 
-    def _ended(self, workflow: RunningWorkflow, _: EndReason) -> None:
+    def _ended(self, workflow: Workflow, _: EndReason) -> None:
         self._chooser.ended(workflow.step.workflow)
         self._demand_switch.attempt(self._demand.ended, workflow.step.workflow)
         for placements, _among in self._fleets.values():

@@ -22,7 +22,7 @@ from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.replay.prompts import HASH_BYTES, PromptIds
 from presage.serving_hooks.replay.workload import ReplayJob
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
-from presage.serving_hooks.workflows import EndReason, RunningWorkflow
+from presage.serving_hooks.workflows import EndReason, Workflow
 
 _FIRST_S_PER_TOKEN: Final = 0.03
 """Until a step has ended; its value does not matter, since it is the same for all."""
@@ -264,7 +264,7 @@ class BeladyBlocks(ScoredBlocks):
     def forecast(self, step: Any, lookahead: Any, curve: Any, since: float, step_s: float) -> None:
         """Ignored: the trace is known."""
 
-    def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+    def ended(self, workflow: Workflow, reason: EndReason) -> None:
         """Ignored: the trace is known."""
 
     def _furthest(self, n: int) -> list[int]:

@@ -34,7 +34,7 @@ from presage.serving_hooks.policies.workload import (
 )
 from presage.serving_hooks.vllm.admission_accounts import Account, AdmissionRequest, Columns, Growth, SharedPrefixes
 from presage.serving_hooks.vllm.engine import EnginePort
-from presage.serving_hooks.workflows import EndReason, RunningWorkflow
+from presage.serving_hooks.workflows import EndReason, Workflow
 from presage.serving_hooks.workflows.identity import Step
 
 logger = logging.getLogger(__name__)
@@ -262,7 +262,7 @@ class AdmissionController:
 
         self._happens(leaves)
 
-    def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+    def ended(self, workflow: Workflow, reason: EndReason) -> None:
         """A workflow has ended."""
         name = workflow.step.workflow
 

@@ -22,7 +22,7 @@ from presage.serving_hooks.policies.eviction import EvictionConfig, FreeOrder
 from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.score import NO_ROWS, Lookahead
 from presage.serving_hooks.vllm.engine import Block, EngineRequest, FreeQueue
-from presage.serving_hooks.workflows import EndReason, RunningWorkflow
+from presage.serving_hooks.workflows import EndReason, Workflow
 from presage.serving_hooks.workflows.identity import Step
 
 NO_WORKFLOW: Final = ""
@@ -178,7 +178,7 @@ class ScoredBlocks:
         self.settle()
         self.switch.attempt(self._order.forecast, step.stats_key, step.workflow, lookahead, curve, since, step_s)
 
-    def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+    def ended(self, workflow: Workflow, reason: EndReason) -> None:
         """A workflow has ended."""
         self.settle()
         self.switch.attempt(self._order.end, workflow.step.workflow)

@@ -13,7 +13,7 @@ from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder, start
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
-from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
+from presage.serving_hooks.workflows import EndReason, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
 
 
@@ -33,11 +33,10 @@ class Observing:
         state_layer: int | None = None,
     ) -> None:
         self._records: StepRecorder = NoRecorder()
-        self._port, self._step, self._choices = port, table.step, table.choices
+        self._port, self._table, self._step, self._choices = port, table, table.step, table.choices
         self._switch = Switch("recorder", counts)
         self._text = config is not None and config.text == "on"
         self._configured = config is not None
-        self._completed: dict[str, str] = {}  # the request id of each workflow's latest completed step
         if config is not None:
             decode = port.config.decoder() if self._text else None
             model = port.config.served_model
@@ -81,14 +80,16 @@ class Observing:
 
     def answered(self, workflow: str, tools: Sequence[str]) -> None:
         """The answer of the workflow's latest step was parsed: the tools that it calls."""
-        request_id = self._completed.pop(workflow, None)
-        if request_id is not None:
-            self._switch.attempt(self._records.answered, request_id, tools)
+        running = self._table.get(workflow)
+        if running is not None and running.recorded is not None:
+            self._switch.attempt(self._records.answered, running.recorded, tools)
+            running.recorded = None
 
     def _left(self, request: EngineRequest, step: LeftStep, state_comes: bool) -> None:
         of = self._step(request.request_id)
-        if of is not None and step.completed:
-            self._completed[of.workflow] = step.request_id
+        running = self._table.get(of.workflow) if of is not None and step.completed else None
+        if running is not None:
+            running.recorded = step.request_id
         self._records.completed(
             step.request_id,
             output_tokens=step.output_tokens,
@@ -97,8 +98,7 @@ class Observing:
             state_comes=state_comes,
         )
 
-    def _ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
-        self._completed.pop(workflow.step.workflow, None)
+    def _ended(self, workflow: Workflow, reason: EndReason) -> None:
         step, how = workflow.step, RECORDED_EXPIRED if reason is EndReason.EXPIRED else RECORDED_FINISHED
         self._switch.attempt(self._records.ended, step.workflow_type, step.workflow_id, how)
 
@@ -113,10 +113,7 @@ class Observing:
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
-        return {
-            "recorded workflows": self._records.debug_state().get("workflows", 0),
-            "recorded answers to come": len(self._completed),
-        }
+        return {"recorded workflows": self._records.debug_state().get("workflows", 0)}
 
     def close(self) -> None:
         """Writes buffered rows, for some seconds at most."""

@@ -36,7 +36,7 @@ from presage.serving_hooks.vllm.admission import IterationTimer
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.prefetch_prompts import ExpectedPrompts, Prompt
-from presage.serving_hooks.workflows import EndReason, RunningWorkflow
+from presage.serving_hooks.workflows import EndReason, Workflow
 from presage.serving_hooks.workflows.identity import Step
 
 Returning = Callable[[str], "tuple[ReturnCurve, float] | None"]
@@ -183,7 +183,7 @@ class Prefetcher:
             returning = self._returning(step.workflow) if self._returning is not None else None
             self.switch.attempt(self._prompts.forecast, step, lookahead, returning, self._pace.prefilled_per_s)
 
-    def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+    def ended(self, workflow: Workflow, reason: EndReason) -> None:
         """A workflow has ended; its prompts are forgotten."""
         self._stuck = False
         self.switch.attempt(self._prompts.end, workflow.step.workflow)

@@ -19,7 +19,7 @@ from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.admission import AdmissionController, Seconds
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.waiting import Order, ShadowOrder, WaitingQueue, holds_none
-from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
+from presage.serving_hooks.workflows import EndReason, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step
 
 _CLASS: Final = 2**64
@@ -272,7 +272,7 @@ class QueuePolicies:
         if self.admission is not None:
             self.admission.switch.attempt(self.admission.times.updated, output, now)
 
-    def ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+    def ended(self, workflow: Workflow, reason: EndReason) -> None:
         """A workflow has ended; one that expired had its last answer when it was active last."""
         self.tails["completion"].observe(workflow.active_at - workflow.arrived_at)
 

@@ -25,7 +25,7 @@ from presage.serving_hooks.modes import Evidence, Mode, Modes, Switch
 from presage.serving_hooks.monitoring.outcomes import OutcomeTracker
 from presage.serving_hooks.policies.next_use import READY, ReturnCurve, StepPace, paced
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
-from presage.serving_hooks.workflows import EndReason, RunningWorkflow, WorkflowTable
+from presage.serving_hooks.workflows import EndReason, Workflow, WorkflowForecasts, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step
 
@@ -104,19 +104,10 @@ class StepForecasts:
         self._returns, self._pace, self._clock = forecasts.returns, StepPace(), clock
         self._score, self._counts, self._modes = score, counts, modes
         self._record, self._evidence, self._last = record, evidence, last
-        self._latest: dict[str, LiveForecast] = {}
-        self._arrived_at: dict[str, float] = {}
-        self._curves: dict[str, tuple[ReturnCurve | None, float]] = {}  # and since when; None for one by the pace
-        self._pending: dict[str, tuple[Step, LiveForecast | None, slice | None]] = {}
+        self._pending: list[Workflow] = []
         self._without_state: dict[str, LiveForecast] = {}
-        # Request id and forecast of the step that completed last, while its answer's features or tools may come.
-        self._unanswered: dict[str, tuple[str, LiveForecast]] = {}
-        self._calling: dict[str, tuple[str, LiveForecast]] = {}
         self._preempted: set[str] = set()
-        self._started: dict[str, str] = {}  # the request that has started last
-        self._held: dict[str, tuple[ReturnCurve, float]] = {}  # and since when
         self._contexts = forecasts.contexts
-        self._growths: dict[str, LiveLengths] = {}
         self._contexts_switch = Switch("forecasts of contexts", counts)
         self._next_agents_switch = Switch("forecasts of next agents", counts)
         self._remaining_switch = Switch("forecasts of remaining tokens", counts)
@@ -130,11 +121,10 @@ class StepForecasts:
         """A step has arrived."""
         if not self._table.arrived(request_id, step) or not self._table.choices.arrives(request_id, step):
             return
-        now = self._clock()
-        before = self._arrived_at.get(step.workflow)
-        if before is not None:
-            self._pace.observe(step.stats_key, now - before)
-        self._arrived_at[step.workflow] = now
+        now, known = self._clock(), self._of(step)
+        if known.arrived_at is not None:
+            self._pace.observe(step.stats_key, now - known.arrived_at)
+        known.arrived_at = now
         if self._returns is not None:
             self._returns_switch.attempt(self._returns.arrived, step, input_tokens, now)
         if self._contexts is not None and self._modes.of("admission", step.stats_key) is not Mode.OFF:
@@ -169,20 +159,19 @@ class StepForecasts:
         step, source = self._table.step(request_id), self._next_agents
         if step is None or not self._table.choices.begins(request_id):
             return
-        self._started[step.workflow] = request_id
-        self._curves[step.workflow] = None, self._clock()
+        known = self._of(step)
+        known.started, known.curve, known.since = request_id, None, self._clock()
         if source is None:
             self._change(step, None)
             return
         names = step.workflow_type, step.workflow_id, step.agent
         given: dict[str, Any] = dict(text)
         make = partial(source.on_prefill, *names, step=step.number, input_tokens=input_tokens, **given)
-        self._unanswered.pop(step.workflow, None)
-        self._calling.pop(step.workflow, None)
+        known.unanswered = known.calling = None
         self._forecast(request_id, step, make)
         self._show(step, lambda tracker, made: tracker.begun(*_names(step), step.agent, made, step.number))
-        if self.state_source is not None and step.workflow in self._latest:
-            self._without_state[request_id] = self._latest[step.workflow]
+        if self.state_source is not None and known.next_agents is not None:
+            self._without_state[request_id] = known.next_agents
 
     def prefill_state(self, request_id: str, projected: NDArray[np.float32]) -> None:
         """Renews the forecast of a step with its prefill state."""
@@ -198,7 +187,7 @@ class StepForecasts:
         if forecast is not None:
             if self._record is not None:
                 self._record(request_id, forecast)
-            self._latest[step.workflow] = forecast
+            self._of(step).next_agents = forecast
             self._change(step, _PREEMPTED if request_id in self._preempted else None)
 
     def preempted(self, request_id: str) -> None:
@@ -213,7 +202,8 @@ class StepForecasts:
         step = self._table.step(request_id)
         if step is not None:
             self._preempted.discard(request_id)
-            self._curves[step.workflow] = None, self._clock()
+            known = self._of(step)
+            known.curve, known.since = None, self._clock()
             self._change(step, None)
 
     def finished(self, request_id: str, left: LeftStep | None) -> None:
@@ -226,8 +216,8 @@ class StepForecasts:
         if step is None or left is None:
             return
         request_id, completed, output_tokens, finish_reason = left
-        missing = self._without_state.pop(request_id, None) is not None
-        self._curves[step.workflow] = None, self._clock()
+        missing, known = self._without_state.pop(request_id, None) is not None, self._of(step)
+        known.curve, known.since = None, self._clock()
         if self._returns is not None:
             now = self._clock()
             made = self._returns_switch.attempt(self._returns.completed, step, output_tokens, finish_reason, now)
@@ -236,7 +226,7 @@ class StepForecasts:
             growth = self._contexts_switch.attempt(self._contexts.completed, step, output_tokens)
             if growth is not None and growth.tokens:  # else that of a later step stays
                 self._grows(step, growth)
-        beside = self._started.get(step.workflow) != request_id  # another step has started since
+        beside = known.started != request_id  # another step has started since
         if completed and source is not None:
             of = partial(source.on_completion, step.workflow_type, step.workflow_id, step=step.number)
             make = partial(of, agent=step.agent, output_tokens=output_tokens)
@@ -245,11 +235,11 @@ class StepForecasts:
         elif completed and source is not None:
             state = self._completion_state(request_id, missing)
             self._forecast(request_id, step, partial(make, **state), ends=step.last)
-            latest = self._latest.get(step.workflow)
+            latest = known.next_agents
             if self.text_source is not None and latest is not None:
-                self._unanswered[step.workflow] = request_id, latest
+                known.unanswered = request_id, latest
             if self._tools_source is not None and self._tools_source.reads_tools and latest is not None:
-                self._calling[step.workflow] = request_id, latest
+                known.calling = request_id, latest
             self._show(step, lambda tracker, made: tracker.completed(*_names(step), made))
         elif not step.last:
             self._change(step, None)
@@ -267,12 +257,12 @@ class StepForecasts:
             return
         made = self._returns_switch.attempt(self._returns.answered, running.step, finish_reason, tools)
         if made is not None:
-            self._returning(running.step, made, self._curves.get(workflow, (None, self._clock()))[1])
+            self._returning(running.step, made, running.forecasts.since)
             self._change(running.step, None)
 
     def _tools_called(self, step: Step, tools: Sequence[str]) -> None:
         """Renews the forecast after a step with the tools that its answer calls."""
-        made = self._calling.get(step.workflow)
+        made = self._of(step).calling
         if self._tools_source is None or made is None or not self._next_agents_switch.on:
             return
         of = self._tools_source.on_tools_called
@@ -286,18 +276,23 @@ class StepForecasts:
             self._record(request_id, forecast)
         if self._last is not None:
             self._last.add(step, forecast)
-        self._latest[step.workflow] = forecast
-        for expected in (self._unanswered, self._calling):
-            if step.workflow in expected:
-                expected[step.workflow] = request_id, forecast
+        known = self._of(step)
+        known.next_agents = forecast
+        if known.unanswered is not None:
+            known.unanswered = request_id, forecast
+        if known.calling is not None:
+            known.calling = request_id, forecast
 
     def answer_state(self, workflow: str, text: TextOf) -> set[str]:
         """The features of the answer of a workflow's latest step, which has completed; the keys of those used.
 
         Those of the next-agent predictor renew the step's forecast; those of lengths wait for the next step.
         """
-        running, made = self._table.get(workflow), self._unanswered.pop(workflow, None)
-        if self.text_source is None or running is None or made is None or not self._next_agents_switch.on:
+        running = self._table.get(workflow)
+        if running is None:
+            return set()
+        made, running.forecasts.unanswered = running.forecasts.unanswered, None
+        if self.text_source is None or made is None or not self._next_agents_switch.on:
             return set()
         step, (request_id, earlier) = running.step, made
         names, attempt, used = (step.workflow_type, step.workflow_id), self._next_agents_switch.attempt, set()
@@ -316,7 +311,8 @@ class StepForecasts:
 
     def growth(self, workflow: str) -> LiveLengths | None:
         """The tokens by which the context of a workflow still grows; None without a forecast."""
-        return self._growths.get(workflow)
+        running = self._table.get(workflow)
+        return None if running is None else running.forecasts.growth
 
     def earlier(self, stats_key: str) -> tuple[float, float] | None:
         """Mean steps and growth of a workflow type in the traces of the context-growth model; None without a model."""
@@ -324,8 +320,10 @@ class StepForecasts:
 
     def returning(self, workflow: str) -> tuple[ReturnCurve, float] | None:
         """When a workflow is expected, and since when; None while a step of it is computed, or without a forecast."""
-        curve, since = self._curves.get(workflow, (None, 0.0))
-        return None if curve is None else (curve, since)
+        running = self._table.get(workflow)
+        if running is None or running.forecasts.curve is None:
+            return None
+        return running.forecasts.curve, running.forecasts.since
 
     def held(self, workflow: str, most_s: float | None) -> None:
         """Admission holds a workflow for at most so long, or admits it (None); its blocks are needed after the hold.
@@ -334,54 +332,51 @@ class StepForecasts:
         of the workflows that run.
         """
         running = self._table.get(workflow)
-        if most_s is not None:
-            self._held[workflow] = ReturnCurve(_HOLD, [part * most_s for part in _HOLD]), self._clock()
-        elif self._held.pop(workflow, None) is None:
+        if running is None:
             return
-        if running is not None:
-            known = self._pending.get(workflow)
-            self._change(running.step, known[2] if known is not None else _ARRIVED if running.requests else None)
+        known = running.forecasts
+        if most_s is not None:
+            known.hold = ReturnCurve(_HOLD, [part * most_s for part in _HOLD]), self._clock()
+        elif known.hold is None:
+            return
+        else:
+            known.hold = None
+        change = known.pending[2] if known.pending is not None else _ARRIVED if running.requests else None
+        self._change(running.step, change)
 
     def flush(self) -> None:
         """Passes the latest forecast of each workflow to retention, if it is new since the last call."""
         if self._pending:
-            pending, self._pending = self._pending, {}
-            if self.retention is not None:
-                for step, forecast, change in pending.values():
-                    self._pass_on(self.retention, step, forecast, change)
+            pending, self._pending = self._pending, []
+            for workflow in pending:
+                passed, workflow.forecasts.pending = workflow.forecasts.pending, None
+                if self.retention is not None and passed is not None:
+                    self._pass_on(self.retention, workflow.forecasts, *passed)
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
         return {
-            "forecasts": len(self._latest),
             "forecasts pending": len(self._pending),
-            "return times": len(self._curves),
-            "arrivals": len(self._arrived_at),
-            "context growths": len(self._growths),
-            "workflows started": len(self._started),
-            "workflows held": len(self._held),
             "steps without state": len(self._without_state),
-            "answers without features": len(self._unanswered),
-            "answers without tools": len(self._calling),
             "steps preempted": len(self._preempted),
             **getattr(self._next_agents, "debug_state", dict)(),
             **getattr(self._contexts, "debug_state", dict)(),
         }
 
-    def _ended(self, workflow: RunningWorkflow, reason: EndReason) -> None:
+    def _running(self, step: Step) -> Workflow:
+        running = self._table.get(step.workflow)
+        assert running is not None, "a step of a workflow that has ended"
+        return running
+
+    def _of(self, step: Step) -> WorkflowForecasts:
+        return self._running(step).forecasts
+
+    def _ended(self, workflow: Workflow, reason: EndReason) -> None:
         step = workflow.step
-        self._latest.pop(step.workflow, None)
-        self._pending.pop(step.workflow, None)
-        self._curves.pop(step.workflow, None)
-        self._arrived_at.pop(step.workflow, None)
-        self._started.pop(step.workflow, None)
-        self._held.pop(step.workflow, None)
-        self._unanswered.pop(step.workflow, None)
-        self._calling.pop(step.workflow, None)
+        workflow.forecasts.pending = None
         if self._returns is not None:
             self._returns_switch.attempt(self._returns.ended, step.workflow, reason)
         if self._contexts is not None:
-            self._growths.pop(step.workflow, None)
             self._contexts_switch.attempt(self._contexts.ended, step, reason)
         for request_id in workflow.requests:
             self._without_state.pop(request_id, None)
@@ -404,13 +399,13 @@ class StepForecasts:
 
     def _forecast(self, request_id: str, step: Step, make: Callable[[], LiveForecast], ends: bool = False) -> None:
         """Makes a forecast; retention does not receive that of the completion of the last step (`ends`)."""
-        self._latest.pop(step.workflow, None)
-        forecast = None
+        known, forecast = self._of(step), None
+        known.next_agents = None
         of, key = self._modes.of, step.stats_key
         if of("eviction", key) or of("priority", key) or of("admission", key):  # remaining tokens need every step
             forecast = self._next_agents_switch.attempt(self._make, request_id, step, make)
         if not ends and self.retention is not None:
-            self._pending[step.workflow] = step, forecast, None
+            self._passes(step, forecast, None)
 
     def _make(self, request_id: str, step: Step, make: Callable[[], LiveForecast]) -> LiveForecast:
         forecast = make()
@@ -419,41 +414,53 @@ class StepForecasts:
         self._counts.add(FORECASTS, "next-agent", forecast.source)
         if self._last is not None:
             self._last.add(step, forecast)
-        self._latest[step.workflow] = forecast
+        self._of(step).next_agents = forecast
         if forecast.moment == PREFILL:  # requests are ranked by this one
             self._counts.add(FORECASTS, "remaining-length", forecast.remaining.source)
         return forecast
 
     def _show(self, step: Step, event: Callable[[OutcomeTracker, LiveForecast], object]) -> None:
-        forecast = self._latest.get(step.workflow)
+        forecast = self._of(step).next_agents
         if self._evidence is not None and forecast is not None:
             self._evidence_switch.attempt(self._evidence.forecast, step.stats_key, forecast)
             self._evidence_switch.attempt(event, self._evidence.tracker, forecast)
 
     def _change(self, step: Step, change: slice | None, curve: ReturnCurve | None = None) -> None:
+        known = self._of(step)
         if curve is not None:
-            self._curves[step.workflow] = curve, self._clock()
-        forecast = self._latest.get(step.workflow)
-        if self.retention is not None and (forecast is not None or self._returns is not None):
-            self._pending[step.workflow] = step, forecast, change
+            known.curve, known.since = curve, self._clock()
+        if self.retention is not None and (known.next_agents is not None or self._returns is not None):
+            self._passes(step, known.next_agents, change)
+
+    def _passes(self, step: Step, forecast: LiveForecast | None, change: slice | None) -> None:
+        """Retention receives this forecast at the next `flush`, unless another comes before."""
+        running = self._running(step)
+        if running.forecasts.pending is None:
+            self._pending.append(running)
+        running.forecasts.pending = step, forecast, change
 
     def _returning(self, step: Step, made: LiveReturn | None, since: float) -> None:
         """A forecast of the return time, if one was made."""
         if made is not None:
             self._counts.add(FORECASTS, "return-time", made.source)
         if made is not None and made.quantiles:
-            self._curves[step.workflow] = ReturnCurve(made.quantiles, made.seconds, made.end), since
+            known = self._of(step)
+            known.curve, known.since = ReturnCurve(made.quantiles, made.seconds, made.end), since
 
     def _grows(self, step: Step, growth: LiveLengths | None) -> None:
         """A forecast of context growth, if one was made; without, an earlier one no longer holds."""
-        if growth is not None and growth.tokens:
-            self._growths[step.workflow] = growth
-        else:
-            self._growths.pop(step.workflow, None)
+        self._of(step).growth = growth if growth is not None and growth.tokens else None
 
-    def _pass_on(self, retention: Retention, step: Step, forecast: LiveForecast | None, change: slice | None) -> None:
-        lookahead = self._lookahead(step, forecast, change)
-        curve, since = self._held.get(step.workflow) or self._curves.get(step.workflow, (None, 0.0))
+    def _pass_on(
+        self,
+        retention: Retention,
+        known: WorkflowForecasts,
+        step: Step,
+        forecast: LiveForecast | None,
+        change: slice | None,
+    ) -> None:
+        lookahead = self._lookahead(known, step, forecast, change)
+        curve, since = known.hold or (known.curve, known.since)
         step_s = self._pace.step_s(step.stats_key) or _FIRST_STEP_S
         if not self._eviction_acts_on(step) or (lookahead is UNKNOWN and self._returns is None):
             curve = None  # nothing is forecast: blocks are kept as vLLM keeps them
@@ -465,14 +472,16 @@ class StepForecasts:
         # In shadow the block order receives all forecasts; when it acts, only those of types for which it is on.
         return self._modes.whole["eviction"] is not Mode.ON or self._modes.of("eviction", step.stats_key) is Mode.ON
 
-    def _lookahead(self, step: Step, forecast: LiveForecast | None, change: slice | None) -> Lookahead:
+    def _lookahead(
+        self, known: WorkflowForecasts, step: Step, forecast: LiveForecast | None, change: slice | None
+    ) -> Lookahead:
         if forecast is None or not self._eviction_acts_on(step):
             return UNKNOWN
         try:
             return lookahead(_rows(forecast, step.agent, change), forecast.agents, self._score)
         except Exception as error:
             self._next_agents_switch.off(error)
-            self._latest.pop(step.workflow, None)
+            known.next_agents = None
             return UNKNOWN
 
 

@@ -1,7 +1,8 @@
 """The table of running workflows: it alone decides when a workflow begins and ends.
 
-Components that keep state of workflows subscribe, and drop it when the table announces the end. It announces each end
-once; the workflow's remaining requests are then served as requests without a workflow.
+What is known of a workflow stands in its record, and is gone with it. Components that keep more elsewhere subscribe,
+and drop it when the table announces the end. It announces each end once; the workflow's remaining requests are then
+served as requests without a workflow.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from presage.serving_hooks.counts import METADATA_LEFT_OUT, EventCounts
 from presage.serving_hooks.workflows.choices import Choices
 from presage.serving_hooks.workflows.identity import Step, tenant_of
+
+if TYPE_CHECKING:
+    from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
+    from presage.serving_hooks.policies.next_use import ReturnCurve
 
 TIME_TO_LIVE_S: Final = 600.0
 """The default: longer than most tools take."""
@@ -41,8 +46,36 @@ _NO_REQUESTS: Final[dict[str, Step]] = {}
 """Shared by workflows without requests, which are most; never written to."""
 
 
-@dataclass(slots=True)
-class RunningWorkflow:
+@dataclass(slots=True, eq=False)
+class WorkflowForecasts:
+    """The latest forecasts for a workflow (`vllm/step_forecasts.py`); times are seconds of the engine's clock.
+
+    Attributes:
+        next_agents: as its latest step began or completed; None if none was made, or it no longer holds.
+        growth: tokens by which its context still grows; None without a forecast.
+        curve: of its return time from `since`; None while a step is computed, or without a forecast.
+        hold: of the end of a hold by admission, and since when; None while it is not held.
+        arrived_at: when its latest step arrived.
+        started: the request that has started last.
+        unanswered: request and forecast of the step that completed last, while features of its answer may come.
+        calling: likewise, while the tools that its answer calls may come.
+        pending: what retention has not received yet: a step, its forecast, and the rows of it that still hold.
+    """
+
+    next_agents: LiveForecast | None = None
+    growth: LiveLengths | None = None
+    curve: ReturnCurve | None = None
+    since: float = 0.0
+    hold: tuple[ReturnCurve, float] | None = None
+    arrived_at: float | None = None
+    started: str | None = None
+    unanswered: tuple[str, LiveForecast] | None = None
+    calling: tuple[str, LiveForecast] | None = None
+    pending: tuple[Step, LiveForecast | None, slice | None] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Workflow:
     """A running workflow.
 
     Attributes:
@@ -51,6 +84,8 @@ class RunningWorkflow:
         active_at: when one of its requests last arrived or left, seconds of the table's clock.
         steps: how many have arrived.
         requests: its steps in the engine, by request id.
+        forecasts: the latest for it.
+        recorded: the request by which the recorder knows its latest completed step, until the answer was parsed.
     """
 
     step: Step
@@ -58,9 +93,11 @@ class RunningWorkflow:
     active_at: float
     steps: int = 0
     requests: dict[str, Step] = field(default_factory=lambda: _NO_REQUESTS)
+    forecasts: WorkflowForecasts = field(default_factory=WorkflowForecasts)
+    recorded: str | None = None
 
 
-Subscriber = Callable[[RunningWorkflow, EndReason], object]
+Subscriber = Callable[[Workflow, EndReason], object]
 """Called once when a workflow has ended, with its `requests` at that moment. Must not raise."""
 
 
@@ -87,7 +124,7 @@ class WorkflowTable:
         self.choices = Choices()
         self._time_to_live_s, self._clock, self._most = time_to_live_s, clock, most
         self._counts = EventCounts() if counts is None else counts
-        self._running: OrderedDict[str, RunningWorkflow] = OrderedDict()
+        self._running: OrderedDict[str, Workflow] = OrderedDict()
         self._steps: dict[str, Step] = {}
         self._of_tenant: Counter[str] = Counter()
         self._subscribers: list[Subscriber] = []
@@ -99,7 +136,7 @@ class WorkflowTable:
         """Whether the workflow with this key is running."""
         return workflow in self._running
 
-    def get(self, workflow: str) -> RunningWorkflow | None:
+    def get(self, workflow: str) -> Workflow | None:
         """The workflow with this key, if it is running."""
         return self._running.get(workflow)
 
@@ -129,7 +166,7 @@ class WorkflowTable:
                 return False
             self._of_tenant[tenant] += 1
             now = self._clock()
-            running = self._running[workflow] = RunningWorkflow(step, now, now)
+            running = self._running[workflow] = Workflow(step, now, now)
         else:
             running.step, running.active_at = step, self._clock()
             self._running.move_to_end(workflow)

@@ -10,7 +10,7 @@ from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.gateway.identity.identifier import Identifier, Identity
 from presage.serving_hooks.gateway.metrics import GatewayMetrics
 from presage.serving_hooks.gateway.request import ApiRequest, Endpoint
-from presage.serving_hooks.workflows import EndReason, RunningWorkflow
+from presage.serving_hooks.workflows import EndReason, Workflow
 from presage.serving_hooks.workflows.identity import Step, scoped
 
 SYSTEM = {"role": "system", "content": "You are a planner. Today is Monday, 2 March 2026, 10:31."}
@@ -326,7 +326,7 @@ def test_an_ended_workflow_is_forgotten_and_no_late_answer_brings_it_back() -> N
         identity = gateway.identifier.identify(request)
         gateway.identifier.answered(identity, request, "r", [assistant(PLAN)])
         gateway.sent(endpoint="completions", prompt=TASK * 9, tenant=tenant, headers={"x-session-id": "s"})
-        gateway.identifier.ended(RunningWorkflow(identity.step, 0.0, 0.0), EndReason.FINISHED)
+        gateway.identifier.ended(Workflow(identity.step, 0.0, 0.0), EndReason.FINISHED)
         gateway.identifier.answered(identity, request, "r", [assistant(PLAN)])
     state = gateway.identifier.debug_state()
     assert (state["conversations"], state["conversation_digests"], state["conversation_tails"]) == (0, 0, 0)

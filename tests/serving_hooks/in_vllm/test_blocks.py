@@ -12,7 +12,7 @@ from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.policies.eviction import EvictionConfig
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
-from presage.serving_hooks.workflows import EndReason, RunningWorkflow
+from presage.serving_hooks.workflows import EndReason, Workflow
 from presage.serving_hooks.workflows.identity import Step
 
 pytestmark = pytest.mark.vllm
@@ -60,7 +60,7 @@ def test_blocks_without_a_workflow_come_between_retired_and_active_ones() -> Non
     queue.filled(Request("a stranger"), nobodys)
     for blocks in (own, nobodys, other):
         queue.append_n(blocks)
-    queue.ended(RunningWorkflow(STEPS.pop("ended"), 0.0, 0.0), EndReason.FINISHED)
+    queue.ended(Workflow(STEPS.pop("ended"), 0.0, 0.0), EndReason.FINISHED)
     assert ids(queue.popleft_n(6)) == [*ids(other), *ids(nobodys), *ids(own)]
     assert queue.num_free_blocks == 0
 

@@ -65,4 +65,4 @@ def test_a_workflow_is_explained_by_the_forecast_of_its_context(tmp_path: Path, 
     engine.scheduler.workflow_ended("fix", "w0")
     assert engine.scheduler.explain("fix", "w0")["growth"] is None
     found = engine.scheduler.debug_state()
-    assert (found["context growths"], found["context states"]) == (11, 11)
+    assert (found["workflows"], found["context states"]) == (11, 11)

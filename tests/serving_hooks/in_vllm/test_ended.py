@@ -16,7 +16,6 @@ pytestmark = pytest.mark.vllm
 
 KEEP = (
     "workflows",
-    "forecasts",
     "evidence",
     "forecaster",
     "monitor",

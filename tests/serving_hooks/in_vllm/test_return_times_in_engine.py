@@ -125,4 +125,4 @@ def test_the_tools_of_an_answer_renew_the_forecast_of_next_agents(tmp_path: Path
         assert engine.scheduler.step_answered("app", "a", "plan", 0, "tool_calls", tools, 0)
         assert next_agents()[following] > 0.8
     engine.scheduler.workflow_ended("app", "a")
-    assert engine.scheduler.debug_state()["answers without tools"] == 0
+    assert engine.scheduler.debug_state()["workflows"] == 0

@@ -112,7 +112,7 @@ def test_forecasts_in_the_engine_are_those_of_the_texts_offline(tmp_path: Path, 
     kinds, moments = ("text features", "text features of lengths"), (PREFILL, COMPLETION)
     assert counted(scheduler) == {f"{kind} at {moment}: used": len(steps) for kind in kinds for moment in moments}
     scheduler.workflow_ended("retry", steps[0]["workflow_id"])
-    assert scheduler.debug_state()["answers without features"] == 0
+    assert scheduler.debug_state()["workflows"] == 0
 
 
 def test_features_that_cannot_be_used_leave_forecasts_without_texts(tmp_path: Path) -> None:

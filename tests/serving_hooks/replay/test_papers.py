@@ -13,7 +13,7 @@ from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.policies.score import UNIT, ScoreConfig, lookahead
 from presage.serving_hooks.replay.policies import named
 from presage.serving_hooks.replay.workload import PromptConvention
-from presage.serving_hooks.workflows import EndReason, RunningWorkflow
+from presage.serving_hooks.workflows import EndReason, Workflow
 from presage.serving_hooks.workflows.identity import Step
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
@@ -136,7 +136,7 @@ def test_one_that_runs_is_paused_once_it_has_ended_and_restored_when_there_is_ro
     assert engine.gate.holds("a.1")
     assert engine.check() == []
     engine.answers("b.1", 0)
-    engine.gate.ended(RunningWorkflow(engine.step("b.1"), 0.0, engine.now), EndReason.FINISHED)
+    engine.gate.ended(Workflow(engine.step("b.1"), 0.0, engine.now), EndReason.FINISHED)
     assert engine.check() == ["a.1"]
     assert not engine.gate.holds("a.1")
 

@@ -53,7 +53,7 @@ from presage.serving_hooks.gateway.identity.turns import (
     values_of,
 )
 from presage.serving_hooks.gateway.request import ApiRequest
-from presage.serving_hooks.workflows import RunningWorkflow
+from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of, workflow_key
 from presage.serving_hooks.workflows.metadata import SentNames, name
 from presage.serving_hooks.workflows.tenants import ANONYMOUS
@@ -189,7 +189,7 @@ class Identifier:
         except Exception as error:
             self._counts.add(ERRORS, "identity", type(error).__name__)
 
-    def ended(self, workflow: RunningWorkflow, reason: object = None) -> None:
+    def ended(self, workflow: Workflow, reason: object = None) -> None:
         """A workflow has ended: what is kept of it is dropped."""
         step = workflow.step
         self._conversations.forget(tenant_of(step.workflow_id), step.workflow)
