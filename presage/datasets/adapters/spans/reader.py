@@ -45,14 +45,13 @@ from presage.datasets.adapters.spans.tree import (
     MOST_PARENTS,
     NEVER_ENDED,
     UNKNOWN_SERVICE,
-    BrokenTreeError,
     Siblings,
     TraceFacts,
     TraceSteps,
     steps_of,
 )
 from presage.datasets.schema import conform, trace_schema
-from presage.datasets.schema.source import Origin, Source, Workflow, named
+from presage.datasets.schema.source import Origin, RowError, Source, Workflow, named
 from presage.errors import TraceError
 
 if TYPE_CHECKING:
@@ -441,10 +440,10 @@ class SpanWorkflows:
         """The steps of a trace; None if its spans are not a tree, and bad spans are skipped."""
         try:
             steps = steps_of(columns.spans(first, stop))
-        except BrokenTreeError as error:
+        except RowError as error:
             if not self._intake.skip_bad:
                 place = self._intake.at(*columns.place(first + error.row))
-                raise TraceError(f"{place}: {error.message}") from None
+                raise TraceError(f"{place}: {error}") from None
             self._intake.skipped[f"trace with a {error.reason}"] += 1
             return None
         self._intake.notices.update(steps.notes)
