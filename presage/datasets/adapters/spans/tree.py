@@ -89,7 +89,7 @@ class TraceSteps:
     parents: list[Steps]  # the steps it waited for
     started: list[int]  # nanoseconds since 1970, clocks adjusted
     ended: list[int]  # likewise; `NEVER_ENDED` if unknown
-    leaves: Steps  # the steps that nothing in this trace waited for
+    leaf: list[bool]  # whether nothing in this trace waited for it
     end: int  # when the root and every step had ended, nanoseconds since 1970
     root: int | None  # the span the trace began with; None if it is missing
     top: int | None  # the outermost workflow, chain or agent span under the root; None without a root or such a span
@@ -314,7 +314,7 @@ class _Tree:
             parents=parents,
             started=[self.start[row] for row in rows],
             ended=[self.end[row] for row in rows],
-            leaves=tuple(place for place in range(len(rows)) if place not in waited),
+            leaf=[place not in waited for place in range(len(rows))],
             end=max((self.end[row] for row in (*rows, self.root) if row is not None), default=0),
             root=self.root,
             top=None if self.root is None else next(outer, None),
