@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from presage.datasets.adapters.spans.conventions import Flag, Meaning, Naming, Role
 from presage.datasets.adapters.spans.dialects import DIALECTS, MESSAGE_EVENTS, USAGE
-from presage.datasets.schema.messages import finish_reason, from_json, plain, split_system, unflattened
+from presage.datasets.schema.messages import fields, finish_reason, from_json, plain, split_system, unflattened
 
 _KIND, _NAME, _COUNT, _OBJECT, _TEXT, _REASONS, _ID = range(7)
 _TYPES: Final = {
@@ -151,7 +151,7 @@ def is_pause(kind: Any) -> bool:
 def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Meaning:
     """The meaning of the attributes of the span called `name`; `flags` is what is known of it otherwise."""
     values: dict[str, Any] = {}
-    ranks: dict[str, int] = {}  # of the names that were not the best
+    ranks: dict[str, int] = {}
     texts = outside = unknown_operation = False
     if "events" in found:
         events = from_json(found.pop("events"))
@@ -160,7 +160,7 @@ def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Mean
                 keep_event(found, event["event.name"], event)
     for key, value in found.items():
         field, rank, wanted, json, outside_here = PLAN[key]
-        if value is None or value == "" or (field in values and ranks.get(field, 0) < rank):
+        if value is None or value == "" or ranks.get(field, rank) < rank:
             continue
         if json:
             value = from_json(value)
@@ -187,17 +187,13 @@ def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Mean
             continue
         if field == "input_tokens":
             outside = outside_here
-        values[field] = value
-        if rank:
-            ranks[field] = rank
-        else:
-            ranks.pop(field, None)
+        values[field], ranks[field] = value, rank
     if "usage" in values:
         outside = _take_usage(values, problem) or outside
     if "metadata" in values:
         values["metadata"] = from_json(values["metadata"])
-        if "session" not in values and isinstance(values["metadata"], dict):
-            thread = next(filter(None, map(values["metadata"].get, _CONVERSATIONS)), None)
+        if "session" not in values:
+            thread = next(filter(None, map(fields(values["metadata"]).get, _CONVERSATIONS)), None)
             values["session"] = _other_name("metadata", thread, problem) if thread is not None else None
     if "{name" in name and "template_name" in values:  # Logfire calls spans by their templates: "Function: {name}"
         name = re.sub(r"\{name(?:!r)?\}", lambda _: values["template_name"], name)
@@ -253,7 +249,8 @@ def _named(role: Role, values: dict[str, Any], name: str) -> tuple[Naming, str]:
         return Naming.EXPLICITLY, values.get("tool") or values.get("entity") or _own_name(name)[1]
     agent = values.get("agent")
     if agent is None and not values.keys().isdisjoint(_OTHER_NAMES):
-        path = values.get("graph_path") or _langgraph_path(values.get("metadata"))
+        run = fields(values.get("metadata"))  # LangChain's callbacks write the path into that of every nested run
+        path = values.get("graph_path") or run.get("langgraph_checkpoint_ns") or run.get("langgraph_node")
         agent = _langgraph_agent(path) or values.get("node") or values.get("agent_id")
     if agent is not None and not agent.isdecimal():  # a number counts the calls of a graph
         return Naming.EXPLICITLY, agent
@@ -277,13 +274,6 @@ def _stripped(name: str) -> str:
     return " ".join(name.split()) if not name.isprintable() or name != name.strip() else name
 
 
-def _langgraph_path(metadata: Any) -> Any:
-    """The path of a run in a LangGraph, which LangChain's callbacks write into the metadata of every nested run."""
-    if not isinstance(metadata, dict):
-        return None
-    return metadata.get("langgraph_checkpoint_ns") or metadata.get("langgraph_node")
-
-
 def _langgraph_agent(path: Any) -> str | None:
     """The agent of a path like `researcher:1f0c…|agent:77ab…`: the innermost named node."""
     if not isinstance(path, str) or not path:
@@ -305,7 +295,7 @@ def _take_usage(values: dict[str, Any], problem: Problem) -> bool:
     for details in [part for part in usage.values() if isinstance(part, dict)]:
         usage = {**details, **usage}
     for field, keys in USAGE.items():
-        for key in keys:
+        for key in keys.split():
             if values.get(field) is None and usage.get(key) is not None:
                 values[field] = _count(f"usage.{key}", usage[key], problem)
     return outside

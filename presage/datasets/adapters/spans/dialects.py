@@ -207,17 +207,11 @@ MESSAGE_EVENTS: Final = {
 }
 """Events that are one message each, on spans or in log records, and its role; "output" is what the model answered."""
 
-USAGE: Final[Mapping[str, tuple[str, ...]]] = {
-    "input_tokens": ("input_tokens", "input", "prompt_tokens", "promptTokens", "inputTokens"),
-    "output_tokens": ("output_tokens", "output", "completion_tokens", "completionTokens", "outputTokens"),
-    "total_tokens": ("total_tokens", "total", "totalTokens"),
-    "cached_input_tokens": (
-        "cache_read_input_tokens",
-        "input_cached_tokens",
-        "input_cache_read",
-        "cache_read",
-        "cached_tokens",
-    ),
-    "cache_written_tokens": ("cache_creation_input_tokens", "input_cache_creation", "cache_write"),
+USAGE: Final[Mapping[str, str]] = {
+    "input_tokens": "input_tokens input prompt_tokens promptTokens inputTokens",
+    "output_tokens": "output_tokens output completion_tokens completionTokens outputTokens",
+    "total_tokens": "total_tokens total totalTokens",
+    "cached_input_tokens": "cache_read_input_tokens input_cached_tokens input_cache_read cache_read cached_tokens",
+    "cache_written_tokens": "cache_creation_input_tokens input_cache_creation cache_write",
 }
-"""Fields, and the keys of usage objects that hold them."""
+"""Fields, and the keys of usage objects that hold them, separated by blanks."""

@@ -73,17 +73,7 @@ class Partitions:
 
 _BATCH_SPANS: Final = 16384
 _BATCH_BYTES: Final = 32 * 2**20
-_GENAI: Final = (
-    "gen_ai.",
-    "llm.",
-    "ai.",
-    "traceloop.",
-    "langsmith.",
-    "langfuse.",
-    "openinference.",
-    "mlflow.span",
-    "gcp.v",
-)
+_GENAI: Final = re.compile(r"(?:gen_ai|llm|ai|traceloop|langsmith|langfuse|openinference)\.|mlflow\.span|gcp\.v")
 _OF_ANY_SPAN: Final = frozenset({"provider", "session", "workflow"})  # read from a span of any kind
 _MOST_NAMES: Final = 100
 _TRACE_IDS: Final = re.compile(rb'"(?:traceId|trace_id)"\s*:\s*"(?:0x)?([^"]{1,64})"')
@@ -153,27 +143,25 @@ class Intake:
         """Name a trace whose spans its store has lost, and let its conversation know that it is not whole."""
         named = isinstance(trace, str) and len(self.notices) < _MOST_NAMES
         self.notices[f"trace whose spans are lost: {trace if named else 'more'}"] += 1
-        self.take(place, found, trace=trace, span="lost", parent=None, name="", start=start, end=None, service=service)
+        self.take(place, found, ids=(trace, "lost", None), name="", times=(start, None), service=service)
 
     def take(
         self,
         place: Place,
         found: Found,
         *,
-        trace: Any,
-        span: Any,
-        parent: Any,
+        ids: tuple[Any, Any, Any],
         name: Any,
-        start: int | None,
-        end: int | None,
+        times: tuple[int | None, int | None],
         service: str | None,
         remote: bool = False,
         flags: int = 0,
         unread: Iterable[str] = (),
         links: Iterable[str] = (),
     ) -> None:
-        """Add one span: raw ids, times in nanoseconds since 1970, attributes filtered by `attributes.keep`, the names
-        it returned, and the traces that the span links to."""
+        """Add one span: raw ids (of its trace, its own, its parent's), start and end in nanoseconds since 1970,
+        attributes filtered by `attributes.keep`, the names it returned, and the traces that the span links to."""
+        (trace, span, parent), (start, end) = ids, times
         for what, value in (("trace id", trace), ("span id", span)):
             if not isinstance(value, str) or not value:
                 self.refuse(place, f"a span without a {what}: export the spans again", f"span without a {what}", trace)
@@ -211,7 +199,7 @@ class Intake:
         if meaning.flags & Flag.LOST:
             self.notices["span that lost attributes: its workflow is not complete"] += 1
         if meaning.role == Role.OTHER:
-            if not any(key.startswith(_GENAI) and PLAN[key].field not in _OF_ANY_SPAN for key in found):
+            if not any(_GENAI.match(key) and PLAN[key].field not in _OF_ANY_SPAN for key in found):
                 return
             said = {key: found[key].strip() for key in KINDS if isinstance(found.get(key), str)}
             known = next((word for key, word in said.items() if word.lower() in KINDS[key]), None)

@@ -15,7 +15,7 @@ from presage.datasets.adapters.files.text import Place
 from presage.datasets.adapters.spans.attributes import Found, keep
 from presage.datasets.adapters.spans.intake import Intake, described, time_ns
 from presage.datasets.adapters.spans.otlp import take_object
-from presage.datasets.schema.messages import from_json
+from presage.datasets.schema.messages import fields, from_json
 
 _SESSION: Final = "mlflow.trace.session"
 _RUNNING: Final = "IN_PROGRESS"
@@ -44,8 +44,7 @@ def take_mlflow(document: Any, place: Place, intake: Intake, service: str | None
         return
     info, spans = parts
     trace = info.get("trace_id", info.get("request_id"))
-    metadata = info.get("trace_metadata", info.get("request_metadata"))
-    session = metadata.get(_SESSION) if isinstance(metadata, dict) else None
+    session = fields(info.get("trace_metadata", info.get("request_metadata"))).get(_SESSION)
     running = info.get("state", info.get("status")) == _RUNNING
     service = service or _experiment(info)
     if not spans and not running:
@@ -57,8 +56,7 @@ def take_mlflow(document: Any, place: Place, intake: Intake, service: str | None
             intake.refuse(place, message, "span that is no object", trace)
             continue
         found: Found = {}
-        attributes = span.get("attributes")
-        for key, value in attributes.items() if isinstance(attributes, dict) else ():
+        for key, value in fields(span.get("attributes")).items():
             keep(found, key, _decoded(value))
         if session is not None:
             found.setdefault(_SESSION, session)
@@ -71,8 +69,7 @@ def _parts(document: dict[str, Any]) -> tuple[dict[str, Any], list[Any]] | None:
     if isinstance(whole, dict):
         return _parts(whole)  # a row of a data frame, which also contains the trace
     info = next((document[key] for key in ("info", "trace_info") if isinstance(document.get(key), dict)), None)
-    data = from_json(document.get("data", document))
-    spans = data.get("spans") if isinstance(data, dict) else None
+    spans = fields(from_json(document.get("data", document))).get("spans")
     return (info, spans) if info is not None and isinstance(spans, list) else None
 
 
@@ -90,5 +87,5 @@ def _experiment(info: dict[str, Any]) -> str | None:
     """The experiment, which stands for the application if nothing else names it."""
     where = info.get("trace_location")
     where = where.get("mlflow_experiment") if isinstance(where, dict) else info
-    number = where.get("experiment_id") if isinstance(where, dict) else None
+    number = fields(where).get("experiment_id")
     return f"experiment-{number}" if number is not None else None

@@ -21,6 +21,7 @@ from presage.datasets.adapters.spans.conventions import Flag
 from presage.datasets.adapters.spans.dialects import MESSAGE_EVENTS
 from presage.datasets.adapters.spans.exports import names_of_unread, unwrapped
 from presage.datasets.adapters.spans.intake import SIGNALS, Intake, described, time_ns
+from presage.datasets.schema.messages import fields
 
 _PARENT_IS_REMOTE: Final = 0x300  # flags: "is remote" is known and true
 _CALLED: Final = (2, 5, "SPAN_KIND_SERVER", "SPAN_KIND_CONSUMER", "SpanKind.SERVER", "SpanKind.CONSUMER")
@@ -187,12 +188,9 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
     intake.take(
         place,
         found,
-        trace=span.trace_id,
-        span=span.span_id,
-        parent=span.parent_span_id,
+        ids=(span.trace_id, span.span_id, span.parent_span_id),
         name=span.name,
-        start=start or None,
-        end=end or None,
+        times=(start or None, end or None),
         service=service,
         remote=(span.flags or 0) & _PARENT_IS_REMOTE == _PARENT_IS_REMOTE or span.kind in _CALLED,
         flags=flags,
@@ -216,19 +214,14 @@ def _flags(code: Any, message: Any) -> int:
 
 
 def _value(value: _Value) -> Any:
-    if value.string_value is not None:
-        return value.string_value
     if value.int_value is not None:
         return int(value.int_value)
-    if value.double_value is not None:
-        return value.double_value
-    if value.bool_value is not None:
-        return value.bool_value
     if value.array_value is not None:
         return [_inner(one) for one in value.array_value.get("values") or ()]
     if value.kvlist_value is not None:
         return {one["key"]: _inner(one.get("value")) for one in value.kvlist_value.get("values") or ()}
-    return None
+    plain = (value.string_value, value.double_value, value.bool_value)
+    return next((one for one in plain if one is not None), None)
 
 
 def _inner(wrapped: Any) -> Any:
@@ -245,12 +238,11 @@ def is_span(document: Any) -> bool:
 
 
 def _take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
-    resource = document.get("resource")
-    resource = resource.get("attributes") if isinstance(resource, dict) else None
-    shared = resource if isinstance(resource, dict) else {}
+    shared = fields(fields(document.get("resource")).get("attributes"))
     found: Found = {}
     missed = []
-    attributes = list(_attributes(document))
+    flat = {key.removeprefix(_FLAT): value for key, value in document.items() if key.startswith(_FLAT)}
+    attributes = [*_flat("", fields(document.get("attributes"))), *_flat("", flat)]
     for key, value in (*shared.items(), *attributes):
         if (name := keep(found, key, value)) is not None and value is not None:
             missed.append(name)
@@ -302,25 +294,15 @@ def take_object(
     intake.take(
         place,
         found,
-        trace=trace,
-        span=_id(span, "span_id"),
-        parent=_plain_id(parent),
+        ids=(trace, _id(span, "span_id"), _plain_id(parent)),
         name=span.get("name"),
-        start=start,
-        end=None if running and parent is None else end,
+        times=(start, None if running and parent is None else end),
         service=service,
         remote=span.get("kind") in _CALLED,
         flags=flags,
         unread=unread,
         links=filter(None, links),
     )
-
-
-def _attributes(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    attributes = document.get("attributes")
-    if isinstance(attributes, dict):
-        yield from _flat("", attributes)
-    yield from _flat("", {key[len(_FLAT) :]: value for key, value in document.items() if key.startswith(_FLAT)})
 
 
 def _flat(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
