@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,15 +22,9 @@ import pyarrow as pa
 
 from presage.datasets.adapters.files.batches import Batch, array_of, sources, wrong_type
 from presage.datasets.adapters.files.text import DamagedGzipError, not_utf8, numbered_lines, whole_characters
-from presage.datasets.schema import (
-    COLUMN_TYPES,
-    KNOWN_COLUMNS,
-    REQUIRED,
-    misspelt,
-    refuse_misspelt,
-    require_columns,
-)
+from presage.datasets.schema import COLUMN_TYPES, KNOWN_COLUMNS, REQUIRED, misspelt, refuse_misspelt, require_columns
 from presage.datasets.schema.columns import KINDS
+from presage.datasets.schema.messages import fields
 from presage.datasets.schema.source import Origin, RowError, Source
 
 _BATCH_ROWS: Final = 8192
@@ -66,7 +62,7 @@ def _batches(path: Path) -> Iterator[Batch]:
         return Batch(_JsonRows(lines, str(path)), origin, position)
 
     try:
-        with numbered_lines(path) as opened:
+        with numbered_lines(path) as (opened, read_bytes):
             for number, line in opened:
                 if line.isspace() or not line:
                     continue
@@ -74,34 +70,34 @@ def _batches(path: Path) -> Iterator[Batch]:
                 lines.append(line)
                 size += len(line)
                 if len(lines) == _BATCH_ROWS or size >= _BATCH_BYTES:
-                    position = opened.read_bytes
+                    position = read_bytes()
                     yield batch()
                     numbers, lines, size = [], [], 0
-            position = opened.read_bytes
+            position = read_bytes()
     except DamagedGzipError as error:
         numbers.append(max(1, number))
-        lines.append(_Unreadable(error.message, error.reason))
+        lines.append(_Unreadable(*error.args))
     if lines:
         yield batch()
 
 
+@dataclass
 class _JsonRows:
-    def __init__(self, lines: Sequence[_Line], name: str) -> None:
-        self._lines = lines
-        self._name = name
-        self._parsed: list[dict[str, Any] | _Unreadable] | None = None
+    lines: Sequence[_Line]
+    name: str
+    parsed: list[dict[str, Any] | _Unreadable] | None = None
 
     def table(self, start: int, stop: int, origin: Origin) -> pa.Table:
-        if self._parsed is None and (typed := self._typed(start, stop, origin)) is not None:
-            return typed
-        if self._parsed is None:
-            self._parsed = [_parsed(line) for line in self._lines]
-            keys = set[str]().union(*(row for row in self._parsed if isinstance(row, dict)))
-            refuse_misspelt(keys, self._name, REQUIRED)
+        if self.parsed is None:
+            if (typed := self._typed(start, stop, origin)) is not None:
+                return typed
+            self.parsed = [_parsed(line) for line in self.lines]
+            keys = set[str]().union(*(row for row in self.parsed if isinstance(row, dict)))
+            refuse_misspelt(keys, self.name, REQUIRED)
             if misspelt(keys, set(REQUIRED) - keys, KNOWN_COLUMNS):
-                require_columns(sorted(keys), self._name, REQUIRED, KNOWN_COLUMNS)
+                require_columns(sorted(keys), self.name, REQUIRED, KNOWN_COLUMNS)
         rows = []
-        for place, row in enumerate(self._parsed[start:stop]):
+        for place, row in enumerate(self.parsed[start:stop]):
             if isinstance(row, _Unreadable):
                 raise RowError(f"{origin.at(place)}: {row.problem}", row=place, reason=row.reason)
             rows.append(row)
@@ -112,13 +108,13 @@ class _JsonRows:
         return _table(columns, origin)
 
     def workflow(self, row: int) -> tuple[object, object]:
-        of = self._parsed[row] if self._parsed is not None else _parsed(self._lines[row])
+        of = self.parsed[row] if self.parsed is not None else _parsed(self.lines[row])
         return of.workflow if isinstance(of, _Unreadable) else (of.get("workflow_type"), of.get("workflow_id"))
 
     def _typed(self, start: int, stop: int, origin: Origin) -> pa.Table | None:
         """The columns, decoded fast; None if a line needs the slow path."""
         try:
-            rows = [_DECODE(line) for line in self._lines[start:stop]]  # type: ignore[arg-type]
+            rows = [_DECODE(line) for line in self.lines[start:stop]]  # type: ignore[arg-type]
             columns = {name: list(map(field, rows)) for name, field in _FIELDS.items()}
             if any(None in columns[name] for name in REQUIRED):
                 return None  # a key may be misspelt
@@ -173,9 +169,9 @@ def _object(text: str) -> Any:
 
 def _workflow_of_torn(line: bytes) -> tuple[object, object]:
     """The workflow of a line with invalid UTF-8, unless the invalid bytes are in its name."""
-    try:
-        row = json.loads(line.decode(errors="replace"))
-    except (ValueError, RecursionError):
-        row = None
-    workflow = (row.get("workflow_type"), row.get("workflow_id")) if isinstance(row, dict) else (None, None)
-    return (None, None) if "\ufffd" in f"{workflow[0]}{workflow[1]}" else workflow
+    with suppress(ValueError, RecursionError):
+        row = fields(json.loads(line.decode(errors="replace")))
+        workflow = row.get("workflow_type"), row.get("workflow_id")
+        if "\ufffd" not in f"{workflow[0]}{workflow[1]}":
+            return workflow
+    return None, None

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeGuard
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeGuard
 
 import msgspec
 import numpy as np
@@ -39,16 +39,15 @@ def read_parquet(path: Path, skip_bad: bool = False) -> Iterator[Source]:
     return sources(_parquet_batches(path), str(path), skip_bad)
 
 
-class _ParquetRows:
+class _ParquetRows(NamedTuple):
     """Rows of a table. In foreign tables text is checked too, because Arrow accepts any bytes in a file as UTF-8."""
 
-    def __init__(self, rows: pa.Table, foreign: bool) -> None:
-        self._rows = rows
-        self._foreign = foreign
+    rows: pa.Table
+    foreign: bool
 
     def table(self, start: int, stop: int, origin: Origin) -> pa.Table:
-        part = self._rows.slice(start, stop - start)
-        for name in part.column_names if self._foreign else ():
+        part = self.rows.slice(start, stop - start)
+        for name in part.column_names if self.foreign else ():
             try:
                 part[name].validate(full=True)
             except pa.ArrowInvalid:
@@ -58,14 +57,9 @@ class _ParquetRows:
         return part
 
     def workflow(self, row: int) -> tuple[object, object]:
-        return _text(self._rows["workflow_type"][row]), _text(self._rows["workflow_id"][row])
-
-
-def _text(value: pa.Scalar) -> object:
-    try:
-        return value.as_py()
-    except UnicodeDecodeError:
-        return None
+        with suppress(UnicodeDecodeError):
+            return self.rows["workflow_type"][row].as_py(), self.rows["workflow_id"][row].as_py()
+        return None, None
 
 
 def _parquet_batches(path: Path) -> Iterator[Batch]:
@@ -208,16 +202,15 @@ def _frame_batches(frame: pd.DataFrame, name: str) -> Iterator[Batch]:
         yield Batch(_FrameRows(rows), Origin.of(name, len(rows), first=start))
 
 
-class _FrameRows:
-    def __init__(self, rows: pd.DataFrame) -> None:
-        self._rows = rows
+class _FrameRows(NamedTuple):
+    rows: pd.DataFrame
 
     def table(self, start: int, stop: int, origin: Origin) -> pa.Table:
-        part = self._rows.iloc[start:stop]
+        part = self.rows.iloc[start:stop]
         return pa.table({name: _frame_column(part[name], name, origin) for name in part.columns})
 
     def workflow(self, row: int) -> tuple[object, object]:
-        return self._rows["workflow_type"].iloc[row], self._rows["workflow_id"].iloc[row]
+        return self.rows["workflow_type"].iloc[row], self.rows["workflow_id"].iloc[row]
 
 
 def _frame_column(series: pd.Series, name: str, origin: Origin) -> pa.Array | pa.ChunkedArray:
