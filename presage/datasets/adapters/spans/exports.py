@@ -2,7 +2,7 @@
 
 Read are a collector's OTLP in other spellings (snake_case, Tempo's batches, one span or one scope a line), pages of
 Phoenix' REST API, its data frame of spans (also as CSV or Parquet), observations of Langfuse (rows, or traces that hold
-them), and spans of the OpenAI Agents SDK. Each becomes what `otlp` reads; nothing is interpreted here.
+them), and spans of the OpenAI Agents SDK. Each becomes what `documents` reads; nothing is interpreted here.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -83,6 +84,7 @@ _JSON_KINDS: Final = {list: "array", str: "string", bool: "true or false", type(
 _LATEST_S: Final = 10**11  # in seconds this is the year 5138, in milliseconds 1973
 
 
+@dataclass
 class Intake:
     """Collects spans in `partitions` by trace, as rows of `SPAN_SCHEMA`.
 
@@ -92,30 +94,21 @@ class Intake:
     read, or was mended, by what it was.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        partitions: Partitions,
-        skip_bad: bool,
-        *,
-        lined: bool,
-        parents_elsewhere: bool = False,
-    ) -> None:
-        self.names = list(names)
-        self.lined = lined
-        self.lost = 0
-        self.skipped: Counter[str] = Counter()
-        self.notices: Counter[str] = Counter()
-        self.spans = 0
-        self.other_signals = False  # logs or metrics were among what was read
-        self.linked: set[str] = set()  # traces that the first spans of others link to
-        self.partitions = partitions
-        self.skip_bad = skip_bad
-        self._parents_elsewhere = parents_elsewhere
-        self._batch: list[tuple[Any, ...]] = []
-        self._bytes = 0
-        self._last: str | None = None
-        self._torn: Place | None = None
+    names: Sequence[str]
+    partitions: Partitions
+    skip_bad: bool
+    lined: bool
+    parents_elsewhere: bool = False
+    lost: int = 0
+    spans: int = 0
+    other_signals: bool = False  # logs or metrics were among what was read
+    skipped: Counter[str] = field(default_factory=Counter)
+    notices: Counter[str] = field(default_factory=Counter)
+    linked: set[str] = field(default_factory=set)  # traces that the first spans of others link to
+    _batch: list[tuple[Any, ...]] = field(default_factory=list)
+    _bytes: int = 0
+    _last: str | None = None
+    _torn: Place | None = None
 
     def at(self, place: Place, span: str | None = None) -> str:
         """`"spans.json, line 17, span 00f067aa0ba902b7"`; without the line for a live store, which has none."""
@@ -124,12 +117,9 @@ class Intake:
 
     def torn(self, place: Place, message: str, reason: str, line: bytes) -> None:
         """Handle a line that is not JSON: traces named in it, and those before and after it, may have lost spans."""
-        if not self.skip_bad:
-            raise TraceError(f"{self.at(place)}: {message}")
-        self.skipped[f"line with {reason}"] += 1
+        self.refuse(place, message, f"line with {reason}")
         for trace in {found.decode(errors="replace") for found in _TRACE_IDS.findall(line)}:
             self._lost(trace, place)
-        self._lost(self._last, place)
         self._torn = place
 
     def refuse(self, place: Place, message: str, reason: str, trace: Any = None) -> None:
@@ -186,7 +176,7 @@ class Intake:
         self.spans += 1
         for text in (meaning.system_prompt, meaning.input_text, meaning.output_text):
             self._bytes += len(text) if text else 0
-        remote = remote or self._parents_elsewhere
+        remote = remote or self.parents_elsewhere
         others = sorted({*links} - {trace, ""}) if parent is None or remote else []
         self.linked.update(others)
         self._add((trace, span, parent, remote, service, start, end, " ".join(others) or None, *place, *meaning))

@@ -29,10 +29,9 @@ from numpy.typing import NDArray
 
 from presage.datasets.adapters.files.text import Decode, Documents, Place, files_of
 from presage.datasets.adapters.spans.conventions import CONTINUED, COPIED, LINKS_DOUBTED, LINKS_MISSING
+from presage.datasets.adapters.spans.documents import decode, take_mlflow, take_spans
 from presage.datasets.adapters.spans.exports import frame_rows, span_rows
 from presage.datasets.adapters.spans.intake import Intake, Partitions
-from presage.datasets.adapters.spans.mlflow import take_mlflow
-from presage.datasets.adapters.spans.otlp import decode, take_spans
 from presage.datasets.adapters.spans.steps import (
     NOT_WHOLE,
     SPOILED,
