@@ -8,7 +8,8 @@ attributes of a span, not with all known names.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -17,50 +18,7 @@ from presage.datasets.adapters.spans.conventions import Flag, Meaning, Naming, R
 from presage.datasets.adapters.spans.dialects import DIALECTS, MESSAGE_EVENTS, USAGE
 from presage.datasets.schema.messages import fields, finish_reason, from_json, plain, split_system, unflattened
 
-_KIND, _NAME, _COUNT, _OBJECT, _TEXT, _REASONS, _ID = range(7)
-_TYPES: Final = {
-    **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), _COUNT),
-    **dict.fromkeys(("cached_input_tokens", "cache_written_tokens", "http_status"), _COUNT),
-    "finish_reason": _REASONS,
-    "call": _ID,
-    **dict.fromkeys(("usage", "metadata"), _OBJECT),
-    **dict.fromkeys(("system", "input", "output"), _TEXT),
-}
-
-
-class _Use(NamedTuple):
-    """Use of an attribute: its field, its rank among the names of that field (0 is the best), the expected type."""
-
-    field: str
-    rank: int
-    wanted: int
-    json: bool
-    outside: bool  # its dialect counts cached tokens outside of the input
-
-
-def _plan() -> dict[str, _Use]:
-    plan: dict[str, _Use] = {}
-    ranks: dict[str, int] = {}
-    for dialect in DIALECTS:
-        for field, names in (("kind", " ".join(dialect.kinds)), *dialect.names.items()):
-            for name in names.split():
-                ranks[field] = ranks.get(field, -1) + 1
-                wanted = _KIND if field == "kind" else _TYPES.get(field, _NAME)
-                json = name.startswith("mlflow.") or ".metadata." in name
-                plan[name] = _Use(field, ranks[field], wanted, json, dialect.cached_outside)
-    return plan
-
-
-PLAN: Final = _plan()
-"""Every attribute that is read."""
-KINDS: Final = {name: roles for dialect in DIALECTS for name, roles in dialect.kinds.items()}
-FLATTENED: Final = tuple(name for name in PLAN if name.endswith("."))
-"""Prefixes of messages spread over attributes."""
 OPERATION: Final = "gen_ai.operation.name"
-
-_MESSAGES: Final = {
-    field: [name for name, use in PLAN.items() if use.field == field] for field in ("system", "input", "output")
-}
 _LARGEST: Final = 2**31 - 1
 _HTTP_ERROR: Final = 400
 _MOST_NAMES: Final = 10_000  # whose meaning is remembered
@@ -152,38 +110,19 @@ def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Mean
     """The meaning of the attributes of the span called `name`; `flags` is what is known of it otherwise."""
     values: dict[str, Any] = {}
     ranks: dict[str, int] = {}
-    texts = outside = unknown_operation = False
+    outside = unknown_operation = False
     if "events" in found:
         events = from_json(found.pop("events"))
         for event in events if isinstance(events, list) else []:
             if isinstance(event, dict) and event.get("event.name") in MESSAGE_EVENTS:
                 keep_event(found, event["event.name"], event)
     for key, value in found.items():
-        field, rank, wanted, json, outside_here = PLAN[key]
+        field, rank, read, json, outside_here = PLAN[key]
         if value is None or value == "" or ranks.get(field, rank) < rank:
             continue
-        if json:
-            value = from_json(value)
-        if wanted == _NAME:
-            value = _name(value) if type(value) is str else _other_name(key, value, problem)
-        elif wanted == _COUNT:
-            if type(value) is not int or not 0 <= value <= _LARGEST:
-                value = _count(key, value, problem)
-        elif wanted == _KIND:
-            if isinstance(value, str):
-                roles = KINDS[key]
-                value = roles[value] if value in roles else roles.get(value.strip().lower())
-            else:
-                problem(key, _TYPE)
-                value = None
-            unknown_operation = unknown_operation or (value is None and key == OPERATION)
-        elif wanted == _ID:
-            value = value if isinstance(value, str) else None
-        elif wanted == _REASONS:
-            value = _first_reason(key, value, problem)
-        else:
-            texts = texts or wanted == _TEXT
+        value = read(key, from_json(value) if json else value, problem)
         if value is None:
+            unknown_operation = unknown_operation or key == OPERATION
             continue
         if field == "input_tokens":
             outside = outside_here
@@ -194,7 +133,7 @@ def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Mean
         values["metadata"] = from_json(values["metadata"])
         if "session" not in values:
             thread = next(filter(None, map(fields(values["metadata"]).get, _CONVERSATIONS)), None)
-            values["session"] = _other_name("metadata", thread, problem) if thread is not None else None
+            values["session"] = _as_name("metadata", thread, problem) if thread is not None else None
     if "{name" in name and "template_name" in values:  # Logfire calls spans by their templates: "Function: {name}"
         name = re.sub(r"\{name(?:!r)?\}", lambda _: values["template_name"], name)
     role = values["kind"] if "kind" in values else _judged(values, name, unknown_operation)
@@ -208,7 +147,7 @@ def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Mean
         role = Role.OTHER
     naming, label = _named(role, values, name)
     system = input_text = output_text = None
-    if texts:
+    if not values.keys().isdisjoint(_MESSAGES):
         if role in _WITH_TEXT:
             system, input_text, output_text = _texts(values)
         elif isinstance(values.get("output"), str) and _PAUSED_STATE in values["output"]:
@@ -328,7 +267,9 @@ def _name(value: str) -> str | None:
     return value if value and value.lower() not in _MISSING else None
 
 
-def _other_name(key: str, value: Any, problem: Problem) -> str | None:
+def _as_name(key: str, value: Any, problem: Problem) -> str | None:
+    if type(value) is str:
+        return _name(value)
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, float) and value.is_integer():
@@ -395,3 +336,53 @@ def _texts(values: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
 def _nested(value: Any) -> Any:
     """Flattened messages as nested ones; anything else unchanged."""
     return unflattened(value) if isinstance(value, list) and value and isinstance(value[0], tuple) else value
+
+
+def _role(key: str, value: Any, problem: Problem) -> Role | None:
+    if isinstance(value, str):
+        roles = KINDS[key]
+        return roles[value] if value in roles else roles.get(value.strip().lower())
+    problem(key, _TYPE)
+    return None
+
+
+class _Use(NamedTuple):
+    """Use of an attribute: its field, its rank among the names of that field (0 is the best), what reads its value."""
+
+    field: str
+    rank: int
+    read: Callable[[str, Any, Problem], Any]
+    json: bool
+    outside: bool  # its dialect counts cached tokens outside of the input
+
+
+_READ: Final[Mapping[str, Callable[[str, Any, Problem], Any]]] = {
+    **dict.fromkeys((*USAGE, "http_status"), _count),
+    **dict.fromkeys(("usage", "metadata", "system", "input", "output"), lambda key, value, problem: value),
+    "kind": _role,
+    "finish_reason": _first_reason,
+    "call": lambda key, value, problem: value if isinstance(value, str) else None,
+}
+"""How the values of fields are read; those of others are names."""
+
+
+def _plan() -> dict[str, _Use]:
+    plan: dict[str, _Use] = {}
+    ranks = Counter[str]()
+    for dialect in DIALECTS:
+        for field, names in (("kind", " ".join(dialect.kinds)), *dialect.names.items()):
+            for name in names.split():
+                json = name.startswith("mlflow.") or ".metadata." in name
+                plan[name] = _Use(field, ranks[field], _READ.get(field, _as_name), json, dialect.cached_outside)
+                ranks[field] += 1
+    return plan
+
+
+PLAN: Final = _plan()
+"""Every attribute that is read."""
+KINDS: Final = {name: roles for dialect in DIALECTS for name, roles in dialect.kinds.items()}
+FLATTENED: Final = tuple(name for name in PLAN if name.endswith("."))
+"""Prefixes of messages spread over attributes."""
+_MESSAGES: Final = {
+    field: [name for name, use in PLAN.items() if use.field == field] for field in ("system", "input", "output")
+}
