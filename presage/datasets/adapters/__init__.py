@@ -44,13 +44,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "recording": read_recording,
     **JOINING,
 }
-SUFFIXES: Final[Mapping[str, str]] = {
-    ".jsonl": "jsonl",
-    ".jsonl.gz": "jsonl",
-    ".parquet": "parquet",
-    ".csv": "csv",
-    ".csv.gz": "csv",
-}
+SUFFIXES: Final = {".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet", ".csv": "csv", ".csv.gz": "csv"}
 
 
 def detect(path: Path) -> str | None:

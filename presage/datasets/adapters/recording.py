@@ -36,20 +36,7 @@ from presage.errors import TraceError
 
 _CHUNK_BYTES: Final = 16 * 2**20
 _CHUNK_ROWS: Final = 2**14
-_AS_THEY_ARE: Final = (
-    "workflow_type",
-    "agent",
-    "input_tokens",
-    "output_tokens",
-    "cached_input_tokens",
-    "finish_reason",
-    "tools_called",
-    "started_at",
-    "ended_at",
-    "input_text",
-    "output_text",
-    "system_prompt",
-)
+_AS_THEY_ARE: Final = frozenset(layout.STEPS.names) & frozenset(trace_schema().names) - {"workflow_id", "step", "model"}
 
 
 def read_recording(path: Path, skip_bad: bool = False) -> Iterator[Source]:

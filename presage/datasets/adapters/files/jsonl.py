@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from presage.datasets.adapters.files.batches import Batch, array_of, sources, wrong_type
+from presage.datasets.adapters.files.tables import Batch, array_of, sources, wrong_type
 from presage.datasets.adapters.files.text import DamagedGzipError, not_utf8, numbered_lines, whole_characters
 from presage.datasets.schema import COLUMN_TYPES, KNOWN_COLUMNS, REQUIRED, misspelt, refuse_misspelt, require_columns
 from presage.datasets.schema.columns import KINDS

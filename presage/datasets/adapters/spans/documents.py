@@ -251,7 +251,7 @@ def _take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
         if (name := keep(found, key, value)) is not None and value is not None:
             missed.append(name)
     service = shared.get("service.name")
-    take_object(
+    _take_object(
         document,
         found,
         place,
@@ -264,7 +264,7 @@ def _take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
     )
 
 
-def take_object(
+def _take_object(
     span: dict[str, Any],
     found: Found,
     place: Place,
@@ -325,9 +325,8 @@ def _flat(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _id(span: dict[str, Any], name: str) -> Any:
     """An id of a span: in its context, as a flat column, or its own key."""
-    context = span.get("context")
     own = span.get(f"context.{name}", span.get(name))
-    return _plain_id(context.get(name, own) if isinstance(context, dict) else own)
+    return _plain_id(fields(span.get("context")).get(name, own))
 
 
 def _plain_id(value: Any) -> Any:
@@ -375,7 +374,7 @@ def take_mlflow(document: Any, place: Place, intake: Intake, service: str | None
             keep(found, key, _decoded(value))
         if session is not None:
             found.setdefault(_SESSION, session)
-        take_object(span, found, place, intake, trace=trace, service=service, running=running)
+        _take_object(span, found, place, intake, trace=trace, service=service, running=running)
 
 
 def _parts(document: dict[str, Any]) -> tuple[dict[str, Any], list[Any]] | None:

@@ -157,11 +157,8 @@ def span_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         return
     try:
         with open_parquet(path) as file:
-            number = 0
-            for rows, _ in row_batches(file, file.schema_arrow.names):
-                for row in rows.to_pylist():
-                    number += 1
-                    yield number, _without_missing(row)
+            rows = (row for rows, _ in row_batches(file, file.schema_arrow.names) for row in rows.to_pylist())
+            yield from enumerate(map(_without_missing, rows), start=1)
     except (pa.ArrowException, OSError) as error:
         raise TraceError(f"{path}: cannot be read as Parquet ({first_line(error)}): write the file again") from error
 
@@ -169,8 +166,7 @@ def span_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def frame_rows(frame: Any) -> Iterator[tuple[int, dict[str, Any]]]:
     """The spans of a pandas data frame with their rows, from 0; an index that is named is a column."""
     named = frame.reset_index([name for name in frame.index.names if name is not None])
-    for number, row in enumerate(named.to_dict("records")):
-        yield number, _without_missing(row)
+    yield from enumerate(map(_without_missing, named.to_dict("records")))
 
 
 def _without_missing(row: Mapping[Any, Any]) -> dict[str, Any]:

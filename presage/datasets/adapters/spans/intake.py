@@ -198,9 +198,9 @@ class Intake:
             operation = known or next(iter(said.values()), "no operation")
             called = re.sub(r"[0-9a-fA-F]*\d[0-9a-fA-F]*", "N", name)[:60]
             what = f"span of a kind that is no step: {operation}" if known else f"span not read: {operation}, {called}"
-            self.notices[
-                what if what in self.notices or len(self.notices) < _MOST_NAMES else "span not read: more"
-            ] += 1
+            if what not in self.notices and len(self.notices) >= _MOST_NAMES:
+                what = "span not read: more"
+            self.notices[what] += 1
         elif meaning.flags & Flag.ERROR:
             self.notices["span with an error"] += 1
         for key in unread:

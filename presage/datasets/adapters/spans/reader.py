@@ -343,12 +343,10 @@ def read_span_frame(frame: pd.DataFrame, name: str, skip_bad: bool = False) -> I
 
 def _partitions_for(files: list[Path]) -> int:
     """Number of partitions that keeps each within tens of megabytes; a TraceError if a file does not exist."""
-    size = 0
-    for file in files:
-        try:
-            size += file.stat().st_size * (_GZIP_SAVES if file.suffix == ".gz" else 1)
-        except OSError as error:
-            raise TraceError(f"{file}: cannot be read ({error.strerror or error}): check the path") from error
+    try:
+        size = sum(file.stat().st_size * (_GZIP_SAVES if file.suffix == ".gz" else 1) for file in files)
+    except OSError as error:
+        raise TraceError(f"{error.filename}: cannot be read ({error.strerror or error}): check the path") from error
     return min(_MOST, max(_FEWEST, size // _PARTITION_BYTES))
 
 

@@ -386,9 +386,7 @@ class _Tree:
                 strong[row] = row
             elif naming[row] == _WEAKLY:
                 weak[row] = row
-            agent[row] = row if strong[row] == row else strong[row] if strong[row] >= 0 else weak[row]
-            if agent[row] < 0:
-                agent[row] = row
+            agent[row] = strong[row] if strong[row] >= 0 else weak[row] if weak[row] >= 0 else row
             hands_down = row if wraps[row] == 1 else -1
             if hands_down < 0 and role[row] in _TRANSPARENT:
                 hands_down = wrapper[row]
