@@ -41,24 +41,24 @@ def read_jsonl(path: Path, skip_bad: bool = False) -> Iterator[Source]:
     return sources(_batches(path), str(path), skip_bad)
 
 
-class _Unreadable(NamedTuple):
-    """A line without an object: the problem, a short reason for counting, and its workflow if known."""
+class _Row(NamedTuple):
+    """The object of a line; of a bad one what is known of it, the problem, and a short reason for counting."""
 
-    problem: str
-    reason: str
-    workflow: tuple[object, object] = (None, None)
+    values: dict[str, Any]
+    problem: str = ""
+    reason: str = ""
 
 
-_Line = bytes | _Unreadable
+_Line = bytes | _Row
 
 
 def _batches(path: Path) -> Iterator[Batch]:
-    numbers: list[int] = []
-    lines: list[_Line] = []
+    waiting: list[tuple[int, _Line]] = []
     size = number = position = 0
 
     def batch() -> Batch:
-        origin = Origin.of(str(path), len(numbers), np.array(numbers, np.int64))
+        numbers, lines = zip(*waiting, strict=True)
+        origin = Origin.of(str(path), len(lines), np.array(numbers, np.int64))
         return Batch(_JsonRows(lines, str(path)), origin, position)
 
     try:
@@ -66,18 +66,16 @@ def _batches(path: Path) -> Iterator[Batch]:
             for number, line in opened:
                 if line.isspace() or not line:
                     continue
-                numbers.append(number)
-                lines.append(line)
+                waiting.append((number, line))
                 size += len(line)
-                if len(lines) == _BATCH_ROWS or size >= _BATCH_BYTES:
+                if len(waiting) == _BATCH_ROWS or size >= _BATCH_BYTES:
                     position = read_bytes()
                     yield batch()
-                    numbers, lines, size = [], [], 0
+                    waiting, size = [], 0
             position = read_bytes()
     except DamagedGzipError as error:
-        numbers.append(max(1, number))
-        lines.append(_Unreadable(*error.args))
-    if lines:
+        waiting.append((max(1, number), _Row({}, *error.args)))
+    if waiting:
         yield batch()
 
 
@@ -85,22 +83,21 @@ def _batches(path: Path) -> Iterator[Batch]:
 class _JsonRows:
     lines: Sequence[_Line]
     name: str
-    parsed: list[dict[str, Any] | _Unreadable] | None = None
+    parsed: list[_Row] | None = None
 
     def table(self, start: int, stop: int, origin: Origin) -> pa.Table:
         if self.parsed is None:
             if (typed := self._typed(start, stop, origin)) is not None:
                 return typed
             self.parsed = [_parsed(line) for line in self.lines]
-            keys = set[str]().union(*(row for row in self.parsed if isinstance(row, dict)))
+            keys = set[str]().union(*(row.values for row in self.parsed if not row.problem))
             refuse_misspelt(keys, self.name, REQUIRED)
             if misspelt(keys, set(REQUIRED) - keys, KNOWN_COLUMNS):
                 require_columns(sorted(keys), self.name, REQUIRED, KNOWN_COLUMNS)
-        rows = []
         for place, row in enumerate(self.parsed[start:stop]):
-            if isinstance(row, _Unreadable):
+            if row.problem:
                 raise RowError(f"{origin.at(place)}: {row.problem}", row=place, reason=row.reason)
-            rows.append(row)
+        rows = [row.values for row in self.parsed[start:stop]]
         present = set[str]().union(*rows) & KNOWN_COLUMNS | set(REQUIRED)
         columns = {name: [row.get(name) for row in rows] for name in sorted(present)}
         for name, values in columns.items():
@@ -109,7 +106,7 @@ class _JsonRows:
 
     def workflow(self, row: int) -> tuple[object, object]:
         of = self.parsed[row] if self.parsed is not None else _parsed(self.lines[row])
-        return of.workflow if isinstance(of, _Unreadable) else (of.get("workflow_type"), of.get("workflow_id"))
+        return of.values.get("workflow_type"), of.values.get("workflow_id")
 
     def _typed(self, start: int, stop: int, origin: Origin) -> pa.Table | None:
         """The columns, decoded fast; None if a line needs the slow path."""
@@ -139,20 +136,20 @@ def _check_types(values: Sequence[Any], name: str, origin: Origin) -> None:
             raise origin.bad(row, name, message, f"{name} of a wrong type") from None
 
 
-def _parsed(line: _Line) -> dict[str, Any] | _Unreadable:
-    if isinstance(line, _Unreadable):
+def _parsed(line: _Line) -> _Row:
+    if isinstance(line, _Row):
         return line
     try:
         row = _object(line.decode())
     except UnicodeDecodeError as error:
-        return _Unreadable(not_utf8(error), "no UTF-8", _workflow_of_torn(line))
+        return _Row(_torn(line), not_utf8(error), "no UTF-8")
     except (ValueError, RecursionError) as error:
         detail = f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else "unreadable"
-        return _Unreadable(f"not JSON ({detail}); expected one JSON object a line: repair the line", "no JSON")
+        return _Row({}, f"not JSON ({detail}); expected one JSON object a line: repair the line", "no JSON")
     if isinstance(row, dict):
-        return row
+        return _Row(row)
     problem = f"a JSON {type(row).__name__}; expected one JSON object a line: repair the line"
-    return _Unreadable(problem, "no JSON object")
+    return _Row({}, problem, "no JSON object")
 
 
 def _object(text: str) -> Any:
@@ -167,11 +164,10 @@ def _object(text: str) -> Any:
     return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
 
 
-def _workflow_of_torn(line: bytes) -> tuple[object, object]:
-    """The workflow of a line with invalid UTF-8, unless the invalid bytes are in its name."""
+def _torn(line: bytes) -> dict[str, Any]:
+    """The values of a line with invalid UTF-8, unless the invalid bytes are in the name of its workflow."""
     with suppress(ValueError, RecursionError):
         row = fields(json.loads(line.decode(errors="replace")))
-        workflow = row.get("workflow_type"), row.get("workflow_id")
-        if "\ufffd" not in f"{workflow[0]}{workflow[1]}":
-            return workflow
-    return None, None
+        if "\ufffd" not in f"{row.get('workflow_type')}{row.get('workflow_id')}":
+            return row
+    return {}

@@ -202,6 +202,7 @@ def _parquet_batches(path: Path) -> Iterator[Batch]:
 
 
 CSV_BATCH_ROWS: Final = 8192
+_FRAME_BATCH_ROWS: Final = 2**15
 _CSV_BATCH_CHARACTERS: Final = 32 * 2**20
 _NO_VALUE: Final = ("", "nan", "null", "none", "na", "n/a", "<na>", "nat", "\\n")
 """Spellings of a missing value by pandas and databases, in lower case; names and texts may legitimately equal them."""
@@ -295,9 +296,6 @@ def _numbers(field: str) -> list[int | float | list[int | float]]:
         return _LIST.decode(field)
     except msgspec.MsgspecError:
         return _LIST.decode(_GAP.sub(",", field))  # NumPy's [0 1], which pandas writes for lists read from Parquet
-
-
-_FRAME_BATCH_ROWS: Final = 2**15
 
 
 def is_frame(source: object) -> TypeGuard[pd.DataFrame]:

@@ -82,16 +82,6 @@ def not_utf8(error: UnicodeDecodeError) -> str:
     )
 
 
-def utf8_text(path: Path) -> str:
-    """The text of a small file without byte order mark; raises OSError, or ValueError that names the line."""
-    data = path.read_bytes().removeprefix(BOM)
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"line {line}: {not_utf8(error)}") from None
-
-
 def whole_characters(json: str) -> str:
     r"""JSON with U+FFFD in place of half a surrogate pair (`\ud83d` alone, where a text was cut)."""
     return _HALF_OF_A_PAIR.sub(r"\\ufffd", json)
@@ -99,6 +89,7 @@ def whole_characters(json: str) -> str:
 
 JSON_SUFFIXES: Final = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 _WHOLE_FILE_BYTES: Final = 64 * 2**20
+_NOT_JSON: Final = "not JSON; expected one JSON object a line: was the file cut, or is it still written?"
 _NO_DOCUMENT: Final = (ValueError, RecursionError)  # msgspec's, the standard library's and a decoder's of UTF-8
 
 TABLE_SUFFIXES: Final = (".csv", ".csv.gz", ".parquet")
@@ -189,12 +180,13 @@ class Documents:
                         continue
                     try:
                         yield place, self._decoded(text)
-                    except _NO_DOCUMENT as error:
-                        torn = isinstance(error, UnicodeDecodeError)
-                        if number == 1 and not torn and (whole := self._whole(index, file, text)) is not None:
+                    except UnicodeDecodeError as error:
+                        self.on_torn(place, not_utf8(error), "no UTF-8", text)
+                    except _NO_DOCUMENT:
+                        if number == 1 and (whole := self._whole(index, file, text)) is not None:
                             yield place, whole
                             return
-                        self._no_document(place, error, text)
+                        self.on_torn(place, _NOT_JSON, "no JSON", text)
         except DamagedGzipError as error:
             message, reason = error.args
             self.on_torn(place, message, reason, b"")
@@ -204,13 +196,6 @@ class Documents:
             return self.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return json.loads(whole_characters(text.decode()), parse_constant=lambda _: None)
-
-    def _no_document(self, place: Place, error: Exception, text: bytes) -> None:
-        if isinstance(error, UnicodeDecodeError):
-            self.on_torn(place, not_utf8(error), "no UTF-8", text)
-            return
-        message = "not JSON; expected one JSON object a line: was the file cut, or is it still written?"
-        self.on_torn(place, message, "no JSON", text)
 
     def _whole(self, index: int, file: Path, first: bytes) -> Any:
         """The file as one document, if its first line is not one; None if the file is not one either."""
@@ -230,7 +215,7 @@ class Documents:
             except _NO_DOCUMENT:
                 return None
             line = text.count(b"\n", 0, error.start) + 1
-            self._no_document(Place(index, line), error, text)
+            self.on_torn(Place(index, line), not_utf8(error), "no UTF-8", text)
             return []
         except _NO_DOCUMENT:
             return None

@@ -215,12 +215,11 @@ def _stripped(name: str) -> str:
 
 def _langgraph_agent(path: Any) -> str | None:
     """The agent of a path like `researcher:1f0c…|agent:77ab…`: the innermost named node."""
-    if not isinstance(path, str) or not path:
+    if not isinstance(path, str):
         return None
     nodes = [node for part in path.split("|") if not (node := part.split(":", 1)[0]).isdecimal()]
-    while len(nodes) > 1 and nodes[-1] in _INSIDE_AGENTS:
-        nodes.pop()
-    return _stripped(nodes[-1]) or None if nodes else None
+    agent = next((node for node in reversed(nodes) if node not in _INSIDE_AGENTS), nodes[0] if nodes else "")
+    return _stripped(agent) or None
 
 
 def _take_usage(values: dict[str, Any], problem: Problem) -> bool:

@@ -15,6 +15,7 @@ keys otherwise. Values of attributes are JSON inside JSON.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +32,8 @@ _PARENT_IS_REMOTE: Final = 0x300  # flags: "is remote" is known and true
 _CALLED: Final = (2, 5, "SPAN_KIND_SERVER", "SPAN_KIND_CONSUMER", "SpanKind.SERVER", "SpanKind.CONSUMER")
 """Kinds of spans whose parent is in another process."""
 _ERRORS: Final = frozenset({2, "2", "STATUS_CODE_ERROR", "ERROR"})
+_FLAT: Final = "attributes."
+_SESSION: Final = "mlflow.trace.session"
 _ATTRIBUTE_LIMIT: Final = 128  # the default of every SDK; what has exactly as many has probably lost some
 
 
@@ -103,12 +106,10 @@ _decode: Final[Callable[[bytes], Envelope]] = msgspec.json.Decoder(Envelope).dec
 
 def decode(line: bytes) -> Any:
     """Decode a line: an `Envelope` if it is OTLP with spans, else any JSON; raises msgspec.DecodeError."""
-    try:
+    with suppress(msgspec.ValidationError):  # JSON, but not a valid envelope: `_take_otlp` reports the problem
         envelope = _decode(line)
         if envelope.resource_spans is not None:
             return envelope
-    except msgspec.ValidationError:
-        pass  # JSON, but not a valid envelope: `_take_otlp` reports the problem
     return msgspec.json.decode(line)
 
 
@@ -233,9 +234,6 @@ def _inner(wrapped: Any) -> Any:
     return None if wrapped is None else _value(msgspec.convert(wrapped, _Value))
 
 
-_FLAT: Final = "attributes."
-
-
 def is_span(document: Any) -> bool:
     """Whether a JSON object is one span."""
     return isinstance(document, dict) and (isinstance(document.get("context"), dict) or "context.span_id" in document)
@@ -333,10 +331,6 @@ def _plain_id(value: Any) -> Any:
     return value.removeprefix("0x") if isinstance(value, str) else value
 
 
-_SESSION: Final = "mlflow.trace.session"
-_RUNNING: Final = "IN_PROGRESS"
-
-
 def is_mlflow(document: Any) -> bool:
     """Whether a JSON document is an exported trace, or holds some."""
     return isinstance(document, dict) and (isinstance(document.get("traces"), list) or _parts(document) is not None)
@@ -359,8 +353,10 @@ def take_mlflow(document: Any, place: Place, intake: Intake, service: str | None
     info, spans = parts
     trace = info.get("trace_id", info.get("request_id"))
     session = fields(info.get("trace_metadata", info.get("request_metadata"))).get(_SESSION)
-    running = info.get("state", info.get("status")) == _RUNNING
-    service = service or _experiment(info)
+    running = info.get("state", info.get("status")) == "IN_PROGRESS"
+    where = info.get("trace_location")
+    experiment = fields(where.get("mlflow_experiment") if isinstance(where, dict) else info).get("experiment_id")
+    service = service or (f"experiment-{experiment}" if experiment is not None else None)
     if not spans and not running:
         begun = info.get("timestamp_ms", info.get("request_time"))
         intake.missing_trace(place, trace, time_ns(begun), {_SESSION: session}, service)
@@ -393,11 +389,3 @@ def _decoded(value: Any) -> Any:
         return msgspec.json.decode(value) if isinstance(value, str) else value
     except msgspec.DecodeError:
         return value
-
-
-def _experiment(info: dict[str, Any]) -> str | None:
-    """The experiment, which stands for the application if nothing else names it."""
-    where = info.get("trace_location")
-    where = where.get("mlflow_experiment") if isinstance(where, dict) else info
-    number = fields(where).get("experiment_id")
-    return f"experiment-{number}" if number is not None else None

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from presage.datasets.adapters.files.text import CsvRows
-from presage.datasets.schema.messages import from_json
+from presage.datasets.schema.messages import fields, from_json
 from presage.datasets.store.parts import first_line, open_parquet, row_batches
 from presage.errors import TraceError
 
@@ -24,25 +24,21 @@ _UNDERSCORE: Final = re.compile(r"_([a-z])")
 _OTLP_KEYS: Final = frozenset({"resource_spans", "resource_logs"})
 _UNREAD: Final = {"traceID": "an export of Jaeger's API", "localEndpoint": "Zipkin spans"}
 _LANGFUSE_COUNTS: Final = ("promptTokens", "completionTokens", "totalTokens")  # of exports before usage details
+_AGENTS_KINDS: Final = {"generation": "LLM", "response": "LLM", "function": "TOOL", "handoff": "TOOL", "agent": "AGENT"}
 _SPAN_KEYS: Final = frozenset({"context", "context.span_id"})
 
 
 def unwrapped(document: Any) -> list[Any] | None:
     """The documents that a recognised export stands for, OTLP or single spans; None for any other document."""
-    if not isinstance(document, dict):
-        return None
-    for is_one, convert in _EXPORTS:
-        if is_one(document):
-            return list(convert(document))
-    return None
+    found = (convert for is_one, convert in _EXPORTS if isinstance(document, dict) and is_one(document))
+    convert = next(found, None)
+    return None if convert is None else list(convert(document))
 
 
 def names_of_unread(document: Any) -> str | None:
     """What an export that is recognised and not read is called, and how to get one that is."""
-    if not isinstance(document, dict):
-        return None
-    data = document.get("data")
-    first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else document
+    data = fields(document).get("data")
+    first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else fields(document)
     unread = next((name for key, name in _UNREAD.items() if key in first), None)
     return unread and f"{unread}: export OTLP JSON, as a collector's file exporter writes it"
 
@@ -86,9 +82,6 @@ def _langfuse(document: dict[str, Any]) -> Iterator[Any]:
             status={"code": row.get("level"), "message": row.get("statusMessage")},
             attributes=attributes,
         )
-
-
-_AGENTS_KINDS: Final = {"generation": "LLM", "response": "LLM", "function": "TOOL", "handoff": "TOOL", "agent": "AGENT"}
 
 
 def _agents_sdk(document: dict[str, Any]) -> Iterator[Any]:

@@ -46,29 +46,29 @@ def read_mlflow_experiment(
     is full.
     """
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
-    source = f"experiment {name!r} of {_without_password(uri)}"
+    shown = _without_password(uri)
+    source = f"experiment {name!r} of {shown}"
     with Partitions(_PARTITIONS) as spill:
         intake = Intake([source], spill, skip_bad, lined=False)
         try:
-            for trace in _traces(_client(uri), name, uri, since):
+            for trace in _traces(_client(uri), name, shown, since):
                 take_mlflow(trace, Place(0, 0), intake, service=name)
         except TraceError:
             raise
         except Exception as error:
             if (line := _one_line(error)) is None:
                 raise
-            raise TraceError(f"{_without_password(uri)}: {line}") from error
+            raise TraceError(f"{shown}: {line}") from error
         if not intake.spans and not intake.lost:
             when = f" since {since.isoformat()}" if since is not None else ""
             raise TraceError(f"{source}: no traces{when}: check the name, or record some first (see docs/traces.md)")
         yield from SpanWorkflows(source, intake).sources()
 
 
-def _traces(client: MlflowClient, name: str, uri: str, since: dt.datetime | None) -> Iterator[dict[str, Any]]:
+def _traces(client: MlflowClient, name: str, shown: str, since: dt.datetime | None) -> Iterator[dict[str, Any]]:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         there = ", ".join(repr(found.name) for found in client.search_experiments(max_results=10)) or "none"
-        shown = _without_password(uri)
         raise TraceError(f"no experiment {name!r} in {shown}; there are: {there}. Check the name and the tracking URI")
     search = partial(
         client.search_traces,

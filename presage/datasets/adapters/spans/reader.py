@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.datasets.adapters.files.text import Decode, Documents, Place, files_of
+from presage.datasets.adapters.spans import tree
 from presage.datasets.adapters.spans.conventions import CONTINUED, COPIED, LINKS_DOUBTED, LINKS_MISSING
 from presage.datasets.adapters.spans.documents import decode, take_mlflow, take_spans
 from presage.datasets.adapters.spans.exports import frame_rows, span_rows
@@ -41,16 +42,6 @@ from presage.datasets.adapters.spans.steps import (
     text_bytes,
     with_cached_tokens,
     with_values,
-)
-from presage.datasets.adapters.spans.tree import (
-    FAILED_ATTEMPT,
-    MOST_PARENTS,
-    NEVER_ENDED,
-    UNKNOWN_SERVICE,
-    Siblings,
-    TraceFacts,
-    TraceSteps,
-    steps_of,
 )
 from presage.datasets.schema import conform, trace_schema
 from presage.datasets.schema.source import Origin, RowError, Source, Workflow, named
@@ -68,7 +59,7 @@ class _Trace(NamedTuple):
     """A pending trace, and its rows in the partition."""
 
     workflow_id: str
-    facts: TraceFacts
+    facts: tree.TraceFacts
     rows: list[int]
 
 
@@ -82,13 +73,13 @@ class PendingConversations:
         self.linked = linked
         self._waiting = waiting
         self._notices = notices
-        self._facts: dict[str, TraceFacts] = {}  # of the traces in `linked`
+        self._facts: dict[str, tree.TraceFacts] = {}  # of the traces in `linked`
         self._empty: set[str] = set()  # those without a step
         self._keys: list[NDArray[np.int64]] = []
         self._types: dict[str, set[str]] = {}  # of each service, up to `_MANY`
         self._named: dict[str, set[str | None]] = {}  # `gen_ai.workflow.name` of each service, up to `_MANY`
 
-    def learn(self, facts: TraceFacts, linked: bool, empty: bool) -> None:
+    def learn(self, facts: tree.TraceFacts, linked: bool, empty: bool) -> None:
         """Record the workflow type of a trace under its service; the facts of one with links, and if it has no step."""
         if linked:
             self._facts[facts.trace] = facts
@@ -97,7 +88,7 @@ class PendingConversations:
         if facts.workflow is None and not facts.rooted:
             return
         for seen, value in ((self._types, facts.known_type), (self._named, facts.workflow)):
-            known: set[Any] = seen.setdefault(facts.service or UNKNOWN_SERVICE, set())
+            known: set[Any] = seen.setdefault(facts.service or tree.UNKNOWN_SERVICE, set())
             if len(known) < _MANY:
                 known.add(value)
 
@@ -113,15 +104,15 @@ class PendingConversations:
             given = zip(
                 *((name, *facts) for name, facts in map(found.__getitem__, rows["trace"].to_pylist())), strict=True
             )
-            self.add(with_values(rows, zip(("workflow_id", *TraceFacts._fields), given, strict=True)))
+            self.add(with_values(rows, zip(("workflow_id", *tree.TraceFacts._fields), given, strict=True)))
         copies = self._copies()
         for rows in self._waiting:
             yield self._joined(rows, copies)
 
-    def _followed(self) -> dict[str, tuple[str, TraceFacts]]:
+    def _followed(self) -> dict[str, tuple[str, tree.TraceFacts]]:
         """The workflow id of each trace with links, and its facts, where `links` is now the trace that it continues."""
         traces, empty = self._facts, self._empty
-        found: dict[str, tuple[str, TraceFacts]] = {}
+        found: dict[str, tuple[str, tree.TraceFacts]] = {}
         before: dict[str, str] = {}
         doubted: set[str] = set()
         for trace, facts in traces.items():
@@ -188,7 +179,7 @@ class PendingConversations:
             if key in bad or not any(trace.rows for trace in traces):
                 continue
             found, waited, failed = _numbered([one for one in traces if one.rows], columns, copied)
-            self._notices[FAILED_ATTEMPT] += failed
+            self._notices[tree.FAILED_ATTEMPT] += failed
             last = traces[-1].facts  # it may have resumed what stopped before
             complete = all(trace.facts.whole for trace in traces) and not last.stopped
             of = (*key, complete, False if last.failed else None)
@@ -202,13 +193,13 @@ class PendingConversations:
 
         Roots that overlap share an id that is no conversation's, so each is a workflow.
         """
-        columns = [table.column(name).to_pylist() for name in ("workflow_id", "step", *TraceFacts._fields)]
+        columns = [table.column(name).to_pylist() for name in ("workflow_id", "step", *tree.TraceFacts._fields)]
         traces: dict[str, _Trace] = {}
         lost: set[str] = set()
         for row, (workflow_id, step, trace, *values) in enumerate(zip(*columns, strict=True)):
             one = traces.get(trace)
             if one is None:
-                one = traces[trace] = _Trace(workflow_id, TraceFacts(trace, *values), [])
+                one = traces[trace] = _Trace(workflow_id, tree.TraceFacts(trace, *values), [])
             if step == SPOILED:
                 lost.add(trace)
             elif step != NOT_WHOLE:
@@ -217,14 +208,14 @@ class PendingConversations:
         for one in sorted(traces.values(), key=lambda one: (one.facts.begin, one.workflow_id, one.facts.trace)):
             if one.rows and all(map(copied.__getitem__, one.rows)):
                 continue
-            named, service = one.facts.workflow, one.facts.service or UNKNOWN_SERVICE
+            named, service = one.facts.workflow, one.facts.service or tree.UNKNOWN_SERVICE
             if named is None and not one.facts.rooted:
                 named = _only(self._named, service)
             applications.setdefault((one.workflow_id, named, service if named is None else ""), []).append(one)
         groups: dict[Workflow, list[_Trace]] = {}
         bad: set[Workflow] = set()
         for (workflow_id, named, service), together in applications.items():
-            opened = sorted((one.facts.opened, one.facts.end % NEVER_ENDED) for one in together if one.facts.opened)
+            opened = sorted((facts.opened, facts.end % tree.NEVER_ENDED) for _, facts, _ in together if facts.opened)
             apart = any(end > begin for (_, end), (begin, _) in pairwise(opened))
             self._notices[OVERLAP] += len(together) * apart
             for members in [[one] for one in together] if apart else [together]:
@@ -257,7 +248,7 @@ def _numbered(
     unanswered = columns["unanswered"]
     waits: dict[int, tuple[int, ...]] = {}
     stands: dict[int, tuple[int, ...]] = {}  # what is no step, for what it waited for
-    siblings = Siblings(-1, ())
+    siblings = tree.Siblings(-1, ())
     order: list[tuple[int, int, int, int]] = []
     rows_of: dict[str | None, list[int]] = {}
     failed = 0
@@ -268,7 +259,7 @@ def _numbered(
             before = [row for row in rows_of[facts.links] if start[row] < facts.begin]
             done = [row for row in before if columns["ended"][row] <= facts.begin]
             followed_by = {parent for row in done for parent in waits[row]}
-            given = tuple(row for row in done if row not in followed_by)[-MOST_PARENTS:] or tuple(before[-1:])
+            given = tuple(row for row in done if row not in followed_by)[-tree.MOST_PARENTS :] or tuple(before[-1:])
         for row in rows:
             waited = tuple(rows[parent] for parent in parents[row])
             if stands and waited:
@@ -438,10 +429,10 @@ class SpanWorkflows:
         for rows in now.tables(table, order):
             yield self.source(rows)
 
-    def _steps(self, columns: TraceColumns, first: int, stop: int) -> TraceSteps | None:
+    def _steps(self, columns: TraceColumns, first: int, stop: int) -> tree.TraceSteps | None:
         """The steps of a trace; None if its spans are not a tree, and bad spans are skipped."""
         try:
-            steps = steps_of(columns.spans(first, stop))
+            steps = tree.steps_of(columns.spans(first, stop))
         except RowError as error:
             if not self._intake.skip_bad:
                 place = self._intake.at(*columns.place(first + error.row))

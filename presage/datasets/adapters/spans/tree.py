@@ -53,6 +53,7 @@ _ERROR, _UNANSWERED, _PAUSED, _LOST = map(int, (Flag.ERROR, Flag.UNANSWERED, Fla
 _EXPLICITLY, _WEAKLY = int(Naming.EXPLICITLY), int(Naming.WEAKLY)
 NEVER_ENDED: Final = 2**63 - 1
 """The end of a span that has not ended, as a time."""
+_NONE: Final[list[int]] = []  # the children of most spans
 UNKNOWN_SERVICE: Final = "unknown_service"  # default of OpenTelemetry's SDKs
 
 
@@ -135,9 +136,6 @@ class TraceFacts(NamedTuple):
 def steps_of(spans: TraceSpans) -> TraceSteps:
     """The steps of a trace; raises RowError if spans are each other's parents."""
     return _Tree(spans).steps()
-
-
-_NONE: Final[list[int]] = []  # the children of most spans
 
 
 class _Tree:
