@@ -36,7 +36,17 @@ from presage.errors import TraceError
 
 _CHUNK_BYTES: Final = 16 * 2**20
 _CHUNK_ROWS: Final = 2**14
-_AS_THEY_ARE: Final = frozenset(layout.STEPS.names) & frozenset(trace_schema().names) - {"workflow_id", "step", "model"}
+_OF_TRACE: Final = tuple(name for name in layout.STEPS.names if name in trace_schema().names)
+NUMBERS: Final = ("run", "step", "client_step", "workflow_type", "workflow_id", "agent")
+END_NUMBERS: Final = ("run", "steps", "how")
+UNNUMBERED: Final = -1
+
+WAITING: Final = "workflow still running: left for a later ingestion"
+NO_BEGINNING: Final = "workflow of which the first step was not recorded"
+CUT: Final = "step of a workflow after one that was not recorded"
+NAMELESS: Final = "step without a workflow type or an agent, or of an agent called END"
+TORN: Final = "file that ends inside a batch"
+TORN_BYTES: Final = "byte after the last whole batch of a file"
 
 
 def read_recording(path: Path, skip_bad: bool = False) -> Iterator[Source]:
@@ -96,7 +106,7 @@ def _table(
     batch: pa.RecordBatch, engine: RecordedEngine, served: Served, planned: RowPlan, places: NDArray[np.int64]
 ) -> pa.Table:
     runs = batch["run"].cast(pa.string())
-    columns = {name: batch[name] for name in _AS_THEY_ARE}
+    columns = {name: batch[name] for name in _OF_TRACE}
     columns["workflow_id"] = pc.binary_join_element_wise(batch["workflow_id"], f"@{engine.name}.", runs, "")
     columns["step"] = pa.array(planned.steps[places])
     columns["complete"] = pa.array(planned.complete[places])
@@ -123,16 +133,6 @@ def _states(column: pa.LargeBinaryArray, where: str) -> pa.Array | None:
     halves = np.zeros((len(column), size), np.float16)
     halves[~null] = np.frombuffer(b"".join(column.drop_null().to_pylist()), np.float16).reshape(-1, size)
     return pa.FixedSizeListArray.from_arrays(pa.array(halves.reshape(-1)), size, mask=pa.array(null))
-
-
-NUMBERS: Final = ("run", "step", "client_step", "workflow_type", "workflow_id", "agent")
-END_NUMBERS: Final = ("run", "steps", "how")
-
-WAITING: Final = "workflow still running: left for a later ingestion"
-NO_BEGINNING: Final = "workflow of which the first step was not recorded"
-CUT: Final = "step of a workflow after one that was not recorded"
-NAMELESS: Final = "step without a workflow type or an agent, or of an agent called END"
-UNNUMBERED: Final = -1
 
 
 class RowPlan(NamedTuple):
@@ -216,10 +216,6 @@ def _numbers(steps: Iterable[pa.RecordBatch], skipped: Counter[str]) -> NDArray[
     numbers = np.concatenate(found, axis=1)
     # Sorted; a batch that was written twice counts once.
     return numbers[:, np.unique(key(*numbers[:2]), return_index=True)[1]]
-
-
-TORN: Final = "file that ends inside a batch"
-TORN_BYTES: Final = "byte after the last whole batch of a file"
 
 
 class RecordedEngine(NamedTuple):

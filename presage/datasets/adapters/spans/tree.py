@@ -55,6 +55,11 @@ NEVER_ENDED: Final = 2**63 - 1
 """The end of a span that has not ended, as a time."""
 _NONE: Final[list[int]] = []  # the children of most spans
 UNKNOWN_SERVICE: Final = "unknown_service"  # default of OpenTelemetry's SDKs
+MOST_PARENTS: Final = 256
+"""Most parents of a join; it keeps those that ended last. Without a bound, n spans could have n²/4 dependencies."""
+
+Steps = tuple[int, ...]
+"""Rows of steps."""
 
 
 @dataclass(frozen=True)
@@ -446,13 +451,6 @@ def _skew(parent_start: int, parent_end: int, start: int, end: int) -> int:
     if NEVER_ENDED in (parent_end, end) or room < 0:
         return max(0, parent_start - start)
     return 0 if parent_start <= start and end <= parent_end else parent_start + room // 2 - start
-
-
-MOST_PARENTS: Final = 256
-"""Most parents of a join; it keeps those that ended last. Without a bound, n spans could have n²/4 dependencies."""
-
-Steps = tuple[int, ...]
-"""Rows of steps."""
 
 
 class Siblings:
