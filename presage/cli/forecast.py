@@ -179,14 +179,17 @@ def route(
 
 
 def _costs(path: Path) -> dict[str, float]:
-    from presage.datasets.adapters.files.text import utf8_text
+    from presage.datasets.adapters.files.text import BOM, not_utf8
 
     try:
-        found = tomllib.loads(utf8_text(path))
+        found = tomllib.loads(path.read_bytes().removeprefix(BOM).decode())
     except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f'{path}: cannot be read as TOML ({error}); wanted lines such as "small-model" = 0.2'
-        ) from error
+        what = str(error)
+        if isinstance(error, UnicodeDecodeError):
+            line = error.object.count(b"\n", 0, error.start) + 1
+            what = f"line {line}: {not_utf8(error)}"
+        message = f'{path}: cannot be read as TOML ({what}); wanted lines such as "small-model" = 0.2'
+        raise ConfigurationError(message) from error
     for name, cost in found.items():
         if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < math.inf:
             raise ConfigurationError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,10 +22,10 @@ from presage.datasets.adapters.files.jsonl import read_jsonl
 from presage.datasets.adapters.files.tables import read_csv, read_parquet
 from presage.datasets.adapters.files.text import JSON_SUFFIXES, TABLE_SUFFIXES, CsvRows, first_document
 from presage.datasets.adapters.recording import is_recording, read_recording
+from presage.datasets.adapters.spans.documents import is_mlflow, is_otlp, is_span
 from presage.datasets.adapters.spans.exports import are_spans, names_of_unread, unwrapped
-from presage.datasets.adapters.spans.mlflow import is_mlflow
-from presage.datasets.adapters.spans.otlp import is_otlp, is_span
 from presage.datasets.adapters.spans.reader import read_mlflow, read_spans
+from presage.datasets.schema.messages import fields
 from presage.datasets.schema.source import JoiningReader, Reader, Source
 from presage.datasets.store import scan_store
 from presage.datasets.store.parts import is_store, open_parquet
@@ -43,13 +44,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "recording": read_recording,
     **JOINING,
 }
-SUFFIXES: Final[Mapping[str, str]] = {
-    ".jsonl": "jsonl",
-    ".jsonl.gz": "jsonl",
-    ".parquet": "parquet",
-    ".csv": "csv",
-    ".csv.gz": "csv",
-}
+SUFFIXES: Final = {".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet", ".csv": "csv", ".csv.gz": "csv"}
 
 
 def detect(path: Path) -> str | None:
@@ -82,12 +77,10 @@ def open_sources(
     joined: dict[Reader, list[Path]] = {}
     for path in map(Path, paths):
         reader = _reader(path, source_format)
-        if reader in joined and not path.is_dir():
-            joined[reader].append(path)
-            continue
-        sources.append((reader, [path]))
-        if reader in JOINING.values() and not path.is_dir():
-            joined[reader] = sources[-1][1]
+        together = joined.setdefault(reader, []) if reader in JOINING.values() and not path.is_dir() else []
+        if not together:
+            sources.append((reader, together))
+        together.append(path)
     more = {reader: {"parents_elsewhere": parents_elsewhere} for reader in JOINING.values()}
     return [
         (tuple(of), partial(reader, of if len(of) > 1 else of[0], skip_bad, **more.get(reader, {})))
@@ -102,8 +95,8 @@ def _reader(path: Path, source_format: str) -> Reader:
         if source_format not in READERS:
             raise TraceError(f"unknown trace format {source_format!r}; known: auto, {', '.join(READERS)}")
         return READERS[source_format]
-    if path.is_dir() and is_store(path):
-        return _scan_store
+    if is_store(path):
+        return lambda store, _: scan_store(store)
     name = detect(path)
     if name is None and path.is_dir():
         raise TraceError(
@@ -145,24 +138,19 @@ def _export_not_read(path: Path) -> str | None:
 
 def _first_columns(path: Path) -> frozenset[str]:
     """The columns of a CSV or Parquet file, or the keys of the first JSON document; empty if there are none to read."""
-    try:
+    with suppress(TraceError, pa.ArrowException, OSError):  # the reader says why
         if path.name.endswith((".csv", ".csv.gz")):
             return frozenset(CsvRows(path).names)
         if path.name.endswith(".parquet"):
             with open_parquet(path) as opened:
                 return frozenset(opened.schema_arrow.names)
-        document = first_document(path) if path.name.endswith(JSON_SUFFIXES) else None
-    except (TraceError, pa.ArrowException, OSError):  # the reader says why
-        return frozenset()
-    return frozenset(document) if isinstance(document, Mapping) else frozenset()
+        if path.name.endswith(JSON_SUFFIXES):
+            return frozenset(fields(first_document(path)))
+    return frozenset()
 
 
 def is_trace(path: Path) -> bool:
     """Whether a file or folder holds a trace in any format, for readers that expect something else."""
-    if path.is_dir() and is_store(path):
+    if is_store(path) or detect(path) in ("recording", *JOINING):
         return True
-    return detect(path) in ("recording", *JOINING) or _first_columns(path) >= {"workflow_id", "agent"}
-
-
-def _scan_store(path: Path, _: bool) -> Iterator[Source]:
-    return scan_store(path)
+    return _first_columns(path) >= {"workflow_id", "agent"}

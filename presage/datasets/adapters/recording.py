@@ -17,10 +17,10 @@ store accepts a workflow only once, so a decision about a run must be final:
 from __future__ import annotations
 
 import fcntl
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -36,20 +36,17 @@ from presage.errors import TraceError
 
 _CHUNK_BYTES: Final = 16 * 2**20
 _CHUNK_ROWS: Final = 2**14
-_AS_THEY_ARE: Final = (
-    "workflow_type",
-    "agent",
-    "input_tokens",
-    "output_tokens",
-    "cached_input_tokens",
-    "finish_reason",
-    "tools_called",
-    "started_at",
-    "ended_at",
-    "input_text",
-    "output_text",
-    "system_prompt",
-)
+_OF_TRACE: Final = tuple(name for name in layout.STEPS.names if name in trace_schema().names)
+NUMBERS: Final = ("run", "step", "client_step", "workflow_type", "workflow_id", "agent")
+END_NUMBERS: Final = ("run", "steps", "how")
+UNNUMBERED: Final = -1
+
+WAITING: Final = "workflow still running: left for a later ingestion"
+NO_BEGINNING: Final = "workflow of which the first step was not recorded"
+CUT: Final = "step of a workflow after one that was not recorded"
+NAMELESS: Final = "step without a workflow type or an agent, or of an agent called END"
+TORN: Final = "file that ends inside a batch"
+TORN_BYTES: Final = "byte after the last whole batch of a file"
 
 
 def read_recording(path: Path, skip_bad: bool = False) -> Iterator[Source]:
@@ -59,8 +56,7 @@ def read_recording(path: Path, skip_bad: bool = False) -> Iterator[Source]:
     steps are always counted and skipped. Raises TraceError if there is no usable step yet, too.
     """
     del skip_bad
-    name, rows = str(path), 0
-    skipped = Counter[str]()
+    name, rows, skipped = str(path), 0, Counter[str]()
     for engine in engines(path):
         # Read ends first: when an end is on disk, all of its steps are.
         ends = [batch for batch, _ in batches(engine, "ends", END_NUMBERS, skipped)]
@@ -89,17 +85,16 @@ def _taken(skipped: Counter[str]) -> dict[str, int]:
 def _tables(engine: RecordedEngine, planned: RowPlan, skipped: Counter[str]) -> Iterator[pa.Table]:
     """The raw rows of an engine, in tables of bounded size."""
     waiting: list[pa.Table] = []
-    seen = np.zeros(len(planned.keys), bool)
+    seen = np.zeros(len(planned.keys) + 1, bool)
+    seen[-1] = True  # a step that does not become a row
     for batch, served in batches(engine, "steps", None, skipped):
         runs, steps = (batch[name].to_numpy().astype(np.int64) for name in ("run", "step"))
-        places = planned.find(runs, steps)
-        fresh = np.flatnonzero(places >= 0)
-        fresh = fresh[np.unique(places[fresh], return_index=True)[1]]
-        fresh = fresh[~seen[places[fresh]]]
-        seen[places[fresh]] = True
-        if not len(fresh):
+        places, rows = np.unique(planned.find(runs, steps), return_index=True)
+        fresh = ~seen[places]
+        seen[places] = True
+        if not fresh.any():
             continue
-        waiting.append(_table(batch.take(pa.array(fresh)), engine, served, planned, places[fresh]))
+        waiting.append(_table(batch.take(pa.array(rows[fresh])), engine, served, planned, places[fresh]))
         if sum(t.num_rows for t in waiting) >= _CHUNK_ROWS or sum(t.nbytes for t in waiting) >= _CHUNK_BYTES:
             yield pa.concat_tables(waiting, promote_options="default")
             waiting = []
@@ -111,7 +106,7 @@ def _table(
     batch: pa.RecordBatch, engine: RecordedEngine, served: Served, planned: RowPlan, places: NDArray[np.int64]
 ) -> pa.Table:
     runs = batch["run"].cast(pa.string())
-    columns = {name: batch[name] for name in _AS_THEY_ARE}
+    columns = {name: batch[name] for name in _OF_TRACE}
     columns["workflow_id"] = pc.binary_join_element_wise(batch["workflow_id"], f"@{engine.name}.", runs, "")
     columns["step"] = pa.array(planned.steps[places])
     columns["complete"] = pa.array(planned.complete[places])
@@ -138,16 +133,6 @@ def _states(column: pa.LargeBinaryArray, where: str) -> pa.Array | None:
     halves = np.zeros((len(column), size), np.float16)
     halves[~null] = np.frombuffer(b"".join(column.drop_null().to_pylist()), np.float16).reshape(-1, size)
     return pa.FixedSizeListArray.from_arrays(pa.array(halves.reshape(-1)), size, mask=pa.array(null))
-
-
-NUMBERS: Final = ("run", "step", "client_step", "workflow_type", "workflow_id", "agent")
-END_NUMBERS: Final = ("run", "steps", "how")
-
-WAITING: Final = "workflow still running: left for a later ingestion"
-NO_BEGINNING: Final = "workflow of which the first step was not recorded"
-CUT: Final = "step of a workflow after one that was not recorded"
-NAMELESS: Final = "step without a workflow type or an agent, or of an agent called END"
-UNNUMBERED: Final = -1
 
 
 class RowPlan(NamedTuple):
@@ -180,13 +165,10 @@ def plan(
     """
     ended = ended_runs(ends)
     run, step, client = _numbers(steps, skipped)
-    if not len(run):
-        return RowPlan(run, step.astype(np.int32), np.zeros(0, bool))
     kept = np.zeros(len(run), bool)
     numbered = np.zeros(len(run), np.int32)
     complete = np.zeros(len(run), bool)
-    starts = np.flatnonzero(np.r_[True, run[1:] != run[:-1]])
-    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(run)], strict=True):
+    for start, stop in pairwise([*np.flatnonzero(np.diff(run, prepend=-1)).tolist(), len(run)]):
         end = ended.get(int(run[start]))
         if end is None and records:
             skipped[WAITING] += 1
@@ -221,32 +203,19 @@ def ended_runs(ends: Iterable[pa.RecordBatch]) -> dict[int, int]:
     return found
 
 
-def _numbers(
-    steps: Iterable[pa.RecordBatch], skipped: Counter[str]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Run, step and client's step (or UNNUMBERED) of all named steps, each once, sorted; int64 [n] each."""
-    columns: list[list[NDArray[np.int64]]] = [[np.empty(0, np.int64)] for _ in range(3)]
+def _numbers(steps: Iterable[pa.RecordBatch], skipped: Counter[str]) -> NDArray[np.int64]:
+    """Run, step and client's step (or UNNUMBERED) of all named steps, each once, sorted; int64 [3, n]."""
+    found = [np.empty((3, 0), np.int64)]
     for batch in steps:
-        named = _named(batch)
-        skipped[NAMELESS] += int(len(named) - named.sum())
-        client = pc.fill_null(batch["client_step"], UNNUMBERED)
-        for column, values in zip(columns, (batch["run"], batch["step"], client), strict=True):
-            column.append(values.to_numpy(zero_copy_only=False)[named].astype(np.int64))
-    run, step, client_step = (np.concatenate(column) for column in columns)
-    _, first = np.unique(key(run, step), return_index=True)  # sorted; a batch that was written twice counts once
-    return run[first], step[first], client_step[first]
-
-
-def _named(batch: pa.RecordBatch) -> NDArray[np.bool_]:
-    good = pc.not_equal(batch["agent"], "END")
-    for name in ("workflow_type", "workflow_id", "agent"):
-        good = pc.and_(good, pc.not_equal(pc.utf8_trim_whitespace(batch[name]), ""))
-    named: NDArray[np.bool_] = good.to_numpy(zero_copy_only=False)
-    return named
-
-
-TORN: Final = "file that ends inside a batch"
-TORN_BYTES: Final = "byte after the last whole batch of a file"
+        named = pc.not_equal(batch["agent"], "END")
+        for name in ("workflow_type", "workflow_id", "agent"):
+            named = pc.and_(named, pc.not_equal(pc.utf8_trim_whitespace(batch[name]), ""))
+        skipped[NAMELESS] += named.false_count
+        columns = (batch["run"], batch["step"], pc.fill_null(batch["client_step"], UNNUMBERED))
+        found.append(np.stack([column.filter(named).to_numpy().astype(np.int64) for column in columns]))
+    numbers = np.concatenate(found, axis=1)
+    # Sorted; a batch that was written twice counts once.
+    return numbers[:, np.unique(key(*numbers[:2]), return_index=True)[1]]
 
 
 class RecordedEngine(NamedTuple):
@@ -272,15 +241,13 @@ def is_recording(path: Path) -> bool:
 
 def engines(path: Path) -> list[RecordedEngine]:
     """The engines of a recording, sorted by name, or the one of an engine's folder; a TraceError if there is none."""
-    found = _folders(path)
-    if not found:
-        raise TraceError(
-            f"{path}: no recording ({layout.INSTANCE_FOLDER}*/{layout.LOCK} is missing); expected the folder of the "
-            "recorder's settings: check the path"
-        )
-    return [
-        RecordedEngine(one, one.name.removeprefix(layout.INSTANCE_FOLDER), _records(one / layout.LOCK)) for one in found
-    ]
+    name = layout.INSTANCE_FOLDER
+    if found := _folders(path):
+        return [RecordedEngine(one, one.name.removeprefix(name), _records(one / layout.LOCK)) for one in found]
+    raise TraceError(
+        f"{path}: no recording ({name}*/{layout.LOCK} is missing); expected the folder of the recorder's settings: "
+        "check the path"
+    )
 
 
 def batches(
@@ -291,15 +258,15 @@ def batches(
     Reads all columns, or those given, and counts unreadable items in `lost` by reason. Raises TraceError if a file has
     another version, or is not part of a recording.
     """
-    for path in _files(engine.folder, table):
+    names = [path for path in engine.folder.iterdir() if layout.FILE_NAME.fullmatch(path.name)]
+    for path in sorted(path for path in names if path.name.startswith(f"{table}-")):
         try:
             yield from _file_batches(path, table, columns, lost)
         except FileNotFoundError:
             # The recorder has closed and renamed it. If it was removed, its steps are missing.
+            whole = path.with_name(path.name.replace(layout.OPEN, layout.WHOLE))
             with suppress(FileNotFoundError):
-                yield from _file_batches(
-                    path.with_name(path.name.replace(layout.OPEN, layout.WHOLE)), table, columns, lost
-                )
+                yield from _file_batches(whole, table, columns, lost)
 
 
 def _folders(path: Path) -> list[Path]:
@@ -310,24 +277,13 @@ def _folders(path: Path) -> list[Path]:
 
 def _records(lock: Path) -> bool:
     """Whether a running engine holds the lock; the lock of a copied folder is free."""
-    try:
-        handle = os.open(lock, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
+    with suppress(OSError):
+        try:
+            with lock.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
-
-
-def _files(folder: Path, table: str) -> list[Path]:
-    names = [path for path in folder.iterdir() if layout.FILE_NAME.fullmatch(path.name)]
-    return sorted(path for path in names if path.name.startswith(f"{table}-"))
 
 
 def _file_batches(
@@ -339,17 +295,13 @@ def _file_batches(
     wanted = None if columns is None else [layout.TABLES[table].get_field_index(name) for name in columns]
     options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
     with pa.memory_map(str(path)) as source:
-        position = 0
-        try:
-            reader = pa.ipc.open_stream(source, options=options)
-        except (pa.ArrowException, OSError):
-            lost[TORN] += 1
-            lost[TORN_BYTES] += size
-            return
-        served = _served(reader, path, table, columns)
+        reader = served = None
         while True:
             position = source.tell()
             try:
+                reader = reader or pa.ipc.open_stream(source, options=options)
+                served = served or _served(reader, path, table, columns)
+                position = source.tell()
                 batch = reader.read_next_batch()
                 batch.validate(full=True)
             except StopIteration:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.schema.columns import cast_column, cast_state, dictionary_encoded, state_size
+from presage.datasets.schema.columns import cast_column, cast_state, ranks, state_size
 from presage.datasets.schema.source import Origin, origin_of
 from presage.errors import TraceError
 from presage.wording import letters, nearest
@@ -246,9 +246,9 @@ class CommonSizes:
 
 def workflow_codes(table: pa.Table) -> NDArray[np.int64]:
     """The workflow of each row as a number from 0, int64 [rows], in the order of (workflow type, workflow id)."""
-    types, _ = _ranks(table.column("workflow_type"))
-    ids, id_count = _ranks(table.column("workflow_id"))
-    codes: NDArray[np.int64] = np.unique(types * id_count + ids, return_inverse=True)[1].astype(np.int64).reshape(-1)
+    types, ids = ranks(table.column("workflow_type")), ranks(table.column("workflow_id"))
+    both = types * (ids.max(initial=0) + 1) + ids
+    codes: NDArray[np.int64] = np.unique(both, return_inverse=True)[1].astype(np.int64).reshape(-1)
     return codes
 
 
@@ -270,14 +270,6 @@ def canonical_order(table: pa.Table, codes: NDArray[np.int64] | None = None) -> 
 def take_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
     """`table.take`, without a copy if `rows` are all rows in order."""
     return table if np.array_equal(rows, np.arange(table.num_rows)) else table.take(pa.array(rows))
-
-
-def _ranks(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], int]:
-    """The rank of each row among the sorted distinct strings, and their number."""
-    encoded = dictionary_encoded(column)
-    places = np.empty(len(encoded.dictionary), np.int64)
-    places[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(places))
-    return places[encoded.indices.to_numpy(zero_copy_only=False)], len(places)
 
 
 _ADDED: Final = frozenset(

@@ -33,6 +33,15 @@ def dictionary_encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
     return encoded.unify_dictionaries().combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
 
 
+def ranks(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """The rank of each string among the sorted distinct ones, -1 for null; int64 [rows]."""
+    encoded = dictionary_encoded(column)
+    places = np.full(len(encoded.dictionary) + 1, -1)  # the last is that of null
+    places[pc.array_sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(encoded.dictionary))
+    found: NDArray[np.int64] = places[pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)]
+    return found
+
+
 def hashes(column: pa.ChunkedArray) -> NDArray[np.uint64]:
     """A 32-bit hash of each string, the same in every process; uint64 [rows]."""
     encoded = dictionary_encoded(column)

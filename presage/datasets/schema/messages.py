@@ -89,6 +89,11 @@ def from_json(value: Any) -> Any:
     return value
 
 
+def fields(value: Any) -> dict[str, Any]:
+    """The fields of an object; none of any other value."""
+    return value if isinstance(value, dict) else {}
+
+
 def _messages(value: Any, role: str) -> Iterator[tuple[str, str]]:
     """(role, text) of each message in a value, in order."""
     value = _numbered(from_json(value))

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,17 +20,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from presage.datasets.adapters.files.batches import Batch, array_of, sources, wrong_type
+from presage.datasets.adapters.files.tables import Batch, array_of, sources, wrong_type
 from presage.datasets.adapters.files.text import DamagedGzipError, not_utf8, numbered_lines, whole_characters
-from presage.datasets.schema import (
-    COLUMN_TYPES,
-    KNOWN_COLUMNS,
-    REQUIRED,
-    misspelt,
-    refuse_misspelt,
-    require_columns,
-)
+from presage.datasets.schema import COLUMN_TYPES, KNOWN_COLUMNS, REQUIRED, misspelt, refuse_misspelt, require_columns
 from presage.datasets.schema.columns import KINDS
+from presage.datasets.schema.messages import fields
 from presage.datasets.schema.source import Origin, RowError, Source
 
 _BATCH_ROWS: Final = 8192
@@ -45,66 +41,63 @@ def read_jsonl(path: Path, skip_bad: bool = False) -> Iterator[Source]:
     return sources(_batches(path), str(path), skip_bad)
 
 
-class _Unreadable(NamedTuple):
-    """A line without an object: the problem, a short reason for counting, and its workflow if known."""
+class _Row(NamedTuple):
+    """The object of a line; of a bad one what is known of it, the problem, and a short reason for counting."""
 
-    problem: str
-    reason: str
-    workflow: tuple[object, object] = (None, None)
+    values: dict[str, Any]
+    problem: str = ""
+    reason: str = ""
 
 
-_Line = bytes | _Unreadable
+_Line = bytes | _Row
 
 
 def _batches(path: Path) -> Iterator[Batch]:
-    numbers: list[int] = []
-    lines: list[_Line] = []
+    waiting: list[tuple[int, _Line]] = []
     size = number = position = 0
 
     def batch() -> Batch:
-        origin = Origin.of(str(path), len(numbers), np.array(numbers, np.int64))
+        numbers, lines = zip(*waiting, strict=True)
+        origin = Origin.of(str(path), len(lines), np.array(numbers, np.int64))
         return Batch(_JsonRows(lines, str(path)), origin, position)
 
     try:
-        with numbered_lines(path) as opened:
+        with numbered_lines(path) as (opened, read_bytes):
             for number, line in opened:
                 if line.isspace() or not line:
                     continue
-                numbers.append(number)
-                lines.append(line)
+                waiting.append((number, line))
                 size += len(line)
-                if len(lines) == _BATCH_ROWS or size >= _BATCH_BYTES:
-                    position = opened.read_bytes
+                if len(waiting) == _BATCH_ROWS or size >= _BATCH_BYTES:
+                    position = read_bytes()
                     yield batch()
-                    numbers, lines, size = [], [], 0
-            position = opened.read_bytes
+                    waiting, size = [], 0
+            position = read_bytes()
     except DamagedGzipError as error:
-        numbers.append(max(1, number))
-        lines.append(_Unreadable(error.message, error.reason))
-    if lines:
+        waiting.append((max(1, number), _Row({}, *error.args)))
+    if waiting:
         yield batch()
 
 
+@dataclass
 class _JsonRows:
-    def __init__(self, lines: Sequence[_Line], name: str) -> None:
-        self._lines = lines
-        self._name = name
-        self._parsed: list[dict[str, Any] | _Unreadable] | None = None
+    lines: Sequence[_Line]
+    name: str
+    parsed: list[_Row] | None = None
 
     def table(self, start: int, stop: int, origin: Origin) -> pa.Table:
-        if self._parsed is None and (typed := self._typed(start, stop, origin)) is not None:
-            return typed
-        if self._parsed is None:
-            self._parsed = [_parsed(line) for line in self._lines]
-            keys = set[str]().union(*(row for row in self._parsed if isinstance(row, dict)))
-            refuse_misspelt(keys, self._name, REQUIRED)
+        if self.parsed is None:
+            if (typed := self._typed(start, stop, origin)) is not None:
+                return typed
+            self.parsed = [_parsed(line) for line in self.lines]
+            keys = set[str]().union(*(row.values for row in self.parsed if not row.problem))
+            refuse_misspelt(keys, self.name, REQUIRED)
             if misspelt(keys, set(REQUIRED) - keys, KNOWN_COLUMNS):
-                require_columns(sorted(keys), self._name, REQUIRED, KNOWN_COLUMNS)
-        rows = []
-        for place, row in enumerate(self._parsed[start:stop]):
-            if isinstance(row, _Unreadable):
+                require_columns(sorted(keys), self.name, REQUIRED, KNOWN_COLUMNS)
+        for place, row in enumerate(self.parsed[start:stop]):
+            if row.problem:
                 raise RowError(f"{origin.at(place)}: {row.problem}", row=place, reason=row.reason)
-            rows.append(row)
+        rows = [row.values for row in self.parsed[start:stop]]
         present = set[str]().union(*rows) & KNOWN_COLUMNS | set(REQUIRED)
         columns = {name: [row.get(name) for row in rows] for name in sorted(present)}
         for name, values in columns.items():
@@ -112,13 +105,13 @@ class _JsonRows:
         return _table(columns, origin)
 
     def workflow(self, row: int) -> tuple[object, object]:
-        of = self._parsed[row] if self._parsed is not None else _parsed(self._lines[row])
-        return of.workflow if isinstance(of, _Unreadable) else (of.get("workflow_type"), of.get("workflow_id"))
+        of = self.parsed[row] if self.parsed is not None else _parsed(self.lines[row])
+        return of.values.get("workflow_type"), of.values.get("workflow_id")
 
     def _typed(self, start: int, stop: int, origin: Origin) -> pa.Table | None:
         """The columns, decoded fast; None if a line needs the slow path."""
         try:
-            rows = [_DECODE(line) for line in self._lines[start:stop]]  # type: ignore[arg-type]
+            rows = [_DECODE(line) for line in self.lines[start:stop]]  # type: ignore[arg-type]
             columns = {name: list(map(field, rows)) for name, field in _FIELDS.items()}
             if any(None in columns[name] for name in REQUIRED):
                 return None  # a key may be misspelt
@@ -143,20 +136,20 @@ def _check_types(values: Sequence[Any], name: str, origin: Origin) -> None:
             raise origin.bad(row, name, message, f"{name} of a wrong type") from None
 
 
-def _parsed(line: _Line) -> dict[str, Any] | _Unreadable:
-    if isinstance(line, _Unreadable):
+def _parsed(line: _Line) -> _Row:
+    if isinstance(line, _Row):
         return line
     try:
         row = _object(line.decode())
     except UnicodeDecodeError as error:
-        return _Unreadable(not_utf8(error), "no UTF-8", _workflow_of_torn(line))
+        return _Row(_torn(line), not_utf8(error), "no UTF-8")
     except (ValueError, RecursionError) as error:
         detail = f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else "unreadable"
-        return _Unreadable(f"not JSON ({detail}); expected one JSON object a line: repair the line", "no JSON")
+        return _Row({}, f"not JSON ({detail}); expected one JSON object a line: repair the line", "no JSON")
     if isinstance(row, dict):
-        return row
+        return _Row(row)
     problem = f"a JSON {type(row).__name__}; expected one JSON object a line: repair the line"
-    return _Unreadable(problem, "no JSON object")
+    return _Row({}, problem, "no JSON object")
 
 
 def _object(text: str) -> Any:
@@ -171,11 +164,10 @@ def _object(text: str) -> Any:
     return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
 
 
-def _workflow_of_torn(line: bytes) -> tuple[object, object]:
-    """The workflow of a line with invalid UTF-8, unless the invalid bytes are in its name."""
-    try:
-        row = json.loads(line.decode(errors="replace"))
-    except (ValueError, RecursionError):
-        row = None
-    workflow = (row.get("workflow_type"), row.get("workflow_id")) if isinstance(row, dict) else (None, None)
-    return (None, None) if "\ufffd" in f"{workflow[0]}{workflow[1]}" else workflow
+def _torn(line: bytes) -> dict[str, Any]:
+    """The values of a line with invalid UTF-8, unless the invalid bytes are in the name of its workflow."""
+    with suppress(ValueError, RecursionError):
+        row = fields(json.loads(line.decode(errors="replace")))
+        if "\ufffd" not in f"{row.get('workflow_type')}{row.get('workflow_id')}":
+            return row
+    return {}

@@ -16,9 +16,10 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -34,37 +35,15 @@ _HALF_OF_A_PAIR: Final = re.compile(
 
 
 class DamagedGzipError(Exception):
-    """The gzip data end early or are damaged after a line; `what` is "cut" or "damaged"."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.message = f"the gzip data are {what} after this line: copy or write the file again"
-        self.reason = f"{what} gzip data after it"
-
-
-class NumberedLines:
-    """Iterates over the lines of an open file as (number from 1, bytes including the line ending)."""
-
-    def __init__(self, raw: IO[bytes], lines: Iterator[tuple[int, bytes]]) -> None:
-        self._raw = raw
-        self._lines = lines
-
-    def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        return self._lines  # not a generator, which would add a tenth to the time of reading small rows
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes on disk read so far; 0 for a pipe."""
-        return self._raw.tell() if self._raw.seekable() else 0
+    """The gzip data end early or are damaged after a line; the arguments are a message and a phrase for counting."""
 
 
 @contextmanager
-def numbered_lines(path: Path) -> Iterator[NumberedLines]:
-    """Context manager that opens a file or a pipe for reading lines.
+def numbered_lines(path: Path) -> Iterator[tuple[Iterator[tuple[int, bytes]], Callable[[], int]]]:
+    """Context manager that opens a file or a pipe: its lines as (number from 1, bytes including the line ending), and
+    what tells the bytes on disk read so far, 0 for a pipe.
 
-    Raises:
-        TraceError: the file cannot be read or is not UTF-8 text.
-        DamagedGzipError: after the last readable line.
+    Raises TraceError if the file cannot be read or is not UTF-8 text, DamagedGzipError after the last readable line.
     """
     try:
         with path.open("rb") as raw:
@@ -82,9 +61,12 @@ def numbered_lines(path: Path) -> Iterator[NumberedLines]:
                     "spreadsheet as CSV UTF-8)"
                 )
             begin = [(1, first.removeprefix(BOM))] if first else []
-            yield NumberedLines(raw, chain(begin, enumerate(file, start=2)))
+            # No generator, which would add a tenth to the time of reading small rows.
+            yield chain(begin, enumerate(file, start=2)), lambda: raw.tell() if raw.seekable() else 0
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DamagedGzipError("cut" if isinstance(error, EOFError) else "damaged") from None
+        what = "cut" if isinstance(error, EOFError) else "damaged"
+        message = f"the gzip data are {what} after this line: copy or write the file again"
+        raise DamagedGzipError(message, f"{what} gzip data after it") from None
     except PresageError:
         raise
     except OSError as error:
@@ -100,16 +82,6 @@ def not_utf8(error: UnicodeDecodeError) -> str:
     )
 
 
-def utf8_text(path: Path) -> str:
-    """The text of a small file without byte order mark; raises OSError, or ValueError that names the line."""
-    data = path.read_bytes().removeprefix(BOM)
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"line {line}: {not_utf8(error)}") from None
-
-
 def whole_characters(json: str) -> str:
     r"""JSON with U+FFFD in place of half a surrogate pair (`\ud83d` alone, where a text was cut)."""
     return _HALF_OF_A_PAIR.sub(r"\\ufffd", json)
@@ -117,6 +89,7 @@ def whole_characters(json: str) -> str:
 
 JSON_SUFFIXES: Final = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 _WHOLE_FILE_BYTES: Final = 64 * 2**20
+_NOT_JSON: Final = "not JSON; expected one JSON object a line: was the file cut, or is it still written?"
 _NO_DOCUMENT: Final = (ValueError, RecursionError)  # msgspec's, the standard library's and a decoder's of UTF-8
 
 TABLE_SUFFIXES: Final = (".csv", ".csv.gz", ".parquet")
@@ -155,19 +128,19 @@ def first_document(path: Path) -> Any:
     def stop(*_: object) -> None:
         raise LookupError
 
-    def decode(text: bytes) -> Any:  # even if a byte is not UTF-8: the format's reader raises then
-        return msgspec.json.decode(text.decode(errors="replace"))
-
     try:
         files = files_of(path)
     except TraceError:
         return None
+    # Even if a byte is not UTF-8: the format's reader raises then.
+    reading = Documents(files, stop, lambda text: msgspec.json.decode(text.decode(errors="replace")))
     try:
-        return next(iter(Documents(files, stop, decode)), (None, None))[1]
+        return next(iter(reading), (None, None))[1]
     except LookupError:
         return None
 
 
+@dataclass
 class Documents:
     """Iterates over the JSON documents of files with their places; arrays yield their elements.
 
@@ -176,16 +149,14 @@ class Documents:
     U+FFFD. The documents of a table are its rows, which `rows` gives with their lines.
     """
 
-    def __init__(self, files: Sequence[Path], on_torn: OnTorn, decode: Decode, rows: Rows | None = None) -> None:
-        self._files = files
-        self._on_torn = on_torn
-        self._decode = decode
-        self._rows = rows
-        self.read_bytes = 0
-        """Bytes on disk read so far."""
+    files: Sequence[Path]
+    on_torn: OnTorn
+    decode: Decode
+    rows: Rows | None = None
+    read_bytes: int = 0  # on disk so far
 
     def __iter__(self) -> Iterator[tuple[Place, Any]]:
-        for index, file in enumerate(self._files):
+        for index, file in enumerate(self.files):
             before = self.read_bytes
             for place, document in self._documents(index, file, before):
                 if isinstance(document, list):
@@ -196,40 +167,35 @@ class Documents:
 
     def _documents(self, index: int, file: Path, before: int) -> Iterator[tuple[Place, Any]]:
         place = Place(index, 0)
-        if self._rows is not None and file.name.endswith(TABLE_SUFFIXES):
-            yield from ((Place(index, number), row) for number, row in self._rows(file))
+        if self.rows is not None and file.name.endswith(TABLE_SUFFIXES):
+            yield from ((Place(index, number), row) for number, row in self.rows(file))
             return
         try:
-            with numbered_lines(file) as lines:
+            with numbered_lines(file) as (lines, read_bytes):
                 for number, line in lines:
                     place = Place(index, number)
-                    self.read_bytes = before + lines.read_bytes
+                    self.read_bytes = before + read_bytes()
                     text = line.strip()
                     if not text:
                         continue
                     try:
                         yield place, self._decoded(text)
-                    except _NO_DOCUMENT as error:
-                        torn = isinstance(error, UnicodeDecodeError)
-                        if number == 1 and not torn and (whole := self._whole(index, file, text)) is not None:
+                    except UnicodeDecodeError as error:
+                        self.on_torn(place, not_utf8(error), "no UTF-8", text)
+                    except _NO_DOCUMENT:
+                        if number == 1 and (whole := self._whole(index, file, text)) is not None:
                             yield place, whole
                             return
-                        self._no_document(place, error, text)
+                        self.on_torn(place, _NOT_JSON, "no JSON", text)
         except DamagedGzipError as error:
-            self._on_torn(place, error.message, error.reason, b"")
+            message, reason = error.args
+            self.on_torn(place, message, reason, b"")
 
     def _decoded(self, text: bytes) -> Any:
         try:
-            return self._decode(text)
+            return self.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return json.loads(whole_characters(text.decode()), parse_constant=lambda _: None)
-
-    def _no_document(self, place: Place, error: Exception, text: bytes) -> None:
-        if isinstance(error, UnicodeDecodeError):
-            self._on_torn(place, not_utf8(error), "no UTF-8", text)
-            return
-        message = "not JSON; expected one JSON object a line: was the file cut, or is it still written?"
-        self._on_torn(place, message, "no JSON", text)
 
     def _whole(self, index: int, file: Path, first: bytes) -> Any:
         """The file as one document, if its first line is not one; None if the file is not one either."""
@@ -249,7 +215,7 @@ class Documents:
             except _NO_DOCUMENT:
                 return None
             line = text.count(b"\n", 0, error.start) + 1
-            self._no_document(Place(index, line), error, text)
+            self.on_torn(Place(index, line), not_utf8(error), "no UTF-8", text)
             return []
         except _NO_DOCUMENT:
             return None
@@ -280,8 +246,7 @@ class CsvRows:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.read_bytes = 0
-        """Bytes on disk read so far."""
+        self.read_bytes = 0  # on disk so far
         self._not_utf8: tuple[int, str] | None = None
         csv.field_size_limit(_LARGEST_FIELD)
         self._reader = csv.reader(self._text(), strict=True)
@@ -320,7 +285,7 @@ class CsvRows:
                 yield CsvRow(line, (), problem, "no CSV")
                 continue
             except DamagedGzipError as error:
-                yield CsvRow(max(1, line - 1), (), error.message, error.reason)
+                yield CsvRow(max(1, line - 1), (), *error.args)
                 return
             if self._not_utf8 is not None:
                 at, problem = self._not_utf8
@@ -330,7 +295,7 @@ class CsvRows:
                 yield CsvRow(line, fields)
 
     def _text(self) -> Iterator[str]:
-        with numbered_lines(self._path) as lines:
+        with numbered_lines(self._path) as (lines, read_bytes):
             for number, line in lines:
                 try:
                     text = line.decode()
@@ -339,5 +304,5 @@ class CsvRows:
                     text = line.decode(errors="replace")
                 yield text
                 if number % _POSITION_EVERY == 0:
-                    self.read_bytes = lines.read_bytes
-            self.read_bytes = lines.read_bytes
+                    self.read_bytes = read_bytes()
+            self.read_bytes = read_bytes()

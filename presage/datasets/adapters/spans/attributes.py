@@ -8,59 +8,17 @@ attributes of a span, not with all known names.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from presage.datasets.adapters.spans.conventions import Flag, Meaning, Naming, Role
 from presage.datasets.adapters.spans.dialects import DIALECTS, MESSAGE_EVENTS, USAGE
-from presage.datasets.schema.messages import finish_reason, from_json, plain, split_system, unflattened
+from presage.datasets.schema.messages import fields, finish_reason, from_json, plain, split_system, unflattened
 
-_KIND, _NAME, _COUNT, _OBJECT, _TEXT, _REASONS, _ID = range(7)
-_TYPES: Final = {
-    **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), _COUNT),
-    **dict.fromkeys(("cached_input_tokens", "cache_written_tokens", "http_status"), _COUNT),
-    "finish_reason": _REASONS,
-    "call": _ID,
-    **dict.fromkeys(("usage", "metadata"), _OBJECT),
-    **dict.fromkeys(("system", "input", "output"), _TEXT),
-}
-
-
-class _Use(NamedTuple):
-    """Use of an attribute: its field, its rank among the names of that field (0 is the best), the expected type."""
-
-    field: str
-    rank: int
-    wanted: int
-    json: bool
-    outside: bool  # its dialect counts cached tokens outside of the input
-
-
-def _plan() -> dict[str, _Use]:
-    plan: dict[str, _Use] = {}
-    ranks: dict[str, int] = {}
-    for dialect in DIALECTS:
-        for field, names in (("kind", " ".join(dialect.kinds)), *dialect.names.items()):
-            for name in names.split():
-                ranks[field] = ranks.get(field, -1) + 1
-                wanted = _KIND if field == "kind" else _TYPES.get(field, _NAME)
-                json = name.startswith("mlflow.") or ".metadata." in name
-                plan[name] = _Use(field, ranks[field], wanted, json, dialect.cached_outside)
-    return plan
-
-
-PLAN: Final = _plan()
-"""Every attribute that is read."""
-KINDS: Final = {name: roles for dialect in DIALECTS for name, roles in dialect.kinds.items()}
-FLATTENED: Final = tuple(name for name in PLAN if name.endswith("."))
-"""Prefixes of messages spread over attributes."""
 OPERATION: Final = "gen_ai.operation.name"
-
-_MESSAGES: Final = {
-    field: [name for name, use in PLAN.items() if use.field == field] for field in ("system", "input", "output")
-}
 _LARGEST: Final = 2**31 - 1
 _HTTP_ERROR: Final = 400
 _MOST_NAMES: Final = 10_000  # whose meaning is remembered
@@ -151,54 +109,31 @@ def is_pause(kind: Any) -> bool:
 def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Meaning:
     """The meaning of the attributes of the span called `name`; `flags` is what is known of it otherwise."""
     values: dict[str, Any] = {}
-    ranks: dict[str, int] = {}  # of the names that were not the best
-    texts = outside = unknown_operation = False
+    ranks: dict[str, int] = {}
+    outside = unknown_operation = False
     if "events" in found:
         events = from_json(found.pop("events"))
         for event in events if isinstance(events, list) else []:
             if isinstance(event, dict) and event.get("event.name") in MESSAGE_EVENTS:
                 keep_event(found, event["event.name"], event)
     for key, value in found.items():
-        field, rank, wanted, json, outside_here = PLAN[key]
-        if value is None or value == "" or (field in values and ranks.get(field, 0) < rank):
+        field, rank, read, json, outside_here = PLAN[key]
+        if value is None or value == "" or ranks.get(field, rank) < rank:
             continue
-        if json:
-            value = from_json(value)
-        if wanted == _NAME:
-            value = _name(value) if type(value) is str else _other_name(key, value, problem)
-        elif wanted == _COUNT:
-            if type(value) is not int or not 0 <= value <= _LARGEST:
-                value = _count(key, value, problem)
-        elif wanted == _KIND:
-            if isinstance(value, str):
-                roles = KINDS[key]
-                value = roles[value] if value in roles else roles.get(value.strip().lower())
-            else:
-                problem(key, _TYPE)
-                value = None
-            unknown_operation = unknown_operation or (value is None and key == OPERATION)
-        elif wanted == _ID:
-            value = value if isinstance(value, str) else None
-        elif wanted == _REASONS:
-            value = _first_reason(key, value, problem)
-        else:
-            texts = texts or wanted == _TEXT
+        value = read(key, from_json(value) if json else value, problem)
         if value is None:
+            unknown_operation = unknown_operation or key == OPERATION
             continue
         if field == "input_tokens":
             outside = outside_here
-        values[field] = value
-        if rank:
-            ranks[field] = rank
-        else:
-            ranks.pop(field, None)
+        values[field], ranks[field] = value, rank
     if "usage" in values:
         outside = _take_usage(values, problem) or outside
     if "metadata" in values:
         values["metadata"] = from_json(values["metadata"])
-        if "session" not in values and isinstance(values["metadata"], dict):
-            thread = next(filter(None, map(values["metadata"].get, _CONVERSATIONS)), None)
-            values["session"] = _other_name("metadata", thread, problem) if thread is not None else None
+        if "session" not in values:
+            thread = next(filter(None, map(fields(values["metadata"]).get, _CONVERSATIONS)), None)
+            values["session"] = _as_name("metadata", thread, problem) if thread is not None else None
     if "{name" in name and "template_name" in values:  # Logfire calls spans by their templates: "Function: {name}"
         name = re.sub(r"\{name(?:!r)?\}", lambda _: values["template_name"], name)
     role = values["kind"] if "kind" in values else _judged(values, name, unknown_operation)
@@ -212,7 +147,7 @@ def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Mean
         role = Role.OTHER
     naming, label = _named(role, values, name)
     system = input_text = output_text = None
-    if texts:
+    if not values.keys().isdisjoint(_MESSAGES):
         if role in _WITH_TEXT:
             system, input_text, output_text = _texts(values)
         elif isinstance(values.get("output"), str) and _PAUSED_STATE in values["output"]:
@@ -253,7 +188,8 @@ def _named(role: Role, values: dict[str, Any], name: str) -> tuple[Naming, str]:
         return Naming.EXPLICITLY, values.get("tool") or values.get("entity") or _own_name(name)[1]
     agent = values.get("agent")
     if agent is None and not values.keys().isdisjoint(_OTHER_NAMES):
-        path = values.get("graph_path") or _langgraph_path(values.get("metadata"))
+        run = fields(values.get("metadata"))  # LangChain's callbacks write the path into that of every nested run
+        path = values.get("graph_path") or run.get("langgraph_checkpoint_ns") or run.get("langgraph_node")
         agent = _langgraph_agent(path) or values.get("node") or values.get("agent_id")
     if agent is not None and not agent.isdecimal():  # a number counts the calls of a graph
         return Naming.EXPLICITLY, agent
@@ -277,21 +213,13 @@ def _stripped(name: str) -> str:
     return " ".join(name.split()) if not name.isprintable() or name != name.strip() else name
 
 
-def _langgraph_path(metadata: Any) -> Any:
-    """The path of a run in a LangGraph, which LangChain's callbacks write into the metadata of every nested run."""
-    if not isinstance(metadata, dict):
-        return None
-    return metadata.get("langgraph_checkpoint_ns") or metadata.get("langgraph_node")
-
-
 def _langgraph_agent(path: Any) -> str | None:
     """The agent of a path like `researcher:1f0c…|agent:77ab…`: the innermost named node."""
-    if not isinstance(path, str) or not path:
+    if not isinstance(path, str):
         return None
     nodes = [node for part in path.split("|") if not (node := part.split(":", 1)[0]).isdecimal()]
-    while len(nodes) > 1 and nodes[-1] in _INSIDE_AGENTS:
-        nodes.pop()
-    return _stripped(nodes[-1]) or None if nodes else None
+    agent = next((node for node in reversed(nodes) if node not in _INSIDE_AGENTS), nodes[0] if nodes else "")
+    return _stripped(agent) or None
 
 
 def _take_usage(values: dict[str, Any], problem: Problem) -> bool:
@@ -305,7 +233,7 @@ def _take_usage(values: dict[str, Any], problem: Problem) -> bool:
     for details in [part for part in usage.values() if isinstance(part, dict)]:
         usage = {**details, **usage}
     for field, keys in USAGE.items():
-        for key in keys:
+        for key in keys.split():
             if values.get(field) is None and usage.get(key) is not None:
                 values[field] = _count(f"usage.{key}", usage[key], problem)
     return outside
@@ -338,7 +266,9 @@ def _name(value: str) -> str | None:
     return value if value and value.lower() not in _MISSING else None
 
 
-def _other_name(key: str, value: Any, problem: Problem) -> str | None:
+def _as_name(key: str, value: Any, problem: Problem) -> str | None:
+    if type(value) is str:
+        return _name(value)
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, float) and value.is_integer():
@@ -405,3 +335,53 @@ def _texts(values: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
 def _nested(value: Any) -> Any:
     """Flattened messages as nested ones; anything else unchanged."""
     return unflattened(value) if isinstance(value, list) and value and isinstance(value[0], tuple) else value
+
+
+def _role(key: str, value: Any, problem: Problem) -> Role | None:
+    if isinstance(value, str):
+        roles = KINDS[key]
+        return roles[value] if value in roles else roles.get(value.strip().lower())
+    problem(key, _TYPE)
+    return None
+
+
+class _Use(NamedTuple):
+    """Use of an attribute: its field, its rank among the names of that field (0 is the best), what reads its value."""
+
+    field: str
+    rank: int
+    read: Callable[[str, Any, Problem], Any]
+    json: bool
+    outside: bool  # its dialect counts cached tokens outside of the input
+
+
+_READ: Final[Mapping[str, Callable[[str, Any, Problem], Any]]] = {
+    **dict.fromkeys((*USAGE, "http_status"), _count),
+    **dict.fromkeys(("usage", "metadata", "system", "input", "output"), lambda key, value, problem: value),
+    "kind": _role,
+    "finish_reason": _first_reason,
+    "call": lambda key, value, problem: value if isinstance(value, str) else None,
+}
+"""How the values of fields are read; those of others are names."""
+
+
+def _plan() -> dict[str, _Use]:
+    plan: dict[str, _Use] = {}
+    ranks = Counter[str]()
+    for dialect in DIALECTS:
+        for field, names in (("kind", " ".join(dialect.kinds)), *dialect.names.items()):
+            for name in names.split():
+                json = name.startswith("mlflow.") or ".metadata." in name
+                plan[name] = _Use(field, ranks[field], _READ.get(field, _as_name), json, dialect.cached_outside)
+                ranks[field] += 1
+    return plan
+
+
+PLAN: Final = _plan()
+"""Every attribute that is read."""
+KINDS: Final = {name: roles for dialect in DIALECTS for name, roles in dialect.kinds.items()}
+FLATTENED: Final = tuple(name for name in PLAN if name.endswith("."))
+"""Prefixes of messages spread over attributes."""
+_MESSAGES: Final = {
+    field: [name for name, use in PLAN.items() if use.field == field] for field in ("system", "input", "output")
+}

@@ -68,28 +68,16 @@ class Meaning(NamedTuple):
     output_text: str | None = None
 
 
+_OF_ANY_SPAN: Final = ("trace", "span", "parent", "remote", "service", "start", "end", "links", "file", "line")
 _TYPES: Final = {
-    "role": pa.int8(),
-    "naming": pa.int8(),
-    "flags": pa.int8(),
+    **dict.fromkeys(("start", "end", "line"), pa.int64()),
+    **dict.fromkeys(("role", "naming", "flags"), pa.int8()),
     **dict.fromkeys(("input_tokens", "output_tokens", "cached_input_tokens", "cache_written_tokens"), pa.int32()),
     **dict.fromkeys(("system_prompt", "input_text", "output_text"), pa.large_string()),
+    "remote": pa.bool_(),
+    "file": pa.int32(),
 }
-SPAN_SCHEMA: Final = pa.schema(
-    [
-        ("trace", pa.string()),
-        ("span", pa.string()),
-        ("parent", pa.string()),
-        ("remote", pa.bool_()),
-        ("service", pa.string()),
-        ("start", pa.int64()),
-        ("end", pa.int64()),
-        ("links", pa.string()),
-        ("file", pa.int32()),
-        ("line", pa.int64()),
-        *((name, _TYPES.get(name, pa.string())) for name in Meaning._fields),
-    ]
-)
+SPAN_SCHEMA: Final = pa.schema([(name, _TYPES.get(name, pa.string())) for name in (*_OF_ANY_SPAN, *Meaning._fields)])
 """A span on disk or, where `span` is null, the note that a span of this trace could not be read.
 
 Times are nanoseconds since 1970; `end` is null while the span is unfinished. `remote`: its parent ran in another

@@ -45,17 +45,15 @@ _RUN_TYPES: Final = _roles(
 
 DIALECTS: Final = (
     # It calls a prompt template an operation "chat", so its own word comes first.
-    Dialect("LangSmith's OpenTelemetry exporter", "langsmith 0.3 to 0.15", {
-        "langsmith.span.kind": _RUN_TYPES,
-    }, {
+    Dialect("LangSmith's OpenTelemetry exporter", "langsmith 0.3 to 0.15", {"langsmith.span.kind": _RUN_TYPES}, {
         "session": "langsmith.metadata.session_id langsmith.metadata.thread_id langsmith.metadata.conversation_id",
         "graph_path": "langsmith.metadata.langgraph_checkpoint_ns langsmith.metadata.langgraph_node",
         "usage": "langsmith.metadata.usage_metadata",
     }),
     # What a span looked like when it began is exported too.
-    Dialect("Pydantic Logfire", "logfire 3 to 5", {
-        "logfire.span_type": _roles(OTHER="pending_span log"),
-    }, {"template_name": "name"}),
+    Dialect("Pydantic Logfire", "logfire 3 to 5", {"logfire.span_type": _roles(OTHER="pending_span log")}, {
+        "template_name": "name",
+    }),
     Dialect("OpenTelemetry GenAI", "semantic conventions 1.27 to 1.38", {
         "gen_ai.operation.name": _roles(
             LLM="chat text_completion generate_content completion completions chat.completions chat_completions "
@@ -81,8 +79,8 @@ DIALECTS: Final = (
         "gen_ai.response.completion_tokens", "total_tokens": "gen_ai.usage.total_tokens",
         "cached_input_tokens": "gen_ai.usage.cache_read.input_tokens gen_ai.usage.cache_read_input_tokens "
         "gen_ai.usage.details.cache_read_tokens gen_ai.usage.details.cache_read_input_tokens "
-        "gen_ai.usage.details.cached_tokens "
-        "gen_ai.usage.cached_input_tokens gen_ai.usage.input_tokens.cached gen_ai.usage.cached_tokens",
+        "gen_ai.usage.details.cached_tokens gen_ai.usage.cached_input_tokens gen_ai.usage.input_tokens.cached "
+        "gen_ai.usage.cached_tokens",
         "cache_written_tokens": "gen_ai.usage.cache_creation.input_tokens gen_ai.usage.cache_creation_input_tokens "
         "gen_ai.usage.cache_write.input_tokens gen_ai.usage.cache_write_input_tokens "
         "gen_ai.usage.details.cache_write_tokens gen_ai.usage.details.cache_creation_input_tokens "
@@ -133,9 +131,7 @@ DIALECTS: Final = (
     }),
     Dialect("Claude Code", "2.1 (beta tracing)", {
         "span.type": _roles(
-            LLM="llm_request",
-            TOOL="tool",
-            CHAIN="interaction",
+            LLM="llm_request", TOOL="tool", CHAIN="interaction",
             OTHER="tool.execution tool.blocked_on_user tool.blocked hook",
         ),
     }, {
@@ -145,10 +141,7 @@ DIALECTS: Final = (
     }, cached_outside=True),
     Dialect("OpenInference, Phoenix, Arize", "semantic conventions 0.1.9 to 0.1.24", {
         "openinference.span.kind": _roles(
-            LLM="llm",
-            TOOL="tool",
-            NODE="agent",
-            CHAIN="chain",
+            LLM="llm", TOOL="tool", NODE="agent", CHAIN="chain",
             OTHER="embedding retriever reranker guardrail evaluator prompt unknown",
         ),
     }, {
@@ -163,15 +156,11 @@ DIALECTS: Final = (
         "cache_written_tokens": "llm.token_count.prompt_details.cache_write", "finish_reason": "llm.finish_reason",
         "input": "llm.input_messages. input.value", "output": "llm.output_messages. output.value",
     }),
-    Dialect("MLflow", "2.20 to 3.17", {
-        "mlflow.spanType": {**_RUN_TYPES, "workflow": Role.WORKFLOW},
-    }, {
+    Dialect("MLflow", "2.20 to 3.17", {"mlflow.spanType": {**_RUN_TYPES, "workflow": Role.WORKFLOW}}, {
         "session": "mlflow.trace.session", "model": "mlflow.llm.model", "provider": "mlflow.llm.provider",
         "usage": "mlflow.chat.tokenUsage", "input": "mlflow.spanInputs", "output": "mlflow.spanOutputs",
     }),
-    Dialect("Langfuse", "SDK 3 to 5, export files", {
-        "langfuse.observation.type": _RUN_TYPES,
-    }, {
+    Dialect("Langfuse", "SDK 3 to 5, export files", {"langfuse.observation.type": _RUN_TYPES}, {
         "session": "langfuse.session.id langfuse.trace.metadata.session_id "
         "langfuse.observation.metadata.session_id langfuse.observation.metadata.thread_id",
         "workflow": "langfuse.trace.name", "model": "langfuse.observation.model.name",
@@ -207,17 +196,11 @@ MESSAGE_EVENTS: Final = {
 }
 """Events that are one message each, on spans or in log records, and its role; "output" is what the model answered."""
 
-USAGE: Final[Mapping[str, tuple[str, ...]]] = {
-    "input_tokens": ("input_tokens", "input", "prompt_tokens", "promptTokens", "inputTokens"),
-    "output_tokens": ("output_tokens", "output", "completion_tokens", "completionTokens", "outputTokens"),
-    "total_tokens": ("total_tokens", "total", "totalTokens"),
-    "cached_input_tokens": (
-        "cache_read_input_tokens",
-        "input_cached_tokens",
-        "input_cache_read",
-        "cache_read",
-        "cached_tokens",
-    ),
-    "cache_written_tokens": ("cache_creation_input_tokens", "input_cache_creation", "cache_write"),
+USAGE: Final[Mapping[str, str]] = {
+    "input_tokens": "input_tokens input prompt_tokens promptTokens inputTokens",
+    "output_tokens": "output_tokens output completion_tokens completionTokens outputTokens",
+    "total_tokens": "total_tokens total totalTokens",
+    "cached_input_tokens": "cache_read_input_tokens input_cached_tokens input_cache_read cache_read cached_tokens",
+    "cache_written_tokens": "cache_creation_input_tokens input_cache_creation cache_write",
 }
-"""Fields, and the keys of usage objects that hold them."""
+"""Fields, and the keys of usage objects that hold them, separated by blanks."""

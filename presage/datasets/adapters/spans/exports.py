@@ -2,7 +2,7 @@
 
 Read are a collector's OTLP in other spellings (snake_case, Tempo's batches, one span or one scope a line), pages of
 Phoenix' REST API, its data frame of spans (also as CSV or Parquet), observations of Langfuse (rows, or traces that hold
-them), and spans of the OpenAI Agents SDK. Each becomes what `otlp` reads; nothing is interpreted here.
+them), and spans of the OpenAI Agents SDK. Each becomes what `documents` reads; nothing is interpreted here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from presage.datasets.adapters.files.text import CsvRows
-from presage.datasets.schema.messages import from_json
+from presage.datasets.schema.messages import fields, from_json
 from presage.datasets.store.parts import first_line, open_parquet, row_batches
 from presage.errors import TraceError
 
@@ -24,25 +24,21 @@ _UNDERSCORE: Final = re.compile(r"_([a-z])")
 _OTLP_KEYS: Final = frozenset({"resource_spans", "resource_logs"})
 _UNREAD: Final = {"traceID": "an export of Jaeger's API", "localEndpoint": "Zipkin spans"}
 _LANGFUSE_COUNTS: Final = ("promptTokens", "completionTokens", "totalTokens")  # of exports before usage details
+_AGENTS_KINDS: Final = {"generation": "LLM", "response": "LLM", "function": "TOOL", "handoff": "TOOL", "agent": "AGENT"}
 _SPAN_KEYS: Final = frozenset({"context", "context.span_id"})
 
 
 def unwrapped(document: Any) -> list[Any] | None:
     """The documents that a recognised export stands for, OTLP or single spans; None for any other document."""
-    if not isinstance(document, dict):
-        return None
-    for is_one, convert in _EXPORTS:
-        if is_one(document):
-            return list(convert(document))
-    return None
+    found = (convert for is_one, convert in _EXPORTS if isinstance(document, dict) and is_one(document))
+    convert = next(found, None)
+    return None if convert is None else list(convert(document))
 
 
 def names_of_unread(document: Any) -> str | None:
     """What an export that is recognised and not read is called, and how to get one that is."""
-    if not isinstance(document, dict):
-        return None
-    data = document.get("data")
-    first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else document
+    data = fields(document).get("data")
+    first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else fields(document)
     unread = next((name for key, name in _UNREAD.items() if key in first), None)
     return unread and f"{unread}: export OTLP JSON, as a collector's file exporter writes it"
 
@@ -86,9 +82,6 @@ def _langfuse(document: dict[str, Any]) -> Iterator[Any]:
             status={"code": row.get("level"), "message": row.get("statusMessage")},
             attributes=attributes,
         )
-
-
-_AGENTS_KINDS: Final = {"generation": "LLM", "response": "LLM", "function": "TOOL", "handoff": "TOOL", "agent": "AGENT"}
 
 
 def _agents_sdk(document: dict[str, Any]) -> Iterator[Any]:
@@ -157,11 +150,8 @@ def span_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         return
     try:
         with open_parquet(path) as file:
-            number = 0
-            for rows, _ in row_batches(file, file.schema_arrow.names):
-                for row in rows.to_pylist():
-                    number += 1
-                    yield number, _without_missing(row)
+            rows = (row for rows, _ in row_batches(file, file.schema_arrow.names) for row in rows.to_pylist())
+            yield from enumerate(map(_without_missing, rows), start=1)
     except (pa.ArrowException, OSError) as error:
         raise TraceError(f"{path}: cannot be read as Parquet ({first_line(error)}): write the file again") from error
 
@@ -169,8 +159,7 @@ def span_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def frame_rows(frame: Any) -> Iterator[tuple[int, dict[str, Any]]]:
     """The spans of a pandas data frame with their rows, from 0; an index that is named is a column."""
     named = frame.reset_index([name for name in frame.index.names if name is not None])
-    for number, row in enumerate(named.to_dict("records")):
-        yield number, _without_missing(row)
+    yield from enumerate(map(_without_missing, named.to_dict("records")))
 
 
 def _without_missing(row: Mapping[Any, Any]) -> dict[str, Any]:

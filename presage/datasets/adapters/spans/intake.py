@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -73,17 +74,7 @@ class Partitions:
 
 _BATCH_SPANS: Final = 16384
 _BATCH_BYTES: Final = 32 * 2**20
-_GENAI: Final = (
-    "gen_ai.",
-    "llm.",
-    "ai.",
-    "traceloop.",
-    "langsmith.",
-    "langfuse.",
-    "openinference.",
-    "mlflow.span",
-    "gcp.v",
-)
+_GENAI: Final = re.compile(r"(?:gen_ai|llm|ai|traceloop|langsmith|langfuse|openinference)\.|mlflow\.span|gcp\.v")
 _OF_ANY_SPAN: Final = frozenset({"provider", "session", "workflow"})  # read from a span of any kind
 _MOST_NAMES: Final = 100
 _TRACE_IDS: Final = re.compile(rb'"(?:traceId|trace_id)"\s*:\s*"(?:0x)?([^"]{1,64})"')
@@ -93,6 +84,7 @@ _JSON_KINDS: Final = {list: "array", str: "string", bool: "true or false", type(
 _LATEST_S: Final = 10**11  # in seconds this is the year 5138, in milliseconds 1973
 
 
+@dataclass
 class Intake:
     """Collects spans in `partitions` by trace, as rows of `SPAN_SCHEMA`.
 
@@ -102,30 +94,21 @@ class Intake:
     read, or was mended, by what it was.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        partitions: Partitions,
-        skip_bad: bool,
-        *,
-        lined: bool,
-        parents_elsewhere: bool = False,
-    ) -> None:
-        self.names = list(names)
-        self.lined = lined
-        self.lost = 0
-        self.skipped: Counter[str] = Counter()
-        self.notices: Counter[str] = Counter()
-        self.spans = 0
-        self.other_signals = False  # logs or metrics were among what was read
-        self.linked: set[str] = set()  # traces that the first spans of others link to
-        self.partitions = partitions
-        self.skip_bad = skip_bad
-        self._parents_elsewhere = parents_elsewhere
-        self._batch: list[tuple[Any, ...]] = []
-        self._bytes = 0
-        self._last: str | None = None
-        self._torn: Place | None = None
+    names: Sequence[str]
+    partitions: Partitions
+    skip_bad: bool
+    lined: bool
+    parents_elsewhere: bool = False
+    lost: int = 0
+    spans: int = 0
+    other_signals: bool = False  # logs or metrics were among what was read
+    skipped: Counter[str] = field(default_factory=Counter)
+    notices: Counter[str] = field(default_factory=Counter)
+    linked: set[str] = field(default_factory=set)  # traces that the first spans of others link to
+    _batch: list[tuple[Any, ...]] = field(default_factory=list)
+    _bytes: int = 0
+    _last: str | None = None
+    _torn: Place | None = None
 
     def at(self, place: Place, span: str | None = None) -> str:
         """`"spans.json, line 17, span 00f067aa0ba902b7"`; without the line for a live store, which has none."""
@@ -134,12 +117,9 @@ class Intake:
 
     def torn(self, place: Place, message: str, reason: str, line: bytes) -> None:
         """Handle a line that is not JSON: traces named in it, and those before and after it, may have lost spans."""
-        if not self.skip_bad:
-            raise TraceError(f"{self.at(place)}: {message}")
-        self.skipped[f"line with {reason}"] += 1
+        self.refuse(place, message, f"line with {reason}")
         for trace in {found.decode(errors="replace") for found in _TRACE_IDS.findall(line)}:
             self._lost(trace, place)
-        self._lost(self._last, place)
         self._torn = place
 
     def refuse(self, place: Place, message: str, reason: str, trace: Any = None) -> None:
@@ -153,27 +133,25 @@ class Intake:
         """Name a trace whose spans its store has lost, and let its conversation know that it is not whole."""
         named = isinstance(trace, str) and len(self.notices) < _MOST_NAMES
         self.notices[f"trace whose spans are lost: {trace if named else 'more'}"] += 1
-        self.take(place, found, trace=trace, span="lost", parent=None, name="", start=start, end=None, service=service)
+        self.take(place, found, ids=(trace, "lost", None), name="", times=(start, None), service=service)
 
     def take(
         self,
         place: Place,
         found: Found,
         *,
-        trace: Any,
-        span: Any,
-        parent: Any,
+        ids: tuple[Any, Any, Any],
         name: Any,
-        start: int | None,
-        end: int | None,
+        times: tuple[int | None, int | None],
         service: str | None,
         remote: bool = False,
         flags: int = 0,
         unread: Iterable[str] = (),
         links: Iterable[str] = (),
     ) -> None:
-        """Add one span: raw ids, times in nanoseconds since 1970, attributes filtered by `attributes.keep`, the names
-        it returned, and the traces that the span links to."""
+        """Add one span: raw ids (of its trace, its own, its parent's), start and end in nanoseconds since 1970,
+        attributes filtered by `attributes.keep`, the names it returned, and the traces that the span links to."""
+        (trace, span, parent), (start, end) = ids, times
         for what, value in (("trace id", trace), ("span id", span)):
             if not isinstance(value, str) or not value:
                 self.refuse(place, f"a span without a {what}: export the spans again", f"span without a {what}", trace)
@@ -198,7 +176,7 @@ class Intake:
         self.spans += 1
         for text in (meaning.system_prompt, meaning.input_text, meaning.output_text):
             self._bytes += len(text) if text else 0
-        remote = remote or self._parents_elsewhere
+        remote = remote or self.parents_elsewhere
         others = sorted({*links} - {trace, ""}) if parent is None or remote else []
         self.linked.update(others)
         self._add((trace, span, parent, remote, service, start, end, " ".join(others) or None, *place, *meaning))
@@ -211,7 +189,7 @@ class Intake:
         if meaning.flags & Flag.LOST:
             self.notices["span that lost attributes: its workflow is not complete"] += 1
         if meaning.role == Role.OTHER:
-            if not any(key.startswith(_GENAI) and PLAN[key].field not in _OF_ANY_SPAN for key in found):
+            if not any(_GENAI.match(key) and PLAN[key].field not in _OF_ANY_SPAN for key in found):
                 return
             said = {key: found[key].strip() for key in KINDS if isinstance(found.get(key), str)}
             known = next((word for key, word in said.items() if word.lower() in KINDS[key]), None)
@@ -220,9 +198,9 @@ class Intake:
             operation = known or next(iter(said.values()), "no operation")
             called = re.sub(r"[0-9a-fA-F]*\d[0-9a-fA-F]*", "N", name)[:60]
             what = f"span of a kind that is no step: {operation}" if known else f"span not read: {operation}, {called}"
-            self.notices[
-                what if what in self.notices or len(self.notices) < _MOST_NAMES else "span not read: more"
-            ] += 1
+            if what not in self.notices and len(self.notices) >= _MOST_NAMES:
+                what = "span not read: more"
+            self.notices[what] += 1
         elif meaning.flags & Flag.ERROR:
             self.notices["span with an error"] += 1
         for key in unread:

@@ -11,14 +11,13 @@ import datetime as dt
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from presage.datasets.adapters.files.text import Place
+from presage.datasets.adapters.spans.documents import take_mlflow
 from presage.datasets.adapters.spans.intake import Intake, Partitions
-from presage.datasets.adapters.spans.mlflow import take_mlflow
 from presage.datasets.adapters.spans.reader import SpanWorkflows
 from presage.datasets.schema.source import Source
 from presage.errors import TraceError
@@ -37,11 +36,7 @@ _DEFAULTS: Final = {
 
 
 def read_mlflow_experiment(
-    name: str,
-    *,
-    tracking_uri: str | None = None,
-    since: dt.datetime | None = None,
-    skip_bad: bool = False,
+    name: str, *, tracking_uri: str | None = None, since: dt.datetime | None = None, skip_bad: bool = False
 ) -> Iterator[Source]:
     """Read the traces of an experiment, only those that began at or after `since`.
 
@@ -51,31 +46,34 @@ def read_mlflow_experiment(
     is full.
     """
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
-    source = f"experiment {name!r} of {_without_password(uri)}"
+    shown = _without_password(uri)
+    source = f"experiment {name!r} of {shown}"
     with Partitions(_PARTITIONS) as spill:
         intake = Intake([source], spill, skip_bad, lined=False)
-        with _one_line_errors(uri):
-            for trace in _traces(_client(uri), name, uri, since):
+        try:
+            for trace in _traces(_client(uri), name, shown, since):
                 take_mlflow(trace, Place(0, 0), intake, service=name)
+        except TraceError:
+            raise
+        except Exception as error:
+            if (line := _one_line(error)) is None:
+                raise
+            raise TraceError(f"{shown}: {line}") from error
         if not intake.spans and not intake.lost:
             when = f" since {since.isoformat()}" if since is not None else ""
             raise TraceError(f"{source}: no traces{when}: check the name, or record some first (see docs/traces.md)")
         yield from SpanWorkflows(source, intake).sources()
 
 
-def _traces(client: MlflowClient, name: str, uri: str, since: dt.datetime | None) -> Iterator[dict[str, Any]]:
+def _traces(client: MlflowClient, name: str, shown: str, since: dt.datetime | None) -> Iterator[dict[str, Any]]:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         there = ", ".join(repr(found.name) for found in client.search_experiments(max_results=10)) or "none"
-        raise TraceError(
-            f"no experiment {name!r} in {_without_password(uri)}; there are: {there}. Check the name and the tracking "
-            "URI"
-        )
-    wanted = None if since is None else f"trace.timestamp_ms >= {int(since.timestamp() * 1000)}"
+        raise TraceError(f"no experiment {name!r} in {shown}; there are: {there}. Check the name and the tracking URI")
     search = partial(
         client.search_traces,
         locations=[experiment.experiment_id],
-        filter_string=wanted,
+        filter_string=None if since is None else f"trace.timestamp_ms >= {int(since.timestamp() * 1000)}",
         max_results=_PAGE_TRACES,
         order_by=["timestamp_ms ASC"],
     )
@@ -89,13 +87,11 @@ def _traces(client: MlflowClient, name: str, uri: str, since: dt.datetime | None
 
 
 def _pages(search: Callable[..., Any], include_spans: bool) -> Iterator[Any]:
-    token: str | None = None
-    while True:
-        page = search(page_token=token, include_spans=include_spans)
+    page = search(page_token=None, include_spans=include_spans)
+    yield from page
+    while page.token:
+        page = search(page_token=page.token, include_spans=include_spans)
         yield from page
-        token = page.token
-        if not token:
-            return
 
 
 def _client(uri: str) -> MlflowClient:
@@ -136,42 +132,32 @@ def _check_database(uri: str) -> None:
     try:
         is_mlflow = sqlalchemy.inspect(engine).has_table("alembic_version")
     except sqlalchemy.exc.SQLAlchemyError as error:
-        raise TraceError(
-            f"{shown}: the database cannot be read ({type(error).__name__}): correct the tracking URI"
-        ) from error
+        message = f"{shown}: the database cannot be read ({type(error).__name__}): correct the tracking URI"
+        raise TraceError(message) from error
     finally:
         engine.dispose()
     if not is_mlflow:
         raise TraceError(f"{shown}: a database, but not MLflow's: correct the tracking URI")
 
 
-@contextmanager
-def _one_line_errors(uri: str) -> Iterator[None]:
-    """Turn errors of MLflow, its database or the network into a one-line `TraceError`."""
-    try:
-        yield
-    except TraceError:
-        raise
-    except Exception as error:
-        from mlflow.exceptions import MlflowException
-        from requests.exceptions import RequestException
-        from sqlalchemy.exc import SQLAlchemyError
+def _one_line(error: Exception) -> str | None:
+    """What an error of MLflow, its database or the network says, in one line; None for any other."""
+    from mlflow.exceptions import MlflowException
+    from requests.exceptions import RequestException
+    from sqlalchemy.exc import SQLAlchemyError
 
-        if not isinstance(error, MlflowException | RequestException | SQLAlchemyError):
-            raise
-        raise TraceError(_one_line(_without_password(uri), str(error))) from error
-
-
-def _one_line(uri: str, text: str) -> str:
+    if not isinstance(error, MlflowException | RequestException | SQLAlchemyError):
+        return None
+    text = str(error)
     if "out-of-date database schema" in text or "db upgrade" in text:
         return (
-            f"{uri}: a store with the schema of another MLflow release, and reading does not upgrade it: back it up "
-            "and run `mlflow db upgrade` on it, or export its traces with the release that wrote it and ingest those"
+            "a store with the schema of another MLflow release, and reading does not upgrade it: back it up and run "
+            "`mlflow db upgrade` on it, or export its traces with the release that wrote it and ingest those"
         )
     if any(sign in text for sign in ("Max retries exceeded", "Connection refused", "timed out")):
-        return f"{uri}: the MLflow server does not answer: start it, or correct the tracking URI"
+        return "the MLflow server does not answer: start it, or correct the tracking URI"
     first = next((line.strip() for line in text.splitlines() if line.strip()), "an error without a message")
-    return f"{uri}: reading traces: {first[:300]}"
+    return f"reading traces: {first[:300]}"
 
 
 def _without_password(uri: str) -> str:

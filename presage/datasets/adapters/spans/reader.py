@@ -5,13 +5,18 @@ are partitioned by trace, so each tree is complete in its partition. If a trace 
 its steps, they are spilled again by workflow id, and `PendingConversations` numbers them after all traces are read:
 
 - steps of a conversation, whose traces may lie in any partition;
-- steps of a trace without a root or workflow name: its type is inferred from the other traces.
+- steps of a trace without a root or workflow name: its type is inferred from the other traces;
+- steps of a trace whose first span links to others, as work does that was handed over through a queue, or that is
+  linked to. A trace that links to one continues its workflow: it gets the id and the type of that one. Where it links
+  to several, as the consumer of a batch does, or names another session or workflow, it stays a workflow of its own;
+  whether any of them reached its end is unknown then.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -23,12 +28,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.datasets.adapters.files.text import Decode, Documents, Place, files_of
-from presage.datasets.adapters.spans.conventions import COPIED
+from presage.datasets.adapters.spans import tree
+from presage.datasets.adapters.spans.conventions import CONTINUED, COPIED, LINKS_DOUBTED, LINKS_MISSING
+from presage.datasets.adapters.spans.documents import decode, take_mlflow, take_spans
 from presage.datasets.adapters.spans.exports import frame_rows, span_rows
 from presage.datasets.adapters.spans.intake import Intake, Partitions
-from presage.datasets.adapters.spans.links import followed
-from presage.datasets.adapters.spans.mlflow import take_mlflow
-from presage.datasets.adapters.spans.otlp import decode, take_spans
 from presage.datasets.adapters.spans.steps import (
     NOT_WHOLE,
     SPOILED,
@@ -37,22 +41,10 @@ from presage.datasets.adapters.spans.steps import (
     row_ranges,
     text_bytes,
     with_cached_tokens,
-    with_facts,
-    with_keys,
-)
-from presage.datasets.adapters.spans.tree import (
-    FAILED_ATTEMPT,
-    MOST_PARENTS,
-    NEVER_ENDED,
-    UNKNOWN_SERVICE,
-    BrokenTreeError,
-    Siblings,
-    TraceFacts,
-    TraceSteps,
-    steps_of,
+    with_values,
 )
 from presage.datasets.schema import conform, trace_schema
-from presage.datasets.schema.source import Origin, Source, Workflow, named
+from presage.datasets.schema.source import Origin, RowError, Source, Workflow, named
 from presage.errors import TraceError
 
 if TYPE_CHECKING:
@@ -60,18 +52,14 @@ if TYPE_CHECKING:
 
 _MANY: Final = 2
 OVERLAP: Final = "trace that overlaps others of its session: a workflow of its own"
-_OF_WORKFLOW: Final = {
-    "workflow_type": pa.string(),
-    "workflow_id": pa.string(),
-    "complete": pa.bool_(),
-    "success": pa.bool_(),
-}
+_OF_WORKFLOW: Final = ("workflow_type", "workflow_id", "complete", "success", "step", "parent_steps")
 
 
 class _Trace(NamedTuple):
     """A pending trace, and its rows in the partition."""
 
-    facts: TraceFacts
+    workflow_id: str
+    facts: tree.TraceFacts
     rows: list[int]
 
 
@@ -82,49 +70,82 @@ class PendingConversations:
     """
 
     def __init__(self, waiting: Partitions, linked: Partitions, notices: Counter[str]) -> None:
+        self.linked = linked
         self._waiting = waiting
-        self._linked = linked
         self._notices = notices
-        self._facts: dict[str, TraceFacts] = {}  # of the traces in `linked`
+        self._facts: dict[str, tree.TraceFacts] = {}  # of the traces in `linked`
         self._empty: set[str] = set()  # those without a step
         self._keys: list[NDArray[np.int64]] = []
         self._types: dict[str, set[str]] = {}  # of each service, up to `_MANY`
         self._named: dict[str, set[str | None]] = {}  # `gen_ai.workflow.name` of each service, up to `_MANY`
 
-    def learn(self, facts: TraceFacts) -> None:
-        """Record the workflow type of a trace under its service."""
+    def learn(self, facts: tree.TraceFacts, linked: bool, empty: bool) -> None:
+        """Record the workflow type of a trace under its service; the facts of one with links, and if it has no step."""
+        if linked:
+            self._facts[facts.trace] = facts
+            if empty:
+                self._empty.add(facts.trace)
         if facts.workflow is None and not facts.rooted:
             return
-        service = facts.service or UNKNOWN_SERVICE
         for seen, value in ((self._types, facts.known_type), (self._named, facts.workflow)):
-            known: set[Any] = seen.setdefault(service, set())
+            known: set[Any] = seen.setdefault(facts.service or tree.UNKNOWN_SERVICE, set())
             if len(known) < _MANY:
                 known.add(value)
 
     def add(self, rows: pa.Table) -> None:
         """Store rows of `StepRows.tables`, and marks of traces that lost spans."""
-        rows = with_keys(rows)
         self._keys.append(rows["key"].drop_null().to_numpy())
         self._waiting.add(rows, "workflow_id")
 
-    def learn_linked(self, facts: TraceFacts, empty: bool) -> None:
-        """Record a trace with links to or from others, and whether it has no step."""
-        self._facts[facts.trace] = facts
-        if empty:
-            self._empty.add(facts.trace)
-
-    def add_linked(self, rows: pa.Table) -> None:
-        """Store rows of such traces."""
-        self._linked.add(rows, "trace")
-
     def workflows(self) -> Iterator[tuple[pa.Table, set[Workflow]]]:
         """For each partition, the rows of its workflows, and the spoiled workflows, whose rows are omitted."""
-        found = followed(self._facts, self._empty, self._notices)
-        for rows in self._linked:
-            self.add(with_facts(rows, found))
+        found = self._followed()
+        for rows in self.linked:
+            given = zip(
+                *((name, *facts) for name, facts in map(found.__getitem__, rows["trace"].to_pylist())), strict=True
+            )
+            self.add(with_values(rows, zip(("workflow_id", *tree.TraceFacts._fields), given, strict=True)))
         copies = self._copies()
         for rows in self._waiting:
             yield self._joined(rows, copies)
+
+    def _followed(self) -> dict[str, tuple[str, tree.TraceFacts]]:
+        """The workflow id of each trace with links, and its facts, where `links` is now the trace that it continues."""
+        traces, empty = self._facts, self._empty
+        found: dict[str, tuple[str, tree.TraceFacts]] = {}
+        before: dict[str, str] = {}
+        doubted: set[str] = set()
+        for trace, facts in traces.items():
+            links = (facts.links or "").split()
+            here = [one for one in links if one in traces and (one not in empty or traces[one].links)]
+            if len(links) == 1 and here:
+                before[trace] = links[0]
+            elif links and trace not in empty:
+                self._notices[LINKS_DOUBTED if here else LINKS_MISSING] += 1
+                doubted.update([trace, *here] if here else ())
+        for trace in sorted(traces):
+            path = {trace: None}  # back to the first, or around a circle
+            while trace not in found and (trace := before.get(trace, "")) and trace not in path:
+                path[trace] = None
+            for one in reversed(path):
+                facts, last = traces[one], before.get(one, "")
+                name, first = found.get(last, (facts.workflow_id, facts))
+                if one in found:
+                    continue
+                if facts.session not in (None, name) or None is not facts.workflow != first.workflow is not None:
+                    self._notices[LINKS_DOUBTED] += 1
+                    doubted |= {one, last}
+                elif first is not facts:
+                    self._notices[CONTINUED] += one not in empty
+                    last = (first.links or "") if last in empty else last
+                    of_first = {field: getattr(first, field) for field in ("workflow", "service", "top", "rooted")}
+                    found[one] = name, facts._replace(links=last, opened=0, **of_first)
+                    continue
+                found[one] = facts.workflow_id, facts._replace(links=None)
+        return {
+            trace: (name, facts._replace(whole=facts.whole and trace not in doubted))
+            for trace, (name, facts) in found.items()
+        }
 
     def _copies(self) -> dict[int, str]:
         """For each key that several steps have the trace of the original: of the session that began first, then ended
@@ -136,7 +157,7 @@ class PendingConversations:
         for rows in self._waiting if len(several) else ():
             columns = [rows[name].to_pylist() for name in ("workflow_id", "begin", "end", "trace", "key")]
             shared = pc.is_in(rows["key"], several).to_pylist()
-            for (name, begin, end, trace, key), is_shared in zip(zip(*columns, strict=True), shared, strict=True):
+            for name, begin, end, trace, key, is_shared in zip(*columns, shared, strict=True):
                 first, last, _ = sessions.get(name, (begin, end, name))
                 sessions[name] = min(first, begin), max(last, end), name
                 if is_shared:
@@ -153,82 +174,65 @@ class PendingConversations:
         names = ("step", "start", "ended", "leaf", "unanswered", "parent_steps")
         columns = {name: table.column(name).to_pylist() for name in names}
         rows: list[int] = []
-        steps: list[int] = []
-        parents: list[tuple[int, ...]] = []
-        workflows: list[tuple[str, str, bool, bool | None]] = []
-        counts: list[int] = []
+        joined: list[tuple[Any, ...]] = []
         for key, traces in groups.items():
             if key in bad or not any(trace.rows for trace in traces):
                 continue
             found, waited, failed = _numbered([one for one in traces if one.rows], columns, copied)
-            self._notices[FAILED_ATTEMPT] += failed
-            rows += found
-            steps += range(len(found))
-            parents += waited
+            self._notices[tree.FAILED_ATTEMPT] += failed
             last = traces[-1].facts  # it may have resumed what stopped before
             complete = all(trace.facts.whole for trace in traces) and not last.stopped
-            workflows.append((*key, complete, False if last.failed else None))
-            counts.append(len(found))
-        workflow = pa.array(np.repeat(np.arange(len(counts)), counts))
-        of = dict(zip(_OF_WORKFLOW, zip(*workflows, strict=True), strict=False))
-        joined = {name: pa.array(of.get(name, ()), kind).take(workflow) for name, kind in _OF_WORKFLOW.items()}
-        joined |= {"step": pa.array(steps, pa.int32()), "parent_steps": pa.array(parents, pa.list_(pa.int32()))}
-        kept = table.drop_columns(list(joined)).take(pa.array(rows, pa.int64()))
-        for name, column in joined.items():
-            kept = kept.append_column(name, column)
-        return kept, bad
+            of = (*key, complete, False if last.failed else None)
+            rows += found
+            joined += [(*of, step, parents) for step, parents in enumerate(waited)]
+        kept = table.take(pa.array(rows, pa.int64()))
+        return with_values(kept, zip(_OF_WORKFLOW, zip(*joined, strict=True), strict=bool(joined))), bad
 
     def _groups(self, table: pa.Table, copied: list[bool]) -> tuple[dict[Workflow, list[_Trace]], set[Workflow]]:
-        """The traces of each workflow in start order, and the workflows that lost spans."""
-        columns = [table.column(name).to_pylist() for name in ("workflow_id", "trace", "step", *TraceFacts._fields)]
-        traces: dict[tuple[str, str], _Trace] = {}
+        """The traces of each workflow in start order, and the workflows that lost spans.
+
+        Roots that overlap share an id that is no conversation's, so each is a workflow.
+        """
+        columns = [table.column(name).to_pylist() for name in ("workflow_id", "step", *tree.TraceFacts._fields)]
+        traces: dict[str, _Trace] = {}
         lost: set[str] = set()
-        for row, (workflow_id, trace, step, *values) in enumerate(zip(*columns, strict=True)):
-            one = traces.get((workflow_id, trace))
+        for row, (workflow_id, step, trace, *values) in enumerate(zip(*columns, strict=True)):
+            one = traces.get(trace)
             if one is None:
-                one = traces[workflow_id, trace] = _Trace(TraceFacts(*values), [])
+                one = traces[trace] = _Trace(workflow_id, tree.TraceFacts(trace, *values), [])
             if step == SPOILED:
                 lost.add(trace)
             elif step != NOT_WHOLE:
                 one.rows.append(row)
         applications: dict[tuple[str, str | None, str], list[_Trace]] = {}
-        for (workflow_id, _), one in sorted(traces.items(), key=lambda item: (item[1].facts.begin, item[0])):
+        for one in sorted(traces.values(), key=lambda one: (one.facts.begin, one.workflow_id, one.facts.trace)):
             if one.rows and all(map(copied.__getitem__, one.rows)):
                 continue
-            facts, service = one.facts, one.facts.service or UNKNOWN_SERVICE
-            named = facts.workflow
-            if named is None and not facts.rooted:
+            named, service = one.facts.workflow, one.facts.service or tree.UNKNOWN_SERVICE
+            if named is None and not one.facts.rooted:
                 named = _only(self._named, service)
-            applications.setdefault((workflow_id, named, service if named is None else ""), []).append(one)
+            applications.setdefault((one.workflow_id, named, service if named is None else ""), []).append(one)
         groups: dict[Workflow, list[_Trace]] = {}
-        bad_groups: set[Workflow] = set()
-        for (workflow_id, named, service), members in _apart(applications, self._notices):
-            top = next((one.facts.top for one in members if one.facts.top is not None), None)
-            workflow = (named or top or _only(self._types, service) or service, workflow_id)
-            groups.setdefault(workflow, []).extend(members)
-            if any(one.facts.trace in lost for one in members):
-                bad_groups.add(workflow)
+        bad: set[Workflow] = set()
+        for (workflow_id, named, service), together in applications.items():
+            opened = sorted((facts.opened, facts.end % tree.NEVER_ENDED) for _, facts, _ in together if facts.opened)
+            apart = any(end > begin for (_, end), (begin, _) in pairwise(opened))
+            self._notices[OVERLAP] += len(together) * apart
+            for members in [[one] for one in together] if apart else [together]:
+                top = next((one.facts.top for one in members if one.facts.top is not None), None)
+                type_of = named or top or _only(self._types, service) or service
+                workflow = (type_of, members[0].facts.trace if apart else workflow_id)
+                groups.setdefault(workflow, []).extend(members)
+                if any(one.facts.trace in lost for one in members):
+                    bad.add(workflow)
         for members in groups.values():
             members.sort(key=lambda one: one.facts.begin)
-        return groups, bad_groups
+        return groups, bad
 
 
 def _only(seen: dict[str, set[Any]], service: str) -> str | None:
     known = seen.get(service, set())
     return next(iter(known)) if len(known) == 1 else None
-
-
-def _apart(
-    applications: dict[tuple[str, str | None, str], list[_Trace]], notices: Counter[str]
-) -> Iterator[tuple[tuple[str, str | None, str], list[_Trace]]]:
-    """The traces of each workflow; roots that overlap share an id that is no conversation's, so each is a workflow."""
-    for (workflow_id, name, service), members in applications.items():
-        opened = sorted((one.facts.opened, one.facts.end % NEVER_ENDED) for one in members if one.facts.opened)
-        if all(end <= begin for (_, end), (begin, _) in pairwise(opened)):
-            yield (workflow_id, name, service), members
-        else:
-            notices[OVERLAP] += len(members)
-            yield from (((one.facts.trace, name, service), [one]) for one in members)
 
 
 def _numbered(
@@ -244,18 +248,18 @@ def _numbered(
     unanswered = columns["unanswered"]
     waits: dict[int, tuple[int, ...]] = {}
     stands: dict[int, tuple[int, ...]] = {}  # what is no step, for what it waited for
-    siblings = Siblings(-1, ())
+    siblings = tree.Siblings(-1, ())
     order: list[tuple[int, int, int, int]] = []
     rows_of: dict[str | None, list[int]] = {}
     failed = 0
-    for place, (facts, found) in enumerate(traces):
+    for place, (_, facts, found) in enumerate(traces):
         rows = sorted(found, key=step.__getitem__)
         given = siblings.waited_for(facts.begin)
         if facts.links in rows_of:
             before = [row for row in rows_of[facts.links] if start[row] < facts.begin]
             done = [row for row in before if columns["ended"][row] <= facts.begin]
             followed_by = {parent for row in done for parent in waits[row]}
-            given = tuple(row for row in done if row not in followed_by)[-MOST_PARENTS:] or tuple(before[-1:])
+            given = tuple(row for row in done if row not in followed_by)[-tree.MOST_PARENTS :] or tuple(before[-1:])
         for row in rows:
             waited = tuple(rows[parent] for parent in parents[row])
             if stands and waited:
@@ -282,33 +286,12 @@ _GZIP_SAVES: Final = 10
 _REPORT_BYTES: Final = 8 * 2**20
 
 
-def read_spans(
-    path: Path | Sequence[Path], skip_bad: bool = False, parents_elsewhere: bool = False
-) -> Iterator[Source]:
-    """Read OTLP JSON lines or single spans, plain or gzip; see `JoiningReader`.
-
-    With `skip_bad`, the workflow of a bad span is spoiled, and so are the workflows that an unreadable line names. With
-    `parents_elsewhere`, a trace whose first spans all have one parent that is not there is complete where they ended.
-    Raises TraceError, which names the file and the line or span, if a file cannot be read, a line is no JSON or no
-    spans, a span lacks an id or a start, spans of a trace are no tree, or there is no step at all, and OutputError if
-    the disk of temporary files is full.
-    """
-    return _read_documents(path, take_spans, decode, skip_bad, parents_elsewhere)
-
-
-def read_mlflow(
-    path: Path | Sequence[Path], skip_bad: bool = False, parents_elsewhere: bool = False
-) -> Iterator[Source]:
-    """Read exported MLflow traces, plain or gzip; as `read_spans`."""
-    return _read_documents(path, take_mlflow, msgspec.json.decode, skip_bad, parents_elsewhere)
-
-
-def _read_documents(
-    path: Path | Sequence[Path],
+def _read(
     take: Callable[[Any, Place, Intake], None],
     decode: Decode,
-    skip_bad: bool,
-    parents_elsewhere: bool,
+    path: Path | Sequence[Path],
+    skip_bad: bool = False,
+    parents_elsewhere: bool = False,
 ) -> Iterator[Source]:
     paths = [path] if isinstance(path, Path) else path
     files = [file for one in paths for file in files_of(one)]
@@ -327,6 +310,19 @@ def _read_documents(
         yield from workflows.sources()
 
 
+read_spans: Final = partial(_read, take_spans, decode)
+"""Read OTLP JSON lines or single spans, plain or gzip; see `JoiningReader`.
+
+With `skip_bad`, the workflow of a bad span is spoiled, and so are the workflows that an unreadable line names. With
+`parents_elsewhere`, a trace whose first spans all have one parent that is not there is complete where they ended.
+Raises TraceError, which names the file and the line or span, if a file cannot be read, a line is no JSON or no spans, a
+span lacks an id or a start, spans of a trace are no tree, or there is no step at all, and OutputError if the disk of
+temporary files is full."""
+
+read_mlflow: Final = partial(_read, take_mlflow, msgspec.json.decode)
+"""Read exported MLflow traces, plain or gzip; as `read_spans`."""
+
+
 def read_span_frame(frame: pd.DataFrame, name: str, skip_bad: bool = False) -> Iterator[Source]:
     """Read a data frame of spans, as Phoenix gives it; as `read_spans`."""
     with Partitions(_FEWEST) as spill:
@@ -338,12 +334,10 @@ def read_span_frame(frame: pd.DataFrame, name: str, skip_bad: bool = False) -> I
 
 def _partitions_for(files: list[Path]) -> int:
     """Number of partitions that keeps each within tens of megabytes; a TraceError if a file does not exist."""
-    size = 0
-    for file in files:
-        try:
-            size += file.stat().st_size * (_GZIP_SAVES if file.suffix == ".gz" else 1)
-        except OSError as error:
-            raise TraceError(f"{file}: cannot be read ({error.strerror or error}): check the path") from error
+    try:
+        size = sum(file.stat().st_size * (_GZIP_SAVES if file.suffix == ".gz" else 1) for file in files)
+    except OSError as error:
+        raise TraceError(f"{error.filename}: cannot be read ({error.strerror or error}): check the path") from error
     return min(_MOST, max(_FEWEST, size // _PARTITION_BYTES))
 
 
@@ -412,11 +406,9 @@ class SpanWorkflows:
                 continue  # only markers of lost spans, so nothing could be mistaken for a workflow
             steps = self._steps(columns, first, stop)
             facts = columns.facts(first, stop, steps)
-            conversations.learn(facts)
-            home = later if facts.waits else now
-            if facts.links or facts.trace in self._intake.linked:
-                home = linked
-                conversations.learn_linked(facts, empty=steps is not None and not steps.row)
+            with_links = bool(facts.links) or facts.trace in self._intake.linked
+            conversations.learn(facts, with_links, empty=steps is not None and not steps.row)
+            home = linked if with_links else later if facts.waits else now
             if begin < first or steps is None:
                 if home is now:
                     spoiled.add((facts.known_type, facts.workflow_id))
@@ -428,23 +420,23 @@ class SpanWorkflows:
                 home.add_mark(first, facts, NOT_WHOLE)
         order = columns.order
         del columns
-        for rows in later.tables(table, order):
+        for rows in later.tables(table, order, keyed=True):
             conversations.add(rows)
-        for rows in linked.tables(table, order):
-            conversations.add_linked(rows)
+        for rows in linked.tables(table, order, keyed=True):
+            conversations.linked.add(rows, "trace")
         if spoiled:
             yield self.source(None, frozenset(spoiled))
         for rows in now.tables(table, order):
             yield self.source(rows)
 
-    def _steps(self, columns: TraceColumns, first: int, stop: int) -> TraceSteps | None:
+    def _steps(self, columns: TraceColumns, first: int, stop: int) -> tree.TraceSteps | None:
         """The steps of a trace; None if its spans are not a tree, and bad spans are skipped."""
         try:
-            steps = steps_of(columns.spans(first, stop))
-        except BrokenTreeError as error:
+            steps = tree.steps_of(columns.spans(first, stop))
+        except RowError as error:
             if not self._intake.skip_bad:
                 place = self._intake.at(*columns.place(first + error.row))
-                raise TraceError(f"{place}: {error.message}") from None
+                raise TraceError(f"{place}: {error}") from None
             self._intake.skipped[f"trace with a {error.reason}"] += 1
             return None
         self._intake.notices.update(steps.notes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from presage.datasets.adapters.files.text import Place
 from presage.datasets.adapters.spans.conventions import CONTENT, Flag, Naming, Role
 from presage.datasets.adapters.spans.tree import NEVER_ENDED, TraceFacts, TraceSpans, TraceSteps
 from presage.datasets.schema import TIMESTAMP
-from presage.datasets.schema.columns import dictionary_encoded, hashes
+from presage.datasets.schema.columns import dictionary_encoded, hashes, ranks
 
 _OF_SPANS: Final = tuple(column.name for column in fields(TraceSpans) if column.name != "contents")
 
@@ -31,16 +31,16 @@ class TraceColumns:
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
-        trace = codes(table.column("trace"))
+        trace = _codes(table.column("trace"))
         places = {}
         for one, other in (("span", "parent"), ("node", "node_parent")):  # equal strings get equal numbers
-            both = _ranks(pa.chunked_array([*table.column(one).chunks, *table.column(other).chunks]))
+            both = ranks(pa.chunked_array([*table.column(one).chunks, *table.column(other).chunks]))
             places[one], places[other] = both[: table.num_rows], both[table.num_rows :]
         self.order = np.lexsort((places["span"], trace))
         self.bounds = np.flatnonzero(np.diff(trace[self.order], prepend=-1, append=-1)).tolist()
         columns = {name: table.column(name).to_numpy() for name in ("role", "naming", "remote", "start", "flags")}
         columns["end"] = pc.fill_null(table.column("end"), NEVER_ENDED).to_numpy()
-        columns |= {name: codes(table.column(name)) for name in ("service", "session", "workflow", "call")}
+        columns |= {name: _codes(table.column(name)) for name in ("service", "session", "workflow", "call")}
         self._columns = {name: column[self.order].tolist() for name, column in (columns | places).items()}
         self._start = self._columns["start"]
         self._texts = {
@@ -112,7 +112,7 @@ def with_cached_tokens(spans: pa.Table) -> pa.Table:
     proven = flags & int(Flag.OUTSIDE) != 0
     if not proven.any():
         return spans
-    keys = [codes(spans.column(name)) for name in ("trace", "provider", "model")]
+    keys = [_codes(spans.column(name)) for name in ("trace", "provider", "model")]
     _, group = np.unique(np.stack(keys), axis=1, return_inverse=True)
     outside = np.zeros(int(group.max()) + 1, bool)
     outside[group[proven]] = True
@@ -122,29 +122,19 @@ def with_cached_tokens(spans: pa.Table) -> pa.Table:
     return spans.set_column(place, spans.schema.field(place), pc.add(spans.column("input_tokens"), added))
 
 
-def _ranks(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """The place of each string among the distinct ones in order, -1 for null; int64 [rows]."""
-    encoded = dictionary_encoded(column)
-    places = np.empty(len(encoded.dictionary), np.int64)
-    places[pc.array_sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(places))
-    numbers = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
-    ranks: NDArray[np.int64] = np.where(numbers < 0, -1, places[numbers]) if len(places) else numbers.astype(np.int64)
-    return ranks
-
-
-def codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
+def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """A number for each distinct string, -1 for null; int64 [rows]."""
-    encoded = dictionary_encoded(column)
-    numbers: NDArray[np.int64] = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return numbers
+    numbers = pc.fill_null(dictionary_encoded(column).indices, -1).to_numpy(zero_copy_only=False)
+    return np.asarray(numbers, np.int64)
 
 
 _CHUNK_ROWS: Final = 16384
 _CHUNK_BYTES: Final = 32 * 2**20
 _TEXTS: Final = ("system_prompt", "input_text", "output_text")
 _FROM_SPANS: Final = ("model", "input_tokens", "output_tokens", "cached_input_tokens", "finish_reason", *_TEXTS)
-_FACTS: Final = [*[pa.string()] * 6, *[pa.bool_()] * 4, *[pa.int64()] * 3]
-"""The types of the columns that `TraceFacts` become."""
+_OF_SPAN: Final = ("naming", "role", "flags", "line", "span", "call", "start", "end")
+_FACTS: Final = [*[pa.string()] * 7, *[pa.bool_()] * 4, *[pa.int64()] * 3]
+"""The types of the columns that a workflow id and `TraceFacts` become."""
 _NS_PER_US: Final = 1000
 SPOILED, NOT_WHOLE = -1, -2
 """Marks in place of a step: a trace that lost a span to `skip_bad`, and one that is not whole and has no step."""
@@ -163,13 +153,14 @@ class StepRows:
     def add_mark(self, first: int, facts: TraceFacts, mark: int) -> None:
         """Mark a trace without steps by one row, for its conversation: `SPOILED` or `NOT_WHOLE`."""
         times = [facts.begin], [facts.end]
-        lost = TraceSteps([0], [0], [-1], [()], *times, (), facts.end, None, None, False, False, False)
+        lost = TraceSteps([0], [0], [-1], [()], *times, [False], facts.end, None, None, False, False, False)
         self.add(lost, first, facts, mark)
 
-    def tables(self, spans: pa.Table, order: NDArray[np.int64]) -> Iterator[pa.Table]:
+    def tables(self, spans: pa.Table, order: NDArray[np.int64], *, keyed: bool = False) -> Iterator[pa.Table]:
         """The rows, in tables that fit in memory; `order` is the row of the partition `spans` for each sorted row.
 
-        The columns are those of a trace, the `line` each row was read from, and what `PendingConversations` needs.
+        The columns are those of a trace, the `line` each row was read from, and what `PendingConversations` needs, if
+        `keyed` with a `key` that a step and its copies share.
         """
         counts = [len(steps.row) for steps, *_ in self._added]
         first = np.repeat(np.array([first for _, first, *_ in self._added], np.int64), counts)
@@ -178,12 +169,7 @@ class StepRows:
         def flat(name: str) -> list[Any]:
             return [value for steps, *_ in self._added for value in getattr(steps, name)]
 
-        number: list[int] = []
-        leaf: list[bool] = []
-        for steps, _, _, start in self._added:
-            leaves = set(steps.leaves)
-            number += range(start, start + len(steps.row))
-            leaf += [step in leaves for step in range(len(steps.row))]
+        number = [place for steps, *_, start in self._added for place in range(start, start + len(steps.row))]
         wrapper = np.array(flat("wrapper"), np.int64)
         row, agent = (order[np.array(flat(name), np.int64) + first] for name in ("row", "agent"))
         rows = pa.table(
@@ -191,74 +177,71 @@ class StepRows:
                 "row": row,
                 "agent": agent,
                 "wrapper": pa.array(order[np.maximum(wrapper + first, 0)], mask=wrapper < 0),
-                "started": np.array(flat("started"), np.int64),
+                "start": np.array(flat("started"), np.int64),
                 "ended": np.array(flat("ended"), np.int64),
                 "parent_steps": pa.array(flat("parents"), pa.list_(pa.int32())),
                 "step": pa.array(number, pa.int32()),
-                "leaf": pa.array(leaf, pa.bool_()),
+                "leaf": pa.array(flat("leaf"), pa.bool_()),
             }
         )
         for start, stop in row_ranges(text_bytes(spans)[row]):
             part = trace[start:stop]
             facts = [facts for _, _, facts, _ in self._added[part[0] : part[-1] + 1]]
-            yield self._table(spans, rows.slice(start, stop - start), facts, pa.array(part - part[0]))
+            yield self._table(spans, rows.slice(start, stop - start), facts, pa.array(part - part[0]), keyed)
 
     @staticmethod
-    def _table(spans: pa.Table, rows: pa.Table, facts: Sequence[TraceFacts], trace: pa.Array) -> pa.Table:
+    def _table(spans: pa.Table, rows: pa.Table, facts: Sequence[TraceFacts], trace: pa.Array, keyed: bool) -> pa.Table:
         """Of some rows, with the index of their trace in `facts`."""
-        columns = {name: spans.column(name).take(rows["row"]) for name in _FROM_SPANS}
-        if rows["wrapper"].null_count < len(rows):
-            around = rows["wrapper"]
+        row, around = rows["row"], rows["wrapper"]
+        columns = {name: spans.column(name).take(row) for name in _FROM_SPANS}
+        if around.null_count < len(rows):
             columns = {name: pc.coalesce(column, spans.column(name).take(around)) for name, column in columns.items()}
-        for name, kind, values in zip(TraceFacts._fields, _FACTS, zip(*facts, strict=True), strict=True):
+        given = zip(*((one.workflow_id, *one) for one in facts), strict=True)
+        for name, kind, values in zip(("workflow_id", *TraceFacts._fields), _FACTS, given, strict=True):
             columns[name] = pa.array(values, kind).take(trace)
+        columns |= {name: rows[name] for name in ("step", "parent_steps", "leaf", "start", "ended")}
+        of = spans.select(_OF_SPAN).take(row)
         agent = spans.column("label").take(rows["agent"])
         # What no span names is named as its missing root would: by the workflow.
-        naming, role, flags = (spans.column(name).take(rows["row"]) for name in ("naming", "role", "flags"))
-        unnamed = pc.and_(pc.equal(naming, int(Naming.NOT)), pc.invert(columns["rooted"]))
-        unnamed = pc.and_(unnamed, pc.equal(rows["agent"], rows["row"]))
-        started, ended = (rows[name].to_numpy() for name in ("started", "ended"))
+        unnamed = pc.and_(pc.equal(of["naming"], int(Naming.NOT)), pc.invert(columns["rooted"]))
+        unnamed = pc.and_(unnamed, pc.equal(rows["agent"], row))
+        started, ended = (rows[name].to_numpy() for name in ("start", "ended"))
+        unanswered = pc.bit_wise_and(of["flags"], pa.scalar(int(Flag.UNANSWERED), pa.int8()))
         return pa.table(
             columns
-            | {name: rows[name] for name in ("step", "parent_steps", "leaf")}
             | {
                 "workflow_type": pa.array([one.known_type for one in facts], pa.string()).take(trace),
-                "workflow_id": pa.array([one.workflow_id for one in facts], pa.string()).take(trace),
                 "agent": pc.if_else(unnamed, pc.coalesce(columns["workflow"], agent), agent),
-                "kind": pc.if_else(pc.equal(role, int(Role.TOOL)), "tool", "llm"),
+                "kind": pc.if_else(pc.equal(of["role"], int(Role.TOOL)), "tool", "llm"),
                 "started_at": pa.array(started // _NS_PER_US).cast(TIMESTAMP),
                 "ended_at": pa.array(ended // _NS_PER_US, mask=ended == NEVER_ENDED).cast(TIMESTAMP),
-                "start": rows["started"],
-                "ended": rows["ended"],
-                **{f"span_{name}": spans.column(name).take(rows["row"]) for name in ("span", "call", "start", "end")},
-                "unanswered": pc.not_equal(pc.bit_wise_and(flags, pa.scalar(int(Flag.UNANSWERED), pa.int8())), 0),
+                "unanswered": pc.not_equal(unanswered, 0),
                 "complete": pc.and_not(columns["whole"], columns["stopped"]),
                 "success": pc.if_else(columns["failed"], False, pa.scalar(None, pa.bool_())),
-                "line": spans.column("line").take(rows["row"]),
+                "line": of["line"],
             }
+            | ({"key": _keys(of)} if keyed else {})
         )
 
 
-def with_keys(rows: pa.Table) -> pa.Table:
-    """Rows of `StepRows.tables` with a `key` that a step and its copies share: of the id of its response or call, else
-    of its span if that is random, and of its times."""
-    span, call, start, end = (rows[f"span_{name}"] for name in ("span", "call", "start", "end"))
+def _keys(spans: pa.Table) -> pa.ChunkedArray:
+    """A number that a step and its copies share: of the id of its response or call, else of its span if that is random,
+    and of its times."""
+    span, call, start, end = (spans[name] for name in ("span", "call", "start", "end"))
     random = pc.and_(pc.equal(pc.utf8_length(span), 16), pc.invert(pc.starts_with(span, "00")))
     names = pc.coalesce(call, pc.if_else(random, span, None))
-    known = pc.and_(pc.is_valid(names), pc.is_valid(end))
     key = hashes(pc.fill_null(names, "")).astype(np.int64)
     for times, factor in ((start, 0x1E3779B97F4A7C15), (pc.fill_null(end, 0), 0x42B2AE3D27D4EB4F)):
         key ^= times.to_numpy() * np.int64(factor)  # wraps
-    rows = rows.drop_columns([f"span_{name}" for name in ("span", "call", "start", "end")])
-    return rows.append_column("key", pc.if_else(known, pa.array(key), None))
+    return pc.if_else(pc.and_(pc.is_valid(names), pc.is_valid(end)), pa.array(key), None)
 
 
-def with_facts(table: pa.Table, found: Mapping[str, tuple[str, TraceFacts]]) -> pa.Table:
-    """Rows of `StepRows.tables` with other workflow ids and facts, by trace."""
-    given = [(name, *facts) for name, facts in map(found.__getitem__, table["trace"].to_pylist())]
-    names = ("workflow_id", *TraceFacts._fields)
-    for name, kind, values in zip(names, (pa.string(), *_FACTS), zip(*given, strict=True), strict=True):
-        table = table.set_column(table.schema.get_field_index(name), name, pa.array(values, kind))
+def with_values(table: pa.Table, columns: Iterable[tuple[str, Sequence[Any]]]) -> pa.Table:
+    """A table with other values in some columns."""
+    for name, values in columns:
+        place = table.schema.get_field_index(name)
+        field = table.schema.field(place)
+        table = table.set_column(place, field, pa.array(values, field.type))
     return table
 
 

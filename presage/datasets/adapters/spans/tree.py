@@ -31,18 +31,17 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from presage.datasets.adapters.spans.conventions import Flag, Naming, Role
+from presage.datasets.schema.source import RowError
 
 # Plain numbers: these are compared once for every span.
-_LLM, _TOOL, _MAYBE = int(Role.LLM), int(Role.TOOL), int(Role.MAYBE)
-_TRANSPARENT: Final = (int(Role.OTHER), int(Role.CHAIN))
+_OTHER, _LLM, _TOOL, _AGENT, _CHAIN, _WORKFLOW, _NODE, _MAYBE = map(int, Role)
+_TRANSPARENT: Final = (_OTHER, _CHAIN)
 _PASSING: Final = (*_TRANSPARENT, _LLM, _MAYBE)
-_STEPS_IF_EMPTY: Final = (_TOOL, int(Role.AGENT), _MAYBE)
-_OUTER: Final = (int(Role.WORKFLOW), int(Role.CHAIN), int(Role.AGENT), int(Role.NODE))
-_NODE: Final = int(Role.NODE)
+_STEPS_IF_EMPTY: Final = (_AGENT, _MAYBE)
+_OUTER: Final = (_WORKFLOW, _CHAIN, _AGENT, _NODE)
 _CALLS: Final = (_LLM, _TOOL)
 _REQUESTED: Final = (*_CALLS, _MAYBE)
 FAILED_ATTEMPT: Final = "failed attempt, which is no step"
@@ -54,19 +53,13 @@ _ERROR, _UNANSWERED, _PAUSED, _LOST = map(int, (Flag.ERROR, Flag.UNANSWERED, Fla
 _EXPLICITLY, _WEAKLY = int(Naming.EXPLICITLY), int(Naming.WEAKLY)
 NEVER_ENDED: Final = 2**63 - 1
 """The end of a span that has not ended, as a time."""
-
-
+_NONE: Final[list[int]] = []  # the children of most spans
 UNKNOWN_SERVICE: Final = "unknown_service"  # default of OpenTelemetry's SDKs
+MOST_PARENTS: Final = 256
+"""Most parents of a join; it keeps those that ended last. Without a bound, n spans could have n²/4 dependencies."""
 
-
-class BrokenTreeError(Exception):
-    """The spans are not a tree; `row` is one of them, `reason` a short phrase for counting."""
-
-    def __init__(self, row: int, message: str, reason: str) -> None:
-        super().__init__(message)
-        self.row = row
-        self.message = message
-        self.reason = reason
+Steps = tuple[int, ...]
+"""Rows of steps."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +95,7 @@ class TraceSteps:
     parents: list[Steps]  # the steps it waited for
     started: list[int]  # nanoseconds since 1970, clocks adjusted
     ended: list[int]  # likewise; `NEVER_ENDED` if unknown
-    leaves: Steps  # the steps that nothing in this trace waited for
+    leaf: list[bool]  # whether nothing in this trace waited for it
     end: int  # when the root and every step had ended, nanoseconds since 1970
     root: int | None  # the span the trace began with; None if it is missing
     top: int | None  # the outermost workflow, chain or agent span under the root; None without a root or such a span
@@ -110,11 +103,6 @@ class TraceSteps:
     stopped: bool  # it paused, or its root failed: more was to come
     failed: bool  # its root failed
     notes: Counter[str] = field(default_factory=Counter)  # what was no step or was mended, by what it was
-
-    @property
-    def complete(self) -> bool:
-        """Whether the workflow of this trace alone reached its end."""
-        return self.whole and not self.stopped
 
 
 class TraceFacts(NamedTuple):
@@ -151,7 +139,7 @@ class TraceFacts(NamedTuple):
 
 
 def steps_of(spans: TraceSpans) -> TraceSteps:
-    """The steps of a trace; raises BrokenTreeError if spans are each other's parents."""
+    """The steps of a trace; raises RowError if spans are each other's parents."""
     return _Tree(spans).steps()
 
 
@@ -159,7 +147,7 @@ class _Tree:
     def __init__(self, spans: TraceSpans) -> None:
         self.spans = spans
         n = len(spans.span)
-        self.children: list[list[int] | None] = [None] * n
+        self.children: list[list[int]] = [_NONE] * n
         self.start = list(spans.start)
         self.end = list(map(max, spans.start, spans.end))
         self.root: int | None = None
@@ -218,11 +206,9 @@ class _Tree:
         return max(known)[-1]
 
     def _adopt(self, parent: int, row: int) -> None:
-        siblings = self.children[parent]
-        if siblings is None:
-            self.children[parent] = [row]
-        else:
-            siblings.append(row)
+        if not self.children[parent]:
+            self.children[parent] = []
+        self.children[parent].append(row)
 
     def _lay_out(self) -> list[int]:
         """Adjust clocks and sort children from the top down; the rows in tree order."""
@@ -235,7 +221,7 @@ class _Tree:
             row = waiting.pop()
             order.append(row)
             below = self.children[row]
-            if below is None:
+            if not below:
                 continue
             if len(below) > 1:
                 self.children[row] = below = self._sorted(below)
@@ -260,20 +246,19 @@ class _Tree:
                 one = calls.setdefault((role[row], call[row]), row)
                 if one != row and start[row] < end[one]:
                     twins[row] = one
+        alike: dict[tuple[int, int, int], list[int]] = {}
         if tie:
             rows.sort(key=lambda row: (start[row], end[row]))
-        alike: dict[tuple[int, int, int], list[int]] = {}
-        for one, row in pairwise(rows) if tie else ():
-            if start[row] == start[one] and end[row] == end[one] > start[row]:
-                alike.setdefault((start[row], end[row], role[one]), [one])
-                alike.setdefault((start[row], end[row], role[row]), []).append(row)
-        for several in alike.values():
+            for row in rows:
+                if end[row] > start[row]:
+                    alike.setdefault((start[row], end[row], role[row]), []).append(row)
+        for several in (found for found in alike.values() if len(found) > 1):
             first: dict[Any, int] = {}
             for row, content in zip(several, self.spans.contents(several), strict=True):
                 if (one := first.setdefault(content, row)) != row:
                     twins[row] = one
         for row, one in twins.items():
-            for child in self.children[row] or ():
+            for child in self.children[row]:
                 self._adopt(one, child)
         self.twins.update(twins)
         return [row for row in rows if row not in twins] if twins else rows
@@ -296,7 +281,7 @@ class _Tree:
                 if end[child] != NEVER_ENDED:
                     end[child] += moved
 
-    def _cycle(self, rows: dict[int, int]) -> BrokenTreeError:
+    def _cycle(self, rows: dict[int, int]) -> RowError:
         reached = self.twins.union(self.order)
         row = next(row for row in rows.values() if row not in reached)
         passed: set[int] = set()
@@ -304,7 +289,7 @@ class _Tree:
             passed.add(row)
             row = rows[self.spans.parent[row]]
         message = "it is its own ancestor; expected a tree of spans: export the trace again"
-        return BrokenTreeError(row, message, "cycle of spans")
+        return RowError(message, row=row, reason="cycle of spans")
 
     def steps(self) -> TraceSteps:
         seen = functools.reduce(operator.or_, self.spans.flags) if any(self.spans.flags) else 0
@@ -319,9 +304,7 @@ class _Tree:
         parents = [tuple(sorted(map(step.__getitem__, waits[row]))) for row in rows]
         del waits, step
         waited = {parent for one in set(parents) for parent in one}
-        top = None
-        if self.root is not None:
-            top = next((row for row in self.order if self.spans.role[row] in _OUTER), None)
+        outer = (row for row in self.order if self.spans.role[row] in _OUTER)
         failed = any(map(self._failed, self.last))
         paused = bool(seen & _PAUSED)
         for what, found in ((PAUSED, paused), (ROOT_FAILED, failed), (ROOT_MISSING, rows and not self.last)):
@@ -334,10 +317,10 @@ class _Tree:
             parents=parents,
             started=[self.start[row] for row in rows],
             ended=[self.end[row] for row in rows],
-            leaves=tuple(place for place in range(len(rows)) if place not in waited),
-            end=max((self.end[row] for row in (*rows, *([] if self.root is None else [self.root]))), default=0),
+            leaf=[place not in waited for place in range(len(rows))],
+            end=max((self.end[row] for row in (*rows, self.root) if row is not None), default=0),
             root=self.root,
-            top=top,
+            top=None if self.root is None else next(outer, None),
             whole=bool(self.last) and ended and not seen & _LOST,
             stopped=paused or failed,
             failed=failed,
@@ -348,7 +331,7 @@ class _Tree:
         """Whether a span failed, or what ended last in it: frameworks leave the span around a failed agent as it is."""
         role, children = self.spans.role, self.children
         while not self.spans.flags[row] & _ERROR:
-            inside = (child for child in children[row] or () if role[child] or children[child])
+            inside = (child for child in children[row] if role[child] or children[child])
             row = max(inside, key=self.end.__getitem__, default=-1)
             if row < 0 or role[row] in _REQUESTED:
                 return False
@@ -368,7 +351,7 @@ class _Tree:
             final = max((row for row in self.order if role[row] in _CALLS), key=self.start.__getitem__, default=-1)
         for row in reversed(self.order):
             kind, wrapped, begins = role[row], 0, NEVER_ENDED
-            for child in children[row] or ():
+            for child in children[row]:
                 began = self.start[child] if is_step[child] else first[child]
                 if began < begins:
                     begins = began
@@ -406,13 +389,11 @@ class _Tree:
                 strong[row] = row
             elif naming[row] == _WEAKLY:
                 weak[row] = row
-            agent[row] = row if strong[row] == row else strong[row] if strong[row] >= 0 else weak[row]
-            if agent[row] < 0:
-                agent[row] = row
+            agent[row] = strong[row] if strong[row] >= 0 else weak[row] if weak[row] >= 0 else row
             hands_down = row if wraps[row] == 1 else -1
             if hands_down < 0 and role[row] in _TRANSPARENT:
                 hands_down = wrapper[row]
-            for child in self.children[row] or ():
+            for child in self.children[row]:
                 strong[child], weak[child], wrapper[child] = strong[row], weak[row], hands_down
         return agent, wrapper
 
@@ -427,11 +408,11 @@ class _Tree:
         while True:
             frame = stack[-1]
             row = frame.row
-            below = self.tops if row < 0 else children[row] or ()
+            below = self.tops if row < 0 else children[row]
             if frame.at < len(below):
                 row = below[frame.at]
                 frame.at += 1
-                if children[row] is None and not is_step[row]:
+                if not children[row] and not is_step[row]:
                     continue
                 given = frame.waited_for(self.start[row])
                 if graph:
@@ -443,7 +424,7 @@ class _Tree:
                         around.append(node[row])
                 if is_step[row]:
                     waits[row] = given
-                    if children[row] is None and not graph:
+                    if not children[row] and not graph:
                         frame.ended(self.start[row], self.end[row], (row,), frame.at)
                         continue
                 stack.append(Siblings(row, (row,) if is_step[row] else given))
@@ -466,21 +447,10 @@ class _Tree:
 
 def _skew(parent_start: int, parent_end: int, start: int, end: int) -> int:
     """Offset that corrects the clock of children against their parent's, nanoseconds."""
-    if NEVER_ENDED in (parent_end, end):
-        return max(0, parent_start - start)
     room = (parent_end - parent_start) - (end - start)
-    if room < 0:
+    if NEVER_ENDED in (parent_end, end) or room < 0:
         return max(0, parent_start - start)
-    if start >= parent_start and end <= parent_end:
-        return 0
-    return parent_start + room // 2 - start
-
-
-MOST_PARENTS: Final = 256
-"""Most parents of a join; it keeps those that ended last. Without a bound, n spans could have n²/4 dependencies."""
-
-Steps = tuple[int, ...]
-"""Rows of steps."""
+    return 0 if parent_start <= start and end <= parent_end else parent_start + room // 2 - start
 
 
 class Siblings:

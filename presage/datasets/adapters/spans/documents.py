@@ -1,4 +1,4 @@
-"""Span documents: OTLP JSON lines of OpenTelemetry's collector, and spans as one JSON object each.
+"""Span documents: OTLP JSON lines of OpenTelemetry's collector, spans as one JSON object each, exported MLflow traces.
 
 OTLP ids are hex or base64 (they are only compared); 64-bit numbers may be strings. An exporter may write lines of logs
 and metrics into the same file; they are skipped. Single spans are what OpenTelemetry's `span.to_json()`, Phoenix and
@@ -6,11 +6,16 @@ its data frames write; keys may be flat ("context.trace_id", "attributes.llm.mod
 
     {"name": …, "context": {"trace_id": …, "span_id": …}, "parent_id": …, "start_time": …, "end_time": …,
      "attributes": {…}}
+
+MLflow traces are JSON, one a line, one a file, or a list: `trace.to_json()`, `mlflow traces get`, `mlflow traces search
+--output json`, and `mlflow.search_traces()` written by `to_json(orient="records", lines=True)`. MLflow 2 called some
+keys otherwise. Values of attributes are JSON inside JSON.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -21,11 +26,14 @@ from presage.datasets.adapters.spans.conventions import Flag
 from presage.datasets.adapters.spans.dialects import MESSAGE_EVENTS
 from presage.datasets.adapters.spans.exports import names_of_unread, unwrapped
 from presage.datasets.adapters.spans.intake import SIGNALS, Intake, described, time_ns
+from presage.datasets.schema.messages import fields, from_json
 
 _PARENT_IS_REMOTE: Final = 0x300  # flags: "is remote" is known and true
 _CALLED: Final = (2, 5, "SPAN_KIND_SERVER", "SPAN_KIND_CONSUMER", "SpanKind.SERVER", "SpanKind.CONSUMER")
 """Kinds of spans whose parent is in another process."""
 _ERRORS: Final = frozenset({2, "2", "STATUS_CODE_ERROR", "ERROR"})
+_FLAT: Final = "attributes."
+_SESSION: Final = "mlflow.trace.session"
 _ATTRIBUTE_LIMIT: Final = 128  # the default of every SDK; what has exactly as many has probably lost some
 
 
@@ -98,12 +106,10 @@ _decode: Final[Callable[[bytes], Envelope]] = msgspec.json.Decoder(Envelope).dec
 
 def decode(line: bytes) -> Any:
     """Decode a line: an `Envelope` if it is OTLP with spans, else any JSON; raises msgspec.DecodeError."""
-    try:
+    with suppress(msgspec.ValidationError):  # JSON, but not a valid envelope: `_take_otlp` reports the problem
         envelope = _decode(line)
         if envelope.resource_spans is not None:
             return envelope
-    except msgspec.ValidationError:
-        pass  # JSON, but not a valid envelope: `_take_otlp` reports the problem
     return msgspec.json.decode(line)
 
 
@@ -187,12 +193,9 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
     intake.take(
         place,
         found,
-        trace=span.trace_id,
-        span=span.span_id,
-        parent=span.parent_span_id,
+        ids=(span.trace_id, span.span_id, span.parent_span_id),
         name=span.name,
-        start=start or None,
-        end=end or None,
+        times=(start or None, end or None),
         service=service,
         remote=(span.flags or 0) & _PARENT_IS_REMOTE == _PARENT_IS_REMOTE or span.kind in _CALLED,
         flags=flags,
@@ -216,27 +219,19 @@ def _flags(code: Any, message: Any) -> int:
 
 
 def _value(value: _Value) -> Any:
-    if value.string_value is not None:
-        return value.string_value
     if value.int_value is not None:
         return int(value.int_value)
-    if value.double_value is not None:
-        return value.double_value
-    if value.bool_value is not None:
-        return value.bool_value
     if value.array_value is not None:
         return [_inner(one) for one in value.array_value.get("values") or ()]
     if value.kvlist_value is not None:
         return {one["key"]: _inner(one.get("value")) for one in value.kvlist_value.get("values") or ()}
-    return None
+    plain = (value.string_value, value.double_value, value.bool_value)
+    return next((one for one in plain if one is not None), None)
 
 
 def _inner(wrapped: Any) -> Any:
     """A value inside a list or an object, which is still encoded."""
     return None if wrapped is None else _value(msgspec.convert(wrapped, _Value))
-
-
-_FLAT: Final = "attributes."
 
 
 def is_span(document: Any) -> bool:
@@ -245,17 +240,16 @@ def is_span(document: Any) -> bool:
 
 
 def _take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
-    resource = document.get("resource")
-    resource = resource.get("attributes") if isinstance(resource, dict) else None
-    shared = resource if isinstance(resource, dict) else {}
+    shared = fields(fields(document.get("resource")).get("attributes"))
     found: Found = {}
     missed = []
-    attributes = list(_attributes(document))
+    flat = {key.removeprefix(_FLAT): value for key, value in document.items() if key.startswith(_FLAT)}
+    attributes = [*_flat("", fields(document.get("attributes"))), *_flat("", flat)]
     for key, value in (*shared.items(), *attributes):
         if (name := keep(found, key, value)) is not None and value is not None:
             missed.append(name)
     service = shared.get("service.name")
-    take_object(
+    _take_object(
         document,
         found,
         place,
@@ -268,7 +262,7 @@ def _take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
     )
 
 
-def take_object(
+def _take_object(
     span: dict[str, Any],
     found: Found,
     place: Place,
@@ -302,25 +296,15 @@ def take_object(
     intake.take(
         place,
         found,
-        trace=trace,
-        span=_id(span, "span_id"),
-        parent=_plain_id(parent),
+        ids=(trace, _id(span, "span_id"), _plain_id(parent)),
         name=span.get("name"),
-        start=start,
-        end=None if running and parent is None else end,
+        times=(start, None if running and parent is None else end),
         service=service,
         remote=span.get("kind") in _CALLED,
         flags=flags,
         unread=unread,
         links=filter(None, links),
     )
-
-
-def _attributes(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    attributes = document.get("attributes")
-    if isinstance(attributes, dict):
-        yield from _flat("", attributes)
-    yield from _flat("", {key[len(_FLAT) :]: value for key, value in document.items() if key.startswith(_FLAT)})
 
 
 def _flat(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -339,10 +323,69 @@ def _flat(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _id(span: dict[str, Any], name: str) -> Any:
     """An id of a span: in its context, as a flat column, or its own key."""
-    context = span.get("context")
     own = span.get(f"context.{name}", span.get(name))
-    return _plain_id(context.get(name, own) if isinstance(context, dict) else own)
+    return _plain_id(fields(span.get("context")).get(name, own))
 
 
 def _plain_id(value: Any) -> Any:
     return value.removeprefix("0x") if isinstance(value, str) else value
+
+
+def is_mlflow(document: Any) -> bool:
+    """Whether a JSON document is an exported trace, or holds some."""
+    return isinstance(document, dict) and (isinstance(document.get("traces"), list) or _parts(document) is not None)
+
+
+def take_mlflow(document: Any, place: Place, intake: Intake, service: str | None = None) -> None:
+    """Pass on the spans of every trace in a document; `service` names the application, by default the experiment.
+
+    Unless bad spans are skipped, raises TraceError for one, and for a document without a trace.
+    """
+    if isinstance(document, dict) and isinstance(document.get("traces"), list):
+        for trace in document["traces"]:
+            take_mlflow(trace, place, intake, service)
+        return
+    parts = _parts(document) if isinstance(document, dict) else None
+    if parts is None:
+        wanted = 'expected an MLflow trace (with "info" and "data", as trace.to_json() writes it)'
+        intake.refuse(place, f"{described(document)}; {wanted}", "line that is no MLflow trace")
+        return
+    info, spans = parts
+    trace = info.get("trace_id", info.get("request_id"))
+    session = fields(info.get("trace_metadata", info.get("request_metadata"))).get(_SESSION)
+    running = info.get("state", info.get("status")) == "IN_PROGRESS"
+    where = info.get("trace_location")
+    experiment = fields(where.get("mlflow_experiment") if isinstance(where, dict) else info).get("experiment_id")
+    service = service or (f"experiment-{experiment}" if experiment is not None else None)
+    if not spans and not running:
+        begun = info.get("timestamp_ms", info.get("request_time"))
+        intake.missing_trace(place, trace, time_ns(begun), {_SESSION: session}, service)
+    for span in spans:
+        if not isinstance(span, dict):
+            message = "a span that is not an object: export the trace again"
+            intake.refuse(place, message, "span that is no object", trace)
+            continue
+        found: Found = {}
+        for key, value in fields(span.get("attributes")).items():
+            keep(found, key, _decoded(value))
+        if session is not None:
+            found.setdefault(_SESSION, session)
+        _take_object(span, found, place, intake, trace=trace, service=service, running=running)
+
+
+def _parts(document: dict[str, Any]) -> tuple[dict[str, Any], list[Any]] | None:
+    """The info and the spans of an exported trace, None if it is not one."""
+    whole = from_json(document.get("trace"))
+    if isinstance(whole, dict):
+        return _parts(whole)  # a row of a data frame, which also contains the trace
+    info = next((document[key] for key in ("info", "trace_info") if isinstance(document.get(key), dict)), None)
+    spans = fields(from_json(document.get("data", document))).get("spans")
+    return (info, spans) if info is not None and isinstance(spans, list) else None
+
+
+def _decoded(value: Any) -> Any:
+    """The value of an attribute, which MLflow stores as JSON, including numbers and booleans."""
+    try:
+        return msgspec.json.decode(value) if isinstance(value, str) else value
+    except msgspec.DecodeError:
+        return value
