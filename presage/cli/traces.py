@@ -15,6 +15,7 @@ from presage.cli import options
 from presage.cli.output import Output, table
 from presage.datasets.adapters import READERS
 from presage.datasets.adapters.spans.tree import ROOT_MISSING
+from presage.datasets.schema.names import NameMapping
 from presage.errors import ConfigurationError
 from presage.training.report.blocks import number
 from presage.wording import counted
@@ -61,6 +62,18 @@ def ingest(
         str | None,
         typer.Option(help="Only workflows that started at this time or later: ISO 8601 with a zone, or epoch seconds."),
     ] = None,
+    agent_pattern: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="REGEX=NAME",
+            help="Fold the agents whose whole name the pattern matches into one: 'researcher-.*=researcher', or "
+            "'(.+)-[0-9a-f]+=\\1'. The store keeps it, and so do predictors. Repeat for more.",
+        ),
+    ] = None,
+    names: Annotated[
+        Path | None,
+        typer.Option(help="TOML or JSON file of such patterns, for agents and for workflow types: see docs/traces.md."),
+    ] = None,
     skip_bad: options.SkipBad = False,
     strict: Annotated[
         bool,
@@ -88,6 +101,7 @@ def ingest(
     from presage.datasets.ingest import ingest as bring_in
 
     out = Output(as_json)
+    mapping = NameMapping.read(agent_pattern or (), names)
     moment = None if since is None else parse_moment(since, "--since")
     given: list[Path | Feed] = [*(sources or ())]
     if mlflow_experiment is not None:
@@ -102,6 +116,7 @@ def ingest(
             source_format=source_format,
             parents_elsewhere=parents_elsewhere,
             on_ray=on_ray,
+            names=mapping,
             progress=report,
         )
     data = {"store": str(to), **asdict(done)}
@@ -227,7 +242,9 @@ def generate(
 
 
 def _description(data: dict[str, Any]) -> list[Any]:
+    names = NameMapping.from_dict(data["names"])
     parts: list[Any] = [f"{counted(data['workflows'], 'workflow')}, {counted(data['steps'], 'step')}"]
+    parts += [f"names folded by {names}"] if names else []
     for name, of in data["workflow_types"].items():
         length, spans = of["length"], (of["started_at"] or ["unknown", "unknown"])
         facts = [
