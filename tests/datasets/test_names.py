@@ -70,7 +70,7 @@ def test_a_server_folds_any_name_in_linear_time_and_remembers_a_bounded_number()
     assert [mapping.agent(name) for name in ("x", "t-", "\udc80")] == ["x", "t-", "\udc80"]  # these fold to no name
     for number in range(5000):
         mapping.agent(f"t-{number}")
-    assert len(mapping._known) <= 4096
+    assert len(mapping.remembered) <= 4096
 
 
 @pytest.mark.parametrize(

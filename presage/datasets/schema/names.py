@@ -1,4 +1,4 @@
-r"""Names with ids in them, folded: `researcher-7f3a` and `researcher-91c0` are one agent.
+"""Names with ids in them, folded: `researcher-7f3a` and `researcher-91c0` are one agent.
 
 A predictor learns nothing about a name that never comes again. A mapping is a list of rules, `REGEX=NAME`, for agents
 and for workflow types. It travels with what it folded: the manifest of a store, the metadata of a table, the vocabulary
@@ -39,11 +39,14 @@ Rules = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class NameMapping:
-    """How names are folded; raises ConfigurationError for a pattern or a name that is none."""
+    """How names are folded; raises ConfigurationError for a pattern or a name that is none.
+
+    `remembered` are the latest answers, by section and name.
+    """
 
     agents: Rules = ()
     workflow_types: Rules = ()
-    _known: dict[tuple[str, str], str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    remembered: dict[tuple[str, str], str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for pattern, name in (*self.agents, *self.workflow_types):
@@ -71,15 +74,15 @@ class NameMapping:
         return self._one("workflow_types", name) if self.workflow_types else name
 
     def _one(self, section: str, name: str) -> str:
-        folded = self._known.get((section, name))
+        folded = self.remembered.get((section, name))
         if folded is None:
             try:
                 folded = self._folded(section, pa.array([name], pa.string()))[0].as_py()
             except (ConfigurationError, ValueError):  # such as half a surrogate pair
                 folded = name
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[section, name] = folded
+            if len(self.remembered) >= _REMEMBERED:
+                self.remembered.clear()
+            self.remembered[section, name] = folded
         return folded
 
     def column(self, section: str, names: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -12,12 +12,13 @@ from vllm_samples import Engine, build
 from presage.datasets.read import read_traces
 from presage.datasets.schema.names import NameMapping
 from presage.predictors.next_agent.predictor import NextAgentPredictor
-from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.drift import Drift
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
+from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 pytestmark = pytest.mark.vllm
 
@@ -61,13 +62,12 @@ def test_names_with_ids_are_folded_for_models_counts_and_monitors_and_recorded_a
 
 
 def test_a_workflow_keeps_the_type_it_began_with_when_newer_models_fold_otherwise(tiny: Tiny, tmp_path: Path) -> None:
-    forecaster = Forecaster(folding(tiny, NAMES))
-    kind = told(forecaster)
+    source = VersionedForecaster(Forecaster(folding(tiny, NAMES)))
+    kind = type("Told", (SyncWorkflowScheduler,), {"forecasts": lambda self, config: Forecasts(source, source)})
     engine = Engine(build(tmp_path / "m", kind, blocks=400))
     scheduler: Any = engine.scheduler
     send(engine, "w", 0, workflow_type="retry run 1", agent="planner-1")
     engine.run()
-    source = scheduler.step_forecasts._next_agents
     source.take_over(Forecaster(folding(tiny, NameMapping())))
     send(engine, "w", 1, workflow_type="retry run 1", agent="coder-1")
     send(engine, "v", 0, workflow_type="retry run 1", agent="planner-1")
