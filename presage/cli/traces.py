@@ -30,6 +30,7 @@ _To = Annotated[Path, typer.Option("--to", help="Folder of the store; created if
 
 @app.command(
     epilog="Example:  presage traces ingest runs/*.jsonl.gz --to traces/\n\n"
+    "Names with ids in them:  presage traces ingest runs/ --to traces/ --agent-pattern 'researcher-.*=researcher'\n\n"
     "A .csv or .parquet file has the columns of docs/traces.md, as pandas writes it.\n\n"
     "Ingesting a file twice adds nothing. To resume an interrupted ingestion, repeat the command.",
 )
@@ -66,8 +67,8 @@ def ingest(
         list[str] | None,
         typer.Option(
             metavar="REGEX=NAME",
-            help="Fold the agents whose whole name the pattern matches into one: 'researcher-.*=researcher', or "
-            "'(.+)-[0-9a-f]+=\\1'. The store keeps it, and so do predictors. Repeat for more.",
+            help="Fold the agents whose whole name matches the pattern into one. The store keeps it, and so do "
+            "predictors. Repeat for more.",
         ),
     ] = None,
     names: Annotated[
