@@ -15,6 +15,7 @@ from presage.cli import options
 from presage.cli.output import Output, table
 from presage.datasets.adapters import READERS
 from presage.datasets.adapters.spans.tree import ROOT_MISSING
+from presage.datasets.schema.names import NameMapping
 from presage.errors import ConfigurationError
 from presage.training.report.blocks import number
 from presage.wording import counted
@@ -29,6 +30,7 @@ _To = Annotated[Path, typer.Option("--to", help="Folder of the store; created if
 
 @app.command(
     epilog="Example:  presage traces ingest runs/*.jsonl.gz --to traces/\n\n"
+    "Names with ids in them:  presage traces ingest runs/ --to traces/ --agent-pattern 'researcher-.*=researcher'\n\n"
     "A .csv or .parquet file has the columns of docs/traces.md, as pandas writes it.\n\n"
     "Ingesting a file twice adds nothing. To resume an interrupted ingestion, repeat the command.",
 )
@@ -61,6 +63,18 @@ def ingest(
         str | None,
         typer.Option(help="Only workflows that started at this time or later: ISO 8601 with a zone, or epoch seconds."),
     ] = None,
+    agent_pattern: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="REGEX=NAME",
+            help="Fold the agents whose whole name matches the pattern into one. The store keeps it, and so do "
+            "predictors. Repeat for more.",
+        ),
+    ] = None,
+    names: Annotated[
+        Path | None,
+        typer.Option(help="TOML or JSON file of such patterns, for agents and for workflow types: see docs/traces.md."),
+    ] = None,
     skip_bad: options.SkipBad = False,
     strict: Annotated[
         bool,
@@ -88,6 +102,7 @@ def ingest(
     from presage.datasets.ingest import ingest as bring_in
 
     out = Output(as_json)
+    mapping = NameMapping.read(agent_pattern or (), names)
     moment = None if since is None else parse_moment(since, "--since")
     given: list[Path | Feed] = [*(sources or ())]
     if mlflow_experiment is not None:
@@ -102,6 +117,7 @@ def ingest(
             source_format=source_format,
             parents_elsewhere=parents_elsewhere,
             on_ray=on_ray,
+            names=mapping,
             progress=report,
         )
     data = {"store": str(to), **asdict(done)}
@@ -227,7 +243,9 @@ def generate(
 
 
 def _description(data: dict[str, Any]) -> list[Any]:
+    names = NameMapping.from_dict(data["names"])
     parts: list[Any] = [f"{counted(data['workflows'], 'workflow')}, {counted(data['steps'], 'step')}"]
+    parts += [f"names folded by {names}"] if names else []
     for name, of in data["workflow_types"].items():
         length, spans = of["length"], (of["started_at"] or ["unknown", "unknown"])
         facts = [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import Any, Final
 
 import numpy as np
@@ -11,6 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.datasets.schema import STATE_COLUMNS
+from presage.datasets.schema.names import NameMapping
 from presage.wording import counted
 
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
@@ -27,8 +30,8 @@ FEW: Final = 3
 
 
 def describe(table: pa.Table) -> dict[str, Any]:
-    """Describe a valid trace in canonical order, as plain data: `workflows`, `steps`, `missing_counts` (below), and
-    `workflow_types`, for each
+    """Describe a valid trace in canonical order, as plain data: `workflows`, `steps`, `names` (the patterns that folded
+    names, `NameMapping.to_dict`), `missing_counts` (below), and `workflow_types`, for each
 
     - `workflows`, `steps`, `tasks` (distinct, 0 without tasks), `agents` {name: steps};
     - `length` quantiles of steps a workflow {"min", "p25", "p50", "p75", "p90", "p99", "max", "mean"}, and
@@ -51,6 +54,7 @@ def describe(table: pa.Table) -> dict[str, Any]:
     return {
         "workflows": int(_starts(table).sum()),
         "steps": table.num_rows,
+        "names": NameMapping.of(table).to_dict(),
         "missing_counts": _missing_counts(table),
         "workflow_types": {
             name: _describe_type(table.filter(pc.equal(kinds, name))) for name in sorted(pc.unique(kinds).to_pylist())
@@ -77,19 +81,42 @@ def missing_counts_warning(description: Mapping[str, Any]) -> str | None:
 def generated_names_warning(description: Mapping[str, Any]) -> str | None:
     """What a reader of `describe` should know of names that look generated, and do; None if they do not."""
     types = description.get("workflow_types", {})
-    lines = []
+    lines, ways = [], []
     if len(types) >= _MANY_NAMES and 2 * len(types) >= description["workflows"]:
+        pattern, name = _pattern(types) or ("REGEX", "NAME")
+        ways.append(f"--names with the file \"[workflow_types]\\n'{pattern}' = '{name}'\"")
         lines.append(f"{counted(len(types), 'workflow type')} for {counted(description['workflows'], 'workflow')}")
     for name, of in types.items():
         once = of.get("agents_once", 0)  # the metrics of earlier versions have none
         if once >= _MANY_NAMES and 2 * once >= len(of["agents"]):
             lines.append(f"{once} of {counted(len(of['agents']), 'agent')} of {name} seen in one workflow only")
+            ways.append(f"--agent-pattern '{'='.join(_pattern(of['agents']) or ('REGEX', 'NAME'))}'")
     if not lines:
         return None
     return (
         f"names look generated: {'; '.join(lines)}. Nothing is learnt about a name that never comes again: keep ids "
-        "and topics out of the names of agents and workflows (gen_ai.agent.name, gen_ai.workflow.name)"
+        "and topics out of the names of agents and workflows (gen_ai.agent.name, gen_ai.workflow.name), or fold them "
+        f"(docs/traces.md): presage traces ingest with {' and '.join(dict.fromkeys(ways))}"
     )
+
+
+def _pattern(names: Iterable[str]) -> tuple[str, str] | None:
+    """A pattern of most of the names, which begin or end alike, and what to fold them to; None if that is not plain."""
+    words = [re.findall(r"\w+|\W+", name) or [""] for name in names]
+    best = 0, "", 0
+    for turn in (1, -1):
+        groups: dict[str, list[list[str]]] = {}
+        for of in words:
+            groups.setdefault(of[::turn][0], []).append(of[::turn])
+        alike = max(groups.values(), key=len)
+        common = [of[0] for of in takewhile(lambda of: len(set(of)) == 1, zip(*alike, strict=False))]
+        best = max(best, (len(alike), "".join(common[::turn]), turn), key=lambda of: (of[0], len(of[1])))
+    count, shared, turn = best
+    name = shared.strip(" -_:/.#")
+    if count < max(FEW, len(words) / 2) or not name or set("='") & set(name):
+        return None
+    pattern = re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", shared)
+    return (f"{pattern}.*" if turn == 1 else f".*{pattern}"), name
 
 
 def _named(shares: Mapping[str, float]) -> str:

@@ -19,6 +19,7 @@ from presage.datasets.adapters.spans.reader import read_span_frame
 from presage.datasets.schema import concat, trace_schema
 from presage.datasets.schema.source import Origin, Source, Workflow, named
 from presage.datasets.schema.validate import drop_invalid, refuse_all_skipped, validate, without
+from presage.datasets.store import names_of
 from presage.errors import TraceError
 from presage.wording import counted
 
@@ -34,6 +35,8 @@ class Traces:
         table: conforms to `presage.datasets.schema.trace_schema`.
         skipped: number of skipped rows or workflows, by reason; without `skip_bad`, only recordings have any.
         notices: number of things in spans that were not read, or were mended, by what they were.
+
+    Where one of the sources is a store that folds names, its mapping folds those of all (`NameMapping.of(table)`).
     """
 
     table: pa.Table
@@ -92,7 +95,8 @@ def read_traces(
         name = "DataFrame" if len(frames) == 1 else f"DataFrame {number}"
         spans = are_spans([*map(str, frame.columns), *filter(None, frame.index.names)])
         opened.append((name, partial(read_span_frame if spans else read_frame, frame, name, skip_bad)))
-    sources = [_collected(name, begin(), progress) for name, begin in opened]
+    names = names_of(paths)
+    sources = [_collected(name, begin(), progress).folded(names) for name, begin in opened]
     table = concat([source.table for source in sources], [source.origin.names[0] for source in sources])
     origin = Origin.join([source.origin for source in sources])
     skipped, notices = Counter[str](), Counter[str]()
@@ -102,13 +106,13 @@ def read_traces(
         notices.update(source.notices)
         spoiled |= source.spoiled
     if not skip_bad:
-        return Traces(validate(table, origin), dict(skipped), dict(notices))
+        return Traces(names.on(validate(table, origin)), dict(skipped), dict(notices))
     if spoiled:
         skipped["workflow with a skipped row"] = len(spoiled)
     table, dropped = drop_invalid(*without(table, origin, spoiled))
     refuse_all_skipped(table.num_rows, dropped, origin.name)
     skipped.update({f"workflow with {reason}": count for reason, count in dropped.items()})
-    return Traces(table, dict(skipped), dict(notices))
+    return Traces(names.on(table), dict(skipped), dict(notices))
 
 
 def _collected(name: str, reading: Iterator[Source], progress: Callable[[int], None]) -> Source:

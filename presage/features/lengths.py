@@ -27,6 +27,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from presage.datasets.schema import workflow_codes
+from presage.datasets.schema.names import NameMapping
 from presage.datasets.tasks import task_of
 from presage.errors import InputError
 from presage.features.history import (
@@ -91,7 +92,7 @@ class LengthEncoder:
         agents = tuple(sorted(pc.unique(table["agent"]).to_pylist()))
         tracked = sorted(map(agents.index, most_frequent(table["agent"], AGENTS_TRACKED)))
         models = tuple(sorted(most_frequent(table["model"], MODELS_KEPT)))
-        return cls(Vocabulary(types, agents), models, tuple(tracked), sketch)
+        return cls(Vocabulary(types, agents, names=NameMapping.of(table)), models, tuple(tracked), sketch)
 
     @property
     def names(self) -> tuple[str, ...]:

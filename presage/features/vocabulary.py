@@ -1,7 +1,8 @@
 """The vocabulary of a predictor: workflow types, agents, and outcomes.
 
 Agents are identified by name alone: workflow types that call the same agent share what is learnt about it, and the
-workflow type is an input of its own. All names outside the vocabulary map to one value, `unknown`.
+workflow type is an input of its own. Names are folded as those of the training trace were (`names`). All names outside
+the vocabulary then map to one value, `unknown`.
 
 Numbering of V agents: inputs 0..V-1 are agents and V is the unknown agent; outcomes 0..V-1 are agents, V is END (the
 workflow finishes) and V+1 an agent unknown to training (a label, never a forecast).
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from presage.datasets.schema.names import NO_NAMES, NameMapping
 from presage.errors import TraceError
 from presage.features.served_steps import TOOLS_CALLED
 
@@ -27,11 +29,15 @@ TOOLS_KEPT: Final = 32
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """T workflow types, V agents, and the Z tools that answers call most often, in sorted order."""
+    """T workflow types, V agents, and the Z tools that answers call most often, in sorted order.
+
+    `names` folds the names of steps before they are looked up; those of the vocabulary are folded already.
+    """
 
     workflow_types: tuple[str, ...]
     agents: tuple[str, ...]
     tools: tuple[str, ...] = ()
+    names: NameMapping = NO_NAMES
 
     @classmethod
     def from_table(cls, table: pa.Table) -> Vocabulary:
@@ -44,7 +50,8 @@ class Vocabulary:
                 "train return-time, remaining-length and context-growth, which need no other"
             )
         tools = most_frequent(pc.list_flatten(table[TOOLS_CALLED]), TOOLS_KEPT)
-        return cls(tuple(sorted(pc.unique(table["workflow_type"]).to_pylist())), tuple(agents), tuple(sorted(tools)))
+        types = sorted(pc.unique(table["workflow_type"]).to_pylist())
+        return cls(tuple(types), tuple(agents), tuple(sorted(tools)), NameMapping.of(table))
 
     @property
     def unknown(self) -> int:
@@ -76,32 +83,35 @@ class Vocabulary:
 
     def agent(self, name: str) -> int:
         """Index of an agent, or `unknown`."""
-        return self._agent_index.get(name, self.unknown)
+        index = self._agent_index.get(name)
+        return self._agent_index.get(self.names.agent(name), self.unknown) if index is None else index
 
     def workflow_type(self, name: str) -> int:
         """Index of a workflow type, or T for one that is unknown."""
-        return self._type_index.get(name, len(self.workflow_types))
+        return self._type_index.get(self.names.workflow_type(name), len(self.workflow_types))
 
     def encode_agents(self, column: pa.ChunkedArray) -> NDArray[np.int32]:
         """Agent names to indices, int32 [rows]."""
-        return encode(column, self.agents)
+        return encode(self.names.column("agents", column), self.agents)
 
     def encode_types(self, column: pa.ChunkedArray) -> NDArray[np.int32]:
         """Workflow types to indices, int32 [rows]."""
-        return encode(column, self.workflow_types)
+        return encode(self.names.column("workflow_types", column), self.workflow_types)
 
-    def to_dict(self) -> dict[str, list[str]]:
+    def to_dict(self) -> dict[str, Any]:
         """JSON values of the artefact."""
         return {
             "workflow_types": list(self.workflow_types),
             "agents": list(self.agents),
             "tools": list(self.tools),
+            **({"names": self.names.to_dict()} if self.names else {}),  # without, digests stay as they were
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Vocabulary:
         """Inverse of `to_dict`."""
-        return cls(tuple(data["workflow_types"]), tuple(data["agents"]), tuple(data["tools"]))
+        names = NameMapping.from_dict(data["names"]) if "names" in data else NO_NAMES
+        return cls(tuple(data["workflow_types"]), tuple(data["agents"]), tuple(data["tools"]), names)
 
 
 def encode(column: pa.ChunkedArray, names: Sequence[str]) -> NDArray[np.int32]:

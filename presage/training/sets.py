@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.datasets.schema import workflow_codes
+from presage.datasets.schema.names import NameMapping
+from presage.datasets.schema.validate import validate
 from presage.datasets.split import Split, split
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError, TraceError
@@ -36,20 +38,27 @@ class LearntFrom(Protocol):
     def trained_on(self) -> NDArray[np.uint64]:
         """Keys of the tasks (`presage.datasets.tasks.task_keys`)."""
 
+    @property
+    def names(self) -> NameMapping:
+        """How the names in its training traces were folded."""
+
 
 def set_apart(table: pa.Table, test: pa.Table | None, seed: int) -> Split:
-    """Training and test set of served steps; if `test` is None, a part of `table` is split off."""
+    """Training and test set of served steps; if `test` is None, a part of `table` is split off, else its names are
+    folded as those of `table` were."""
     table = served_steps(table)
     if test is not None:
-        return Split(table, served_steps(test), "separate test traces")
+        return Split(table, served_steps(_folded(test, NameMapping.of(table))), "separate test traces")
     return split(table, TEST_FRACTION, seed)
 
 
 def held_out(table: pa.Table, *predictors: LearntFrom) -> tuple[pa.Table, int]:
     """Served steps of tasks that no predictor was trained on, and the number of workflows left out.
 
-    Raises TraceError if no workflow is left.
+    Names are folded as those of the predictors were. Raises TraceError if no workflow is left.
     """
+    for predictor in predictors:
+        table = _folded(table, predictor.names)
     table = served_steps(table)
     seen = np.isin(task_keys(table), np.concatenate([predictor.trained_on for predictor in predictors]))
     left_out = int((seen & (table["step"].to_numpy() == 0)).sum())
@@ -61,10 +70,17 @@ def held_out(table: pa.Table, *predictors: LearntFrom) -> tuple[pa.Table, int]:
     return (table.filter(pa.array(~seen)) if left_out else table), left_out
 
 
+def _folded(table: pa.Table, names: NameMapping) -> pa.Table:
+    """A valid trace with its names folded; raises TraceError if two workflows become one."""
+    if not names or names == NameMapping.of(table):
+        return table
+    return names.on(validate(names.table(table), "the traces, names folded as those that the model was trained on"))
+
+
 def check_known_agents(table: pa.Table, vocabulary: Vocabulary) -> None:
     """Raise TraceError if the predictor knows none of a trace's agents: its figures would be meaningless."""
     agents = pc.unique(table["agent"]).to_pylist()
-    if agents and not set(agents) & set(vocabulary.agents):
+    if agents and all(vocabulary.agent(name) == vocabulary.unknown for name in agents):
         theirs, ours = (", ".join(map(repr, sorted(names)[:5])) for names in (agents, vocabulary.agents))
         raise TraceError(
             f"none of these agents are known: the traces name {theirs}, the model was trained on {ours}; give traces "

@@ -186,3 +186,33 @@ def test_what_was_not_read_is_told_and_strict_refuses_it(tmp_path: Path) -> None
     assert ran.json["notices"] == {"value dropped: gen_ai.usage.input_tokens of a wrong type": 1}
     assert read_store(tmp_path / "whole")["complete"].to_pylist() == [True]
     assert read_store(tmp_path / "store")["complete"].to_pylist() == [False]
+
+
+def test_names_are_folded_by_patterns_that_describe_shows(tmp_path: Path) -> None:
+    runs = [{**one, "agent": f"{one['agent']}-{one['workflow_id']}"} for one in rows(*["ab"] * 12)]
+    path, store = write(tmp_path / "t.jsonl", runs), tmp_path / "store"
+    warned = run("traces", "ingest", path, "--to", tmp_path / "raw") and run("traces", "describe", tmp_path / "raw")
+    assert "presage traces ingest with --agent-pattern 'a-.*=a'" in warned.err
+    file = tmp_path / "names.toml"
+    file.write_text("[workflow_types]\n't' = 'app'\n[agents]\n'b-.*' = 'b'\n")
+    first = run("traces", "ingest", path, "--to", store, "--agent-pattern", "a-.*=a", "--names", file)
+    assert "read with 24 × name folded by patterns: agent" in first.out
+    assert run("traces", "ingest", path, "--to", store, "--json").json["already_present"] == 12
+    described = run("traces", "describe", store, "--html", tmp_path / "page.html")
+    assert "names folded by a-.*=a, b-.*=b, t=app" in described.out
+    assert "look generated" not in described.err
+    assert "Names were folded by a-.*=a, b-.*=b, t=app." in (tmp_path / "page.html").read_text()
+    found = run("traces", "describe", store, "--json").json
+    assert found["names"] == {"agents": [["a-.*", "a"], ["b-.*", "b"]], "workflow_types": [["t", "app"]]}
+    assert found["workflow_types"]["app"]["agents"] == {"a": 12, "b": 12}
+    assert found["notices"]["name folded by patterns: agent"] == 24
+
+
+def test_patterns_that_fold_nothing_soundly_are_refused(tmp_path: Path) -> None:
+    path, to = write(tmp_path / "good.jsonl", GOOD), ("--to", tmp_path / "store")
+    assert "expected REGEX=NAME" in run("traces", "ingest", path, *to, "--agent-pattern", "a-.*").complaint
+    assert "missing )" in run("traces", "ingest", path, *to, "--agent-pattern", "(=a").complaint
+    assert "cannot be read" in run("traces", "ingest", path, *to, "--names", tmp_path / "absent.toml").complaint
+    assert not (tmp_path / "store").exists()
+    assert run("traces", "ingest", path, *to).code == 0
+    assert "leave patterns out" in run("traces", "ingest", path, *to, "--agent-pattern", "a=c").complaint

@@ -12,7 +12,7 @@ import datetime as dt
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,13 +20,14 @@ import numpy as np
 import pyarrow as pa
 
 from presage.datasets.adapters.spans.conventions import doubtful
-from presage.datasets.ingest.sources import Feed, Gathered, Progress, feeds_of, gather
+from presage.datasets.ingest.sources import FOLDED, Feed, Gathered, Progress, feeds_of, gather
 from presage.datasets.ingest.spill import Journal, Planned, RangeWritten, ranges, read_range
 from presage.datasets.schema import conform, workflow_codes, workflow_count
+from presage.datasets.schema.names import NO_NAMES, NameMapping
 from presage.datasets.schema.source import Origin, Source
 from presage.datasets.schema.validate import drop_invalid, refuse_all_skipped, refuse_notices, validate, without
-from presage.datasets.store import against, differing
-from presage.datasets.store.parts import MANIFEST, Manifest, commit, write_parts, writing
+from presage.datasets.store import against, differing, names_of
+from presage.datasets.store.parts import MANIFEST, Manifest, commit, is_store, write_parts, writing
 from presage.errors import OutputError, PresageError, TraceError
 
 __all__ = ["Feed", "IngestReport", "Progress", "append", "ingest"]
@@ -66,6 +67,7 @@ def ingest(
     source_format: str = "auto",
     parents_elsewhere: bool = False,
     on_ray: bool = False,
+    names: NameMapping = NO_NAMES,
     progress: Progress = lambda _doing, _share: None,
 ) -> IngestReport:
     """Validate traces and add them to a store, creating it if needed; all or nothing.
@@ -82,11 +84,13 @@ def ingest(
         source_format: as for `read_traces`.
         parents_elsewhere: as for `open_sources`.
         on_ray: read the paths with Ray Data, in groups; all workers share a file system.
+        names: folds names of agents and workflow types. A new store keeps it, with that of the stores among the
+            sources, and folds all that is ingested later.
         progress: called with the current activity and the share done.
 
     Raises:
         TraceError: as `read_traces`, or with `strict`; the store or another source has a workflow with other content;
-            the folder is not a store.
+            the folder is not a store, or folds names otherwise.
         OutputError: the store could not be written and is unchanged.
         ConfigurationError: `on_ray`, and Ray is not installed.
     """
@@ -94,10 +98,12 @@ def ingest(
         raise TraceError("no traces given: name at least one store, file, folder of spans or MLflow experiment")
     inputs = feeds_of(sources, source_format, skip_bad, parents_elsewhere)
     root = Path(store)
-    options = (since, skip_bad, source_format, parents_elsewhere)
-    command = [*map(str, options), *(str(Path(one.name).absolute()) for one in inputs)]
+    names = names_of([one for one in sources if not isinstance(one, Feed)]).and_then(names)
     try:
         with writing(root, lambda: progress("waiting for another writer of the store", None)) as manifest:
+            manifest = _naming(root, manifest, names)
+            options = (since, skip_bad, source_format, parents_elsewhere, manifest.names.to_dict())
+            command = [*map(str, options), *(str(Path(one.name).absolute()) for one in inputs)]
             journal = Journal(root, command)
             try:
                 gathered = gather(
@@ -109,12 +115,14 @@ def ingest(
                     skip_bad=skip_bad,
                     parents_elsewhere=parents_elsewhere,
                     on_ray=on_ray,
+                    names=manifest.names,
                     progress=progress,
                 )
                 if strict:
-                    refuse_notices(doubtful(gathered.notices))
-                names = [one.name for one in inputs]
-                report = _SecondPass(names, gathered, root, manifest, journal, since, skip_bad).run(progress)
+                    found = doubtful(gathered.notices)
+                    refuse_notices({what: of for what, of in found.items() if not what.startswith(FOLDED)})
+                of = [one.name for one in inputs]
+                report = _SecondPass(of, gathered, root, manifest, journal, since, skip_bad).run(progress)
             except (PresageError, OSError):
                 journal.discard()
                 raise
@@ -127,6 +135,19 @@ def ingest(
             "check permissions, then append again"
         ) from error
     return report
+
+
+def _naming(root: Path, manifest: Manifest, names: NameMapping) -> Manifest:
+    """The manifest with the mapping of a new store; raises TraceError if the store has another one."""
+    if not is_store(root):
+        return replace(manifest, names=names)
+    if names and names != manifest.names:
+        raise TraceError(
+            f"{root}: its names were folded by {manifest.names}; found {names} for what is added, and expected the "
+            "same: leave patterns out, as the store applies its own; or fold them further into a new store: presage "
+            f"traces ingest {root} --to NEW with the patterns to add"
+        )
+    return manifest
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,15 @@ import pyarrow as pa
 from presage.datasets.adapters import Chunks, open_sources
 from presage.datasets.ingest.spill import Journal, SortedRun, SourcesRead, Spilled, spill
 from presage.datasets.schema import CommonSizes, trace_schema
+from presage.datasets.schema.names import NameMapping
 from presage.datasets.schema.source import Workflow, named
 from presage.errors import ConfigurationError, OutputError, PresageError, TraceError
 from presage.wording import install
 
 GROUP_BYTES: Final = 32 * 2**20
+
+FOLDED: Final = "name folded by patterns"
+"""How the notices of distinct names that were folded begin."""
 
 Progress = Callable[[str, float | None], None]
 """Called with the current activity and the share done, 0 to 1, or None if unknown."""
@@ -67,6 +71,8 @@ class Gathered:
         found = Counter[str]()
         for source in self.sources:
             found.update(source.notices)
+        folded = set[tuple[str, str]]().union(*(source.folded for source in self.sources))
+        found.update(f"{FOLDED}: {column.replace('_', ' ')}" for column, _ in folded)
         return dict(found.most_common())
 
 
@@ -96,12 +102,13 @@ def gather(
     skip_bad: bool,
     parents_elsewhere: bool,
     on_ray: bool,
+    names: NameMapping,
     progress: Progress,
 ) -> Gathered:
     """Read the sources that the journal does not have; options as for `ingest`.
 
-    `held` are the widths of the states in the store, which errors call `store`. Raises TraceError as the readers, or if
-    states of two sources, or of a source and the store, differ in size.
+    `held` are the widths of the states in the store, which errors call `store`; `names` folds names. Raises TraceError
+    as the readers, or if states of two sources, or of a source and the store, differ in size.
     """
     identities = [one.identity for one in inputs]
     entries = journal.sources_read(identities)
@@ -119,12 +126,11 @@ def gather(
                 absolute = [str(path.absolute()) for path in paths if path is not None]
                 size = sum(inputs[number].size or 0 for number in numbers)
                 folder = str(journal.folder.absolute())
-                tasks.append(
-                    PathsToSpill(numbers, absolute, size, source_format, skip_bad, parents_elsewhere, folder, name)
-                )
+                options = source_format, skip_bad, parents_elsewhere
+                tasks.append(PathsToSpill(numbers, absolute, size, *options, folder, name, names.to_dict()))
             else:
                 chunks = ((number, inputs[number].name, inputs[number].begin()) for number in numbers)
-                yield spill(chunks, journal.folder, name, meter.add)
+                yield spill(chunks, journal.folder, name, meter.add, names)
         if on_ray:
             yield from spill_on_ray(tasks, meter.add)
 
@@ -197,6 +203,7 @@ class PathsToSpill(msgspec.Struct):
     parents_elsewhere: bool
     folder: str
     prefix: str
+    names: dict[str, list[list[str]]]
 
 
 class _Answer(msgspec.Struct):
@@ -258,7 +265,8 @@ def _answer(row: dict[str, Any]) -> dict[str, Any]:
             for number, path in zip(task.numbers, task.paths, strict=True)
             for _, begin in open_sources([path], task.source_format, task.skip_bad, task.parents_elsewhere)
         )
-        answer = _Answer(*spill(chunks, Path(task.folder), task.prefix), task.size)
+        names = NameMapping.from_dict(task.names)
+        answer = _Answer(*spill(chunks, Path(task.folder), task.prefix, names=names), task.size)
     except OSError as error:
         answer = _Answer(not_written=f"{task.folder}: cannot be written by a Ray worker ({error.strerror or error})")
     except PresageError as error:

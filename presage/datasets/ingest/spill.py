@@ -26,10 +26,12 @@ from typing import Final
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.datasets.schema import CommonSizes, concat, state_sizes
 from presage.datasets.schema.columns import hashes
+from presage.datasets.schema.names import NO_NAMES, NameMapping
 from presage.datasets.schema.source import Origin, Source, Workflow
 from presage.datasets.store.parts import WORK, Part
 
@@ -51,7 +53,10 @@ class SortedRun:
 
 @dataclass
 class Spilled:
-    """A source whose rows were spilled; `number` is its index in the ingestion, `lined` whether its rows are lines."""
+    """A source whose rows were spilled; `number` is its index in the ingestion, `lined` whether its rows are lines.
+
+    `folded` are the names that were folded, each with its column.
+    """
 
     number: int
     rows: int = 0
@@ -60,6 +65,7 @@ class Spilled:
     skipped: dict[str, int] = field(default_factory=dict)
     notices: dict[str, int] = field(default_factory=dict)
     spoiled: set[Workflow] = field(default_factory=set)
+    folded: set[tuple[str, str]] = field(default_factory=set)
 
 
 def spill(
@@ -67,8 +73,9 @@ def spill(
     folder: Path,
     prefix: str,
     progress: Callable[[int], None] = lambda _: None,
+    names: NameMapping = NO_NAMES,
 ) -> tuple[list[Spilled], list[SortedRun]]:
-    """Read sources, (number, name, chunks) of each, into runs whose names begin with a prefix.
+    """Read sources, (number, name, chunks) of each, into runs whose names begin with a prefix; `names` folds theirs.
 
     `progress` is called with the bytes on disk read since its last call. Raises TraceError as the readers, or if states
     differ in size.
@@ -77,7 +84,9 @@ def spill(
     done = []
     for number, name, chunks in sources:
         spilled, of_source = Spilled(number), CommonSizes()
-        for chunk in chunks:
+        for read in chunks:
+            chunk = read.folded(names)
+            spilled.folded |= _changed(read.table, chunk.table)
             spilled.rows += chunk.table.num_rows
             spilled.lined = chunk.origin.lined[0]
             common.add(state_sizes(chunk.table.schema), name)
@@ -91,6 +100,15 @@ def spill(
         spilled.sizes = of_source.sizes
         done.append(spilled)
     return done, writer.close()
+
+
+def _changed(before: pa.Table, after: pa.Table) -> set[tuple[str, str]]:
+    """The names that were folded, each with its column."""
+    found = set()
+    for column in ("agent", "workflow_type") if after is not before else ():
+        changed = before[column].filter(pc.not_equal(before[column], after[column]))
+        found |= {(column, name) for name in pc.unique(changed).to_pylist()}
+    return found
 
 
 def ranges(runs: Sequence[SortedRun], wanted_bytes: int) -> list[int]:

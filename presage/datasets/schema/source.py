@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from presage.datasets.schema.names import NameMapping
 from presage.errors import TraceError
 
 
@@ -109,6 +110,11 @@ class Source:
     spoiled: frozenset[Workflow] = frozenset()
     read_bytes: int = 0
     notices: Mapping[str, int] = field(default_factory=dict)
+
+    def folded(self, names: NameMapping) -> Source:
+        """The chunk with its names folded; raises ConfigurationError for one that folds to no name."""
+        spoiled = frozenset((names.workflow_type(kind), workflow_id) for kind, workflow_id in self.spoiled)
+        return replace(self, table=names.table(self.table), spoiled=spoiled) if names else self
 
 
 def named(paths: Sequence[Path]) -> str:

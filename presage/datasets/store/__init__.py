@@ -22,9 +22,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.datasets.schema import canonical_order, concat, take_rows, with_schema, workflow_codes
+from presage.datasets.schema.names import NO_NAMES, NameMapping
 from presage.datasets.schema.source import Origin, Source
 from presage.datasets.store.extend import joined
-from presage.datasets.store.parts import Manifest, load, part_rows, rows_of, unreadable
+from presage.datasets.store.parts import Manifest, is_store, load, part_rows, rows_of, unreadable
 from presage.errors import TraceError
 
 if TYPE_CHECKING:
@@ -52,6 +53,19 @@ def open_store(store: str | Path) -> ds.Dataset:
         filesystem=pyarrow.fs.LocalFileSystem(),
         partitions=[ds.field("workflow_type") == part.workflow_type for part in manifest.parts],
     )
+
+
+def names_of(paths: Sequence[str | Path]) -> NameMapping:
+    """The mapping that has folded the names of the stores among the paths; raises TraceError if two have different
+    ones, or as `open_store`."""
+    found = {path: names for path in paths if is_store(path) and (names := load(Path(path)).names)}
+    if len(set(found.values())) > 1:
+        told = "; ".join(f"{path} by {names}" for path, names in found.items())
+        raise TraceError(
+            f"names were folded differently: {told}. Read the stores one by one, or ingest the original traces into "
+            "one store"
+        )
+    return next(iter(found.values()), NO_NAMES)
 
 
 def read_store(

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from presage.datasets.schema import SCHEMA_VERSION, STATE_COLUMNS, conform, state_sizes, trace_schema, with_schema
+from presage.datasets.schema.names import NO_NAMES, NameMapping
 from presage.errors import TraceError
 
 _PROBE_ROWS: Final = 64
@@ -81,12 +82,14 @@ class Part:
 class Manifest:
     """The parts of a store, the widths of its prefill and completion states, and what its spans were read with.
 
-    Of each notice it has the most that one ingestion had, so that files ingested again do not count twice.
+    Of each notice it has the most that one ingestion had, so that files ingested again do not count twice. `names` has
+    folded the names of all its steps, and folds those of later ingestions.
     """
 
     parts: tuple[Part, ...] = ()
     sizes: tuple[int | None, int | None] = (None, None)
     notices: Mapping[str, int] = field(default_factory=dict)
+    names: NameMapping = NO_NAMES
 
     @property
     def schema(self) -> pa.Schema:
@@ -113,6 +116,7 @@ def load(root: Path) -> Manifest:
         parts = tuple(Part(**part) for part in raw["parts"])
         sizes = (raw["prefill_state_size"], raw["completion_state_size"])
         notices = {str(what): int(count) for what, count in raw.get("notices", {}).items()}
+        names = NameMapping.from_dict(raw["names"]) if "names" in raw else NO_NAMES
     except OSError as error:
         raise TraceError(f"{root}: no trace store ({path.name}: {error.strerror}): check the path") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -125,7 +129,7 @@ def load(root: Path) -> Manifest:
     missing = [part.path for part in parts if not (root / part.path).is_file()]
     if missing:
         raise TraceError(f"{root}: part {missing[0]} is in the manifest but not on disk: restore it or ingest again")
-    return Manifest(parts, sizes, notices)
+    return Manifest(parts, sizes, notices, names)
 
 
 def save(manifest: Manifest, root: Path) -> None:
@@ -136,6 +140,7 @@ def save(manifest: Manifest, root: Path) -> None:
         "prefill_state_size": manifest.sizes[0],
         "completion_state_size": manifest.sizes[1],
         "notices": dict(manifest.notices),
+        "names": manifest.names.to_dict(),
         "parts": [asdict(part) for part in manifest.parts],
     }
     temporary = root / f"{MANIFEST}.tmp"
@@ -262,7 +267,7 @@ def commit(
 
     Many small parts of a workflow type are joined into one. `schema` is that of the store including the new parts;
     workflows of these ids, by workflow type, are `replaced` by new ones: the parts that hold them are written anew.
-    `notices` are those of what is new.
+    `notices` are those of what is new. The store keeps the names of `manifest`.
     """
     most = {
         what: max(notices.get(what, 0), manifest.notices.get(what, 0)) for what in sorted({*manifest.notices, *notices})
@@ -288,7 +293,7 @@ def commit(
                 (staging / part.path).replace(root / part.path)
                 sync((root / part.path).parent)
         kept.sort(key=lambda part: (part.workflow_type, part.path))
-        save(Manifest(tuple(kept), state_sizes(schema), most), root)
+        save(Manifest(tuple(kept), state_sizes(schema), most, manifest.names), root)
     except BaseException:
         with suppress(OSError, TraceError):
             sweep(root, load(root) if is_store(root) else Manifest())  # by the manifest on disk: it may have got there

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.datasets.schema.names import NameMapping
 from presage.errors import TraceError
 from presage.features.input_profiles import TEXT, TOKENS, Sources
 from presage.features.lengths import LengthEncoder, LengthWorkflow, count_of
@@ -94,6 +95,11 @@ class RemainingLengthPredictor:
     def reads(self) -> Sources:
         """The input sources that its forecasts use where available."""
         return frozenset((TOKENS, TEXT)) if self.encoder.sketch is not None else frozenset((TOKENS,))
+
+    @property
+    def names(self) -> NameMapping:
+        """How names of workflow types and agents are folded before they are looked up."""
+        return self.encoder.vocabulary.names
 
     @property
     def quantiles(self) -> tuple[float, ...]:

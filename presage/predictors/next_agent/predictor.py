@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.datasets.schema.names import NameMapping
 from presage.features.input_profiles import ANSWERS, STATES, TEXT, TOKENS, Source, Sources
 from presage.features.inputs import inputs_size, known, sums_size
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
@@ -172,6 +173,11 @@ class NextAgentPredictor:
         self._columns = {moment: (columns_of(weights), bias) for moment, (weights, bias) in self._weights.items()}
 
     # --- forecasting ---
+
+    @property
+    def names(self) -> NameMapping:
+        """How names of workflow types and agents are folded before they are looked up."""
+        return self.vocabulary.names
 
     @property
     def reads(self) -> Sources:

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.datasets.schema.names import NO_NAMES, NameMapping
 from presage.errors import ArtefactError, TraceError
 from presage.features.input_profiles import Sources
 from presage.features.sequences import TypeSequences
@@ -78,6 +79,8 @@ class ProfilePredictor:
     templates: dict[str, PromptTemplates]
     """Of the workflow types with recorded prompts."""
     trained_on: NDArray[np.uint64]
+    names: NameMapping = NO_NAMES
+    """How names of workflow types and agents are folded before they are looked up."""
 
     def __init__(self, config: ProfileConfig | None = None, seed: int = 0) -> None:
         self.config = config or ProfileConfig()
@@ -89,6 +92,7 @@ class ProfilePredictor:
         sequences: Mapping[str, TypeSequences],
         *,
         prompts: Mapping[str, Workflows] | None = None,
+        names: NameMapping = NO_NAMES,
         trained_on: NDArray[np.uint64] | None = None,
         progress: Progress | None = None,
     ) -> Self:
@@ -96,13 +100,14 @@ class ProfilePredictor:
 
         Args:
             prompts: as `recorded_prompts` gives them, for templates.
+            names: how the names in the sequences were folded.
             trained_on: the keys of the tasks.
         """
         if not sequences:
             raise TraceError("no workflow; a profile needs at least one")
         report = progress or (lambda _, __: None)
         self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
-        self.profiles, self.templates = {}, {}
+        self.profiles, self.templates, self.names = {}, {}, names
         wanted = prompts if prompts and self.config.templates else {}
         for at, (name, of) in enumerate(sequences.items()):
             report("profiling", at / len(sequences))
@@ -125,15 +130,14 @@ class ProfilePredictor:
         without an agent.
         """
         steps = check_steps(steps)
-        profile = self.profiles.get(steps[0]["workflow_type"])
+        profile = self.profiles.get(self.names.workflow_type(steps[0]["workflow_type"]))
         if profile is None:
             return ProfileForecast("none", 0, None, False, {}, 0.0, {}, None, "")
         place = ProfilePlace()
         for index, step in enumerate(steps):
             parents = step.get("parent_steps")
-            place = profile.automaton.step(
-                place, step["agent"], index, None if parents is None else tuple(parents), profile.alphabet
-            )
+            agent, waited = self.names.agent(step["agent"]), None if parents is None else tuple(parents)
+            place = profile.automaton.step(place, agent, index, waited, profile.alphabet)
         return self.forecast_at(profile, place)
 
     def forecast_at(self, profile: TypeProfile, place: ProfilePlace) -> ProfileForecast:
@@ -164,7 +168,11 @@ class ProfilePredictor:
         write_artefact(
             Path(folder),
             kind=KIND,
-            config={"predictor": asdict(self.config), "seed": self.seed},
+            config={
+                "predictor": asdict(self.config),
+                "seed": self.seed,
+                **({"names": self.names.to_dict()} if self.names else {}),
+            },
             tensors={"tasks": self.trained_on},
             training_data=training_data or {},
             files=files,
@@ -177,6 +185,8 @@ class ProfilePredictor:
         with rebuilding(folder, KIND):
             predictor = cls(ProfileConfig(**artefact.config["predictor"]), artefact.config["seed"])
             predictor.trained_on = artefact.tensors["tasks"].astype(np.uint64)
+            if "names" in artefact.config:
+                predictor.names = NameMapping.from_dict(artefact.config["names"])
             profiles = json.loads(artefact.files[PROFILES_FILE])
             predictor.profiles = {name: TypeProfile.from_dict(of) for name, of in profiles.items()}
             if TEMPLATES_FILE in artefact.files:

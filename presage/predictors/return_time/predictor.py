@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.datasets.schema.names import NameMapping
 from presage.errors import InputError, TraceError
 from presage.features.input_profiles import ANSWERS, TOKENS, Sources
 from presage.features.return_times import LEAST_MS, ReturnEncoder, last_row
@@ -179,6 +180,11 @@ class ReturnTimePredictor:
     def __init__(self, config: ReturnTimeConfig | None = None, seed: int = 0) -> None:
         self.config = config or ReturnTimeConfig()
         self.seed = seed
+
+    @property
+    def names(self) -> NameMapping:
+        """How names of workflow types and agents are folded before they are looked up."""
+        return self.encoder.course.vocabulary.names
 
     @property
     def quantiles(self) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from presage.datasets.schema.names import NameMapping
 from presage.predictors.length.context import ContextGrowthPredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
@@ -38,6 +39,11 @@ class ContextForecaster:
         self._budget, self._max_workflows, self._clock = budget, max_workflows, clock
         self._predictor = predictor
         self._versions = VersionedForecaster(self._forecaster(predictor, version))
+
+    @property
+    def folded(self) -> list[NameMapping]:
+        """How the model folds names, if there is one."""
+        return self._versions.folded
 
     def take_over(self, predictor: ContextGrowthPredictor | None, version: int | None) -> None:
         """Makes this model that of new workflows; running ones keep theirs."""

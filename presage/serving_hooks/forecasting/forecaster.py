@@ -23,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.datasets.schema.names import NameMapping
 from presage.features.input_profiles import ANSWERS, STATES, TEXT, TOKENS
 from presage.features.lengths import PROMPT_READ, LengthWorkflow
 from presage.features.moment import COMPLETION, PREFILL, Moment
@@ -202,6 +203,11 @@ class Forecaster:
 
     def __len__(self) -> int:
         return len(self._workflows)
+
+    @property
+    def folded(self) -> list[NameMapping]:
+        """How each of its predictors folds names."""
+        return [of.names for of in (self.predictor, self.lengths) if of is not None]
 
     def follows(self, workflow_type: str, workflow_id: str) -> bool:
         """Whether it keeps a state of this workflow."""
@@ -630,6 +636,11 @@ class VersionedForecaster:
         self.latest = first
         self._older: list[Forecaster] = []
         self._early: dict[Key, list[tuple[str, int | None, LiveForecast]]] = {}  # in the order of arrival
+
+    @property
+    def folded(self) -> list[NameMapping]:
+        """That of the latest version."""
+        return self.latest.folded
 
     @property
     def under_older(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.datasets.schema.names import NO_NAMES, NameMapping
 from presage.features.moment import Moment
 from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths, LiveReturn, Projection
@@ -190,3 +191,11 @@ class Forecasts:
     upkeep: Upkeep | None = None
     returns: ReturnTimes | None = None
     contexts: Contexts | None = None
+
+    @property
+    def names(self) -> NameMapping:
+        """How the names of requests are folded: as those that all models learnt from were; not at all if these differ,
+        which leaves it to each model."""
+        sources = (self.next_agents, self.returns, self.contexts)
+        found: set[NameMapping] = set().union(*(getattr(source, "folded", ()) for source in sources))
+        return found.pop() if len(found) == 1 else NO_NAMES

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from presage.datasets.schema.names import NameMapping
 from presage.features.return_times import BegunStep, ReturnWorkflow, Row, milliseconds
 from presage.predictors.common.forecast import Source
 from presage.predictors.return_time.predictor import ReturnTimePredictor
@@ -112,6 +113,11 @@ class ReturnTimeForecaster:
 
     def __len__(self) -> int:
         return len(self._courses)
+
+    @property
+    def folded(self) -> list[NameMapping]:
+        """How the model folds names, if there is one."""
+        return [self._model.adapter.predictor.names] if self._model is not None else []
 
     @property
     def breaker(self) -> CircuitBreaker | None:

@@ -118,11 +118,12 @@ class Recorder:
     ) -> None:
         """A request was selected for the first time; its step and workflow are numbered from here on.
 
-        The `number` of the step is recorded beside ours. `input_text` is the prompt or its token ids, which must not be
-        changed later; it is ignored unless text is on, like `system_prompt`, the part of the prompt that never varies.
+        Names are recorded as they were sent: ingestion folds them. The `number` of the step is recorded beside ours.
+        `input_text` is the prompt or its token ids, which must not be changed later; it is ignored unless text is on,
+        like `system_prompt`, the part of the prompt that never varies.
         """
         try:
-            run = self._runs.get((step.workflow_type, step.workflow_id)) or self._new_run(step)
+            run = self._runs.get((step.sent[0], step.workflow_id)) or self._new_run(step)
             if run is not None and request_id in self._running:
                 return
             self._offered, self._lost = self._offered + 1, self._lost + 1  # until it is in the buffer
@@ -250,7 +251,7 @@ class Recorder:
         self.writer.close()
 
     def _new_run(self, step: Step) -> RecordedWorkflow | None:
-        workflow_type, scoped = step.workflow_type, step.workflow_id if isinstance(step.workflow_id, str) else ""
+        workflow_type, scoped = step.sent[0], step.workflow_id if isinstance(step.workflow_id, str) else ""
         workflow_id = unscoped(scoped)
         # The type is empty if the client sent none.
         if not is_name(workflow_id) or not (workflow_type == "" or is_name(workflow_type)):

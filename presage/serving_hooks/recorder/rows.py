@@ -308,14 +308,15 @@ class RowAssembler:
         system_prompt: str | None = None,
     ) -> None:
         """A request was selected for the first time; `number` is its place in the run."""
-        if not (step.agent == "" or is_name(step.agent)):
+        agent = step.sent[1]
+        if not (agent == "" or is_name(agent)):
             self._counts.add(RECORDER, "not recorded", NO_NAME)
             return
         row = StepRow(
             run,
             number,
             _name_or_none(request_id),
-            step.agent,
+            agent,
             self._at_us(at_s),
             _count_or_none(step.number),
             _count_or_none(input_tokens),

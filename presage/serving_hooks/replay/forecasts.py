@@ -307,7 +307,8 @@ def _model(folder: Path | None, lengths: str | None) -> Source:
 
     def made(jobs: Sequence[ReplayJob], clock: Callable[[], float]) -> _Both:
         agents = {step.agent for job in jobs for step in job.steps}
-        if predictor is not None and not agents & set(predictor.vocabulary.agents):
+        known = predictor.vocabulary if predictor is not None else None
+        if known is not None and all(known.agent(name) == known.unknown for name in agents):
             raise ConfigurationError(
                 f"--forecasts {folder}: the model knows none of the {len(agents)} agents of these traces; it was "
                 "trained on other applications: train one on traces of these"

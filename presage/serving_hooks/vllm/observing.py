@@ -100,7 +100,7 @@ class Observing:
 
     def _ended(self, workflow: Workflow, reason: EndReason) -> None:
         step, how = workflow.step, RECORDED_EXPIRED if reason is EndReason.EXPIRED else RECORDED_FINISHED
-        self._switch.attempt(self._records.ended, step.workflow_type, step.workflow_id, how)
+        self._switch.attempt(self._records.ended, step.sent[0], step.workflow_id, how)
 
     @property
     def counts(self) -> EventCounts:

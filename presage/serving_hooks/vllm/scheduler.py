@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -76,6 +76,7 @@ class Policies(engine.SchedulerSeam):
         self._state_layer = counted_from_1(config.state_layer, port.config.layers)
         forecasts = self.forecasts(config)
         self._models, self.upkeep, self._returns = forecasts.models, forecasts.upkeep, forecasts.returns
+        self._forecasts = forecasts
         self._unnoted: tuple[Any, float] | None = None
         self._prepared = False
         self._counts = EventCounts(FORECASTS)
@@ -249,7 +250,7 @@ class Policies(engine.SchedulerSeam):
         if lost:
             self._counts.add(EVENTS, "answers that could not be read", times=lost)
         running = self.workflow_table.get(workflow_key(workflow_type, workflow_id))
-        if running is None or (running.step.agent, running.step.number) != (agent, number):
+        if running is None or (running.step.sent[1], running.step.number) != (agent, number):
             return False
         self._bookkeeping.attempt(self.step_forecasts.answered, running.step.workflow, finish_reason, tools)
         self._observing.answered(running.step.workflow, tools)
@@ -269,7 +270,7 @@ class Policies(engine.SchedulerSeam):
         running = self.workflow_table.get(workflow_key(workflow_type, workflow_id))
         if running is None:
             return False
-        latest = (running.step.agent, running.step.number) == (agent, number)
+        latest = (running.step.sent[1], running.step.number) == (agent, number)
         self._bookkeeping.attempt(self._texts.answered, running.step.workflow if latest else None, features)
         return latest
 
@@ -341,7 +342,7 @@ class Policies(engine.SchedulerSeam):
         """The forecasts for a workflow, the decisions about it, and their reasons; see explain.py."""
         workflow = workflow_key(workflow_type, workflow_id)
         running, admission = self.workflow_table.get(workflow), self.queue_policies.admission
-        stats_key = scoped(tenant_of(workflow_id), workflow_type)
+        stats_key = scoped(tenant_of(workflow_id), self._forecasts.names.workflow_type(workflow_type))
         explanation = {
             "workflow_type": workflow_type,
             "workflow_id": unscoped(workflow_id),
@@ -507,7 +508,10 @@ class Policies(engine.SchedulerSeam):
 
     def _arrives(self, request: EngineRequest) -> None:
         sent = request.sampling_params.extra_args if request.sampling_params is not None else None
-        step: Step | None = read(sent, request.session_id, self._counts)
+        step: Step | None = read(sent, request.session_id, self._counts, self._forecasts.names)
+        running = self.workflow_table.get(step.workflow) if step is not None else None
+        if step is not None and running is not None and running.step.workflow_type != step.workflow_type:
+            step = replace(step, workflow_type=running.step.workflow_type)  # newer models fold otherwise
         check(sent, request.session_id, self._counts)
         for (field, reason), key in islice(self._counts.examples.items(), self._warned, None):
             self._warned += 1

@@ -65,12 +65,14 @@ class Step:
     """One request as a step of a workflow.
 
     Attributes:
-        workflow_type: the application; "" if the client did not send it.
+        workflow_type: the application; "" if the client did not send it. Folded, as the agent is, where models fold.
         workflow_id: one run of it, with its tenant.
         agent: the role; "" if the client did not send it.
         number: of the step in its workflow, from 0, if the client sent it.
         last: the client marked this step as the last of its workflow.
-        workflow: one key for workflow type and id. Names hold no control characters, so no two workflows collide.
+        sent: workflow type and agent as the client sent them: what is recorded, and what it calls them later.
+        workflow: one key for the sent workflow type and id. Names hold no control characters, so no two workflows
+            collide.
         stats_key: the workflow type with its tenant: statistics are kept per tenant.
     """
 
@@ -79,11 +81,14 @@ class Step:
     agent: str
     number: int | None = None
     last: bool = False
+    sent: tuple[str, str] = field(default=("", ""), repr=False)
     workflow: str = field(init=False, repr=False, compare=False)
     stats_key: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Interned: several tables are keyed by these names.
-        object.__setattr__(self, "workflow", intern(workflow_key(self.workflow_type, self.workflow_id)))
+        if self.sent == ("", ""):
+            object.__setattr__(self, "sent", (self.workflow_type, self.agent))
+        object.__setattr__(self, "workflow", intern(workflow_key(self.sent[0], self.workflow_id)))
         stats_key = scoped(tenant_of(self.workflow_id), self.workflow_type)
         object.__setattr__(self, "stats_key", intern(stats_key))

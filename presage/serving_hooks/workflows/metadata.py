@@ -20,6 +20,7 @@ from functools import lru_cache
 from sys import intern
 from typing import Any, Final, Literal, get_args
 
+from presage.datasets.schema.names import NO_NAMES, NameMapping
 from presage.serving_hooks.counts import EVENTS, METADATA_LEFT_OUT, EventCounts, MetadataField, Reason
 from presage.serving_hooks.workflows.identity import Step, scoped
 from presage.serving_hooks.workflows.tenants import ANONYMOUS, ARGUMENT
@@ -77,8 +78,12 @@ def names(sent: Mapping[Any, Any], counts: EventCounts) -> SentNames:
     return SentNames(workflow_type, workflow_id, agent, session_id, number, last)
 
 
-def read(extra_args: object, session_id: object, counts: EventCounts) -> Step | None:
-    """The workflow step of a request, from its `sampling_params.extra_args`; None if it belongs to no workflow."""
+def read(extra_args: object, session_id: object, counts: EventCounts, folded: NameMapping = NO_NAMES) -> Step | None:
+    """The workflow step of a request, from its `sampling_params.extra_args`; None if it belongs to no workflow.
+
+    Its workflow type and agent are `folded`: here, and nowhere else in an engine, so that models, counts, monitors and
+    blocks have one name for both.
+    """
     sent = _flat(extra_args, counts)
     tenant = sent.get(ARGUMENT)  # the server's own, which `app_metadata` cannot replace
     found = names(sent, counts)
@@ -88,12 +93,14 @@ def read(extra_args: object, session_id: object, counts: EventCounts) -> Step | 
     if tenant == ANONYMOUS:
         counts.add(METADATA_LEFT_OUT, "workflow_id", "without a key")
         return None
+    kind, agent = _interned(found.workflow_type), _interned(found.agent)
     return Step(
-        workflow_type=_interned(found.workflow_type),
+        workflow_type=intern(folded.workflow_type(kind)),
         workflow_id=scoped(name(tenant, ARGUMENT, counts) or "", workflow_id),
-        agent=_interned(found.agent),
+        agent=intern(folded.agent(agent)),
         number=found.number,
         last=found.last,
+        sent=(kind, agent),
     )
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from presage.datasets.describe import describe
 from presage.datasets.schema import digest, workflow_count
+from presage.datasets.schema.names import NameMapping
 from presage.datasets.split import Split
 from presage.datasets.tasks import task_keys
 from presage.features.sequences import TypeSequences, sequences_of
@@ -74,7 +75,8 @@ def fit_profiles(
     sequences = sequences_of(table)
     predictor = ProfilePredictor(config, seed)
     prompts = recorded_prompts(table, sequences)
-    predictor.fit(sequences, prompts=prompts, trained_on=task_keys(table), progress=progress)
+    names = NameMapping.of(table)
+    predictor.fit(sequences, prompts=prompts, names=names, trained_on=task_keys(table), progress=progress)
     return FittedProfiles(predictor, time.perf_counter() - begun)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from xml.etree.ElementTree import Element, SubElement
 
 from presage.datasets.describe import generated_names_warning, missing_counts_warning
+from presage.datasets.schema.names import NameMapping
 from presage.training.report.blocks import (
     Block,
     Card,
@@ -243,6 +244,7 @@ def document(description: Description) -> Document:
     return Document(
         "What is in these traces",
         "Counts, lengths, tokens and who calls whom, of every workflow type. Nothing here is a text of the traces."
+        + (f" Names were folded by {names}." if (names := NameMapping.from_dict(description["names"])) else "")
         + (f" {warning}" if warning else ""),
         [Section("Workflow types", [types_table(description)]), call_graphs(description), *each],
         [

@@ -27,6 +27,11 @@ class Named:
     number: int | None = None
     workflow_type: str = "t"
 
+    @property
+    def sent(self) -> tuple[str, str]:
+        """Type and agent, folded by nothing."""
+        return self.workflow_type, self.agent
+
 
 class Hands:
     """A clock whose wall and whose rising hand a test moves."""

@@ -19,12 +19,13 @@ from presage.datasets.adapters import detect
 from presage.datasets.ingest import ingest
 from presage.datasets.read import read_traces
 from presage.datasets.recording import RECORDED_EXPIRED, RECORDED_FINISHED
+from presage.datasets.schema.names import NameMapping
 from presage.datasets.store import read_store
 from presage.datasets.synthetic.workflows import generate
 from presage.errors import TraceError
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.recorder.recorder import Recorder
-from presage.serving_hooks.workflows.identity import scoped
+from presage.serving_hooks.workflows.identity import scoped, workflow_key
 from presage.serving_hooks.workflows.metadata import read
 
 
@@ -44,6 +45,29 @@ def test_a_recording_is_known_by_itself(tmp_path: Path) -> None:
     assert detect(tmp_path / "r") == "recording"
     assert detect(tmp_path / "r" / "engine-one") == "recording"
     assert taken(tmp_path / "r" / "engine-one") == {"w@one.0": ("ab", True)}
+
+
+def test_names_are_folded_for_the_models_recorded_as_sent_and_folded_again_by_the_store(tmp_path: Path) -> None:
+    names = NameMapping(((r"(\w+)-\d+", r"\1"),), ((r"(\w+) run \d+", r"\1"),))
+    one = recorder(tmp_path / "r")
+    for number in range(2):
+        for agent in ("plan", "check"):
+            sent = {"workflow_type": f"crew run {number}", "workflow_id": f"w{number}", "agent": f"{agent}-{number}"}
+            step = read(sent, None, EventCounts(), names)
+            assert step is not None
+            assert (step.workflow_type, step.agent, step.stats_key) == ("crew", agent, "crew")
+            assert step.sent == (sent["workflow_type"], sent["agent"])
+            assert step.workflow == workflow_key(sent["workflow_type"], sent["workflow_id"])
+            one.begun(f"{number}-{agent}", step)
+            one.completed(f"{number}-{agent}")
+        one.ended(f"crew run {number}", f"w{number}", RECORDED_FINISHED)
+    one.close()
+    raw = read_traces(tmp_path / "r").table
+    assert raw["agent"].to_pylist() == ["plan-0", "check-0", "plan-1", "check-1"]
+    assert raw["workflow_type"].unique().to_pylist() == ["crew run 0", "crew run 1"]
+    assert raw["complete"].to_pylist() == [True] * 4
+    ingest([tmp_path / "r"], tmp_path / "store", names=names)
+    assert read_store(tmp_path / "store")["agent"].to_pylist() == ["plan", "check"] * 2
 
 
 def test_the_command_ingests_it(tmp_path: Path) -> None:
