@@ -37,7 +37,8 @@ from presage.errors import TraceError
 _CHUNK_BYTES: Final = 16 * 2**20
 _CHUNK_ROWS: Final = 2**14
 _OF_TRACE: Final = tuple(name for name in layout.STEPS.names if name in trace_schema().names)
-NUMBERS: Final = ("run", "step", "client_step", "workflow_type", "workflow_id", "agent")
+_READ: Final = {"run", "step", "client_step", "workflow_type", "workflow_id", "agent", "input_tokens", "finish_reason"}
+NUMBERS: Final = tuple(name for name in layout.STEPS.names if name in _READ)
 END_NUMBERS: Final = ("run", "steps", "how")
 UNNUMBERED: Final = -1
 
@@ -45,6 +46,7 @@ WAITING: Final = "workflow still running: left for a later ingestion"
 NO_BEGINNING: Final = "workflow of which the first step was not recorded"
 CUT: Final = "step of a workflow after one that was not recorded"
 NAMELESS: Final = "step without a workflow type or an agent, or of an agent called END"
+ATTEMPT: Final = "failed attempt: its client left, and asked again for the step of that number"
 TORN: Final = "file that ends inside a batch"
 TORN_BYTES: Final = "byte after the last whole batch of a file"
 
@@ -164,7 +166,11 @@ def plan(
     `records` is whether the engine is still recording.
     """
     ended = ended_runs(ends)
-    run, step, client = _numbers(steps, skipped)
+    numbers = _numbers(steps, skipped)
+    run, step, client, aborted = numbers[:4]
+    # As the engine's forecasters know it: the same run, client's number, agent and prompt tokens.
+    attempt = np.append((np.diff(numbers[[0, 2, 4, 5]]) == 0).all(axis=0), [False] * (len(run) > 0))
+    attempt &= (aborted == 1) & (client != UNNUMBERED)
     kept = np.zeros(len(run), bool)
     numbered = np.zeros(len(run), np.int32)
     complete = np.zeros(len(run), bool)
@@ -173,25 +179,26 @@ def plan(
         if end is None and records:
             skipped[WAITING] += 1
             continue
-        whole = _unbroken(step[start:stop], client[start:stop])
+        failed = attempt[start:stop]
+        whole = step[start:stop] == np.arange(stop - start)
+        whole[~failed] &= _unbroken(client[start:stop][~failed])
         count = int(whole.sum())
         skipped[CUT if count else NO_BEGINNING] += stop - start - count if count else 1
-        kept[start:stop] = whole
-        numbered[start:stop] = np.cumsum(whole) - 1
+        skipped[ATTEMPT] += int(failed.sum())
+        kept[start:stop] = whole & ~failed
+        numbered[start:stop] = np.cumsum(whole & ~failed) - 1
         complete[start:stop] = end == count
     return RowPlan(key(run, step)[kept], numbered[kept], complete[kept])
 
 
-def _unbroken(step: NDArray[np.int64], client: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each step of a run, int64 [n] in order, precedes any missing step; bool [n]."""
-    places = np.arange(len(step))
-    whole: NDArray[np.bool_] = step == places
+def _unbroken(client: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each step of a run precedes any missing one by its client's numbers, int64 [n] in order; bool [n]."""
     order = np.argsort(client, kind="stable")
-    if client[order[0]] != UNNUMBERED and (np.diff(client[order]) > 0).all():
-        by_client = np.empty(len(step), bool)
-        by_client[order] = client[order] == places
-        whole &= by_client
-    return whole
+    if client[order[0]] == UNNUMBERED or not (np.diff(client[order]) > 0).all():
+        return np.ones(len(client), bool)
+    by_client = np.empty(len(client), bool)
+    by_client[order] = client[order] == np.arange(len(client))
+    return by_client
 
 
 def ended_runs(ends: Iterable[pa.RecordBatch]) -> dict[int, int]:
@@ -204,14 +211,21 @@ def ended_runs(ends: Iterable[pa.RecordBatch]) -> dict[int, int]:
 
 
 def _numbers(steps: Iterable[pa.RecordBatch], skipped: Counter[str]) -> NDArray[np.int64]:
-    """Run, step and client's step (or UNNUMBERED) of all named steps, each once, sorted; int64 [3, n]."""
-    found = [np.empty((3, 0), np.int64)]
+    """Of all named steps, each once, sorted, int64 [6, n]: run, step, client's step (or UNNUMBERED), whether aborted,
+    prompt tokens (-1 if unknown), and a number for the agent.
+    """
+    found, agents = [np.empty((6, 0), np.int64)], dict[str, int]()
     for batch in steps:
         named = pc.not_equal(batch["agent"], "END")
         for name in ("workflow_type", "workflow_id", "agent"):
             named = pc.and_(named, pc.not_equal(pc.utf8_trim_whitespace(batch[name]), ""))
         skipped[NAMELESS] += named.false_count
-        columns = (batch["run"], batch["step"], pc.fill_null(batch["client_step"], UNNUMBERED))
+        columns = (
+            *(batch["run"], batch["step"], pc.fill_null(batch["client_step"], UNNUMBERED)),
+            pc.equal(pc.fill_null(batch["finish_reason"], ""), "abort").cast(pa.int64()),
+            pc.fill_null(batch["input_tokens"], -1),
+            pa.array([agents.setdefault(agent, len(agents)) for agent in batch["agent"].to_pylist()], pa.int64()),
+        )
         found.append(np.stack([column.filter(named).to_numpy().astype(np.int64) for column in columns]))
     numbers = np.concatenate(found, axis=1)
     # Sorted; a batch that was written twice counts once.

@@ -140,6 +140,33 @@ def test_parallel_steps_and_answers_with_several_choices_are_recorded_and_learnt
     assert [row["came_tokens"] for row in late[-4:]] == [54, 43, 13, 4], "what was forecast is what came"
 
 
+def test_a_step_asked_for_again_is_one_step_for_forecasts_and_for_the_trace(tmp_path: Path) -> None:
+    scheduler = recording(tmp_path)
+    engine = Engine(scheduler)
+    steps = [(0, "plan", 0), (1, "search", 2), (2, "code", 0), (3, "join", 1)]
+    for workflow in range(20):
+        for step, agent, aborted in steps:
+            sent = {"workflow_type": "t", "workflow_id": f"w{workflow}", "agent": agent, "step": step}
+            for attempt in range(aborted + 1):
+                name = f"w{workflow}.{step}.{attempt}"
+                end = step == 3 and attempt == aborted
+                scheduler.add_request(ask(name, list(range(40 * step + 30)), 5, workflow_end=end, **sent))
+                if attempt < aborted:
+                    engine.step()
+                    engine.abort(name)
+                else:
+                    engine.run()
+    counts = scheduler.presage_status()["counts"]
+    scheduler.shutdown()
+    found = rows(tmp_path)
+    assert [row["agent"] for row in found] == [agent for _, agent, _ in steps] * 20
+    assert {(row["step"], row["output_tokens"], row["complete"]) for row in found} == {(n, 5, True) for n in range(4)}
+    assert not [name for name in counts if "missed" in name]
+    made = read_forecasts(tmp_path / "r")[0].to_pylist()
+    (latest,) = {tuple(row["remaining_tokens"]) for row in made[-12:] if row["step"] == 0 and row["moment"] == PREFILL}
+    assert latest == (20.0,), "four steps of five tokens, whatever was tried"
+
+
 def test_the_tools_that_a_parsed_answer_calls_are_recorded_with_its_step(tmp_path: Path) -> None:
     scheduler = recording(tmp_path)
     engine = Engine(scheduler)
