@@ -353,14 +353,17 @@ class FreeOrder:
     def turn(self) -> None:
         """Moves workflows whose return time has passed a quantile to the next stage; at most a few in one call."""
         now, turns, running = self._clock(), self._turns, self._index.running
+        moved: list[Group] = []
         for _ in range(_TURNS):
             if not turns or turns[0][0] > now:
-                return
+                break
             _, number, workflow = heapq.heappop(turns)
             of = running.get(workflow)
             if of is not None and of.turns == number:
-                self._place_all(self._index.advance(workflow, of, now))
+                moved += self._index.advance(workflow, of, now)
                 self._schedule(workflow)
+        if moved:
+            self._place_all(moved)
 
     def end(self, workflow: str) -> None:
         """Records the end of a workflow, which may retire its blocks. An unknown workflow is ignored."""
