@@ -53,11 +53,11 @@ _Line = bytes | _Row
 
 
 def _batches(path: Path) -> Iterator[Batch]:
-    waiting: list[tuple[int, _Line]] = []
+    numbers: list[int] = []
+    lines: list[_Line] = []
     size = number = position = 0
 
     def batch() -> Batch:
-        numbers, lines = zip(*waiting, strict=True)
         origin = Origin.of(str(path), len(lines), np.array(numbers, np.int64))
         return Batch(_JsonRows(lines, str(path)), origin, position)
 
@@ -66,16 +66,18 @@ def _batches(path: Path) -> Iterator[Batch]:
             for number, line in opened:
                 if line.isspace() or not line:
                     continue
-                waiting.append((number, line))
+                numbers.append(number)
+                lines.append(line)
                 size += len(line)
-                if len(waiting) == _BATCH_ROWS or size >= _BATCH_BYTES:
+                if len(lines) == _BATCH_ROWS or size >= _BATCH_BYTES:
                     position = read_bytes()
                     yield batch()
-                    waiting, size = [], 0
+                    numbers, lines, size = [], [], 0
             position = read_bytes()
     except DamagedGzipError as error:
-        waiting.append((max(1, number), _Row({}, *error.args)))
-    if waiting:
+        numbers.append(max(1, number))
+        lines.append(_Row({}, *error.args))
+    if lines:
         yield batch()
 
 

@@ -120,7 +120,9 @@ def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Mean
         field, rank, read, json, outside_here = PLAN[key]
         if value is None or value == "" or ranks.get(field, rank) < rank:
             continue
-        value = read(key, from_json(value) if json else value, problem)
+        if json:
+            value = from_json(value)
+        value = _name(value) if read is _as_name and type(value) is str else read(key, value, problem)
         if value is None:
             unknown_operation = unknown_operation or key == OPERATION
             continue
@@ -267,8 +269,6 @@ def _name(value: str) -> str | None:
 
 
 def _as_name(key: str, value: Any, problem: Problem) -> str | None:
-    if type(value) is str:
-        return _name(value)
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, float) and value.is_integer():
