@@ -238,7 +238,10 @@ def test_the_tests_that_security_names_exist() -> None:
 def test_the_messages_of_the_troubleshooting_table_exist() -> None:
     """Each part of a quoted message, between its placeholders, stands in a string of the package."""
     table = (
-        (ROOT / "docs" / "serving.md").read_text(encoding="utf-8").split("| message | what to do |")[1].split("\n\n")[0]
+        (ROOT / "docs" / "serving_troubleshooting.md")
+        .read_text(encoding="utf-8")
+        .split("| message | what to do |")[1]
+        .split("\n\n")[0]
     )
     quoted = [message for row in table.splitlines()[2:] for message in re.findall(r"`([^`]+)`", row.split("|")[1])]
     messages = [message for message in quoted if not re.fullmatch(r"\w+: \w+", message)]  # those are counters

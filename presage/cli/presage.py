@@ -94,7 +94,7 @@ app.command(
 app.command(
     no_args_is_help=True,
     context_settings={"ignore_unknown_options": True},
-    epilog="Example:  presage serve Qwen/Qwen3-8B --max-model-len 8192 --additional-config.presage.gamma 0.8\n\n"
+    epilog="Example:  presage serve Qwen/Qwen3-8B --max-model-len 8192 --additional-config.presage.mode shadow\n\n"
     "docs/serving.md describes what clients send and how to check the result.",
 )(serve.serve)
 app.command(

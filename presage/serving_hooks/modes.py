@@ -1,4 +1,4 @@
-"""The mode of each policy for each workflow type (docs/serving.md, Modes), and the switch of a policy that fails.
+"""The mode of each policy for each workflow type (docs/serving_settings.md), and the switch of one that fails.
 
 A policy that acts for no workflow type leaves vLLM's queues and free blocks in place. Where it acts for some types, the
 others are ordered as if their remaining work were unknown; without a place in the order they would starve, or starve

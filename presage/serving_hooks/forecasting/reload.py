@@ -1,4 +1,4 @@
-"""Reloads an engine's models when their registry references resolve to newer versions (docs/serving.md, Reload).
+"""Reloads an engine's models when their references resolve to newer versions (docs/serving_operation.md, Reload).
 
 A process beside the engine (`registry_process.py`) resolves the references periodically, at intervals that vary at
 random so that a fleet does not ask at once, and fetches, loads and tries new versions. New versions go live only after

@@ -1,6 +1,6 @@
 """Monitors forecasts: tracks their outcomes, keeps live figures and raises the drift alarm.
 
-It raises default: it counts exceptions by name, and they affect no request. Not thread-safe.
+Its methods raise nothing: exceptions are counted by name, and affect no request. Not thread-safe.
 """
 
 from __future__ import annotations

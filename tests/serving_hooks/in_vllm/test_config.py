@@ -169,7 +169,7 @@ def test_forecasts_come_from_the_function_that_is_named() -> None:
 
 
 def test_the_documentation_lists_the_settings_and_no_others() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "serving_settings.md").read_text(encoding="utf-8")
     section = text.split("## Settings\n")[1].split("\n## ")[0]
     rows = [line.split("|") for line in section.splitlines() if line.startswith("| `")]
     told = {name: row[2].strip() for row in rows for name in re.findall(r"`(\w+)`", row[1])}
