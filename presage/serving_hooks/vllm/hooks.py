@@ -1,0 +1,291 @@
+"""The parts of the hooks in one engine, made from its settings, and what they do between two iterations.
+
+Deferrable work is done while the model runs: vLLM calls `get_grammar_bitmask` right after it has started the model.
+The hooks then record which requests the iteration has started, request forecasts, rank blocks, and decide about
+admission and ageing for the next iteration; later events count one iteration later. If vLLM does not make that call, or
+nothing runs, this work is done before the next iteration is scheduled.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from presage.serving_hooks.counts import ERRORS, FORECASTS, EventCounts
+from presage.serving_hooks.explain import LastForecasts
+from presage.serving_hooks.forecasting.forecasts import Forecasts
+from presage.serving_hooks.modes import Evidence, Mode, Modes, Switch
+from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
+from presage.serving_hooks.policies.wait_bounds import WaitBounds
+from presage.serving_hooks.vllm import engine
+from presage.serving_hooks.vllm.admission import AdmissionController
+from presage.serving_hooks.vllm.blocks import ScoredBlocks
+from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, read_config
+from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
+from presage.serving_hooks.vllm.hidden_states.steps import StatesOfSteps
+from presage.serving_hooks.vllm.observing import Observing
+from presage.serving_hooks.vllm.prefetch import Prefetcher
+from presage.serving_hooks.vllm.queues import Priorities, QueuePolicies
+from presage.serving_hooks.vllm.step_forecasts import StepForecasts
+from presage.serving_hooks.vllm.step_texts import TextsOfSteps
+from presage.serving_hooks.vllm.step_times_file import StepTimesFile
+from presage.serving_hooks.workflows import WorkflowTable
+from presage.serving_hooks.workflows.identity import Step
+
+logger = logging.getLogger(__name__)
+
+
+class Hooks(engine.SchedulerSeam):
+    """The parts of the hooks, as a mixin before a vLLM scheduler class.
+
+    Attributes:
+        block_order: eviction; None if it is not configured.
+        prefetcher: None if prefetch is not configured or not possible.
+
+    Raises:
+        ConfigurationError: `additional_config["presage"]` is invalid.
+        EngineError: the scheduler is not a supported one.
+    """
+
+    clock: ClassVar[Callable[[], float]] = time.monotonic
+    schedules_ahead: ClassVar[bool] = False
+    """Whether the model already runs when the output of the previous iteration is read."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        port = self.engine_port = EnginePort(self)
+        engine.log_as_vllm_does()
+        config = read_config(port.config.additional)
+        self._retention_target = config.retention_target
+        self._state_layer = counted_from_1(config.state_layer, port.config.layers)
+        forecasts = self.forecasts(config)
+        self._models, self.upkeep, self._returns = forecasts.models, forecasts.upkeep, forecasts.returns
+        self._forecasts = forecasts
+        self._unnoted: tuple[Any, float] | None = None
+        self._prepared = False
+        self._counts = EventCounts(FORECASTS)
+        self._warned = 0
+        # Prompt tokens of steps that have started: all, and those found in the cache and by a connector.
+        self._prompt_tokens = {"tokens": 0, "local_tokens": 0, "external_tokens": 0}
+        self.workflow_table = WorkflowTable(config.time_to_live_s, type(self).clock, self._counts, config.max_workflows)
+        self._observing = Observing(port, config.recorder, self.workflow_table, self._counts, self._state_layer)
+        self._evidence = Evidence(config.evidence, lambda: self._modes.changed()) if config.evidence else None
+        self._last_forecasts = LastForecasts(config.explain, type(self).clock) if config.explain else None
+        given, suffices = config.modes(), self._evidence.suffices if self._evidence is not None else None
+        self._modes = Modes(given.default, given.policies, given.workflow_types, suffices)
+        self.step_forecasts = StepForecasts(
+            self.workflow_table,
+            forecasts,
+            config.score_settings(),
+            self._counts,
+            self._modes,
+            type(self).clock,
+            record=self._observing.forecast if config.recorder is not None else None,
+            evidence=self._evidence,
+            last=self._last_forecasts,
+        )
+        prefetch, caches = Switch("prefetch", self._counts), port.caches_prefixes
+        eviction = Switch("eviction", self._counts, takes=(prefetch,))
+        admission = Switch("admission", self._counts) if config.admission and caches else None
+        takes = (eviction,) if admission is None else (eviction, admission)
+        self._bookkeeping = Switch("bookkeeping of workflows", self._counts, takes=takes)
+        priority = Switch("priority", self._counts) if config.priority else None
+        self._presage = Switch("presage", self._counts, takes=tuple(filter(None, (self._bookkeeping, priority))))
+        self._withdrawn = False
+        self._wait_bounds = WaitBounds(config.objectives_settings())
+        self.queue_policies = QueuePolicies(
+            port,
+            self._modes,
+            self.workflow_table,
+            priority,
+            admission,
+            self._wait_bounds,
+            type(self).clock,
+            partial(self.make_priorities, config, forecasts.medians),
+            partial(self.make_admission, config),
+        )
+        self.workflow_table.subscribe(self.queue_policies.ended)
+        self.block_order = self.make_block_order(config, eviction) if config.eviction and caches else None
+        self.prefetcher = self._make_prefetcher(config, prefetch) if config.prefetch else None
+        for owner in (self.prefetcher, self.block_order):  # prefetch first: it gives its blocks back
+            if owner is not None:
+                self.workflow_table.subscribe(owner.ended)
+        self._apply_modes()
+        recorded = config.recorder.states if config.recorder is not None else "off"
+        self._states = StatesOfSteps(
+            port, forecasts, self.step_forecasts, self.workflow_table, self._observing, recorded
+        )
+        self._texts = TextsOfSteps(forecasts, self.step_forecasts, self._counts, config.texts)
+        self._timing, file = Switch("step times", self._counts), config.step_times_file
+        self._step_times = StepTimesFile(Path(file), port.described()) if file is not None else None
+        self._renewal = Switch("reload of models", self._counts)
+        if self.upkeep is not None:
+            self._renewal.attempt(self.upkeep.start)
+
+    def forecasts(self, config: PresageConfig) -> Forecasts:
+        """The sources of forecasts; called once."""
+        from presage.serving_hooks.forecasting.champions import load_forecasts  # only if used
+
+        texts = ("next-agent", "remaining-length") if config.texts else ()
+        return load_forecasts(config, self.engine_port.config.served_model, self._state_layer, texts)
+
+    # Between two iterations.
+
+    @property
+    def _acts(self) -> bool:
+        return self.queue_policies.active or self.step_forecasts.retention is not None or self._observing.on
+
+    def _withdraw(self) -> None:
+        """Gives vLLM its own queues and free blocks back, once Presage is off. Between two iterations only."""
+        if self._withdrawn:
+            return
+        self._withdrawn, self._unnoted, self._step_times = True, None, None
+        if self.prefetcher is not None:
+            self.prefetcher.drop()
+        for restore in (self.queue_policies.withdraw, partial(self._apply_to_blocks, Mode.OFF)):
+            try:
+                restore()
+            except Exception as error:
+                self._counts.add(ERRORS, "presage", type(error).__name__)
+
+    def _note(self) -> None:
+        """Processes the requests that the last iteration has started, if that is not done yet."""
+        if self._unnoted is None:
+            return
+        output, began_at = self._unnoted
+        self._unnoted = None
+        if self.block_order is not None:
+            self.block_order.settle()
+        self._observing.scheduled(output)
+        self._bookkeeping.attempt(self._begun, output)
+        self.queue_policies.started(output, began_at)
+        if self.prefetcher is not None:
+            self.prefetcher.after(output)
+        if self.queue_policies.shadow is not None:
+            new = [new.req_id for new in output.scheduled_new_reqs]
+            self._bookkeeping.attempt(self.queue_policies.shadow.begun, new)
+        self.queue_policies.selected(output)
+
+    def _begun(self, output: Iteration) -> None:
+        for request_id in output.preempted_req_ids or ():
+            self.step_forecasts.preempted(request_id)
+        for request_id in self.engine_port.resumed(output):
+            self.step_forecasts.resumed(request_id)
+        for request, found in self.engine_port.found_blocks(output):
+            if self.prefetcher is not None and self.prefetcher.begins(request.request_id, found):
+                continue
+            if self.block_order is not None and self.step_forecasts.retention is not None:
+                self.block_order.begins(request.request_id, found)
+            if self.workflow_table.step(request.request_id) is not None:
+                for found_in, tokens in zip(self._prompt_tokens, engine.prompt_by_tier(request), strict=True):
+                    self._prompt_tokens[found_in] += tokens
+            text = self._texts.started(request)
+            self.step_forecasts.started(request.request_id, request.num_prompt_tokens, text)
+
+    def catch_up(self) -> None:
+        """Expires workflows and passes the latest forecasts to the block order; for iterations that skip `schedule`."""
+        self._bookkeeping.attempt(self.workflow_table.expire)
+        self._bookkeeping.attempt(self.step_forecasts.flush)
+
+    def _prepare(self) -> None:
+        """Does the work for the next iteration."""
+        self.catch_up()
+        if self._acts:
+            self._renewal.attempt(self._renew)
+            self.queue_policies.prepare()
+
+    def _renew(self) -> None:
+        if self.upkeep is not None and self.upkeep.renew():
+            self._states.renew()
+            self._texts.renew()
+
+    # Modes. A setting for a workflow type applies to a running workflow from its next event on.
+
+    def _follow_modes(self) -> None:
+        """Applies changed modes. Between two iterations only."""
+        if self._modes.changes != self._modes_applied:
+            self._bookkeeping.attempt(self._apply_modes)
+
+    def _apply_modes(self) -> None:
+        self._modes_applied = self._modes.changes
+        self._apply_to_blocks(self._modes.whole["eviction"])
+        self.queue_policies.apply_modes()
+
+    def _apply_to_blocks(self, mode: Mode) -> None:
+        scored = self.block_order
+        if scored is None:
+            return
+        attends = self.engine_port.free_queue is scored
+        if mode is Mode.OFF and attends:
+            if self.prefetcher is not None:
+                self.prefetcher.drop()
+                self.prefetcher.begin()
+            self.engine_port.restore_blocks(scored.vllm_queue)
+        elif mode is not Mode.OFF and not attends:
+            scored.switch.attempt(scored.begin)
+            self.engine_port.order_blocks(scored)
+        scored.acts = mode is Mode.ON
+        self.step_forecasts.retention = None if mode is Mode.OFF else self.prefetcher or scored
+
+    # Parts. Subclasses may replace the public ones.
+
+    def finish_reason(self, request: EngineRequest) -> str | None:
+        """Why a request has left, as traces name it."""
+        return engine.finish_reason(request)
+
+    def make_block_order(self, config: PresageConfig, switch: Switch) -> ScoredBlocks:
+        """The order of free blocks; called once if eviction is configured."""
+        port = self.engine_port
+        settings, clock = config.eviction_settings(), type(self).clock
+        return ScoredBlocks(port.free_queue, port.blocks, settings, self._step_of, switch, clock)
+
+    def make_priorities(self, config: PresageConfig, medians: Mapping[str, float], switch: Switch) -> Priorities:
+        """Priority; called whenever it is switched on."""
+        policy = ShortestTotalJobFirst(config.priority_settings(), medians)
+        return Priorities(policy, medians, self.engine_port.by_priority, switch)
+
+    def make_admission(self, config: PresageConfig, switch: Switch) -> AdmissionController:
+        """Admission; called whenever it is switched on."""
+        return AdmissionController(
+            config.admission_settings(),
+            config.held_at_most_s,
+            self.engine_port,
+            type(self).clock,
+            switch,
+            self._modes,
+            self._wait_bounds,
+            self.step_forecasts.held,
+            self.step_forecasts.growth,
+            self.step_forecasts.earlier,
+        )
+
+    def _make_prefetcher(self, config: PresageConfig, switch: Switch) -> Prefetcher | None:
+        if self.block_order is None:
+            return None
+        reason = self.engine_port.why_no_prefetch()
+        if reason is not None:
+            logger.warning("prefetch is off on this engine: %s", reason)
+            return None
+        return Prefetcher(
+            self.engine_port,
+            self._add_internal,
+            self.block_order,
+            config.prefetch_settings(),
+            config.prefetch_memory_mb * 2**20,
+            switch,
+            type(self).clock,
+            self._modes,
+            self.step_forecasts.returning if config.eviction_rule == "next-use" else None,
+        )
+
+    def _step_of(self, request_id: str) -> Step | None:
+        step = self.workflow_table.step(request_id)
+        return self.prefetcher.step(request_id) if step is None and self.prefetcher is not None else step
+
+    def _add_internal(self, request: EngineRequest) -> None:
+        self.queue_policies.arrives_internally(request)
+        super().add_request(request)  # type: ignore[misc]

@@ -1,0 +1,192 @@
+"""What operators and the HTTP routes ask of an engine: ends of workflows, answers, status, modes, explanations."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from presage.serving_hooks.counts import ERRORS, EVENTS
+from presage.serving_hooks.explain import lengths_as_plain, reasons, return_as_plain
+from presage.serving_hooks.modes import POLICIES, Mode
+from presage.serving_hooks.status import ModelStatus
+from presage.serving_hooks.vllm import engine
+from presage.serving_hooks.vllm.hooks import Hooks
+from presage.serving_hooks.workflows import EndReason
+from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of, unscoped, workflow_key
+
+logger = logging.getLogger(__name__)
+
+
+class OperatorCalls(Hooks):
+    """The calls of operators and of the HTTP routes, between two iterations."""
+
+    def workflow_ended(self, workflow_type: str, workflow_id: str) -> bool:
+        """Ends a workflow; returns whether it was known."""
+        workflow = workflow_key(workflow_type, workflow_id)
+        return bool(self._bookkeeping.attempt(self.workflow_table.end, workflow, EndReason.FINISHED))
+
+    def step_answered(
+        self,
+        workflow_type: str,
+        workflow_id: str,
+        agent: str,
+        number: int | None,
+        finish_reason: str,
+        tools: list[str],
+        lost: int,
+    ) -> bool:
+        """The answer of a completed step was parsed: the API's finish reason, and the tools that it calls.
+
+        Returns whether the step is the latest of a running workflow. `lost` answers could not be read or reported since
+        the last call.
+        """
+        if lost:
+            self._counts.add(EVENTS, "answers that could not be read", times=lost)
+        running = self.workflow_table.get(workflow_key(workflow_type, workflow_id))
+        if running is None or (running.step.sent[1], running.step.number) != (agent, number):
+            return False
+        self._bookkeeping.attempt(self.step_forecasts.answered, running.step.workflow, finish_reason, tools)
+        self._observing.answered(running.step.workflow, tools)
+        return True
+
+    def text_models(self) -> dict[str, dict[str, str]]:
+        """By kind the folder and digest of each predictor that reads texts."""
+        return self._texts.models
+
+    def answer_text(
+        self, workflow_type: str, workflow_id: str, agent: str, number: int | None, features: dict[str, str]
+    ) -> bool:
+        """The features of the answer of a completed step, by kind of predictor; see `step_texts.py`.
+
+        Returns whether the step is the latest of a running workflow.
+        """
+        running = self.workflow_table.get(workflow_key(workflow_type, workflow_id))
+        if running is None:
+            return False
+        latest = (running.step.sent[1], running.step.number) == (agent, number)
+        self._bookkeeping.attempt(self._texts.answered, running.step.workflow if latest else None, features)
+        return latest
+
+    def presage_status(self) -> dict[str, Any]:
+        """The status of policies, models and counters, and the number of running workflows."""
+        self._presage.attempt(self._note)
+        self._bookkeeping.attempt(self.step_forecasts.flush)
+        self._renewal.attempt(self._renew)  # an idle engine has no iterations
+        eviction = self.block_order.switch if self.block_order is not None else None
+        switches = {**self.queue_policies.switches, "eviction": eviction}
+        priorities, admission = self.queue_policies.priorities, self.queue_policies.admission
+        whole = self._modes.whole
+        models = {kind: ModelStatus(model) if isinstance(model, str) else model for kind, model in self._models.items()}
+        return {
+            "on": {
+                name: (of := switches[name]) is not None and of.on and whole[name] is Mode.ON
+                for name in ("priority", "eviction", "admission")
+            },
+            "modes": self.modes(),
+            "workflows": len(self.workflow_table),
+            "data_parallel": self.engine_port.data_parallel,
+            "expired": self.workflow_table.ends[EndReason.EXPIRED],
+            "models": {kind: str(model) for kind, model in models.items()},
+            "model_versions": {kind: asdict(model) for kind, model in models.items()},
+            "states": self._states.predictor_states,
+            "state_layer": self._state_layer,
+            "prefetch": {"on": False} if self.prefetcher is None else self.prefetcher.status(),
+            "counts": self._counts.by_key(),
+            "examples": {f"{field}: {reason}": key for (field, reason), key in self._counts.examples.items() if key},
+            "counted": self._counts.by_metric()
+            | (admission.counts.by_metric() if admission is not None else {})
+            | self._observing.counts.by_metric(),
+            "ended": sum(n for reason, n in self.workflow_table.ends.items() if reason is not EndReason.EXPIRED),
+            "prompts": dict(self._prompt_tokens),
+            "given_up": self.block_order.given_up if self.block_order is not None else None,
+            "ageing": priorities.aged() if priorities is not None else None,
+            "admission": admission.status() if admission is not None else None,
+            "tails": {name: seconds.status() for name, seconds in self.queue_policies.tails.items()},
+            "recorder": {**self._observing.status(), "states": self._states.recorder_states},
+            **self._upkept(),
+            **({"step_times": {"on": self._timing.on, **file.status()}} if (file := self._step_times) else {}),
+        }
+
+    def set_mode(self, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:
+        """Sets a mode from the next iteration on; returns the modes in force.
+
+        Raises:
+            ConfigurationError: the mode or policy is unknown.
+        """
+        self._modes.set(mode, policy, workflow_type)
+        types = "all workflow types" if workflow_type is None else "one workflow type"
+        logger.warning("mode %s of %s, %s", mode, policy or "all policies", types)
+        return self.modes()
+
+    def modes(self) -> dict[str, Any]:
+        """The modes in force, what policies in shadow would have done, and the evidence for forecasts."""
+        shadow = self.queue_policies.shadow
+        would = {
+            "priority": shadow.counts if shadow is not None else {},
+            "eviction": self.block_order.watched if self.block_order is not None else {},
+        }
+        return {
+            **self._modes.status(),
+            "would": {policy: dict(counts) for policy, counts in would.items()},
+            "evidence": self._evidence.status() if self._evidence is not None else None,
+        }
+
+    def explain(self, workflow_type: str, workflow_id: str) -> dict[str, Any]:
+        """The forecasts for a workflow, the decisions about it, and their reasons; see explain.py."""
+        workflow = workflow_key(workflow_type, workflow_id)
+        running, admission = self.workflow_table.get(workflow), self.queue_policies.admission
+        stats_key = scoped(tenant_of(workflow_id), self._forecasts.names.workflow_type(workflow_type))
+        explanation = {
+            "workflow_type": workflow_type,
+            "workflow_id": unscoped(workflow_id),
+            "alive": running is not None,
+            "modes": {policy: self._modes.of(policy, stats_key).word for policy in POLICIES},
+            "forecasts": self._last_forecasts.of(workflow) if self._last_forecasts is not None else [],
+            "returns": self._explain_return(workflow),
+            "growth": lengths_as_plain(growth) if (growth := self.step_forecasts.growth(workflow)) else None,
+            "requests": [self._explain(name, step) for name, step in running.requests.items()] if running else [],
+            "admission": admission.explain(workflow) if admission is not None else None,
+            "blocks": self.block_order.explain(workflow) if self.block_order is not None else None,
+        }
+        return {**explanation, "reasons": reasons(explanation)}
+
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table that grows with requests and workflows, to find leaks."""
+        queues = self.queue_policies
+        parts = (queues.priorities, self.block_order, queues.admission, self.prefetcher)
+        found = {
+            "vLLM requests": len(self.engine_port.requests),
+            "waiting": len(self.engine_port.waiting_queues[0]),
+            "recent forecasts": len(self._last_forecasts) if self._last_forecasts is not None else 0,
+            "evidence": len(self._evidence.tracker) if self._evidence is not None else 0,
+        }
+        found |= getattr(self._returns, "debug_state", dict)()
+        for part in (self.workflow_table, self.step_forecasts, self._observing, *parts):
+            found |= part.debug_state() if part is not None else {}
+        return found
+
+    def _explain(self, request_id: str, step: Step) -> dict[str, Any]:
+        request = self.engine_port.requests[request_id]
+        return {
+            "agent": step.agent,
+            "step": step.number,
+            "state": engine.state(request),
+            "prompt_tokens": request.num_prompt_tokens,
+            "output_tokens": request.num_output_tokens,
+            **self.queue_policies.explain(request),
+        }
+
+    def _explain_return(self, workflow: str) -> dict[str, Any] | None:
+        found = self._returns.away(workflow) if self._returns is not None else None
+        if found is None:
+            return None
+        return return_as_plain(found[0], max(0.0, type(self).clock() - found[1]), self._retention_target)
+
+    def _upkept(self) -> Mapping[str, Any]:
+        try:
+            return self.upkeep.status() if self.upkeep is not None else {}
+        except Exception as error:
+            self._counts.add(ERRORS, "status of models", type(error).__name__)
+            return {}
