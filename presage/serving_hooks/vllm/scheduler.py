@@ -76,7 +76,6 @@ class Policies(engine.SchedulerSeam):
         self._state_layer = counted_from_1(config.state_layer, port.config.layers)
         forecasts = self.forecasts(config)
         self._models, self.upkeep, self._returns = forecasts.models, forecasts.upkeep, forecasts.returns
-        self._forecasts = forecasts
         self._unnoted: tuple[Any, float] | None = None
         self._prepared = False
         self._counts = EventCounts(FORECASTS)
@@ -342,7 +341,7 @@ class Policies(engine.SchedulerSeam):
         """The forecasts for a workflow, the decisions about it, and their reasons; see explain.py."""
         workflow = workflow_key(workflow_type, workflow_id)
         running, admission = self.workflow_table.get(workflow), self.queue_policies.admission
-        stats_key = scoped(tenant_of(workflow_id), self._forecasts.names.workflow_type(workflow_type))
+        stats_key = scoped(tenant_of(workflow_id), self.step_forecasts.sources.names.workflow_type(workflow_type))
         explanation = {
             "workflow_type": workflow_type,
             "workflow_id": unscoped(workflow_id),
@@ -508,7 +507,7 @@ class Policies(engine.SchedulerSeam):
 
     def _arrives(self, request: EngineRequest) -> None:
         sent = request.sampling_params.extra_args if request.sampling_params is not None else None
-        step: Step | None = read(sent, request.session_id, self._counts, self._forecasts.names)
+        step: Step | None = read(sent, request.session_id, self._counts, self.step_forecasts.sources.names)
         running = self.workflow_table.get(step.workflow) if step is not None else None
         if step is not None and running is not None and running.step.workflow_type != step.workflow_type:
             step = replace(step, workflow_type=running.step.workflow_type)  # newer models fold otherwise
