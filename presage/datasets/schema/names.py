@@ -126,6 +126,8 @@ class NameMapping:
         found, left = names, pc.not_equal(names, "")
         for pattern, name in rules:
             hit = pc.and_(left, pc.match_substring_regex(names, pattern=_whole(pattern)))
+            if not pc.any(hit).as_py():
+                continue
             found = pc.if_else(hit, pc.utf8_trim_whitespace(_replaced(names, pattern, name)), found)
             left = pc.and_not(left, hit)
         return found

@@ -64,7 +64,6 @@ class Hooks(engine.SchedulerSeam):
         self._state_layer = counted_from_1(config.state_layer, port.config.layers)
         forecasts = self.forecasts(config)
         self._models, self.upkeep, self._returns = forecasts.models, forecasts.upkeep, forecasts.returns
-        self._forecasts = forecasts
         self._unnoted: tuple[Any, float] | None = None
         self._prepared = False
         self._counts = EventCounts(FORECASTS)

@@ -137,7 +137,7 @@ class OperatorCalls(Hooks):
         """The forecasts for a workflow, the decisions about it, and their reasons; see explain.py."""
         workflow = workflow_key(workflow_type, workflow_id)
         running, admission = self.workflow_table.get(workflow), self.queue_policies.admission
-        stats_key = scoped(tenant_of(workflow_id), self._forecasts.names.workflow_type(workflow_type))
+        stats_key = scoped(tenant_of(workflow_id), self.step_forecasts.sources.names.workflow_type(workflow_type))
         explanation = {
             "workflow_type": workflow_type,
             "workflow_id": unscoped(workflow_id),

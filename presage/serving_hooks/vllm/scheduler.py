@@ -177,7 +177,7 @@ class Policies(OperatorCalls):
 
     def _arrives(self, request: EngineRequest) -> None:
         sent = request.sampling_params.extra_args if request.sampling_params is not None else None
-        step: Step | None = read(sent, request.session_id, self._counts, self._forecasts.names)
+        step: Step | None = read(sent, request.session_id, self._counts, self.step_forecasts.sources.names)
         running = self.workflow_table.get(step.workflow) if step is not None else None
         if step is not None and running is not None and running.step.workflow_type != step.workflow_type:
             step = replace(step, workflow_type=running.step.workflow_type)  # newer models fold otherwise

@@ -75,6 +75,7 @@ class StepForecasts:
         last: keeps recent forecasts for `explain`; None keeps none.
 
     Attributes:
+        sources: of the forecasts.
         retention: receives forecasts; None while eviction is vLLM's own.
         state_source: the forecast source that reads hidden states, and where completion states come from; prefill
             states come by `prefill_state`. None while no states are read.
@@ -94,6 +95,7 @@ class StepForecasts:
         evidence: Evidence | None = None,
         last: LastForecasts | None = None,
     ) -> None:
+        self.sources = forecasts
         self.retention: Retention | None = None
         self.state_source: tuple[ReadsStates, CompletionState] | None = None
         self.text_source: ReadsTexts | None = None
