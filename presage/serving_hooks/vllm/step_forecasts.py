@@ -358,7 +358,7 @@ class StepForecasts:
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
         return {
-            "forecasts pending": len(self._pending),
+            "forecasts pending": sum(workflow.forecasts.pending is not None for workflow in self._pending),
             "steps without state": len(self._without_state),
             "steps preempted": len(self._preempted),
             **getattr(self._next_agents, "debug_state", dict)(),

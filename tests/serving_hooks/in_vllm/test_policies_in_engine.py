@@ -14,6 +14,8 @@ from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.engine import SchedulerSeam
+from presage.serving_hooks.vllm.hooks import Hooks
+from presage.serving_hooks.vllm.operator_calls import OperatorCalls
 from presage.serving_hooks.vllm.scheduler import Policies, SyncWorkflowScheduler
 from presage.serving_hooks.workflows.identity import Step
 
@@ -214,7 +216,12 @@ def test_after_a_reset_of_the_cache_nothing_is_kept_and_all_is_free(tmp_path: Pa
 
 def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
     own, hooked = build(tmp_path, Scheduler, blocks=90), build(tmp_path, SyncWorkflowScheduler, blocks=90)
-    ours = {name for kind in (Policies, SchedulerSeam) for name in vars(kind) if not name.startswith("__")}
+    ours = {
+        name
+        for kind in (Policies, OperatorCalls, Hooks, SchedulerSeam)
+        for name in vars(kind)
+        if not name.startswith("__")
+    }
     overridden = {"add_request", "schedule", "get_grammar_bitmask", "update_from_output", "_free_request"}
     overridden |= {"has_requests", "make_stats", "reset_prefix_cache", "shutdown"}
     assert ours & set(dir(own)) == overridden
