@@ -137,7 +137,8 @@ class ActiveWorkflow:
         curve: of its return time from `since`, seconds of the caller's clock; None if unknown.
         stage: of the curve; the latest that has begun.
         step_s: expected seconds from one of its steps to the next.
-        uses: by agents what the lookahead expects of blocks that they touch, until it changes; see `AccessIndex.worth`.
+        uses: by agents what the lookahead expects of blocks that they touch; see `AccessIndex.worth`.
+        rated: changes of the learnt rates by which `uses` was computed.
         turns: stages begun, over all its curves.
         private: groups that no other workflow ever touched, one for each set of agents that touch them; few.
         shared: the other groups by id; read-only if empty.
@@ -150,6 +151,7 @@ class ActiveWorkflow:
     stage: Stage = _NO_STAGE
     step_s: float = 0.0
     uses: dict[frozenset[str], tuple[float, float]] = field(default_factory=dict)
+    rated: int = 0
     turns: int = 0
     private: tuple[Group, ...] = ()
     shared: dict[int, Group] = field(default_factory=lambda: _NO_GROUPS)
@@ -360,6 +362,8 @@ class AccessIndex:
         """
         if self.by_score:
             return running.lookahead.score(agents)
+        if running.rated != running.lookahead.changes:
+            running.uses, running.rated = {}, running.lookahead.changes
         known = running.uses.get(agents)
         if known is None:
             use = running.lookahead.first_use(agents)

@@ -28,7 +28,7 @@ from __future__ import annotations
 import heapq
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from typing import Any, Final, Literal
@@ -36,7 +36,7 @@ from typing import Any, Final, Literal
 from presage.errors import InputError
 from presage.serving_hooks.policies.access import AccessIndex, Group, Touched
 from presage.serving_hooks.policies.next_use import ReturnCurve
-from presage.serving_hooks.policies.score import STALE, UNIT, Lookahead, TouchRates
+from presage.serving_hooks.policies.score import NO_RATES, STALE, UNIT, LearntRates, Lookahead, TouchRates
 
 PRIOR_BLOCKS: Final = 32
 """Prior counts, of blocks as PBKV assumes them, so that a few steps decide a rate, not one."""
@@ -59,7 +59,7 @@ class Sharing:
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, Touched]] = {}
-        self._rates: dict[str, dict[str, TouchRates]] = {}
+        self._rates: dict[str, LearntRates] = {}
         self._agents = 0
 
     def __len__(self) -> int:
@@ -82,11 +82,11 @@ class Sharing:
             counts.earlier_found / counts.earlier,
             counts.others_found / counts.others,
         )
-        self._rates.setdefault(workflow_type, {})[agent] = rates
+        self._rates.setdefault(workflow_type, LearntRates()).learn(agent, rates)
 
-    def rates(self, workflow_type: str) -> Mapping[str, TouchRates]:
+    def rates(self, workflow_type: str) -> LearntRates:
         """By agent, the shares of blocks that it reads."""
-        return self._rates.get(workflow_type, {})
+        return self._rates.get(workflow_type, NO_RATES)
 
 
 _SWEPT: Final = 8

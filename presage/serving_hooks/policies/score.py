@@ -59,6 +59,34 @@ class TouchRates(NamedTuple):
     other: float
 
 
+class LearntRates(dict[str, TouchRates]):
+    """Rates by agent, which change as steps are seen.
+
+    Attributes:
+        changes: how often one has changed by more than `_NOTABLE`, so that what was computed of them is stale.
+    """
+
+    __slots__ = ("_noted", "changes")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes = 0
+        self._noted: dict[str, TouchRates] = {}
+
+    def learn(self, agent: str, rates: TouchRates) -> None:
+        """Sets the rates of an agent."""
+        self[agent] = rates
+        noted = self._noted.get(agent)
+        if noted is None or max(abs(a - b) for a, b in zip(rates, noted, strict=True)) > _NOTABLE:
+            self._noted[agent] = rates
+            self.changes += 1
+
+
+_NOTABLE: Final = 0.02
+NO_RATES: Final = LearntRates()
+"""Of agents of which nothing is learnt; never written to."""
+
+
 class FirstUse(NamedTuple):
     """The first touch of a block within the horizon, given that the workflow returns.
 
@@ -84,7 +112,7 @@ class Lookahead:
         column: the column of each agent; shared by all forecasts of a model.
         rows: P^(k), float [K, V+1], END last; not copied.
         weights: γ^(k−1) s^(k), K numbers.
-        rates: by agent; agents without rates touch the blocks that they have touched before, and no others.
+        rates: agents without rates touch the blocks that they have touched before, and no others.
     """
 
     __slots__ = ("_column", "_rates", "_rows", "_shared", "_weights")
@@ -94,11 +122,16 @@ class Lookahead:
         column: Mapping[str, int],
         rows: NDArray[Any],
         weights: Sequence[float],
-        rates: Mapping[str, TouchRates] | None = None,
+        rates: LearntRates = NO_RATES,
     ) -> None:
         self._column, self._rows, self._weights = column, rows, array("d", weights)
-        self._rates = rates or {}
+        self._rates = rates
         self._shared: array[float] | None = None
+
+    @property
+    def changes(self) -> int:
+        """Changes of the learnt rates, see `LearntRates`."""
+        return self._rates.changes
 
     @property
     def has_forecast(self) -> bool:
@@ -170,7 +203,7 @@ class Lookahead:
         column = self._column
         return sum(round(float(self._rows[0, column[agent]]) * UNIT) for agent in agents if agent in column)
 
-    def with_rates(self, rates: Mapping[str, TouchRates]) -> Lookahead:
+    def with_rates(self, rates: LearntRates) -> Lookahead:
         """This forecast with learnt probabilities of touches."""
         return Lookahead(self._column, self._rows, self._weights, rates) if rates and self.has_forecast else self
 
