@@ -5,19 +5,20 @@ from __future__ import annotations
 import tempfile
 import threading
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from recorder_samples import SIZE, Hands, Named, counts, forecast, recorder, serve, vector
 
 from presage.datasets.read import read_traces
 from presage.datasets.recording import RECORDED_EXPIRED
-from presage.errors import ConfigurationError
+from presage.errors import ConfigurationError, TraceError
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import NoRecorder, start
@@ -318,6 +319,7 @@ def test_of_a_large_array_only_the_row_is_kept(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.sampled_from("bcsfet"), max_size=60), st.integers(1, 6))
+@example(["b", "b", "f", "c", "t"], 1)
 def test_whatever_is_dropped_no_workflow_looks_whole_that_is_not(events: list[str], room: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         one, begun, told = recorder(Path(name), queue_rows=room), 0, 0
@@ -339,9 +341,10 @@ def test_whatever_is_dropped_no_workflow_looks_whole_that_is_not(events: list[st
         one.ended("t", "w", "said")
         one.close()
         found = counts(one)
-        table = read_traces([Path(name)]).table if found.get("written: steps") else None
-        if table is not None and all(table["complete"].to_pylist()):
-            assert table.num_rows == begun
+        if found.get("written: steps"):
+            with suppress(TraceError):  # none is usable: the first step was dropped
+                table = read_traces([Path(name)]).table
+                assert table.num_rows == begun or not all(table["complete"].to_pylist())
 
 
 @pytest.mark.parametrize(
