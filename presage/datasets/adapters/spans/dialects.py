@@ -38,8 +38,9 @@ _RUN_TYPES: Final = _roles(
     LLM="llm chat_model generation",
     TOOL="tool",
     NODE="agent",
-    CHAIN="chain task workflow span",
-    OTHER="retriever embedding reranker parser prompt guardrail evaluator memory event unknown",
+    CHAIN="chain task workflow span entry step",
+    JUDGE="guardrail evaluator",
+    OTHER="retriever embedding reranker parser prompt memory event unknown",
 )
 """What tracing products call the kinds of a run."""
 
@@ -54,7 +55,7 @@ DIALECTS: Final = (
     Dialect("Pydantic Logfire", "logfire 3 to 5", {"logfire.span_type": _roles(OTHER="pending_span log")}, {
         "template_name": "name",
     }),
-    Dialect("OpenTelemetry GenAI", "semantic conventions 1.27 to 1.38", {
+    Dialect("OpenTelemetry GenAI", "semantic conventions 1.27 to 1.41, and their own 0.1", {
         "gen_ai.operation.name": _roles(
             LLM="chat text_completion generate_content completion completions chat.completions chat_completions "
             "chat_completion responses response text.completions chat.streaming_completions acompletion aresponses "
@@ -63,15 +64,17 @@ DIALECTS: Final = (
             TOOL="execute_tool tool_call call_tool execute_function function_call tool",
             AGENT="invoke_agent",
             WORKFLOW="invoke_workflow invoke_swarm invoke_graph invoke_crew workflow",
-            CHAIN="execute_task task chain agent_workflow orchestrate_tools execute_event_loop_cycle",
+            CHAIN="execute_task task chain agent_workflow orchestrate_tools execute_event_loop_cycle plan",
+            JUDGE="evaluate evaluation guardrail",
             OTHER="embeddings embedding aembedding create_agent retrieval retriever rerank moderation "
-            "image_generation speech transcription evaluate evaluation guardrail prompt parser handoff",
+            "image_generation speech transcription prompt parser handoff",
         ),
+        "gen_ai.span.kind": _RUN_TYPES,  # of Alibaba's LoongSuite and Future AGI
     }, {
         "provider": "gen_ai.provider.name gen_ai.system", "model": "gen_ai.request.model gen_ai.response.model",
-        "agent": "gen_ai.agent.name", "agent_id": "gen_ai.agent.id", "tool": "gen_ai.tool.name",
-        "call": "gen_ai.response.id gen_ai.tool.call.id", "session": "gen_ai.conversation.id gen_ai.session.id",
-        "workflow": "gen_ai.workflow.name", "error": "error.type",
+        "agent": "gen_ai.agent.name", "agent_id": "gen_ai.agent.id", "tool": "gen_ai.tool.name mcp.tool.name",
+        "call": "gen_ai.response.id gen_ai.tool.call.id", "workflow": "gen_ai.workflow.name",
+        "session": "gen_ai.conversation.id gen_ai.session.id gen_ai.thread.id", "error": "error.type",
         "http_status": "http.response.status_code http.status_code",
         "input_tokens": "gen_ai.usage.input_tokens gen_ai.usage.prompt_tokens gen_ai.response.input_tokens "
         "gen_ai.response.prompt_tokens",
@@ -80,11 +83,11 @@ DIALECTS: Final = (
         "cached_input_tokens": "gen_ai.usage.cache_read.input_tokens gen_ai.usage.cache_read_input_tokens "
         "gen_ai.usage.details.cache_read_tokens gen_ai.usage.details.cache_read_input_tokens "
         "gen_ai.usage.details.cached_tokens gen_ai.usage.cached_input_tokens gen_ai.usage.input_tokens.cached "
-        "gen_ai.usage.cached_tokens",
+        "gen_ai.usage.cached_tokens gen_ai.usage.cache_read_tokens",
         "cache_written_tokens": "gen_ai.usage.cache_creation.input_tokens gen_ai.usage.cache_creation_input_tokens "
         "gen_ai.usage.cache_write.input_tokens gen_ai.usage.cache_write_input_tokens "
         "gen_ai.usage.details.cache_write_tokens gen_ai.usage.details.cache_creation_input_tokens "
-        "gen_ai.usage.input_tokens.cache_write",
+        "gen_ai.usage.input_tokens.cache_write gen_ai.usage.cache_write_tokens gen_ai.usage.cache_creation_tokens",
         "finish_reason": "gen_ai.response.finish_reasons gen_ai.response.finish_reason gen_ai.response.stop_reason",
         "system": "gen_ai.system_instructions",
         "input": "gen_ai.input.messages gen_ai.prompt. gen_ai.prompt gen_ai.tool.call.arguments",
@@ -142,7 +145,7 @@ DIALECTS: Final = (
     Dialect("OpenInference, Phoenix, Arize", "semantic conventions 0.1.9 to 0.1.24", {
         "openinference.span.kind": _roles(
             LLM="llm", TOOL="tool", NODE="agent", CHAIN="chain",
-            OTHER="embedding retriever reranker guardrail evaluator prompt unknown",
+            OTHER="embedding retriever reranker prompt unknown", JUDGE="guardrail evaluator",
         ),
     }, {
         "provider": "llm.provider llm.system",
@@ -180,6 +183,7 @@ DIALECTS: Final = (
         "input": "gcp.vertex.agent.llm_request gcp.vertex.agent.tool_call_args",
         "output": "gcp.vertex.agent.llm_response gcp.vertex.agent.tool_response",
     }),
+    Dialect("Microsoft Agent Framework", "1.0 to 1.2", {}, {"agent": "executor.id", "workflow": "workflow.name"}),
     Dialect("pydantic-ai, Strands, older versions", "pydantic-ai 0.0 to 2.68; Strands 0.1 to 1.62", {}, {
         "agent": "agent_name strands.agent.name", "model": "model_name model_id", "input": "tool_arguments",
         "output": "tool_response", "events": "events",

@@ -34,6 +34,10 @@ _CALLED: Final = (2, 5, "SPAN_KIND_SERVER", "SPAN_KIND_CONSUMER", "SpanKind.SERV
 _ERRORS: Final = frozenset({2, "2", "STATUS_CODE_ERROR", "ERROR"})
 _FLAT: Final = "attributes."
 _SESSION: Final = "mlflow.trace.session"
+_MALFORMED: Final = (KeyError, TypeError, ValueError, AttributeError)
+_NOT_OTLP: Final = "a number or a list in it or in its resource is not valid OTLP: export the spans again"
+_FIRST_S: Final = 10**9
+_FIRST_NS: Final = 10**17  # 2001 in seconds, 1973 in nanoseconds: between are other units
 _ATTRIBUTE_LIMIT: Final = 128  # the default of every SDK; what has exactly as many has probably lost some
 
 
@@ -92,7 +96,6 @@ class _Resource(msgspec.Struct, gc=False):
 class _ResourceSpans(msgspec.Struct, gc=False, rename="camel"):
     resource: _Resource | None = None
     scope_spans: list[_Scope] | None = None
-    instrumentation_library_spans: list[_Scope] | None = None  # what collectors before 0.60 wrote
 
 
 class Envelope(msgspec.Struct, gc=False, rename="camel"):
@@ -151,20 +154,18 @@ def _take_otlp(document: Any, place: Place, intake: Intake) -> None:
             intake.refuse(place, f"not valid OTLP: {error}: export the spans again", "line that is no OTLP")
             return
     for resource in document.resource_spans or ():
-        shared: Found = {}
-        service = None
-        for attribute in (resource.resource.attributes if resource.resource else None) or ():
-            if attribute.key == "service.name":
-                service = attribute.value.string_value or None
-            elif attribute.key in PLAN:
-                shared[attribute.key] = _value(attribute.value)
-        for scope in resource.scope_spans or resource.instrumentation_library_spans or ():
+        given = (resource.resource.attributes if resource.resource else None) or ()
+        service = next((one.value.string_value for one in given if one.key == "service.name"), None) or None
+        shared = None
+        with suppress(*_MALFORMED):
+            shared = {one.key: _value(one.value) for one in given if one.key in PLAN}
+        for scope in resource.scope_spans or ():
             for span in scope.spans or ():
                 _take_otlp_span(span, place, service, shared, intake)
 
 
-def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Found, intake: Intake) -> None:
-    found = shared.copy()
+def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Found | None, intake: Intake) -> None:
+    """Pass on one span; `shared` are the attributes of its resource, None if they cannot be read."""
     missed = []
     attributes = span.attributes or ()
     status = span.status
@@ -172,6 +173,9 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
     if span.dropped_attributes_count or len(attributes) == _ATTRIBUTE_LIMIT:
         flags |= Flag.LOST
     try:
+        if shared is None:
+            raise ValueError("a resource that is no OTLP")
+        found = shared.copy()
         for attribute in attributes:
             key = attribute.key
             if key in PLAN:
@@ -186,9 +190,10 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
         for event in span.events or ():
             flags |= _event(found, event.name, {one.key: _value(one.value) for one in event.attributes or ()})
         start, end = int(span.start_time_unix_nano or 0), int(span.end_time_unix_nano or 0)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        message = f"span {span.span_id}: a number or a list in it is not valid OTLP: export the spans again"
-        intake.refuse(place, message, "span that is no OTLP", span.trace_id)
+        if _FIRST_S < start < _FIRST_NS:
+            start, end = time_ns(start) or 0, time_ns(end) or 0
+    except _MALFORMED:
+        intake.refuse(place, f"span {span.span_id}: {_NOT_OTLP}", "span that is no OTLP", span.trace_id)
         return
     intake.take(
         place,
@@ -208,7 +213,9 @@ def _event(found: Found, name: str, attributes: dict[str, Any]) -> int:
     """Keep the attributes of an event; what it says of its span."""
     if name.startswith("gen_ai."):
         keep_event(found, name, attributes)
-    return Flag.PAUSED if name == "exception" and any(map(is_pause, attributes.values())) else 0
+    if name != "exception":
+        return 0
+    return Flag.PAUSED if any(map(is_pause, attributes.values())) else Flag.UNANSWERED
 
 
 def _flags(code: Any, message: Any) -> int:
@@ -256,7 +263,6 @@ def _take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
         intake,
         trace=_id(document, "trace_id"),
         service=service if isinstance(service, str) and service else None,
-        events=document.get("events") or (),
         flags=Flag.LOST if document.get("dropped_attributes_count") or len(attributes) == _ATTRIBUTE_LIMIT else 0,
         unread=missed,
     )
@@ -270,7 +276,6 @@ def _take_object(
     *,
     trace: Any,
     service: str | None,
-    events: Iterable[Any] = (),
     running: bool = False,
     flags: int = 0,
     unread: Iterable[str] = (),
@@ -280,7 +285,7 @@ def _take_object(
     Raises TraceError if the span is malformed, and bad spans are not skipped.
     """
     try:
-        for event in events:
+        for event in span.get("events") or ():
             flags |= _event(found, event["name"], event.get("attributes") or {})
         status = span.get("status") or {}
         code = span.get("status_code", status.get("status_code", status.get("code")))
@@ -288,7 +293,7 @@ def _take_object(
         start = time_ns(span.get("start_time_unix_nano", span.get("start_time")))
         end = time_ns(span.get("end_time_unix_nano", span.get("end_time")))
         links = [_id(link, "trace_id") for link in span.get("links") or ()]
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+    except (*_MALFORMED, OverflowError):
         message = "a span whose events or times cannot be read; expected ISO 8601 or a number since 1970: export again"
         intake.refuse(place, message, "span with unreadable times", trace)
         return

@@ -24,7 +24,15 @@ _UNDERSCORE: Final = re.compile(r"_([a-z])")
 _OTLP_KEYS: Final = frozenset({"resource_spans", "resource_logs"})
 _UNREAD: Final = {"traceID": "an export of Jaeger's API", "localEndpoint": "Zipkin spans"}
 _LANGFUSE_COUNTS: Final = ("promptTokens", "completionTokens", "totalTokens")  # of exports before usage details
-_AGENTS_KINDS: Final = {"generation": "LLM", "response": "LLM", "function": "TOOL", "handoff": "TOOL", "agent": "AGENT"}
+_AGENTS_KINDS: Final = {
+    "generation": "LLM",
+    "response": "LLM",
+    "function": "TOOL",
+    "handoff": "TOOL",
+    "agent": "AGENT",
+} | {"guardrail": "GUARDRAIL"}
+_LANGFUSE: Final = ({"traceId", "id", "type", "startTime"}, {"trace_id", "id", "type", "start_time"})
+"""Keys of its observations: of the API and the user interface, and of exports to blob storage."""
 _SPAN_KEYS: Final = frozenset({"context", "context.span_id"})
 
 
@@ -43,10 +51,14 @@ def names_of_unread(document: Any) -> str | None:
     return unread and f"{unread}: export OTLP JSON, as a collector's file exporter writes it"
 
 
+def _camel_key(key: str) -> str:
+    return _UNDERSCORE.sub(lambda found: found[1].upper(), key)
+
+
 def _camel(value: Any) -> Any:
     """OTLP with the keys of its JSON; names of attributes are values of `key`, and stay."""
     if isinstance(value, dict):
-        return {_UNDERSCORE.sub(lambda found: found[1].upper(), key): _camel(inner) for key, inner in value.items()}
+        return {_camel_key(key): _camel(inner) for key, inner in value.items()}
     return [_camel(inner) for inner in value] if isinstance(value, list) else value
 
 
@@ -126,7 +138,8 @@ _EXPORTS: Final[tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str
         lambda one: {"traceId", "spanId", "startTimeUnixNano"} <= one.keys(),
         lambda one: [{"resourceSpans": [{"resource": one.get("resource"), "scopeSpans": [{"spans": [one]}]}]}],
     ),
-    (lambda one: {"traceId", "id", "type", "startTime"} <= one.keys(), _langfuse),
+    (lambda one: _LANGFUSE[0] <= one.keys(), _langfuse),
+    (lambda one: _LANGFUSE[1] <= one.keys(), lambda one: _langfuse({_camel_key(key): one[key] for key in one})),
     (lambda one: "id" in one and isinstance(one.get("observations"), list), _langfuse),
     (lambda one: one.get("object") in ("trace.span", "trace"), _agents_sdk),
     (_is_page, lambda one: one["data"]),
@@ -136,7 +149,8 @@ _EXPORTS: Final[tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str
 
 def are_spans(columns: Iterable[str]) -> bool:
     """Whether a table with these columns holds spans."""
-    return {"context.trace_id", "context.span_id"} <= set(columns)
+    found = set(columns)
+    return any(some <= found for some in ({"context.trace_id", "context.span_id"}, *_LANGFUSE))
 
 
 def span_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

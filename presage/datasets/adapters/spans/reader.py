@@ -6,10 +6,7 @@ its steps, they are spilled again by workflow id, and `PendingConversations` num
 
 - steps of a conversation, whose traces may lie in any partition;
 - steps of a trace without a root or workflow name: its type is inferred from the other traces;
-- steps of a trace whose first span links to others, as work does that was handed over through a queue, or that is
-  linked to. A trace that links to one continues its workflow: it gets the id and the type of that one. Where it links
-  to several, as the consumer of a batch does, or names another session or workflow, it stays a workflow of its own;
-  whether any of them reached its end is unknown then.
+- steps of a trace whose first span links to others, or that is linked to: it may continue another's workflow.
 """
 
 from __future__ import annotations
