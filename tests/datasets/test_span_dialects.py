@@ -708,3 +708,33 @@ def test_exports_of_langfuse_to_blob_storage_and_as_csv(tmp_path: Path) -> None:
     table.write_text(",".join([*names, "usageDetails"]) + "\n" + ",".join(fields) + "\n", encoding="utf-8")
     for path in (blob, table):
         assert steps(read_traces(path).table, *NAMES) == [("s", "call", "llm", "m", 100, None, 90)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "right"),
+    [
+        ({"input": 50, "output": 10, "thought": 100, "total": 160}, (50, 110)),  # Gemini: beside the output
+        ({"input": 50, "output": 110, "thought": 100, "total": 160}, (50, 110)),  # OpenAI: inside
+        ({"input": 50, "output": 10, "thought": 100}, (50, 110)),  # more than the output proves it
+        ({"input": 50, "output": 110, "thought": 100}, (50, 110)),
+        ({"input": 50, "output": 10, "thought": 100, "total": 160, "cached": 40}, (50, 110)),  # no room for the cache
+        ({"input": 50, "output": 110, "thought": 100, "total": 200, "cached": 40}, (90, 110)),
+        ({"input": 50, "output": 10, "thought": 100, "total": 200, "cached": 40}, (90, 110)),
+    ],
+)
+def test_what_a_model_thought_is_output(
+    recorder: Recorder, tmp_path: Path, counts: dict[str, int], right: tuple[int, int]
+) -> None:
+    names = {
+        "input": "gen_ai.usage.input_tokens", "output": "gen_ai.usage.output_tokens",
+        "thought": "gen_ai.usage.reasoning.output_tokens", "total": "gen_ai.usage.total_tokens",
+        "cached": "gen_ai.usage.cache_read.input_tokens",
+    }  # fmt: skip
+    recorder.add("chat m", 0, 1, attributes=chat(**{names[of]: count for of, count in counts.items()}))
+    assert steps(read(recorder, tmp_path).table, "input_tokens", "output_tokens") == [right]
+
+
+def test_a_span_with_tokens_alone_is_a_request(recorder: Recorder, tmp_path: Path) -> None:
+    """That of vLLM's engine, where no client has any around it."""
+    recorder.add("llm_request", 0, 1, attributes={"gen_ai.usage.prompt_tokens": 9, "gen_ai.usage.completion_tokens": 2})
+    assert steps(read(recorder, tmp_path).table, "kind", "input_tokens", "output_tokens") == [("llm", 9, 2)]

@@ -189,7 +189,7 @@ def _judged(values: dict[str, Any], name: str, unknown_operation: str) -> Role:
         return Role.NODE
     if "model" in values and "provider" in values:
         return Role.MAYBE if unknown_operation else Role.LLM
-    if "output_tokens" in values and (unknown_operation or ("model" in values and "agent" not in values)):
+    if "output_tokens" in values and (unknown_operation or "agent" not in values):
         return Role.MAYBE
     return Role.NODE if "agent" in values and not unknown_operation else Role.OTHER
 
@@ -254,20 +254,25 @@ def _take_usage(values: dict[str, Any], problem: Problem) -> bool:
 def _settle(values: dict[str, Any], outside: bool) -> bool:
     """Make the token counts whole, or unknown; whether cached tokens were counted outside of the input.
 
-    More cached tokens than input proves that the input leaves them out, and so does a total that has room for them. No
-    request is empty and no answer is: 0 is what an instrumentation writes that was told no usage.
+    More cached tokens than input proves that the input leaves them out, and so does a total that has room for them;
+    the output may likewise leave out what the model thought (Gemini). No request is empty and no answer is: 0 is what
+    an instrumentation writes that was told no usage.
     """
     given, made, total = values.get("input_tokens"), values.get("output_tokens"), values.get("total_tokens")
+    thought = values.get("reasoning_tokens") or 0
     cache = (values.get("cached_input_tokens") or 0) + (values.get("cache_written_tokens") or 0)
     apart = False
     if given is not None and cache:
         left_out = outside and total != given + (made or 0)
-        apart = cache > given or left_out or (total is not None and total >= given + cache + (made or 0))
+        room = total is not None and given + cache + (made or 0) <= total != given + (made or 0) + thought
+        apart = cache > given or left_out or room
         if apart:
             values["input_tokens"] = min(given + cache, _LARGEST)
     elif given == 0:
         values["input_tokens"] = None
-    if made == 0:
+    if made is not None and thought and (thought > made or total == (values.get("input_tokens") or 0) + made + thought):
+        values["output_tokens"] = min(made + thought, _LARGEST)
+    elif made == 0:
         values["output_tokens"] = None
     return apart
 

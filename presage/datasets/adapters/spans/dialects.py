@@ -88,6 +88,9 @@ DIALECTS: Final = (
         "gen_ai.usage.cache_write.input_tokens gen_ai.usage.cache_write_input_tokens "
         "gen_ai.usage.details.cache_write_tokens gen_ai.usage.details.cache_creation_input_tokens "
         "gen_ai.usage.input_tokens.cache_write gen_ai.usage.cache_write_tokens gen_ai.usage.cache_creation_tokens",
+        "reasoning_tokens": "gen_ai.usage.reasoning.output_tokens gen_ai.usage.reasoning_tokens "
+        "gen_ai.usage.experimental.reasoning_tokens gen_ai.usage.details.reasoning_tokens "
+        "gen_ai.usage.details.thoughts_tokens gen_ai.usage.output_tokens.reasoning",
         "finish_reason": "gen_ai.response.finish_reasons gen_ai.response.finish_reason gen_ai.response.stop_reason",
         "system": "gen_ai.system_instructions",
         "input": "gen_ai.input.messages gen_ai.prompt. gen_ai.prompt gen_ai.tool.call.arguments",
@@ -109,6 +112,7 @@ DIALECTS: Final = (
         "output_tokens": "llm.usage.completion_tokens", "total_tokens": "llm.usage.total_tokens",
         "cached_input_tokens": "llm.usage.cache_read_input_tokens",
         "cache_written_tokens": "llm.usage.cache_creation_input_tokens",
+        "reasoning_tokens": "llm.usage.reasoning_tokens",
         "finish_reason": "llm.response.finish_reason llm.response.stop_reason",
         "input": "llm.prompts. traceloop.entity.input", "output": "llm.completions. traceloop.entity.output",
     }),
@@ -129,6 +133,7 @@ DIALECTS: Final = (
         "output_tokens": "ai.usage.outputTokens ai.usage.completionTokens", "total_tokens": "ai.usage.totalTokens",
         "cached_input_tokens": "ai.usage.cachedInputTokens ai.usage.inputTokenDetails.cacheReadTokens",
         "cache_written_tokens": "ai.usage.inputTokenDetails.cacheWriteTokens",
+        "reasoning_tokens": "ai.usage.reasoningTokens ai.usage.outputTokenDetails.reasoningTokens",
         "finish_reason": "ai.response.finishReason", "input": "ai.prompt.messages ai.prompt ai.toolCall.args",
         "output": "ai.response.text ai.response.object ai.response.toolCalls ai.toolCall.result",
     }),
@@ -157,6 +162,7 @@ DIALECTS: Final = (
         "cached_input_tokens": "llm.token_count.prompt_details.cache_read "
         "llm.token_count.prompt_details.cache_input",
         "cache_written_tokens": "llm.token_count.prompt_details.cache_write", "finish_reason": "llm.finish_reason",
+        "reasoning_tokens": "llm.token_count.completion_details.reasoning",
         "input": "llm.input_messages. input.value", "output": "llm.output_messages. output.value",
     }),
     Dialect("MLflow", "2.20 to 3.17", {"mlflow.spanType": {**_RUN_TYPES, "workflow": Role.WORKFLOW}}, {
@@ -203,6 +209,7 @@ MESSAGE_EVENTS: Final = {
 USAGE: Final[Mapping[str, str]] = {
     "input_tokens": "input_tokens input prompt_tokens promptTokens inputTokens",
     "output_tokens": "output_tokens output completion_tokens completionTokens outputTokens",
+    "reasoning_tokens": "reasoning_tokens output_reasoning_tokens output_reasoning reasoning reasoningTokens",
     "total_tokens": "total_tokens total totalTokens",
     "cached_input_tokens": "cache_read_input_tokens input_cached_tokens input_cache_read cache_read cached_tokens",
     "cache_written_tokens": "cache_creation_input_tokens input_cache_creation cache_write",

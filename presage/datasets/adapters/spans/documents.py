@@ -2,14 +2,9 @@
 
 OTLP ids are hex or base64 (they are only compared); 64-bit numbers may be strings. An exporter may write lines of logs
 and metrics into the same file; they are skipped. Single spans are what OpenTelemetry's `span.to_json()`, Phoenix and
-its data frames write; keys may be flat ("context.trace_id", "attributes.llm.model_name"), attributes nested:
-
-    {"name": …, "context": {"trace_id": …, "span_id": …}, "parent_id": …, "start_time": …, "end_time": …,
-     "attributes": {…}}
-
-MLflow traces are JSON, one a line, one a file, or a list: `trace.to_json()`, `mlflow traces get`, `mlflow traces search
---output json`, and `mlflow.search_traces()` written by `to_json(orient="records", lines=True)`. MLflow 2 called some
-keys otherwise. Values of attributes are JSON inside JSON.
+its data frames write; keys may be flat ("context.trace_id", "attributes.llm.model_name"), attributes nested.
+Exported MLflow traces are those of `trace.to_json()`, its command line and its data frames; MLflow 2 called some keys
+otherwise. Values of attributes are JSON inside JSON.
 """
 
 from __future__ import annotations
@@ -145,8 +140,8 @@ def take_spans(document: Any, place: Place, intake: Intake) -> None:
 
 def _take_otlp(document: Any, place: Place, intake: Intake) -> None:
     if not isinstance(document, Envelope):
-        if count := sum(map(str(document.get("resourceLogs", "")).count, MESSAGE_EVENTS)):
-            intake.notices["log record with a message, which is not read"] += count
+        messages = sum(map(str(document.get("resourceLogs", "")).count, MESSAGE_EVENTS))
+        intake.notices["log record with a message, which is not read"] += messages
         intake.other_signals |= "resourceSpans" not in document
         try:
             document = msgspec.convert(document, Envelope)
@@ -165,7 +160,7 @@ def _take_otlp(document: Any, place: Place, intake: Intake) -> None:
 
 
 def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Found | None, intake: Intake) -> None:
-    """Pass on one span; `shared` are the attributes of its resource, None if they cannot be read."""
+    """Pass on a span; `shared` are the attributes of its resource, None if they are malformed."""
     missed = []
     attributes = span.attributes or ()
     status = span.status
@@ -248,29 +243,23 @@ def is_span(document: Any) -> bool:
 
 def _take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
     shared = fields(fields(document.get("resource")).get("attributes"))
-    found: Found = {}
-    missed = []
     flat = {key.removeprefix(_FLAT): value for key, value in document.items() if key.startswith(_FLAT)}
     attributes = [*_flat("", fields(document.get("attributes"))), *_flat("", flat)]
-    for key, value in (*shared.items(), *attributes):
-        if (name := keep(found, key, value)) is not None and value is not None:
-            missed.append(name)
     service = shared.get("service.name")
     _take_object(
         document,
-        found,
+        (*shared.items(), *attributes),
         place,
         intake,
         trace=_id(document, "trace_id"),
         service=service if isinstance(service, str) and service else None,
         flags=Flag.LOST if document.get("dropped_attributes_count") or len(attributes) == _ATTRIBUTE_LIMIT else 0,
-        unread=missed,
     )
 
 
 def _take_object(
     span: dict[str, Any],
-    found: Found,
+    attributes: Iterable[tuple[str, Any]],
     place: Place,
     intake: Intake,
     *,
@@ -278,12 +267,13 @@ def _take_object(
     service: str | None,
     running: bool = False,
     flags: int = 0,
-    unread: Iterable[str] = (),
 ) -> None:
-    """Pass on a span that is one JSON object, its attributes in `found`; of a `running` trace the root has no end.
+    """Pass on a span that is one JSON object, and its attributes; of a `running` trace the root has no end.
 
     Raises TraceError if the span is malformed, and bad spans are not skipped.
     """
+    found: Found = {}
+    unread = [name for key, value in attributes if (name := keep(found, key, value)) is not None and value is not None]
     try:
         for event in span.get("events") or ():
             flags |= _event(found, event["name"], event.get("attributes") or {})
@@ -370,12 +360,9 @@ def take_mlflow(document: Any, place: Place, intake: Intake, service: str | None
             message = "a span that is not an object: export the trace again"
             intake.refuse(place, message, "span that is no object", trace)
             continue
-        found: Found = {}
-        for key, value in fields(span.get("attributes")).items():
-            keep(found, key, _decoded(value))
-        if session is not None:
-            found.setdefault(_SESSION, session)
-        _take_object(span, found, place, intake, trace=trace, service=service, running=running)
+        given = {_SESSION: session} | fields(span.get("attributes"))
+        attributes = ((key, _decoded(value)) for key, value in given.items())
+        _take_object(span, attributes, place, intake, trace=trace, service=service, running=running)
 
 
 def _parts(document: dict[str, Any]) -> tuple[dict[str, Any], list[Any]] | None:

@@ -1,8 +1,7 @@
 """Exports of tracing products, as OTLP or as spans of one JSON object each.
 
-Read are a collector's OTLP in other spellings (snake_case, Tempo's batches, one span or one scope a line), pages of
-Phoenix' REST API, its data frame of spans (also as CSV or Parquet), observations of Langfuse (rows, or traces that hold
-them), and spans of the OpenAI Agents SDK. Each becomes what `documents` reads; nothing is interpreted here.
+docs/traces.md ("Traces of OpenTelemetry, OpenInference and MLflow") lists them. Each becomes what `documents` reads;
+nothing is interpreted here.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,20 +20,16 @@ from presage.datasets.schema.messages import fields, from_json
 from presage.datasets.store.parts import first_line, open_parquet, row_batches
 from presage.errors import TraceError
 
-_UNDERSCORE: Final = re.compile(r"_([a-z])")
+_camel_key: Final = partial(re.compile(r"_([a-z])").sub, lambda found: found[1].upper())
 _OTLP_KEYS: Final = frozenset({"resource_spans", "resource_logs"})
 _UNREAD: Final = {"traceID": "an export of Jaeger's API", "localEndpoint": "Zipkin spans"}
 _LANGFUSE_COUNTS: Final = ("promptTokens", "completionTokens", "totalTokens")  # of exports before usage details
 _AGENTS_KINDS: Final = {
-    "generation": "LLM",
-    "response": "LLM",
-    "function": "TOOL",
-    "handoff": "TOOL",
-    "agent": "AGENT",
-} | {"guardrail": "GUARDRAIL"}
+    **{"generation": "LLM", "response": "LLM", "function": "TOOL", "handoff": "TOOL"},
+    **{"agent": "AGENT", "guardrail": "GUARDRAIL"},
+}
 _LANGFUSE: Final = ({"traceId", "id", "type", "startTime"}, {"trace_id", "id", "type", "start_time"})
 """Keys of its observations: of the API and the user interface, and of exports to blob storage."""
-_SPAN_KEYS: Final = frozenset({"context", "context.span_id"})
 
 
 def unwrapped(document: Any) -> list[Any] | None:
@@ -49,10 +45,6 @@ def names_of_unread(document: Any) -> str | None:
     first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else fields(document)
     unread = next((name for key, name in _UNREAD.items() if key in first), None)
     return unread and f"{unread}: export OTLP JSON, as a collector's file exporter writes it"
-
-
-def _camel_key(key: str) -> str:
-    return _UNDERSCORE.sub(lambda found: found[1].upper(), key)
 
 
 def _camel(value: Any) -> Any:
@@ -126,7 +118,8 @@ def _agents_sdk(document: dict[str, Any]) -> Iterator[Any]:
 
 def _is_page(document: dict[str, Any]) -> bool:
     first = next(iter(document["data"]), None) if isinstance(document.get("data"), list) else None
-    return unwrapped(first) is not None or (isinstance(first, dict) and not _SPAN_KEYS.isdisjoint(first))
+    keys = first.keys() if isinstance(first, dict) else ()
+    return unwrapped(first) is not None or "context" in keys or "context.span_id" in keys
 
 
 _EXPORTS: Final[tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any]], Iterable[Any]]], ...]] = (

@@ -312,9 +312,8 @@ read_spans: Final = partial(_read, take_spans, decode)
 
 With `skip_bad`, the workflow of a bad span is spoiled, and so are the workflows that an unreadable line names. With
 `parents_elsewhere`, a trace whose first spans all have one parent that is not there is complete where they ended.
-Raises TraceError, which names the file and the line or span, if a file cannot be read, a line is no JSON or no spans, a
-span lacks an id or a start, spans of a trace are no tree, or there is no step at all, and OutputError if the disk of
-temporary files is full."""
+Raises TraceError, which names the file and the line or span, for what is bad or no tree, and if there is no step at
+all, and OutputError if the disk of temporary files is full."""
 
 read_mlflow: Final = partial(_read, take_mlflow, msgspec.json.decode)
 """Read exported MLflow traces, plain or gzip; as `read_spans`."""

@@ -297,9 +297,8 @@ class _Tree:
         outer = (row for row in self.order if self.spans.role[row] in _OUTER)
         failed = any(map(self._failed, self.last))
         paused = bool(seen & _PAUSED)
-        for what, found in ((PAUSED, paused), (ROOT_FAILED, failed), (ROOT_MISSING, rows and not self.last)):
-            if found:
-                self.notes[what] += 1
+        missing = bool(rows) and not self.last
+        self.notes.update({PAUSED: paused, ROOT_FAILED: failed, ROOT_MISSING: missing})
         return TraceSteps(
             row=rows,
             agent=[agent[row] for row in rows],
