@@ -355,7 +355,8 @@ def _nested(value: Any) -> Any:
 def _role(key: str, value: Any, problem: Problem) -> Role | None:
     if isinstance(value, str):
         roles = KINDS[key]
-        return roles[value] if value in roles else roles.get(value.strip().lower())
+        word = value.strip().lower()
+        return roles.get(word, roles.get(word.rpartition(".")[2]))  # "OpenInferenceSpanKindValues.LLM" too
     problem(key, _TYPE)
     return None
 
