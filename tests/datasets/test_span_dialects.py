@@ -621,7 +621,12 @@ def test_vercels_requests_for_images_and_speech_are_no_steps(recorder: Recorder,
 
 @pytest.mark.parametrize(
     "kind",
-    [{}, {"gen_ai.span.kind": "LLM"}, {"gen_ai.span.kind": "TOOL"}, {"openinference.span.kind": "SpanKindValues.LLM"}],
+    [
+        {},
+        {"gen_ai.span.kind": "LLM"},
+        {"gen_ai.span.kind": "TOOL"},
+        {"openinference.span.kind": "OpenInferenceSpanKindValues.LLM"},
+    ],
 )
 def test_a_kind_says_what_a_span_is(recorder: Recorder, tmp_path: Path, kind: dict[str, str]) -> None:
     recorder.add("chat m", 0, 1, attributes=chat(**{"session.id": "s"}))
@@ -742,3 +747,11 @@ def test_a_span_with_tokens_alone_is_a_request(recorder: Recorder, tmp_path: Pat
     """That of vLLM's engine, where no client has any around it."""
     recorder.add("llm_request", 0, 1, attributes={"gen_ai.usage.prompt_tokens": 9, "gen_ai.usage.completion_tokens": 2})
     assert steps(read(recorder, tmp_path).table, "kind", "input_tokens", "output_tokens") == [("llm", 9, 2)]
+
+
+def test_tools_that_a_model_called_at_once_under_one_id_are_two(recorder: Recorder, tmp_path: Path) -> None:
+    with recorder.span("invoke_agent a", 0, 9, attributes=agent("a")) as root:
+        recorder.add("chat m", 1, 2, root, chat())
+        recorder.add("execute_tool x", 3, 5, root, tool("x", **{"gen_ai.tool.call.id": "call_0"}))
+        recorder.add("execute_tool y", 4, 6, root, tool("y", **{"gen_ai.tool.call.id": "call_0"}))
+    assert read(recorder, tmp_path).table["agent"].to_pylist() == ["a", "x", "y"]

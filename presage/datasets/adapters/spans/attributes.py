@@ -154,6 +154,8 @@ def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Mean
     elif role is Role.TOOL and values.get("tool", _own_name(name)[1]) in _MERGED:
         role = Role.OTHER
     naming, label = _named(role, values, name)
+    if role is Role.TOOL and "call" in values:  # models give the calls of one answer the same id
+        values["call"] = f"{values['call']} {label}"
     system = input_text = output_text = None
     if not values.keys().isdisjoint(_MESSAGES):
         if role in _WITH_TEXT:
@@ -355,8 +357,7 @@ def _nested(value: Any) -> Any:
 def _role(key: str, value: Any, problem: Problem) -> Role | None:
     if isinstance(value, str):
         roles = KINDS[key]
-        word = value.strip().lower()
-        return roles.get(word, roles.get(word.rpartition(".")[2]))  # "OpenInferenceSpanKindValues.LLM" too
+        return roles.get(value.strip().lower().removeprefix("openinferencespankindvalues."))
     problem(key, _TYPE)
     return None
 

@@ -297,8 +297,7 @@ class _Tree:
         outer = (row for row in self.order if self.spans.role[row] in _OUTER)
         failed = any(map(self._failed, self.last))
         paused = bool(seen & _PAUSED)
-        missing = bool(rows) and not self.last
-        self.notes.update({PAUSED: paused, ROOT_FAILED: failed, ROOT_MISSING: missing})
+        self.notes.update({PAUSED: paused, ROOT_FAILED: failed, ROOT_MISSING: bool(rows) and not self.last})
         return TraceSteps(
             row=rows,
             agent=[agent[row] for row in rows],
