@@ -52,7 +52,7 @@ def backwards(document: dict[str, Any]) -> None:
 
 
 BREAKS: list[tuple[Callable[[dict[str, Any]], Any], str, str]] = [
-    (tokens({"intValue": "five"}), r"span 0+2: a number or a list in it is not valid OTLP", "span that is no OTLP"),
+    (tokens({"intValue": "five"}), r"span 0+2: a number or a list in it or in its reso", "span that is no OTLP"),
     (lambda document: of(document, 2).pop("startTimeUnixNano"), r"span 0+2: no start time", "without a start time"),
     (lambda document: of(document, 2).pop("spanId"), r"line 1: a span without a span id", "without a span id"),
     (cycle, r"line 1, span 0+[12]: it is its own ancestor", "cycle of spans"),
@@ -105,6 +105,16 @@ def test_counts_in_the_types_that_are_written(tmp_path: Path, value: dict[str, A
     assert found.table["input_tokens"].to_pylist() == [tokens_read, 5, 5, 5]
 
 
+@pytest.mark.parametrize("nanoseconds_per_unit", [10**9, 10**6, 10**3, 1])
+def test_times_of_otlp_in_another_unit(tmp_path: Path, nanoseconds_per_unit: int) -> None:
+    document = two_traces()
+    for span in raw_spans(document):
+        for key in ("startTimeUnixNano", "endTimeUnixNano"):
+            span[key] = str(int(span[key]) // nanoseconds_per_unit)
+    found = read_traces(write_lines(tmp_path / "spans.json", document)).table
+    assert found == read_traces(write_lines(tmp_path / "nanoseconds.json", two_traces())).table
+
+
 def test_a_name_is_text_without_blanks_around_it(tmp_path: Path) -> None:
     document = two_traces()
     set_attribute(of(document, 1), "session.id", {"intValue": "42"})
@@ -155,6 +165,21 @@ def test_one_error_or_one_skip(
     assert spoiled == {("bot", BAD)}
     # Through the command's reader the good workflow stays whole.
     assert read_traces([path], skip_bad=True).table.num_rows == 2
+
+
+def test_a_resource_that_cannot_be_read_costs_the_traces_of_its_spans(tmp_path: Path) -> None:
+    document = two_traces()
+    bad = {"attributes": [{"key": "gen_ai.workflow.name", "value": {"intValue": "q"}}]}
+    spans = {trace: [span for span in raw_spans(document) if span["traceId"] == trace] for trace in (GOOD, BAD)}
+    document["resourceSpans"] = [
+        {"scopeSpans": [{"spans": spans[GOOD]}]},
+        {"scopeSpans": [{"spans": spans[BAD][:2]}]},
+        {"resource": bad, "scopeSpans": [{"spans": spans[BAD][2:]}]},
+    ]
+    path = write_lines(tmp_path / "t.json", document)
+    with pytest.raises(TraceError, match=r"line 1: span 0+1: a number or a list in it or in its resource is not valid"):
+        read_traces(path)
+    assert set(read_traces(path, skip_bad=True).table["workflow_id"].to_pylist()) == {GOOD}
 
 
 def test_a_trace_id_that_is_missing_spoils_the_trace_before_it(tmp_path: Path) -> None:

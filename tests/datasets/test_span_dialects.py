@@ -227,6 +227,11 @@ SAMPLES: dict[str, tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]],
         ),
         [("s", "call_llm", "llm", "m", 100, None, None)],
     ),
+    "Microsoft Agent Framework": (
+        ("chat m", {**chat(), "gen_ai.conversation.id": "s", "executor.id": "planner", "workflow.name": "support"}),
+        ("execute_tool search", {"gen_ai.conversation.id": "s", "workflow.name": "support"}),
+        [("s", "planner", "llm", "m", None, None, None), ("s", "search", "tool", None, None, None, None)],
+    ),
     "pydantic-ai, Strands, older versions": (
         (
             "agent run",
@@ -270,6 +275,11 @@ def test_a_dialect(recorder: Recorder, tmp_path: Path, name: str, dumped: bool) 
         ("embeddings", {"gen_ai.provider.name": "p"}, None),
         ("create_agent", {"gen_ai.provider.name": "p", "gen_ai.agent.name": "a"}, None),
         ("some_new_word", {}, None),
+        ("search_memory", {"gen_ai.provider.name": "p"}, None),
+        ("moderations", {"gen_ai.provider.name": "p"}, None),
+        ("count_tokens", {"gen_ai.provider.name": "p", "gen_ai.usage.input_tokens": 1}, None),
+        ("audio_transcription", {"gen_ai.provider.name": "p"}, None),
+        ("images.generate", {"gen_ai.provider.name": "p"}, None),
     ],
 )
 def test_an_operation_that_is_not_known_is_judged_by_what_it_carries(
@@ -599,3 +609,149 @@ def test_strict_refuses_what_was_not_read_and_no_kind_that_is_rightly_no_step(
     write_lines(path, envelope(recorder.spans))
     with pytest.raises(TraceError, match="1 × span not read: rewrite"):
         ingest([path], tmp_path / "other", strict=True)
+
+
+def test_vercels_requests_for_images_and_speech_are_no_steps(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.add("chat m", 0, 1, attributes=chat(**{"session.id": "s"}))
+    for start, operation in enumerate(("ai.generateImage", "ai.generateSpeech", "ai.transcribe"), start=2):
+        carried = {"ai.operationId": operation, "ai.model.id": "m", "ai.model.provider": "p", "session.id": "s"}
+        recorder.add(operation, start, start + 1, attributes=carried)
+    assert len(read(recorder, tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {},
+        {"gen_ai.span.kind": "LLM"},
+        {"gen_ai.span.kind": "TOOL"},
+        {"openinference.span.kind": "OpenInferenceSpanKindValues.LLM"},
+    ],
+)
+def test_a_kind_says_what_a_span_is(recorder: Recorder, tmp_path: Path, kind: dict[str, str]) -> None:
+    recorder.add("chat m", 0, 1, attributes=chat(**{"session.id": "s"}))
+    recorder.add("work", 2, 3, attributes={"gen_ai.request.model": "m", "session.id": "s", **kind})
+    found = read(recorder, tmp_path).table["kind"].to_pylist()[1:]
+    assert found == [one.lower().rpartition(".")[2] for one in kind.values()]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"openinference.span.kind": "GUARDRAIL"},
+        {"openinference.span.kind": "EVALUATOR"},
+        {"gen_ai.operation.name": "evaluate"},
+        {"langfuse.observation.type": "guardrail"},
+        {"mlflow.spanType": "EVALUATOR"},
+    ],
+)
+def test_the_requests_of_a_judge_are_its_own(recorder: Recorder, tmp_path: Path, kind: dict[str, str]) -> None:
+    with recorder.span("invoke_agent a", 0, 9, attributes=agent("a")) as root:
+        recorder.add("chat m", 1, 2, root, chat())
+        with recorder.span("is it safe", 3, 6, root, kind) as judge:
+            recorder.add("chat m", 4, 5, judge, chat())
+        recorder.add("too short to ask", 7, 8, root, kind)
+    found = read(recorder, tmp_path)
+    assert found.table["agent"].to_pylist() == ["a", "is it safe"]
+    assert [count for what, count in found.notices.items() if what.startswith("span of a kind that is no step")] == [2]
+
+
+def test_a_workflow_that_is_named_as_an_agent_is_none(recorder: Recorder, tmp_path: Path) -> None:
+    """Conventions of 2026 write the name of a workflow as that of an agent."""
+    named = {"gen_ai.operation.name": "invoke_workflow", "gen_ai.agent.name": "crew"}
+    with recorder.span("invoke_workflow crew", 0, 9, attributes=named) as root:
+        with recorder.span("planner", 1, 4, root, {"openinference.span.kind": "CHAIN"}) as node:
+            recorder.add("chat m", 2, 3, node, chat())
+        recorder.add("chat m", 5, 6, root, chat())
+    found = steps(read(recorder, tmp_path).table, "workflow_type", "agent")
+    assert found == [("crew", "planner"), ("crew", "crew")]
+
+
+def test_an_exception_without_a_status_is_a_failed_attempt_of_a_request_alone(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    with recorder.span("invoke_agent a", 0, 9, attributes=agent("a")) as root:
+        root.record_exception(ValueError("caught"))
+        for start, answer in ((1, {}), (3, {"gen_ai.usage.output_tokens": 7}), (5, {"gen_ai.usage.output_tokens": 8})):
+            with recorder.span("chat m", start, start + 1, root, chat(**answer)) as request:
+                if start < 5:
+                    request.record_exception(TimeoutError())
+    assert steps(read(recorder, tmp_path).table, "output_tokens", "complete") == [(7, True), (8, True)]
+
+
+def test_a_tool_that_repeats_the_tokens_of_its_requests_has_none(recorder: Recorder, tmp_path: Path) -> None:
+    counts = {"llm.token_count.prompt": 100, "llm.token_count.completion": 10}
+    with recorder.span("CodeAgent.run", 0, 9, attributes={"openinference.span.kind": "AGENT", **counts}) as root:
+        request = {"openinference.span.kind": "LLM", "llm.model_name": "m", **counts}
+        recorder.add("Model.generate", 1, 2, root, request)
+        recorder.add("search", 3, 4, root, {"openinference.span.kind": "TOOL", **counts})
+    assert steps(read(recorder, tmp_path).table, "kind", "input_tokens") == [("llm", 100), ("tool", None)]
+
+
+@pytest.mark.parametrize(
+    ("read_of", "written"),
+    [
+        ("gen_ai.usage.cache_read_tokens", "gen_ai.usage.cache_creation_tokens"),
+        ("gen_ai.usage.cache_read_tokens", "gen_ai.usage.cache_write_tokens"),
+    ],
+)
+def test_cached_tokens_by_their_short_names(recorder: Recorder, tmp_path: Path, read_of: str, written: str) -> None:
+    recorder.add("chat m", 0, 1, attributes=chat(**{"gen_ai.usage.input_tokens": 10, read_of: 900, written: 50}))
+    assert steps(read(recorder, tmp_path).table, "input_tokens", "cached_input_tokens") == [(960, 900)]
+
+
+def test_what_a_span_that_is_no_step_carries_is_named_too(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.add("chat m", 0, 1, attributes=chat(**{"k8s.node.name": "node-1"}))
+    recorder.add("work", 2, 3, attributes={"some.tool.name": "search", "k8s.node.name": "node-1"})
+    assert read(recorder, tmp_path).notices == {"attribute not read: some.tool.name": 1}
+
+
+def test_exports_of_langfuse_to_blob_storage_and_as_csv(tmp_path: Path) -> None:
+    begin, end = (f"2026-01-01 00:00:0{second}.000000" for second in (1, 3))
+    row = {"id": "b", "trace_id": "t", "type": "GENERATION", "name": "call", "parent_observation_id": None}
+    row |= {"start_time": begin, "end_time": end, "provided_model_name": "m", "session_id": "s"}
+    blob = write_lines(tmp_path / "blob.json", {**row, "usage_details": {"input": 10, "input_cached_tokens": 90}})
+    names = ["id", "traceId", "type", "name", "parentObservationId", "startTime", "endTime", "model", "sessionId"]
+    fields = [*map(str, [value or "" for value in row.values()]), '"{""input"": 10, ""input_cached_tokens"": 90}"']
+    table = tmp_path / "rows.csv"
+    table.write_text(",".join([*names, "usageDetails"]) + "\n" + ",".join(fields) + "\n", encoding="utf-8")
+    for path in (blob, table):
+        assert steps(read_traces(path).table, *NAMES) == [("s", "call", "llm", "m", 100, None, 90)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "right"),
+    [
+        ({"input": 50, "output": 10, "thought": 100, "total": 160}, (50, 110)),  # Gemini: beside the output
+        ({"input": 50, "output": 110, "thought": 100, "total": 160}, (50, 110)),  # OpenAI: inside
+        ({"input": 50, "output": 10, "thought": 100}, (50, 110)),  # more than the output proves it
+        ({"input": 50, "output": 110, "thought": 100}, (50, 110)),
+        ({"input": 50, "output": 10, "thought": 100, "total": 160, "cached": 40}, (50, 110)),  # no room for the cache
+        ({"input": 50, "output": 110, "thought": 100, "total": 200, "cached": 40}, (90, 110)),
+        ({"input": 50, "output": 10, "thought": 100, "total": 200, "cached": 40}, (90, 110)),
+    ],
+)
+def test_what_a_model_thought_is_output(
+    recorder: Recorder, tmp_path: Path, counts: dict[str, int], right: tuple[int, int]
+) -> None:
+    names = {
+        "input": "gen_ai.usage.input_tokens", "output": "gen_ai.usage.output_tokens",
+        "thought": "gen_ai.usage.reasoning.output_tokens", "total": "gen_ai.usage.total_tokens",
+        "cached": "gen_ai.usage.cache_read.input_tokens",
+    }  # fmt: skip
+    recorder.add("chat m", 0, 1, attributes=chat(**{names[of]: count for of, count in counts.items()}))
+    assert steps(read(recorder, tmp_path).table, "input_tokens", "output_tokens") == [right]
+
+
+def test_a_span_with_tokens_alone_is_a_request(recorder: Recorder, tmp_path: Path) -> None:
+    """That of vLLM's engine, where no client has any around it."""
+    recorder.add("llm_request", 0, 1, attributes={"gen_ai.usage.prompt_tokens": 9, "gen_ai.usage.completion_tokens": 2})
+    assert steps(read(recorder, tmp_path).table, "kind", "input_tokens", "output_tokens") == [("llm", 9, 2)]
+
+
+def test_tools_that_a_model_called_at_once_under_one_id_are_two(recorder: Recorder, tmp_path: Path) -> None:
+    with recorder.span("invoke_agent a", 0, 9, attributes=agent("a")) as root:
+        recorder.add("chat m", 1, 2, root, chat())
+        recorder.add("execute_tool x", 3, 5, root, tool("x", **{"gen_ai.tool.call.id": "call_0"}))
+        recorder.add("execute_tool y", 4, 6, root, tool("y", **{"gen_ai.tool.call.id": "call_0"}))
+    assert read(recorder, tmp_path).table["agent"].to_pylist() == ["a", "x", "y"]

@@ -3,15 +3,8 @@
 Two passes in bounded memory: `plan` reads only numbers and selects the rows, then the rows are read in chunks.
 Meanwhile files may grow, end inside a batch, be renamed or removed; whole batches are read, other bytes counted.
 
-A workflow is named `ID@INSTANCE.RUN`, which separates equal ids of different engines, and restarts of one engine. A
-store accepts a workflow only once, so a decision about a run must be final:
-
-- A run is deferred while its engine is recording and the run has not ended.
-- Steps are numbered in start order. A missing step (dropped, lost, still running at a kill, of an unnamed agent) cuts
-  the run: earlier steps are kept as right-censored.
-- If the client numbered every step, each once, a missing number is a step that this engine never received, which cuts
-  the run too. A run without its first step is skipped.
-- A run is complete if the client ended it or it expired, and no step is missing.
+docs/recorder.md ("What ingestion takes") says which runs become workflows, and how these are named. A store accepts a
+workflow only once, so a decision about a run must be final.
 """
 
 from __future__ import annotations

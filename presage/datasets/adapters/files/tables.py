@@ -1,10 +1,7 @@
 """Rows of files as conforming chunks, of which bad ones raise or are skipped; Parquet, CSV and pandas data frames.
 
-A Parquet file that was written as a trace carries its schema version. All others are read like JSONL: unknown columns,
-including an index stored by pandas, are ignored. In a CSV file the column alone determines the type of a field: names
-and texts stay as written, so `007` is not a number; an empty field is a missing value; lists (`parent_steps`, states)
-are JSON. A data frame is read as the Parquet file that pandas would write; an index with the name of a trace column is
-that column.
+docs/traces.md ("Tables") says what each may hold. A Parquet file that was written as a trace carries its schema
+version; all others are read like JSONL. A data frame is read as the Parquet file that pandas would write.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from presage.datasets.adapters.spans.conventions import Flag, Meaning, Naming, R
 from presage.datasets.adapters.spans.dialects import DIALECTS, MESSAGE_EVENTS, USAGE
 from presage.datasets.schema.messages import fields, finish_reason, from_json, plain, split_system, unflattened
 
-OPERATION: Final = "gen_ai.operation.name"
+OPERATIONS: Final = ("gen_ai.operation.name", "ai.operationId")
 _LARGEST: Final = 2**31 - 1
 _HTTP_ERROR: Final = 400
 _MOST_NAMES: Final = 10_000  # whose meaning is remembered
@@ -34,12 +34,17 @@ _BY_NAME: Final = {
     "OpenAI Agents trace:": Role.WORKFLOW,  # Logfire's spans of the OpenAI Agents SDK
     "Function:": Role.TOOL,
 }
+NO_REQUEST: Final = re.compile(
+    r"(?:embed|rerank|moderat|transcri|whisper|speech|image|dall-e|memory|count_?tokens|fine_?tun)\w*", re.IGNORECASE
+)
+"""What operations, or models, are called that are no requests to an agent's model."""
 _MERGED: Final = frozenset({"(merged)", "(merged tools)"})  # Google ADK's span around tools that ran at once
 _OTHER_NAMES: Final = frozenset({"graph_path", "metadata", "node", "agent_id"})  # fallback names of an agent
 _INSIDE_AGENTS: Final = frozenset({"agent", "model", "call_model", "tools"})  # nodes of LangGraph's ready-made agents
 _CONVERSATIONS: Final = ("session_id", "thread_id", "conversation_id")  # keys of the metadata of a LangChain run
 _AS_FOUND: Final = Meaning._fields[Meaning._fields.index("node") : Meaning._fields.index("flags")]
 _REQUESTS: Final = (Role.LLM, Role.AGENT, Role.MAYBE)
+_NAMING: Final = (Role.AGENT, Role.NODE, Role.JUDGE, Role.CHAIN, Role.WORKFLOW)
 _WITH_TEXT: Final = (*_REQUESTS, Role.TOOL)
 _TYPE, _RANGE = "of a wrong type", "out of range"
 _ERROR, _UNANSWERED, _PAUSED, _OUTSIDE = map(int, (Flag.ERROR, Flag.UNANSWERED, Flag.PAUSED, Flag.OUTSIDE))
@@ -51,7 +56,7 @@ _LOOKS_KNOWN: Final = re.compile(
     r"tokens?(?![a-z])|session|conversation|thread_?id|(?:agent|tool|node)[._]?name$", re.IGNORECASE
 )
 _LOOKS_ELSE: Final = re.compile(
-    r"max|avg|total|reasoning|thought|audio|image|accepted|rejected|per_?second|time_to|token[._]type|_token$|cost"
+    r"max|k8s|avg|total|reasoning|thought|audio|image|accepted|rejected|per_?second|time_to|token[._]type|_token$|cost"
     r"|aggregated|established_tokens|baggage_conflict|crew\.token_usage|client\.token\.usage"
     r"|langsmith\.(?:trace\.session|metadata\.(?!.*(?:thread|session_id|conversation)))|parameters|schema|logprob",
     re.IGNORECASE,
@@ -110,7 +115,7 @@ def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Mean
     """The meaning of the attributes of the span called `name`; `flags` is what is known of it otherwise."""
     values: dict[str, Any] = {}
     ranks: dict[str, int] = {}
-    outside = unknown_operation = False
+    outside, unknown_operation = False, ""
     if "events" in found:
         events = from_json(found.pop("events"))
         for event in events if isinstance(events, list) else []:
@@ -124,7 +129,8 @@ def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Mean
             value = from_json(value)
         value = _name(value) if read is _as_name and type(value) is str else read(key, value, problem)
         if value is None:
-            unknown_operation = unknown_operation or key == OPERATION
+            if key in OPERATIONS:
+                unknown_operation = str(found[key])
             continue
         if field == "input_tokens":
             outside = outside_here
@@ -148,6 +154,8 @@ def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Mean
     elif role is Role.TOOL and values.get("tool", _own_name(name)[1]) in _MERGED:
         role = Role.OTHER
     naming, label = _named(role, values, name)
+    if role is Role.TOOL and "call" in values:  # models give the calls of one answer the same id
+        values["call"] = f"{values['call']} {label}"
     system = input_text = output_text = None
     if not values.keys().isdisjoint(_MESSAGES):
         if role in _WITH_TEXT:
@@ -156,30 +164,34 @@ def interpret(found: Found, name: str, problem: Problem, flags: int = 0) -> Mean
             flags |= _PAUSED
         if role is Role.LLM and "finish_reason" not in values:
             values["finish_reason"] = _reason_in_output(found)
-    if role in _REQUESTS and _settle(values, outside):
+    if role not in _REQUESTS:  # it repeats the counts of what is inside
+        for field in USAGE:
+            values.pop(field, None)
+    elif _settle(values, outside):
         flags |= _OUTSIDE
     if "error" in values or values.get("http_status", 0) >= _HTTP_ERROR:
         flags |= _PAUSED if is_pause(values.get("error")) else _ERROR
-    if flags & _ERROR and role in _REQUESTS and not output_text and values.get("output_tokens") is None:
-        flags |= _UNANSWERED
+    if flags & (_ERROR | _UNANSWERED):
+        answered = output_text or values.get("output_tokens") is not None
+        flags = flags & ~_UNANSWERED if answered or role not in _REQUESTS else flags | _UNANSWERED
     found_values = map(values.get, _AS_FOUND)
     return Meaning._make((role, naming, label, *found_values, flags, system, input_text, output_text))
 
 
-def _judged(values: dict[str, Any], name: str, unknown_operation: bool) -> Role:
+def _judged(values: dict[str, Any], name: str, unknown_operation: str) -> Role:
     """The role of a span whose operation is missing or unknown, by its name and by what it carries."""
     operation = _own_name(name)[0]
     if operation in _BY_NAME:
         return _BY_NAME[operation]
     if "tool" in values:
         return Role.TOOL
-    if "embed" in name.lower() or "embed" in values.get("model", "").lower():
+    if NO_REQUEST.search(f"{unknown_operation or name} {values.get('model')}"):
         return Role.OTHER
     if operation.lower().startswith("agent"):
         return Role.NODE
     if "model" in values and "provider" in values:
         return Role.MAYBE if unknown_operation else Role.LLM
-    if "output_tokens" in values and (unknown_operation or ("model" in values and "agent" not in values)):
+    if "output_tokens" in values and (unknown_operation or "agent" not in values):
         return Role.MAYBE
     return Role.NODE if "agent" in values and not unknown_operation else Role.OTHER
 
@@ -194,12 +206,12 @@ def _named(role: Role, values: dict[str, Any], name: str) -> tuple[Naming, str]:
         path = values.get("graph_path") or run.get("langgraph_checkpoint_ns") or run.get("langgraph_node")
         agent = _langgraph_agent(path) or values.get("node") or values.get("agent_id")
     if agent is not None and not agent.isdecimal():  # a number counts the calls of a graph
-        return Naming.EXPLICITLY, agent
-    if role in (Role.AGENT, Role.NODE, Role.CHAIN, Role.WORKFLOW):
+        return Naming.WEAKLY if role is Role.WORKFLOW else Naming.EXPLICITLY, agent
+    if role in _NAMING:
         label = values.get("entity") or _own_name(name)[1]
         if label in _BY_NAME:  # a turn of an agent, called by its operation alone
             return Naming.NOT, label
-        return Naming.EXPLICITLY if role in (Role.AGENT, Role.NODE) else Naming.WEAKLY, label
+        return Naming.WEAKLY if role in (Role.CHAIN, Role.WORKFLOW) else Naming.EXPLICITLY, label
     return Naming.NOT, _own_name(name)[1]
 
 
@@ -244,20 +256,25 @@ def _take_usage(values: dict[str, Any], problem: Problem) -> bool:
 def _settle(values: dict[str, Any], outside: bool) -> bool:
     """Make the token counts whole, or unknown; whether cached tokens were counted outside of the input.
 
-    More cached tokens than input proves that the input leaves them out, and so does a total that has room for them. No
-    request is empty and no answer is: 0 is what an instrumentation writes that was told no usage.
+    More cached tokens than input proves that the input leaves them out, and so does a total that has room for them;
+    the output may likewise leave out what the model thought (Gemini). No request is empty and no answer is: 0 is what
+    an instrumentation writes that was told no usage.
     """
     given, made, total = values.get("input_tokens"), values.get("output_tokens"), values.get("total_tokens")
+    thought = values.get("reasoning_tokens") or 0
     cache = (values.get("cached_input_tokens") or 0) + (values.get("cache_written_tokens") or 0)
     apart = False
     if given is not None and cache:
         left_out = outside and total != given + (made or 0)
-        apart = cache > given or left_out or (total is not None and total >= given + cache + (made or 0))
+        room = total is not None and given + cache + (made or 0) <= total != given + (made or 0) + thought
+        apart = cache > given or left_out or room
         if apart:
             values["input_tokens"] = min(given + cache, _LARGEST)
     elif given == 0:
         values["input_tokens"] = None
-    if made == 0:
+    if made is not None and thought and (thought > made or total == (values.get("input_tokens") or 0) + made + thought):
+        values["output_tokens"] = min(made + thought, _LARGEST)
+    elif made == 0:
         values["output_tokens"] = None
     return apart
 
@@ -340,7 +357,7 @@ def _nested(value: Any) -> Any:
 def _role(key: str, value: Any, problem: Problem) -> Role | None:
     if isinstance(value, str):
         roles = KINDS[key]
-        return roles[value] if value in roles else roles.get(value.strip().lower())
+        return roles.get(value.strip().lower().removeprefix("openinferencespankindvalues."))
     problem(key, _TYPE)
     return None
 

@@ -20,6 +20,7 @@ class Role(IntEnum):
     WORKFLOW = 5
     NODE = 6  # an agent by a framework's word, which names steps and is none
     MAYBE = 7  # carries a model or tokens under an unknown operation: a request where no step is inside
+    JUDGE = 8  # a guardrail or an evaluator, which names the requests inside and is none itself
 
 
 class Flag(IntFlag):

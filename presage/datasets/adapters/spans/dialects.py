@@ -38,8 +38,9 @@ _RUN_TYPES: Final = _roles(
     LLM="llm chat_model generation",
     TOOL="tool",
     NODE="agent",
-    CHAIN="chain task workflow span",
-    OTHER="retriever embedding reranker parser prompt guardrail evaluator memory event unknown",
+    CHAIN="chain task workflow span entry step",
+    JUDGE="guardrail evaluator",
+    OTHER="retriever embedding reranker parser prompt memory event unknown",
 )
 """What tracing products call the kinds of a run."""
 
@@ -54,7 +55,7 @@ DIALECTS: Final = (
     Dialect("Pydantic Logfire", "logfire 3 to 5", {"logfire.span_type": _roles(OTHER="pending_span log")}, {
         "template_name": "name",
     }),
-    Dialect("OpenTelemetry GenAI", "semantic conventions 1.27 to 1.38", {
+    Dialect("OpenTelemetry GenAI", "semantic conventions 1.27 to 1.41, and their own 0.1", {
         "gen_ai.operation.name": _roles(
             LLM="chat text_completion generate_content completion completions chat.completions chat_completions "
             "chat_completion responses response text.completions chat.streaming_completions acompletion aresponses "
@@ -63,15 +64,17 @@ DIALECTS: Final = (
             TOOL="execute_tool tool_call call_tool execute_function function_call tool",
             AGENT="invoke_agent",
             WORKFLOW="invoke_workflow invoke_swarm invoke_graph invoke_crew workflow",
-            CHAIN="execute_task task chain agent_workflow orchestrate_tools execute_event_loop_cycle",
+            CHAIN="execute_task task chain agent_workflow orchestrate_tools execute_event_loop_cycle plan",
+            JUDGE="evaluate evaluation guardrail",
             OTHER="embeddings embedding aembedding create_agent retrieval retriever rerank moderation "
-            "image_generation speech transcription evaluate evaluation guardrail prompt parser handoff",
+            "image_generation speech transcription prompt parser handoff",
         ),
+        "gen_ai.span.kind": _RUN_TYPES,  # of Alibaba's LoongSuite and Future AGI
     }, {
         "provider": "gen_ai.provider.name gen_ai.system", "model": "gen_ai.request.model gen_ai.response.model",
-        "agent": "gen_ai.agent.name", "agent_id": "gen_ai.agent.id", "tool": "gen_ai.tool.name",
-        "call": "gen_ai.response.id gen_ai.tool.call.id", "session": "gen_ai.conversation.id gen_ai.session.id",
-        "workflow": "gen_ai.workflow.name", "error": "error.type",
+        "agent": "gen_ai.agent.name", "agent_id": "gen_ai.agent.id", "tool": "gen_ai.tool.name mcp.tool.name",
+        "call": "gen_ai.response.id gen_ai.tool.call.id", "workflow": "gen_ai.workflow.name",
+        "session": "gen_ai.conversation.id gen_ai.session.id gen_ai.thread.id", "error": "error.type",
         "http_status": "http.response.status_code http.status_code",
         "input_tokens": "gen_ai.usage.input_tokens gen_ai.usage.prompt_tokens gen_ai.response.input_tokens "
         "gen_ai.response.prompt_tokens",
@@ -80,11 +83,14 @@ DIALECTS: Final = (
         "cached_input_tokens": "gen_ai.usage.cache_read.input_tokens gen_ai.usage.cache_read_input_tokens "
         "gen_ai.usage.details.cache_read_tokens gen_ai.usage.details.cache_read_input_tokens "
         "gen_ai.usage.details.cached_tokens gen_ai.usage.cached_input_tokens gen_ai.usage.input_tokens.cached "
-        "gen_ai.usage.cached_tokens",
+        "gen_ai.usage.cached_tokens gen_ai.usage.cache_read_tokens",
         "cache_written_tokens": "gen_ai.usage.cache_creation.input_tokens gen_ai.usage.cache_creation_input_tokens "
         "gen_ai.usage.cache_write.input_tokens gen_ai.usage.cache_write_input_tokens "
         "gen_ai.usage.details.cache_write_tokens gen_ai.usage.details.cache_creation_input_tokens "
-        "gen_ai.usage.input_tokens.cache_write",
+        "gen_ai.usage.input_tokens.cache_write gen_ai.usage.cache_write_tokens gen_ai.usage.cache_creation_tokens",
+        "reasoning_tokens": "gen_ai.usage.reasoning.output_tokens gen_ai.usage.reasoning_tokens "
+        "gen_ai.usage.experimental.reasoning_tokens gen_ai.usage.details.reasoning_tokens "
+        "gen_ai.usage.details.thoughts_tokens gen_ai.usage.output_tokens.reasoning",
         "finish_reason": "gen_ai.response.finish_reasons gen_ai.response.finish_reason gen_ai.response.stop_reason",
         "system": "gen_ai.system_instructions",
         "input": "gen_ai.input.messages gen_ai.prompt. gen_ai.prompt gen_ai.tool.call.arguments",
@@ -106,6 +112,7 @@ DIALECTS: Final = (
         "output_tokens": "llm.usage.completion_tokens", "total_tokens": "llm.usage.total_tokens",
         "cached_input_tokens": "llm.usage.cache_read_input_tokens",
         "cache_written_tokens": "llm.usage.cache_creation_input_tokens",
+        "reasoning_tokens": "llm.usage.reasoning_tokens",
         "finish_reason": "llm.response.finish_reason llm.response.stop_reason",
         "input": "llm.prompts. traceloop.entity.input", "output": "llm.completions. traceloop.entity.output",
     }),
@@ -126,6 +133,7 @@ DIALECTS: Final = (
         "output_tokens": "ai.usage.outputTokens ai.usage.completionTokens", "total_tokens": "ai.usage.totalTokens",
         "cached_input_tokens": "ai.usage.cachedInputTokens ai.usage.inputTokenDetails.cacheReadTokens",
         "cache_written_tokens": "ai.usage.inputTokenDetails.cacheWriteTokens",
+        "reasoning_tokens": "ai.usage.reasoningTokens ai.usage.outputTokenDetails.reasoningTokens",
         "finish_reason": "ai.response.finishReason", "input": "ai.prompt.messages ai.prompt ai.toolCall.args",
         "output": "ai.response.text ai.response.object ai.response.toolCalls ai.toolCall.result",
     }),
@@ -142,7 +150,7 @@ DIALECTS: Final = (
     Dialect("OpenInference, Phoenix, Arize", "semantic conventions 0.1.9 to 0.1.24", {
         "openinference.span.kind": _roles(
             LLM="llm", TOOL="tool", NODE="agent", CHAIN="chain",
-            OTHER="embedding retriever reranker guardrail evaluator prompt unknown",
+            OTHER="embedding retriever reranker prompt unknown", JUDGE="guardrail evaluator",
         ),
     }, {
         "provider": "llm.provider llm.system",
@@ -154,6 +162,7 @@ DIALECTS: Final = (
         "cached_input_tokens": "llm.token_count.prompt_details.cache_read "
         "llm.token_count.prompt_details.cache_input",
         "cache_written_tokens": "llm.token_count.prompt_details.cache_write", "finish_reason": "llm.finish_reason",
+        "reasoning_tokens": "llm.token_count.completion_details.reasoning",
         "input": "llm.input_messages. input.value", "output": "llm.output_messages. output.value",
     }),
     Dialect("MLflow", "2.20 to 3.17", {"mlflow.spanType": {**_RUN_TYPES, "workflow": Role.WORKFLOW}}, {
@@ -180,6 +189,7 @@ DIALECTS: Final = (
         "input": "gcp.vertex.agent.llm_request gcp.vertex.agent.tool_call_args",
         "output": "gcp.vertex.agent.llm_response gcp.vertex.agent.tool_response",
     }),
+    Dialect("Microsoft Agent Framework", "1.0 to 1.2", {}, {"agent": "executor.id", "workflow": "workflow.name"}),
     Dialect("pydantic-ai, Strands, older versions", "pydantic-ai 0.0 to 2.68; Strands 0.1 to 1.62", {}, {
         "agent": "agent_name strands.agent.name", "model": "model_name model_id", "input": "tool_arguments",
         "output": "tool_response", "events": "events",
@@ -199,6 +209,7 @@ MESSAGE_EVENTS: Final = {
 USAGE: Final[Mapping[str, str]] = {
     "input_tokens": "input_tokens input prompt_tokens promptTokens inputTokens",
     "output_tokens": "output_tokens output completion_tokens completionTokens outputTokens",
+    "reasoning_tokens": "reasoning_tokens output_reasoning_tokens output_reasoning reasoning reasoningTokens",
     "total_tokens": "total_tokens total totalTokens",
     "cached_input_tokens": "cache_read_input_tokens input_cached_tokens input_cache_read cache_read cached_tokens",
     "cache_written_tokens": "cache_creation_input_tokens input_cache_creation cache_write",

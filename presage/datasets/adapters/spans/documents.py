@@ -2,14 +2,9 @@
 
 OTLP ids are hex or base64 (they are only compared); 64-bit numbers may be strings. An exporter may write lines of logs
 and metrics into the same file; they are skipped. Single spans are what OpenTelemetry's `span.to_json()`, Phoenix and
-its data frames write; keys may be flat ("context.trace_id", "attributes.llm.model_name"), attributes nested:
-
-    {"name": …, "context": {"trace_id": …, "span_id": …}, "parent_id": …, "start_time": …, "end_time": …,
-     "attributes": {…}}
-
-MLflow traces are JSON, one a line, one a file, or a list: `trace.to_json()`, `mlflow traces get`, `mlflow traces search
---output json`, and `mlflow.search_traces()` written by `to_json(orient="records", lines=True)`. MLflow 2 called some
-keys otherwise. Values of attributes are JSON inside JSON.
+its data frames write; keys may be flat ("context.trace_id", "attributes.llm.model_name"), attributes nested.
+Exported MLflow traces are those of `trace.to_json()`, its command line and its data frames; MLflow 2 called some keys
+otherwise. Values of attributes are JSON inside JSON.
 """
 
 from __future__ import annotations
@@ -34,6 +29,10 @@ _CALLED: Final = (2, 5, "SPAN_KIND_SERVER", "SPAN_KIND_CONSUMER", "SpanKind.SERV
 _ERRORS: Final = frozenset({2, "2", "STATUS_CODE_ERROR", "ERROR"})
 _FLAT: Final = "attributes."
 _SESSION: Final = "mlflow.trace.session"
+_MALFORMED: Final = (KeyError, TypeError, ValueError, AttributeError)
+_NOT_OTLP: Final = "a number or a list in it or in its resource is not valid OTLP: export the spans again"
+_FIRST_S: Final = 10**9
+_FIRST_NS: Final = 10**17  # 2001 in seconds, 1973 in nanoseconds: between are other units
 _ATTRIBUTE_LIMIT: Final = 128  # the default of every SDK; what has exactly as many has probably lost some
 
 
@@ -92,7 +91,6 @@ class _Resource(msgspec.Struct, gc=False):
 class _ResourceSpans(msgspec.Struct, gc=False, rename="camel"):
     resource: _Resource | None = None
     scope_spans: list[_Scope] | None = None
-    instrumentation_library_spans: list[_Scope] | None = None  # what collectors before 0.60 wrote
 
 
 class Envelope(msgspec.Struct, gc=False, rename="camel"):
@@ -142,8 +140,8 @@ def take_spans(document: Any, place: Place, intake: Intake) -> None:
 
 def _take_otlp(document: Any, place: Place, intake: Intake) -> None:
     if not isinstance(document, Envelope):
-        if count := sum(map(str(document.get("resourceLogs", "")).count, MESSAGE_EVENTS)):
-            intake.notices["log record with a message, which is not read"] += count
+        messages = sum(map(str(document.get("resourceLogs", "")).count, MESSAGE_EVENTS))
+        intake.notices["log record with a message, which is not read"] += messages
         intake.other_signals |= "resourceSpans" not in document
         try:
             document = msgspec.convert(document, Envelope)
@@ -151,20 +149,18 @@ def _take_otlp(document: Any, place: Place, intake: Intake) -> None:
             intake.refuse(place, f"not valid OTLP: {error}: export the spans again", "line that is no OTLP")
             return
     for resource in document.resource_spans or ():
-        shared: Found = {}
-        service = None
-        for attribute in (resource.resource.attributes if resource.resource else None) or ():
-            if attribute.key == "service.name":
-                service = attribute.value.string_value or None
-            elif attribute.key in PLAN:
-                shared[attribute.key] = _value(attribute.value)
-        for scope in resource.scope_spans or resource.instrumentation_library_spans or ():
+        given = (resource.resource.attributes if resource.resource else None) or ()
+        service = next((one.value.string_value for one in given if one.key == "service.name"), None) or None
+        shared = None
+        with suppress(*_MALFORMED):
+            shared = {one.key: _value(one.value) for one in given if one.key in PLAN}
+        for scope in resource.scope_spans or ():
             for span in scope.spans or ():
                 _take_otlp_span(span, place, service, shared, intake)
 
 
-def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Found, intake: Intake) -> None:
-    found = shared.copy()
+def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Found | None, intake: Intake) -> None:
+    """Pass on a span; `shared` are the attributes of its resource, None if they are malformed."""
     missed = []
     attributes = span.attributes or ()
     status = span.status
@@ -172,6 +168,9 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
     if span.dropped_attributes_count or len(attributes) == _ATTRIBUTE_LIMIT:
         flags |= Flag.LOST
     try:
+        if shared is None:
+            raise ValueError("a resource that is no OTLP")
+        found = shared.copy()
         for attribute in attributes:
             key = attribute.key
             if key in PLAN:
@@ -186,9 +185,10 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
         for event in span.events or ():
             flags |= _event(found, event.name, {one.key: _value(one.value) for one in event.attributes or ()})
         start, end = int(span.start_time_unix_nano or 0), int(span.end_time_unix_nano or 0)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        message = f"span {span.span_id}: a number or a list in it is not valid OTLP: export the spans again"
-        intake.refuse(place, message, "span that is no OTLP", span.trace_id)
+        if _FIRST_S < start < _FIRST_NS:
+            start, end = time_ns(start) or 0, time_ns(end) or 0
+    except _MALFORMED:
+        intake.refuse(place, f"span {span.span_id}: {_NOT_OTLP}", "span that is no OTLP", span.trace_id)
         return
     intake.take(
         place,
@@ -208,7 +208,9 @@ def _event(found: Found, name: str, attributes: dict[str, Any]) -> int:
     """Keep the attributes of an event; what it says of its span."""
     if name.startswith("gen_ai."):
         keep_event(found, name, attributes)
-    return Flag.PAUSED if name == "exception" and any(map(is_pause, attributes.values())) else 0
+    if name != "exception":
+        return 0
+    return Flag.PAUSED if any(map(is_pause, attributes.values())) else Flag.UNANSWERED
 
 
 def _flags(code: Any, message: Any) -> int:
@@ -241,46 +243,39 @@ def is_span(document: Any) -> bool:
 
 def _take_span(document: dict[str, Any], place: Place, intake: Intake) -> None:
     shared = fields(fields(document.get("resource")).get("attributes"))
-    found: Found = {}
-    missed = []
     flat = {key.removeprefix(_FLAT): value for key, value in document.items() if key.startswith(_FLAT)}
     attributes = [*_flat("", fields(document.get("attributes"))), *_flat("", flat)]
-    for key, value in (*shared.items(), *attributes):
-        if (name := keep(found, key, value)) is not None and value is not None:
-            missed.append(name)
     service = shared.get("service.name")
     _take_object(
         document,
-        found,
+        (*shared.items(), *attributes),
         place,
         intake,
         trace=_id(document, "trace_id"),
         service=service if isinstance(service, str) and service else None,
-        events=document.get("events") or (),
         flags=Flag.LOST if document.get("dropped_attributes_count") or len(attributes) == _ATTRIBUTE_LIMIT else 0,
-        unread=missed,
     )
 
 
 def _take_object(
     span: dict[str, Any],
-    found: Found,
+    attributes: Iterable[tuple[str, Any]],
     place: Place,
     intake: Intake,
     *,
     trace: Any,
     service: str | None,
-    events: Iterable[Any] = (),
     running: bool = False,
     flags: int = 0,
-    unread: Iterable[str] = (),
 ) -> None:
-    """Pass on a span that is one JSON object, its attributes in `found`; of a `running` trace the root has no end.
+    """Pass on a span that is one JSON object, and its attributes; of a `running` trace the root has no end.
 
     Raises TraceError if the span is malformed, and bad spans are not skipped.
     """
+    found: Found = {}
+    unread = [name for key, value in attributes if (name := keep(found, key, value)) is not None and value is not None]
     try:
-        for event in events:
+        for event in span.get("events") or ():
             flags |= _event(found, event["name"], event.get("attributes") or {})
         status = span.get("status") or {}
         code = span.get("status_code", status.get("status_code", status.get("code")))
@@ -288,7 +283,7 @@ def _take_object(
         start = time_ns(span.get("start_time_unix_nano", span.get("start_time")))
         end = time_ns(span.get("end_time_unix_nano", span.get("end_time")))
         links = [_id(link, "trace_id") for link in span.get("links") or ()]
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+    except (*_MALFORMED, OverflowError):
         message = "a span whose events or times cannot be read; expected ISO 8601 or a number since 1970: export again"
         intake.refuse(place, message, "span with unreadable times", trace)
         return
@@ -365,12 +360,9 @@ def take_mlflow(document: Any, place: Place, intake: Intake, service: str | None
             message = "a span that is not an object: export the trace again"
             intake.refuse(place, message, "span that is no object", trace)
             continue
-        found: Found = {}
-        for key, value in fields(span.get("attributes")).items():
-            keep(found, key, _decoded(value))
-        if session is not None:
-            found.setdefault(_SESSION, session)
-        _take_object(span, found, place, intake, trace=trace, service=service, running=running)
+        given = {_SESSION: session} | fields(span.get("attributes"))
+        attributes = ((key, _decoded(value)) for key, value in given.items())
+        _take_object(span, attributes, place, intake, trace=trace, service=service, running=running)
 
 
 def _parts(document: dict[str, Any]) -> tuple[dict[str, Any], list[Any]] | None:

@@ -1,8 +1,7 @@
 """Exports of tracing products, as OTLP or as spans of one JSON object each.
 
-Read are a collector's OTLP in other spellings (snake_case, Tempo's batches, one span or one scope a line), pages of
-Phoenix' REST API, its data frame of spans (also as CSV or Parquet), observations of Langfuse (rows, or traces that hold
-them), and spans of the OpenAI Agents SDK. Each becomes what `documents` reads; nothing is interpreted here.
+docs/traces.md ("Traces of OpenTelemetry, OpenInference and MLflow") lists them. Each becomes what `documents` reads;
+nothing is interpreted here.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,12 +20,16 @@ from presage.datasets.schema.messages import fields, from_json
 from presage.datasets.store.parts import first_line, open_parquet, row_batches
 from presage.errors import TraceError
 
-_UNDERSCORE: Final = re.compile(r"_([a-z])")
+_camel_key: Final = partial(re.compile(r"_([a-z])").sub, lambda found: found[1].upper())
 _OTLP_KEYS: Final = frozenset({"resource_spans", "resource_logs"})
 _UNREAD: Final = {"traceID": "an export of Jaeger's API", "localEndpoint": "Zipkin spans"}
 _LANGFUSE_COUNTS: Final = ("promptTokens", "completionTokens", "totalTokens")  # of exports before usage details
-_AGENTS_KINDS: Final = {"generation": "LLM", "response": "LLM", "function": "TOOL", "handoff": "TOOL", "agent": "AGENT"}
-_SPAN_KEYS: Final = frozenset({"context", "context.span_id"})
+_AGENTS_KINDS: Final = {
+    **{"generation": "LLM", "response": "LLM", "function": "TOOL", "handoff": "TOOL"},
+    **{"agent": "AGENT", "guardrail": "GUARDRAIL"},
+}
+_LANGFUSE: Final = ({"traceId", "id", "type", "startTime"}, {"trace_id", "id", "type", "start_time"})
+"""Keys of its observations: of the API and the user interface, and of exports to blob storage."""
 
 
 def unwrapped(document: Any) -> list[Any] | None:
@@ -46,7 +50,7 @@ def names_of_unread(document: Any) -> str | None:
 def _camel(value: Any) -> Any:
     """OTLP with the keys of its JSON; names of attributes are values of `key`, and stay."""
     if isinstance(value, dict):
-        return {_UNDERSCORE.sub(lambda found: found[1].upper(), key): _camel(inner) for key, inner in value.items()}
+        return {_camel_key(key): _camel(inner) for key, inner in value.items()}
     return [_camel(inner) for inner in value] if isinstance(value, list) else value
 
 
@@ -114,7 +118,8 @@ def _agents_sdk(document: dict[str, Any]) -> Iterator[Any]:
 
 def _is_page(document: dict[str, Any]) -> bool:
     first = next(iter(document["data"]), None) if isinstance(document.get("data"), list) else None
-    return unwrapped(first) is not None or (isinstance(first, dict) and not _SPAN_KEYS.isdisjoint(first))
+    keys = first.keys() if isinstance(first, dict) else ()
+    return unwrapped(first) is not None or "context" in keys or "context.span_id" in keys
 
 
 _EXPORTS: Final[tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any]], Iterable[Any]]], ...]] = (
@@ -126,7 +131,8 @@ _EXPORTS: Final[tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str
         lambda one: {"traceId", "spanId", "startTimeUnixNano"} <= one.keys(),
         lambda one: [{"resourceSpans": [{"resource": one.get("resource"), "scopeSpans": [{"spans": [one]}]}]}],
     ),
-    (lambda one: {"traceId", "id", "type", "startTime"} <= one.keys(), _langfuse),
+    (lambda one: _LANGFUSE[0] <= one.keys(), _langfuse),
+    (lambda one: _LANGFUSE[1] <= one.keys(), lambda one: _langfuse({_camel_key(key): one[key] for key in one})),
     (lambda one: "id" in one and isinstance(one.get("observations"), list), _langfuse),
     (lambda one: one.get("object") in ("trace.span", "trace"), _agents_sdk),
     (_is_page, lambda one: one["data"]),
@@ -136,7 +142,8 @@ _EXPORTS: Final[tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str
 
 def are_spans(columns: Iterable[str]) -> bool:
     """Whether a table with these columns holds spans."""
-    return {"context.trace_id", "context.span_id"} <= set(columns)
+    found = set(columns)
+    return any(some <= found for some in ({"context.trace_id", "context.span_id"}, *_LANGFUSE))
 
 
 def span_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from presage.datasets.adapters.files.text import Place
-from presage.datasets.adapters.spans.attributes import KINDS, PLAN, Found, interpret
+from presage.datasets.adapters.spans.attributes import KINDS, NO_REQUEST, PLAN, Found, interpret
 from presage.datasets.adapters.spans.conventions import SPAN_SCHEMA, Flag, Meaning, Role
 from presage.datasets.schema.columns import hashes, utc_us
 from presage.errors import OutputError, TraceError
@@ -75,6 +75,7 @@ class Partitions:
 _BATCH_SPANS: Final = 16384
 _BATCH_BYTES: Final = 32 * 2**20
 _GENAI: Final = re.compile(r"(?:gen_ai|llm|ai|traceloop|langsmith|langfuse|openinference)\.|mlflow\.span|gcp\.v")
+_NO_STEP: Final = (Role.OTHER, Role.JUDGE)
 _OF_ANY_SPAN: Final = frozenset({"provider", "session", "workflow"})  # read from a span of any kind
 _MOST_NAMES: Final = 100
 _TRACE_IDS: Final = re.compile(rb'"(?:traceId|trace_id)"\s*:\s*"(?:0x)?([^"]{1,64})"')
@@ -165,7 +166,7 @@ class Intake:
         if end is not None and end < start:
             end = start
             self.notices["span that ends before it starts: its end is its start"] += 1
-        if meaning.flags or unread or meaning.role == Role.OTHER:
+        if meaning.flags or unread or meaning.role in _NO_STEP:
             self._notice(meaning, found, name, unread)
         if not isinstance(parent, str) or not parent.strip("0"):
             parent = None
@@ -188,23 +189,21 @@ class Intake:
         """Count what is lost with a span, if it has to do with models, agents or tools."""
         if meaning.flags & Flag.LOST:
             self.notices["span that lost attributes: its workflow is not complete"] += 1
-        if meaning.role == Role.OTHER:
-            if not any(_GENAI.match(key) and PLAN[key].field not in _OF_ANY_SPAN for key in found):
-                return
+        for key in unread:
+            self.notices[f"attribute not read: {key}"] += 1
+        if meaning.role not in _NO_STEP:
+            self.notices["span with an error"] += bool(meaning.flags & Flag.ERROR)
+        elif any(_GENAI.match(key) and PLAN[key].field not in _OF_ANY_SPAN for key in found):
             said = {key: found[key].strip() for key in KINDS if isinstance(found.get(key), str)}
             known = next((word for key, word in said.items() if word.lower() in KINDS[key]), None)
-            if known is None and "embed" in f"{name} {meaning.model}".lower():
-                known = "embedding"
-            operation = known or next(iter(said.values()), "no operation")
+            operation = next(iter(said.values()), "no operation")
+            if known is None and (none := NO_REQUEST.search(f"{' '.join(said.values()) or name} {meaning.model}")):
+                known = none[0].lower()
             called = re.sub(r"[0-9a-fA-F]*\d[0-9a-fA-F]*", "N", name)[:60]
-            what = f"span of a kind that is no step: {operation}" if known else f"span not read: {operation}, {called}"
+            what = f"span of a kind that is no step: {known}" if known else f"span not read: {operation}, {called}"
             if what not in self.notices and len(self.notices) >= _MOST_NAMES:
                 what = "span not read: more"
             self.notices[what] += 1
-        elif meaning.flags & Flag.ERROR:
-            self.notices["span with an error"] += 1
-        for key in unread:
-            self.notices[f"attribute not read: {key}"] += 1
 
     def flush(self) -> None:
         """Write the buffered spans to disk."""

@@ -82,8 +82,7 @@ def _traces(client: MlflowClient, name: str, shown: str, since: dt.datetime | No
     for trace in _pages(search, include_spans=True):
         listed.pop(trace.info.trace_id, None)
         yield trace.to_dict()
-    for trace in listed.values():
-        yield trace.to_dict()
+    yield from (trace.to_dict() for trace in listed.values())
 
 
 def _pages(search: Callable[..., Any], include_spans: bool) -> Iterator[Any]:

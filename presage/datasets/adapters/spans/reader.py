@@ -6,10 +6,7 @@ its steps, they are spilled again by workflow id, and `PendingConversations` num
 
 - steps of a conversation, whose traces may lie in any partition;
 - steps of a trace without a root or workflow name: its type is inferred from the other traces;
-- steps of a trace whose first span links to others, as work does that was handed over through a queue, or that is
-  linked to. A trace that links to one continues its workflow: it gets the id and the type of that one. Where it links
-  to several, as the consumer of a batch does, or names another session or workflow, it stays a workflow of its own;
-  whether any of them reached its end is unknown then.
+- steps of a trace whose first span links to others, or that is linked to: it may continue another's workflow.
 """
 
 from __future__ import annotations
@@ -315,9 +312,8 @@ read_spans: Final = partial(_read, take_spans, decode)
 
 With `skip_bad`, the workflow of a bad span is spoiled, and so are the workflows that an unreadable line names. With
 `parents_elsewhere`, a trace whose first spans all have one parent that is not there is complete where they ended.
-Raises TraceError, which names the file and the line or span, if a file cannot be read, a line is no JSON or no spans, a
-span lacks an id or a start, spans of a trace are no tree, or there is no step at all, and OutputError if the disk of
-temporary files is full."""
+Raises TraceError, which names the file and the line or span, for what is bad or no tree, and if there is no step at
+all, and OutputError if the disk of temporary files is full."""
 
 read_mlflow: Final = partial(_read, take_mlflow, msgspec.json.decode)
 """Read exported MLflow traces, plain or gzip; as `read_spans`."""

@@ -1,19 +1,9 @@
 """The spans of one trace as steps: which spans are steps, their agents, their order, and their dependencies.
 
-Steps. A step is one LLM request. An LLM span is a step unless it only wraps other LLM spans (a framework's span around
-a client's): the innermost is the request. A tool span is a step unless there are steps inside it (an agent called as a
-tool), which then replace it, or it paused. An agent span is a step only if nothing inside it is, as when an agent runs
-elsewhere. Nested agents are therefore flat, in start order: planner, coder, planner again. A request that failed
-without output is an attempt, and a step only where nothing follows it. Two spans under one parent with one content and
-the same times are one span exported twice. An LLM span that stays open around its tools ends when the first begins.
-
-Agents. An LLM step belongs to the agent that its own span names, else to the nearest enclosing span that is an agent or
-a tool or names an agent, else to the nearest chain or workflow, else to its own name. A tool step is named by its tool.
+docs/traces.md ("How spans become steps") says which spans are steps, who acted, and how clocks are adjusted.
 
 Order. Steps are numbered in start order, of equal starts the first to end first, then in the order of span ids, in
-which the rows are given. Clocks of machines differ, so the children of one span are adjusted together by service:
-children that begin before the span are moved, with their subtrees, to its start; children of another service that do
-not lie inside the span are moved to its middle, as Jaeger does, if they fit.
+which the rows are given.
 
 Dependencies. Among the children of one span, a child waits for those that ended before it started, except those
 followed by another of them; the step waits for their last steps. If no sibling ended before, it waits for what its
@@ -37,7 +27,7 @@ from presage.datasets.adapters.spans.conventions import Flag, Naming, Role
 from presage.datasets.schema.source import RowError
 
 # Plain numbers: these are compared once for every span.
-_OTHER, _LLM, _TOOL, _AGENT, _CHAIN, _WORKFLOW, _NODE, _MAYBE = map(int, Role)
+_OTHER, _LLM, _TOOL, _AGENT, _CHAIN, _WORKFLOW, _NODE, _MAYBE, _ = map(int, Role)
 _TRANSPARENT: Final = (_OTHER, _CHAIN)
 _PASSING: Final = (*_TRANSPARENT, _LLM, _MAYBE)
 _STEPS_IF_EMPTY: Final = (_AGENT, _MAYBE)
@@ -307,9 +297,7 @@ class _Tree:
         outer = (row for row in self.order if self.spans.role[row] in _OUTER)
         failed = any(map(self._failed, self.last))
         paused = bool(seen & _PAUSED)
-        for what, found in ((PAUSED, paused), (ROOT_FAILED, failed), (ROOT_MISSING, rows and not self.last)):
-            if found:
-                self.notes[what] += 1
+        self.notes.update({PAUSED: paused, ROOT_FAILED: failed, ROOT_MISSING: bool(rows) and not self.last})
         return TraceSteps(
             row=rows,
             agent=[agent[row] for row in rows],
