@@ -31,8 +31,8 @@ _FLAT: Final = "attributes."
 _SESSION: Final = "mlflow.trace.session"
 _MALFORMED: Final = (KeyError, TypeError, ValueError, AttributeError)
 _NOT_OTLP: Final = "a number or a list in it or in its resource is not valid OTLP: export the spans again"
-_FIRST_S: Final = 10**9
-_FIRST_NS: Final = 10**17  # 2001 in seconds, 1973 in nanoseconds: between are other units
+_OTHER_UNITS: Final = (1, 10**3, 10**6)
+_OF_TODAY: Final = range(15 * 10**8, 22 * 10**8)  # seconds of 2017 to 2039
 _ATTRIBUTE_LIMIT: Final = 128  # the default of every SDK; what has exactly as many has probably lost some
 
 
@@ -91,6 +91,7 @@ class _Resource(msgspec.Struct, gc=False):
 class _ResourceSpans(msgspec.Struct, gc=False, rename="camel"):
     resource: _Resource | None = None
     scope_spans: list[_Scope] | None = None
+    instrumentation_library_spans: list[_Scope] | None = None  # what collectors before 0.60 wrote
 
 
 class Envelope(msgspec.Struct, gc=False, rename="camel"):
@@ -154,7 +155,7 @@ def _take_otlp(document: Any, place: Place, intake: Intake) -> None:
         shared = None
         with suppress(*_MALFORMED):
             shared = {one.key: _value(one.value) for one in given if one.key in PLAN}
-        for scope in resource.scope_spans or ():
+        for scope in resource.scope_spans or resource.instrumentation_library_spans or ():
             for span in scope.spans or ():
                 _take_otlp_span(span, place, service, shared, intake)
 
@@ -185,7 +186,7 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
         for event in span.events or ():
             flags |= _event(found, event.name, {one.key: _value(one.value) for one in event.attributes or ()})
         start, end = int(span.start_time_unix_nano or 0), int(span.end_time_unix_nano or 0)
-        if _FIRST_S < start < _FIRST_NS:
+        if any(start // unit in _OF_TODAY for unit in _OTHER_UNITS):
             start, end = time_ns(start) or 0, time_ns(end) or 0
     except _MALFORMED:
         intake.refuse(place, f"span {span.span_id}: {_NOT_OTLP}", "span that is no OTLP", span.trace_id)
