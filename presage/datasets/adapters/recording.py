@@ -162,8 +162,9 @@ def plan(
     numbers = _numbers(steps, skipped)
     run, step, client, aborted = numbers[:4]
     # As the engine's forecasters know it: the same run, client's number, agent and prompt tokens.
-    attempt = np.append((np.diff(numbers[[0, 2, 4, 5]]) == 0).all(axis=0), [False] * (len(run) > 0))
-    attempt &= (aborted == 1) & (client != UNNUMBERED)
+    attempt = (aborted == 1) & (client != UNNUMBERED)
+    attempt[:-1] &= (np.diff(numbers[[0, 2, 4, 5]]) == 0).all(axis=0)
+    attempt[-1:] = False
     kept = np.zeros(len(run), bool)
     numbered = np.zeros(len(run), np.int32)
     complete = np.zeros(len(run), bool)

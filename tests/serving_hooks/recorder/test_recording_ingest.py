@@ -388,3 +388,11 @@ def test_whatever_is_dropped_the_rest_is_a_true_beginning(
         if rows and rows[0]["complete"]:
             assert len(rows) == length
     shutil.rmtree(root)
+
+
+def test_a_recording_of_unnamed_steps_alone_has_no_usable_workflow(tmp_path: Path) -> None:
+    one = recorder(tmp_path)
+    serve(one, "w", ["END"])
+    one.close()
+    with pytest.raises(TraceError, match="without a usable workflow"):
+        read_traces([tmp_path])
