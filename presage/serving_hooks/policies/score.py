@@ -59,6 +59,10 @@ class TouchRates(NamedTuple):
     other: float
 
 
+_NOTABLE: Final = 0.02
+"""Change of a rate from which expected uses are computed again: they are rounded to powers of √2 anyway."""
+
+
 class LearntRates(dict[str, TouchRates]):
     """Rates by agent, which change as steps are seen.
 
@@ -82,7 +86,6 @@ class LearntRates(dict[str, TouchRates]):
             self.changes += 1
 
 
-_NOTABLE: Final = 0.02
 NO_RATES: Final = LearntRates()
 """Of agents of which nothing is learnt; never written to."""
 
