@@ -43,7 +43,6 @@ from vllm_samples import Engine, ask, build
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.forecasting.live import LiveForecast
-from presage.serving_hooks.policies.score import Lookahead
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.serving_hooks.workflows.identity import Step
@@ -130,11 +129,11 @@ class Worked(Engine):
     def _watch(self, scheduler: Any) -> None:
         """Records when a score made with a state is there, counting the steps scheduled before."""
         forecasts, scored = scheduler.step_forecasts, scheduler.block_order
-        prefill, leaves, forecast = forecasts.prefill_state, forecasts.finished, scored.forecast
+        prefill, leaves, forecast = forecasts.prefill_state, forecasts.request_finished, scored.forecast
         untold: dict[str, list[tuple[str, str]]] = defaultdict(list)
 
-        def scored_with(step: Step, seen: Lookahead) -> None:
-            forecast(step, seen)
+        def scored_with(step: Step, *forecasts: Any) -> None:
+            forecast(step, *forecasts)
             for moment, name in untold.pop(step.workflow_id, ()):
                 at = self._computed_at.pop((moment, name), None)
                 if at is not None:
@@ -144,13 +143,13 @@ class Worked(Engine):
             prefill(name, state)
             untold[name.split(".")[0]].append((PREFILL, name))
 
-        def of_answer(name: str, completed: bool, tokens: int) -> None:
+        def of_answer(request: Any, step: Any, left: Any) -> None:
             used = self.scheduler.presage_status()["counts"].get("completion states: used", 0)
-            leaves(name, completed, tokens)
+            leaves(request, step, left)
             if self.scheduler.presage_status()["counts"].get("completion states: used", 0) != used:
-                untold[name.split(".")[0]].append((COMPLETION, name))
+                untold[request.request_id.split(".")[0]].append((COMPLETION, request.request_id))
 
-        forecasts.prefill_state, forecasts.finished, scored.forecast = of_prompt, of_answer, scored_with
+        forecasts.prefill_state, forecasts.request_finished, scored.forecast = of_prompt, of_answer, scored_with
 
     def _computed(self, output: Any) -> Any:
         computed = super()._computed(output)

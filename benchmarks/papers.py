@@ -24,11 +24,12 @@ from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.replay.policies import Policy
 from presage.serving_hooks.replay.workload import ReplayJob
+from presage.serving_hooks.vllm.listeners import Listener
 
 if TYPE_CHECKING:
     from presage.serving_hooks.modes import Switch
-    from presage.serving_hooks.workflows import EndReason, Workflow
-    from presage.serving_hooks.workflows.identity import Step
+    from presage.serving_hooks.vllm.engine import Found
+    from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow
 
 CHECK_S: Final = 5.0
 """Δt."""
@@ -53,7 +54,7 @@ class _Workflow:
     marked: bool = False
 
 
-class PauseRestore:
+class PauseRestore(Listener):
     """Who is held: workflows are paused where their contexts do not fit, and restored where they do; no forecasts.
 
     Source: ThunderAgent, section 4.3. Every Δt the contexts of the workflows that may run are summed, those in a tool
@@ -82,8 +83,11 @@ class PauseRestore:
         self._ended: set[str] = set()
         self._checked_at = -math.inf
 
-    def arrives(self, request_id: str, step: Step, prompt_tokens: int, hashes: Sequence[bytes]) -> None:
+    def request_arrived(self, request: Any, running: RunningStep | None) -> None:
         """A step of a workflow enters the engine."""
+        if running is None:
+            return
+        request_id, prompt_tokens, step = request.request_id, request.num_prompt_tokens, running.step
         workflow = self._workflows.get(step.workflow)
         if workflow is None:
             self._forget()
@@ -95,13 +99,15 @@ class PauseRestore:
         workflow.requests[request_id] = False
         self._of[request_id] = step.workflow
 
-    def begins(self, request_id: str, found_tokens: int, hashes: Sequence[bytes]) -> None:
+    def request_scheduled(self, request: Any, running: RunningStep | None, found: Found) -> None:
         """A request is selected for the first time."""
+        request_id = request.request_id
         if request_id in self._of:
             self._workflows[self._of[request_id]].requests[request_id] = True
 
-    def leaves(self, request_id: str, hashes: Sequence[bytes], completed: bool, output_tokens: int) -> None:
+    def request_finished(self, request: Any, running: RunningStep | None, left: Any) -> None:
         """A request leaves the engine."""
+        request_id, output_tokens = request.request_id, request.num_output_tokens
         name = self._of.pop(request_id, None)
         if name is None:
             return
@@ -112,7 +118,7 @@ class PauseRestore:
             workflow.since = self._clock()
             workflow.paused, workflow.marked = workflow.paused or workflow.marked, False
 
-    def ended(self, workflow: Workflow, reason: EndReason) -> None:
+    def workflow_ended(self, workflow: Workflow, reason: EndReason) -> None:
         """A workflow has ended."""
         if workflow.step.workflow in self._workflows:
             self._ended.add(workflow.step.workflow)

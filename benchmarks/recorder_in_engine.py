@@ -103,9 +103,9 @@ class Recorded(Run):
             folder, Hooked, blocks=BLOCKS, presage=presage, seqs=SEQS, tokens=BUDGET, connector=ALONE
         )
         within = Within()
-        within.watch(self.scheduler._observing, "scheduled", "left", "forecast", "states")
+        within.watch(self.scheduler._observing, "request_scheduled", "request_finished", "forecast", "states")
         within.watch(self.scheduler._observing._records, "ended")
-        within.watch(self.scheduler._states, "read", "completed")
+        within.watch(self.scheduler._states, "read", "request_finished")
         within.watch(self.scheduler.connector, "build_connector_meta")
         self.timed, self.worker, self.within = Timed(self.scheduler), list[int](), within
         rows, times = torch.randn(SEQS, size), self.worker

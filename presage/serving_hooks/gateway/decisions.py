@@ -316,9 +316,10 @@ class Decisions:
         )
 
     def _left(self, decision: GatewayDecision, answer: AnswerReader | None) -> None:
-        step = self.table.finished(decision.id)
-        if step is None:
+        left = self.table.finished(decision.id)
+        if left is None:
             return
+        step = left.step
         now, course = self._clock(), self._courses[step.workflow]
         course.decisions.discard(decision.id)
         reason = "abort" if answer is None else answer.finish_reason

@@ -20,7 +20,7 @@ so nobody starves: what is ahead of it only shrinks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final
@@ -52,7 +52,8 @@ _FIRST_ROOM: Final = 64
 class WorkflowColumns:
     """All running workflows in columns, so that a decision takes a few array operations.
 
-    A workflow keeps its row until it ends, so only changes are written. Rows of ended workflows are reused.
+    Any hashable object may stand for a workflow. It keeps its row until it ends, so only changes are written. Rows of
+    ended workflows are reused.
 
     Attributes:
         facts: the phase and since when; whether a step of it has begun; its own tokens, which no other workflow has;
@@ -61,49 +62,57 @@ class WorkflowColumns:
         waits: seconds held in all, since when it is held (NaN if it is not), and whether the last decision admitted it.
     """
 
-    __slots__ = ("_free", "_ids", "_rows", "facts", "waits")
+    __slots__ = ("_free", "_rows", "_workflows", "facts", "waits")
 
     def __init__(self) -> None:
         self.facts = np.zeros(0, _FACTS)
         self.waits = np.zeros(0, _WAITS)
-        self._ids: list[str | None] = []
-        self._rows: dict[str, int] = {}
+        self._workflows: list[Any] = []
+        self._rows: dict[Any, int] = {}
         self._free: list[int] = []
 
     def __len__(self) -> int:
         return len(self._rows)
 
+    def __iter__(self) -> Iterator[Any]:
+        """The workflows in the order of their arrival."""
+        return iter(self._rows)
+
     def rows(self) -> NDArray[np.intp]:
         """The rows of all workflows in the order of their arrival."""
         return np.fromiter(self._rows.values(), np.intp, len(self._rows))
 
-    def names(self, rows: NDArray[np.intp]) -> list[Any]:
+    def at(self, rows: NDArray[np.intp]) -> list[Any]:
         """The workflows in these rows."""
-        return [self._ids[row] for row in rows.tolist()]
+        return [self._workflows[row] for row in rows.tolist()]
 
-    def place(self, name: str) -> int:
+    def place(self, workflow: Any) -> int:
         """The row of a workflow, allocated if new; the caller fills a new row."""
-        row = self._rows.get(name)
+        row = self._rows.get(workflow)
         if row is not None:
             return row
         if not self._free:
-            have = len(self._ids)
+            have = len(self._workflows)
             room = max(_FIRST_ROOM, 2 * have)
             # `resize` would fail while a view of a column exists.
             self.facts = np.concatenate([self.facts, np.zeros(room - have, _FACTS)])
             self.waits = np.concatenate([self.waits, np.zeros(room - have, _WAITS)])
-            self._ids += [None] * (room - have)
+            self._workflows += [None] * (room - have)
             self._free = list(range(room - 1, have - 1, -1))
-        row = self._rows[name] = self._free.pop()
-        self._ids[row] = name
+        row = self._rows[workflow] = self._free.pop()
+        self._workflows[row] = workflow
         self.waits[row] = _NO_WAIT
         return row
 
-    def drop(self, name: str) -> None:
+    def clear(self) -> None:
+        """Frees all rows."""
+        self.__init__()  # type: ignore[misc]
+
+    def drop(self, workflow: Any) -> None:
         """Frees the row of an ended workflow. An unknown workflow is ignored."""
-        row = self._rows.pop(name, None)
+        row = self._rows.pop(workflow, None)
         if row is not None:
-            self._ids[row] = None
+            self._workflows[row] = None
             self._free.append(row)
 
 
@@ -178,8 +187,8 @@ class Decision:
         everybody: the outlook of letting all run.
     """
 
-    run: frozenset[str]
-    held: Mapping[str, str]
+    run: frozenset[Any]
+    held: Mapping[Any, str]
     overdue: int
     chosen: Outlook
     everybody: Outlook
@@ -344,12 +353,10 @@ class Admission:
             inside[can[max(0, len(can) + int(room)) :]] = False
         self.opened = int(np.count_nonzero(inside))
         self._update_waits(rows[inside], rows[~inside], now)
-        names = self.crowd.names(rows[~inside])
         why = np.where(away, AWAY, np.where(begun, PAUSED, FULL))[~inside]
-        held = dict(zip(names, why.tolist(), strict=True))
-        return Decision(
-            frozenset(self.crowd.names(rows[inside])), held, int(np.count_nonzero(overdue & ~inside)), *self._outlooks
-        )
+        held = dict(zip(self.crowd.at(rows[~inside]), why.tolist(), strict=True))
+        run = frozenset(self.crowd.at(rows[inside]))
+        return Decision(run, held, int(np.count_nonzero(overdue & ~inside)), *self._outlooks)
 
     def _update_waits(self, running: NDArray[np.intp], stopped: NDArray[np.intp], now: float) -> None:
         facts, waits = self.crowd.facts, self.crowd.waits

@@ -258,13 +258,13 @@ class BeladyBlocks(ScoredBlocks):
         """The content of these blocks is no longer cached; they may be free or in use."""
         self._group[list(blocks)], self._stands = NEVER, None
 
-    def begins(self, request_id: str, found: list[int]) -> None:
-        """A request is selected for the first time."""
+    def request_scheduled(self, request: Any, step: Any, found: Any) -> None:
+        """Ignored: the trace is known."""
 
     def forecast(self, step: Any, lookahead: Any, curve: Any, since: float, step_s: float) -> None:
         """Ignored: the trace is known."""
 
-    def ended(self, workflow: Workflow, reason: EndReason) -> None:
+    def workflow_ended(self, workflow: Workflow, reason: EndReason) -> None:
         """Ignored: the trace is known."""
 
     def _furthest(self, n: int) -> list[int]:

@@ -28,7 +28,6 @@ from presage.serving_hooks.replay.metrics import PolicyRun, RequestOutcome, Virt
 from presage.serving_hooks.replay.prompts import HASH_BYTES, LazyTokens, PromptIds
 from presage.serving_hooks.replay.vllm_scheduler import make_request
 from presage.serving_hooks.replay.workload import ReplayJob, Schedule, again_tokens
-from presage.serving_hooks.workflows.identity import workflow_key
 
 _LOOK_AGAIN_S: Final = 0.01
 """Seconds until an engine calls its scheduler again when requests wait and none is admitted."""
@@ -378,8 +377,7 @@ class ReplayEngine:
         for watcher in self._watchers:
             watcher.finished(asked.job, asked.step, now)
         if engine.hooked and job.workflow_type and (step.finish_reason is not None or step.tools is not None):
-            workflow = workflow_key(job.workflow_type, job.workflow_id)
-            scheduler.step_forecasts.answered(workflow, step.finish_reason, step.tools)
+            scheduler.latest_answered(job.workflow_type, job.workflow_id, step.finish_reason, step.tools)
         under_way.left -= 1
         if self._router is not None:
             self._answers[self._order + 1] = asked, not under_way.left

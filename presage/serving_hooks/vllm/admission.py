@@ -12,35 +12,30 @@ from __future__ import annotations
 
 import logging
 import math
-from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import accumulate
+from functools import partial
 from statistics import fmean
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
+
+import numpy as np
 
 from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS, EventCounts
 from presage.serving_hooks.modes import Mode, Modes, Switch
-from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision
+from presage.serving_hooks.policies.accounts import Account, AdmissionRequest, SharedPrefixes
+from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision, WorkflowColumns
 from presage.serving_hooks.policies.steady_state import Rates
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
-from presage.serving_hooks.policies.workload import (
-    Earlier,
-    IterationCost,
-    IterationCosts,
-    RecomputingShare,
-    WorkloadMeans,
-)
-from presage.serving_hooks.vllm.admission_accounts import Account, AdmissionRequest, Columns, Growth, SharedPrefixes
-from presage.serving_hooks.vllm.engine import EnginePort
-from presage.serving_hooks.workflows import EndReason, Workflow
-from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.policies.workload import Earlier, WorkloadMeans
+from presage.serving_hooks.vllm import engine
+from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Found, Iteration
+from presage.serving_hooks.vllm.iteration_times import IterationTimes, Seconds
+from presage.serving_hooks.vllm.listeners import Listener
+from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow
+from presage.serving_hooks.workflows.choices import LeftStep
 
 logger = logging.getLogger(__name__)
-
-UP_TO_S: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-"""Upper bounds: from the wait of a new workflow for the next decision to thrice the default of `held_at_most_s`."""
 
 EVERY_S: Final = 0.25
 AFTER_EVENT_S: Final = 0.05
@@ -48,96 +43,92 @@ _EACH_S: Final = 200e-6
 """Minimal pause between two decisions per workflow; a decision takes about one microsecond per workflow."""
 
 _LOG_EVERY_S: Final = 60.0
-_FIT_EVERY_S: Final = 2.0
-_UNDER_WAY: Final = 64
-"""Iterations in flight, more than any pipeline has; those without an update are dropped."""
-
-Facts = TypeVar("Facts")
 
 
-class Seconds:
-    """A histogram of seconds."""
+class Columns:
+    """Writes the `changed` accounts into the columns of the policy.
 
-    def __init__(self) -> None:
-        self._counts = [0] * (len(UP_TO_S) + 1)
-        self._sum_s = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Counts a duration."""
-        self._counts[bisect_left(UP_TO_S, seconds)] += 1
-        self._sum_s += seconds
-
-    def status(self) -> dict[str, Any]:
-        """Cumulative counts by Prometheus' names of the bounds, and the sum of seconds."""
-        bounds = [*map(str, UP_TO_S), "+Inf"]
-        return {"up_to_s": dict(zip(bounds, accumulate(self._counts), strict=True)), "sum_s": self._sum_s}
-
-
-class IterationTimer(Generic[Facts]):
-    """Durations of iterations, each with some facts about it.
-
-    An iteration lasts from its scheduling, or from the previous update if that is later, to the update with its output:
-    this is the rate at which a busy engine completes iterations, whatever overlaps. The first iteration after an idle
-    time counts from its own start. Work of vLLM after an update is not measured unless it overlaps.
+    Args:
+        block_tokens: of one block hash.
     """
 
-    def __init__(self) -> None:
-        self._under_way: deque[tuple[object, Facts, float]] = deque(maxlen=_UNDER_WAY)
-        self._updated_at = -math.inf
+    def __init__(self, columns: WorkflowColumns, workload: WorkloadMeans, block_tokens: int) -> None:
+        self._columns, self._workload, self._block_tokens = columns, workload, block_tokens
+        self._changed: dict[Workflow, Account] = {}
 
-    def scheduled(self, output: object, facts: Facts, began_at: float) -> None:
-        """Records the start of an iteration."""
-        self._under_way.append((output, facts, began_at))
+    def changes(self, workflow: Workflow, account: Account) -> None:
+        """The account of a workflow has changed."""
+        self._changed[workflow] = account
 
-    def updated(self, output: object, now: float) -> tuple[Facts, float] | None:
-        """Facts and seconds of the iteration with this output; None if it is unknown. Outputs arrive in order."""
-        before, self._updated_at = self._updated_at, now
-        while self._under_way:
-            known, facts, began_at = self._under_way.popleft()
-            if known is output:
-                return facts, now - max(began_at, before)
-        return None
+    def refresh(self) -> None:
+        """Writes all changed rows at once: one array assignment costs as much as a dozen elements."""
+        if not self._changed:
+            return
+        rows, facts = [], []
+        for workflow, account in self._changed.items():
+            rows.append(self._columns.place(workflow))
+            self._compare(workflow, account)
+            own, context = account.own_tokens(self._block_tokens), self.context_tokens(workflow, account)
+            facts.append((account.phase, account.since, account.steps > 0, own, context, account.bound_s))
+        self._changed.clear()
+        self._columns.facts[rows] = np.array(facts, self._columns.facts.dtype)
+
+    def drop(self, workflow: Workflow, account: Account) -> None:
+        """A workflow has ended: what it was still expected to grow by never came."""
+        self._changed.pop(workflow, None)
+        self._columns.drop(workflow)
+        if account.foreseen is not None:
+            self._workload.foresaw(account.workflow_type, 0.0, account.foreseen[1])
+
+    def clear(self) -> None:
+        """Drops all workflows; nothing is learnt from them."""
+        self._changed.clear()
+        self._columns.clear()
+
+    def _compare(self, workflow: Workflow, account: Account) -> None:
+        growth, before = _forecast_growth(workflow), account.foreseen
+        if growth is None:
+            account.foreseen = None
+            return
+        own = account.own_tokens(self._block_tokens)
+        if before is not None:
+            self._workload.foresaw(account.workflow_type, own - before[0], before[1] - growth)
+        elif not account.steps:
+            self._workload.foresees_growth(account.workflow_type, growth)
+        account.foreseen = own, growth
+
+    def context_tokens(self, workflow: Workflow, account: Account) -> float:
+        """Its own tokens as it will have them in the mean: it grows evenly.
+
+        With a forecast of its growth the mean is that over its life, or what it has now if that is more: open workflows
+        are of every age. Without, it is that over what is left, since counts know too little at first.
+        """
+        own, growth = account.own_tokens(self._block_tokens), _forecast_growth(workflow)
+        if growth is not None:
+            ratio = self._workload.growth_ratio(account.workflow_type)
+            return own + 0.5 * max(0.0, ratio * growth - (own - account.first_tokens))
+        of = self._workload.of_type(account.workflow_type)
+        left = max(0.0, of.expected_steps(account.steps) - account.steps)
+        return own + 0.5 * left * max(0.0, of.growth.mean)
 
 
-class IterationTimes(IterationTimer[tuple[int, int]]):
-    """The cost model of iterations, from their decoded and prefilled tokens and their durations.
-
-    Attributes:
-        recomputing: share of the time that is spent on lost contexts.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.recomputing = RecomputingShare()
-        self._times = IterationCost()
-        self._fit_at = -math.inf
-        self._costs: IterationCosts | None = None
-
-    def updated(self, output: object, now: float) -> tuple[tuple[int, int], float] | None:
-        """See `IterationTimer.updated`."""
-        timed = super().updated(output, now)
-        if timed is not None:
-            self._times.observe(*timed[0], timed[1])
-            self.recomputing.computes(timed[1])
-        return timed
-
-    def costs(self, now: float) -> IterationCosts | None:
-        """The cost model, fitted every few seconds; the last fit while too few iterations prefill."""
-        if now >= self._fit_at:
-            self._fit_at, self._costs = now + _FIT_EVERY_S, self._times.fit() or self._costs
-        return self._costs
+def _forecast_growth(workflow: Workflow) -> float | None:
+    """The mean growth that a model forecasts; None without one."""
+    forecast = workflow.forecasts.growth
+    return forecast.mean if forecast is not None and forecast.source == "champion" else None
 
 
-class AdmissionController:
+class AdmissionController(Listener):
     """Holds and admits the requests of workflows.
 
     Args:
         bounds: how long a request may be held.
         tell: called when a workflow is held, with the most seconds for which it will be, and with None when it is
             admitted.
-        growth, earlier: forecasts of the growth of a workflow's context, and what the means of a type begin with.
+        earlier: what the means of a workflow type begin with.
 
     Attributes:
+        workflows: those that it follows, in the order of their arrival; ended ones until the next decision.
         counts: decisions of the policy.
         longest_held_s: maximum over workflows of the time held over their lives.
     """
@@ -151,8 +142,7 @@ class AdmissionController:
         switch: Switch,
         modes: Modes,
         bounds: WaitBounds,
-        tell: Callable[[str, float | None], object],
-        growth: Growth,
+        tell: Callable[[Workflow, float | None], object],
         earlier: Earlier,
     ) -> None:
         self.switch = switch
@@ -164,15 +154,15 @@ class AdmissionController:
         self.longest_held_s = 0.0
         self._admission = Admission(port.cache_tokens(), config, self.counts)
         self._held_at_most_s = held_at_most_s
-        self._block_tokens, self._most_decoding = port.hash_tokens, port.most_running
+        self._port, self._block_tokens, self._most_decoding = port, port.hash_tokens, port.most_running
         self._clock, self._bounds, self._tell = clock, bounds, tell
         self._workload = WorkloadMeans(earlier)
-        self._columns = Columns(self._admission.crowd, self._workload, growth, port.hash_tokens)
+        self.workflows = self._admission.crowd
+        self._columns = Columns(self.workflows, self._workload, port.hash_tokens)
         self._shared = SharedPrefixes()
-        self._accounts: dict[str, Account] = {}
-        self._ended: set[str] = set()  # accounts to delete once they have no request
-        self._held: dict[str, Account] = {}
-        self._workflow_of: dict[str, str] = {}
+        self._ended: list[Workflow] = []  # to drop once they have no request
+        self._held: dict[Workflow, Account] = {}
+        self._workflow_of: dict[str, Workflow] = {}
         self._later: list[Callable[[], None]] = []
         self._decided_at = self._logged_at = -math.inf
         self._news = False
@@ -185,92 +175,100 @@ class AdmissionController:
 
     # Events.
 
-    def arrives(self, request_id: str, step: Step, prompt_tokens: int, hashes: Sequence[bytes]) -> None:
+    def request_arrived(self, request: EngineRequest, step: RunningStep | None) -> None:
         """A step of a workflow arrives."""
-        mode = self._modes.of("admission", step.stats_key)
-        if mode is Mode.OFF:
-            return
-        now = self._clock()
+        mode = Mode.OFF if step is None else self._modes.of("admission", step.step.stats_key)
+        if step is not None and mode is not Mode.OFF:
+            self._happens(partial(self._arrives, request, step, self._port.prompt_hashes(request), self._clock(), mode))
 
-        def arrives() -> None:
-            account = self._accounts.get(step.workflow)
-            self._ended.discard(step.workflow)
-            if account is None:
-                # While some are held a new workflow waits for the next decision, a moment from now.
-                held = (self._holding or self._admission.is_full) and mode is Mode.ON
-                account = self._accounts[step.workflow] = Account(step.stats_key, now, held=held)
-                if held:
-                    self._held[step.workflow] = account
-            elif not account.requests:
-                self._workload.pauses_s.append(now - account.since)
-            bound_s = self._bounds.of(step)
-            account.bound_s = self._held_at_most_s if bound_s is None else min(bound_s, self._held_at_most_s)
-            reusable = min(prompt_tokens, account.blocks.known(hashes) * self._block_tokens)
-            if not reusable or not account.steps:
-                account.shared.add(self._shared.first_prompt(step.stats_key, step.agent, hashes))
-            self._workflow_of[request_id] = step.workflow
-            account.arrives(request_id, step.agent, prompt_tokens, reusable, now)
-            own, before = account.own_tokens(self._block_tokens), account.context_tokens
-            account.context_tokens = own
-            if not account.steps:
-                account.first_tokens = own
-            else:
-                self._workload.of_type(account.workflow_type).growth.observe(own - before)
-            shared = account.shared.known(hashes) * self._block_tokens
-            apart = account.apart(step.agent, reusable // self._block_tokens)
-            self._workload.returns(max(0, reusable - shared), apart)
-            self._workload.read_tokens.observe(max(0, prompt_tokens - shared))
-            self._workload.own_tokens.observe(own)
-            self._changes(step.workflow, account)
-            if account.held:  # retention takes a request that has arrived as due now
-                self._tell_of(step.workflow, account)
+    def _arrives(
+        self, request: EngineRequest, of: RunningStep, hashes: Sequence[bytes], now: float, mode: Mode
+    ) -> None:
+        step, workflow, prompt_tokens = of.step, of.workflow, request.num_prompt_tokens
+        account = workflow.account
+        if account is None:
+            # While some are held a new workflow waits for the next decision, a moment from now.
+            held = (self._holding or self._admission.is_full) and mode is Mode.ON
+            account = workflow.account = Account(step.stats_key, now, held=held)
+            self.workflows.place(workflow)
+            if held:
+                self._held[workflow] = account
+        elif not account.requests:
+            self._workload.pauses_s.append(now - account.since)
+        bound_s = self._bounds.of(step)
+        account.bound_s = self._held_at_most_s if bound_s is None else min(bound_s, self._held_at_most_s)
+        reusable = min(prompt_tokens, account.blocks.known(hashes) * self._block_tokens)
+        if not reusable or not account.steps:
+            account.shared.add(self._shared.first_prompt(step.stats_key, step.agent, hashes))
+        self._workflow_of[request.request_id] = workflow
+        account.arrives(request.request_id, step.agent, prompt_tokens, reusable, now)
+        own, before = account.own_tokens(self._block_tokens), account.context_tokens
+        account.context_tokens = own
+        if not account.steps:
+            account.first_tokens = own
+        else:
+            self._workload.of_type(account.workflow_type).growth.observe(own - before)
+        shared = account.shared.known(hashes) * self._block_tokens
+        apart = account.apart(step.agent, reusable // self._block_tokens)
+        self._workload.returns(max(0, reusable - shared), apart)
+        self._workload.read_tokens.observe(max(0, prompt_tokens - shared))
+        self._workload.own_tokens.observe(own)
+        self._changes(workflow, account)
+        if account.held:  # retention takes a request that has arrived as due now
+            self._tell_of(workflow, account)
 
-        self._happens(arrives)
-
-    def begins(self, request_id: str, found_tokens: int, hashes: Sequence[bytes]) -> None:
-        """A request is selected for the first time, with so many cached prompt tokens."""
+    def request_scheduled(self, request: EngineRequest, step: RunningStep | None, found: Found) -> None:
+        """A request is selected for the first time."""
         self._catch_up()
-        account = self._account(request_id)
-        if account is None or account.requests[request_id].begun:  # the next part of a streamed input
+        workflow = self._workflow_of.get(request.request_id)
+        account = workflow.account if workflow is not None else None
+        if workflow is None or account is None:
             return
-        now = self._clock()
-        request = account.begins(request_id, hashes, now)
-        self._count_held_time(account, request, now)
-        reusable, prompt = request.reusable_tokens, request.new_tokens + request.reusable_tokens
+        asked = account.requests[request.request_id]
+        if asked.begun:  # the next part of a streamed input
+            return
+        hashes, now = self._port.prompt_hashes(request), self._clock()
+        account.begins(request.request_id, hashes, now)
+        self._count_held_time(account, asked, now)
+        reusable, prompt = asked.reusable_tokens, asked.new_tokens + asked.reusable_tokens
         # Blocks that other workflows computed count neither as lost if they are not cached, nor as new if they are.
-        self._workload.new_tokens.observe(prompt - max(reusable, found_tokens))
-        self.times.recomputing.loses(max(0, reusable - found_tokens))
+        lost = max(0, reusable - found.tokens)
+        self._workload.new_tokens.observe(prompt - max(reusable, found.tokens))
+        self.times.recomputing.loses(lost)
         own = max(0, reusable - account.shared.known(hashes) * self._block_tokens)
-        self._workload.reuses(own, min(own, max(0, reusable - found_tokens)), self._admission.cache_tokens)
-        self._changes(self._workflow_of[request_id], account)
+        self._workload.reuses(own, min(own, lost), self._admission.cache_tokens)
+        self._changes(workflow, account)
 
-    def leaves(self, request_id: str, hashes: Sequence[bytes], completed: bool, output_tokens: int) -> None:
-        """A request leaves the engine with these blocks computed."""
-        now = self._clock()
+    def iteration(self, output: Iteration, began_at: float) -> None:
+        """An iteration was scheduled: its time is measured."""
+        self.times.scheduled(output, self._port.iteration_tokens(output), began_at)
 
-        def leaves() -> None:
-            account = self._account(request_id)
-            if account is None:
-                return
-            name, request = self._workflow_of.pop(request_id), account.requests[request_id]
-            account.leaves(request_id, hashes, now)
-            if not request.begun:
-                self._count_held_time(account, request, now)
-            if completed:
-                self._workload.output_tokens.observe(output_tokens)
-            self._changes(name, account)
+    def request_finished(self, request: EngineRequest, step: RunningStep | None, left: LeftStep | None) -> None:
+        """A request leaves the engine."""
+        output_tokens = request.num_output_tokens if engine.completed(request) else None
+        hashes = self._port.computed_hashes(request)
+        self._happens(partial(self._leaves, request.request_id, hashes, output_tokens, self._clock()))
 
-        self._happens(leaves)
+    def _leaves(self, request_id: str, hashes: Sequence[bytes], output_tokens: int | None, now: float) -> None:
+        workflow = self._workflow_of.pop(request_id, None)
+        account = workflow.account if workflow is not None else None
+        if workflow is None or account is None:
+            return
+        asked = account.requests[request_id]
+        account.leaves(request_id, hashes, now)
+        if not asked.begun:
+            self._count_held_time(account, asked, now)
+        if output_tokens is not None:
+            self._workload.output_tokens.observe(output_tokens)
+        self._changes(workflow, account)
 
-    def ended(self, workflow: Workflow, reason: EndReason) -> None:
+    def workflow_ended(self, workflow: Workflow, reason: EndReason) -> None:
         """A workflow has ended."""
-        name = workflow.step.workflow
+        self._happens(partial(self._ends, workflow))
 
-        def ends() -> None:
-            if name in self._accounts:
-                self._ended.add(name)
-
-        self.switch.attempt(self._happens, ends)
+    def _ends(self, workflow: Workflow) -> None:
+        if workflow.account is not None:
+            self._ended.append(workflow)
 
     # Queries.
 
@@ -288,7 +286,7 @@ class AdmissionController:
         if not self.switch.on:
             return self.close()
         now = self._clock()
-        if not self._accounts or not self._due(idle, now):
+        if not self.workflows or not self._due(idle, now):
             return []
         changed = self.switch.attempt(self._decide, now)
         return self.close() if changed is None else changed
@@ -298,14 +296,14 @@ class AdmissionController:
         if not self.switch.on:
             return self.close()
         now = self._clock()
-        waiting = [name for name, account in self._held.items() if account.waits()]
+        waiting = [workflow for workflow, account in self._held.items() if account.waits()]
         if not waiting:
             return []
         self.longest_held_s = self._longest(now)
-        name = max(waiting, key=lambda name: self._held[name].waited_s(now))
-        one = self._held.pop(name)
+        workflow = max(waiting, key=lambda workflow: self._held[workflow].waited_s(now))
+        one = self._held.pop(workflow)
         self.switch.attempt(one.hold, False, now)
-        self._tell_of(name, one)
+        self._tell_of(workflow, one)
         self.counts.add(ADMISSION_CHANGES, "let in")
         return list(one.requests) if self.switch.on else self.close()
 
@@ -320,7 +318,7 @@ class AdmissionController:
             "would_hold": self._let_run,
             "held_requests": sum(map(self.holds, self._workflow_of)),
             "paused": len(waits) - sum(waits),
-            "held_s": self._held_s + sum(account.waited_s(now) for account in self._accounts.values()),
+            "held_s": self._held_s + sum(account.waited_s(now) for account in self._accounts()),
             "longest_held_s": self._longest(now),
             "held_times": self._held_times.status(),
             "bound_s": self._bounds.default_s if math.isfinite(self._bounds.default_s) else None,
@@ -339,16 +337,16 @@ class AdmissionController:
         """Entries of each table, to find leaks."""
         self.switch.attempt(self._catch_up)
         return {
-            "admission accounts": len(self._accounts) - len(self._ended),
+            "admission accounts": len(self.workflows) - len(self._ended),
             "admission accounts to drop": len(self._ended),  # at the next decision
             "admission held": len(self._held),
             "admission requests": len(self._workflow_of),
         }
 
-    def explain(self, workflow: str) -> dict[str, Any] | None:
+    def explain(self, workflow: Workflow) -> dict[str, Any] | None:
         """The phase of a workflow, whether it is held, and why; None if it is unknown."""
         self.switch.attempt(self._catch_up)
-        account, now = self._accounts.get(workflow), self._clock()
+        account, now = workflow.account, self._clock()
         if account is None:
             return None
         return {
@@ -366,16 +364,19 @@ class AdmissionController:
         """Admits all workflows and forgets them; returns their requests."""
         self.switch.attempt(self._catch_up)
         opened, now = list(self._workflow_of), self._clock()
-        for name in self._held:
-            self._tell(name, None)
-        self._held_s += sum(account.waited_s(now) for account in self._accounts.values())
-        for account in self._accounts.values():
+        for workflow in self._held:
+            self._tell(workflow, None)
+        for workflow in self.workflows:
+            account, workflow.account = workflow.account, None
+            if account is None:  # a failure has left it behind
+                continue
+            self._held_s += account.waited_s(now)
             for request in account.requests.values():
                 if not request.begun:
                     self._count_held_time(account, request, now)
-        for table in (self._accounts, self._held, self._ended, self._workflow_of):
+        self._columns.clear()
+        for table in (self._held, self._ended, self._workflow_of, self._later):
             table.clear()
-        self._later.clear()
         return opened
 
     def reconsider(self) -> None:
@@ -402,10 +403,10 @@ class AdmissionController:
         self._again = False
         self._forget(now)
         self._columns.refresh()
-        if self._accounts and self._admission.is_due(now):
-            of_type = self._workload.of_type
-            known = self._workload.foresees(one.workflow_type for one in self._accounts.values())
-            steps = fmean([of_type(one.workflow_type).expected_steps(one.steps) for one in self._accounts.values()])
+        if self.workflows and self._admission.is_due(now):
+            of_type, accounts = self._workload.of_type, self._accounts()
+            known = self._workload.foresees(one.workflow_type for one in accounts)
+            steps = fmean([of_type(one.workflow_type).expected_steps(one.steps) for one in accounts])
             self._rates = self._workload.rates(self.times.costs(now), self._most_decoding, steps)
             self._recomputing_share = self.times.recomputing.share(self.times.costs(now))
             shared_tokens = len(self._shared) * self._block_tokens
@@ -414,48 +415,53 @@ class AdmissionController:
         acts_on = self._acts_on(decision.held)
         self._let_run = len(decision.held) - len(acts_on)
         self._holding = bool(acts_on)
-        before = self._held
-        for name in [name for name in before if name not in acts_on]:
-            account = before.pop(name)
+        for workflow in [one for one in self._held if one not in acts_on]:
+            account = self._held.pop(workflow)
             self.longest_held_s = max(self.longest_held_s, account.waited_s(now))
             if account.hold(False, now):
                 changed += account.requests
-            self._tell_of(name, account)
-        for name in [name for name in acts_on if name not in before]:  # the others do not change
-            account = self._accounts[name]
+            self._tell_of(workflow, account)
+        for workflow in [one for one in acts_on if one not in self._held]:  # the others do not change
+            account = acts_on[workflow]
             if account.hold(True, now):
                 changed += account.requests
-            before[name] = account
-            self._tell_of(name, account)
+            self._held[workflow] = account
+            self._tell_of(workflow, account)
         self._log(decision, now)
         return changed
 
-    def _acts_on(self, held: Mapping[str, str]) -> dict[str, None]:
+    def _acts_on(self, held: Mapping[Workflow, str]) -> dict[Workflow, Account]:
         """The held workflows for whose types the policy is on, in the same order."""
-        types = {name: self._accounts[name].workflow_type for name in held}
-        on = {one for one in set(types.values()) if self._modes.of("admission", one) is Mode.ON}
-        return {name: None for name, one in types.items() if one in on}
+        accounts = {workflow: workflow.account for workflow in held if workflow.account is not None}
+        types = {account.workflow_type for account in accounts.values()}
+        on = {one for one in types if self._modes.of("admission", one) is Mode.ON}
+        return {workflow: account for workflow, account in accounts.items() if account.workflow_type in on}
 
     def _forget(self, now: float) -> None:
-        for name in [name for name in self._ended if not self._accounts[name].requests]:
-            self._ended.discard(name)
-            self._held.pop(name, None)
-            self._columns.changed.pop(name, None)
-            account = self._accounts.pop(name)
-            self._columns.ends(account)
+        self._ended, ended = [], self._ended
+        for workflow in ended:
+            account = workflow.account
+            if account is None or account.requests:
+                self._ended.append(workflow)
+                continue
+            workflow.account = None
+            self._held.pop(workflow, None)
+            self._columns.drop(workflow, account)
             self._workload.of_type(account.workflow_type).steps.observe(account.steps)
             waited_s = account.waited_s(now)
             self._held_s += waited_s
             self.longest_held_s = max(self.longest_held_s, waited_s)
-            self._admission.crowd.drop(name)
 
     # Helpers.
 
-    def _tell_of(self, name: str, account: Account) -> None:
-        self._tell(name, account.bound_s if account.held else None)
+    def _accounts(self) -> list[Account]:
+        return [workflow.account for workflow in self.workflows if workflow.account is not None]
 
-    def _changes(self, name: str, account: Account) -> None:
-        self._columns.changed[name] = account
+    def _tell_of(self, workflow: Workflow, account: Account) -> None:
+        self._tell(workflow, account.bound_s if account.held else None)
+
+    def _changes(self, workflow: Workflow, account: Account) -> None:
+        self._columns.changes(workflow, account)
         self._news = True
 
     def _count_held_time(self, account: Account, request: AdmissionRequest, now: float) -> None:
@@ -465,13 +471,13 @@ class AdmissionController:
             self._held_times.observe(held_s)
 
     def _account(self, request_id: str) -> Account | None:
-        name = self._workflow_of.get(request_id)
-        return self._accounts.get(name) if name is not None else None
+        workflow = self._workflow_of.get(request_id)
+        return workflow.account if workflow is not None else None
 
     def _due(self, idle: bool, now: float) -> bool:
         if self._again or (idle and any(account.waits() for account in self._held.values())):
             return True
-        pause_s = max(AFTER_EVENT_S, _EACH_S * len(self._accounts)) if self._news else EVERY_S
+        pause_s = max(AFTER_EVENT_S, _EACH_S * len(self.workflows)) if self._news else EVERY_S
         return now - self._decided_at >= pause_s
 
     def _longest(self, now: float) -> float:

@@ -21,8 +21,9 @@ from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.policies.eviction import EvictionConfig, FreeOrder
 from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.score import NO_ROWS, Lookahead
-from presage.serving_hooks.vllm.engine import Block, EngineRequest, FreeQueue
-from presage.serving_hooks.workflows import EndReason, Workflow
+from presage.serving_hooks.vllm.engine import Block, EngineRequest, Found, FreeQueue, Iteration
+from presage.serving_hooks.vllm.listeners import Listener
+from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow
 from presage.serving_hooks.workflows.identity import Step
 
 NO_WORKFLOW: Final = ""
@@ -31,13 +32,14 @@ NO_WORKFLOW: Final = ""
 _NOTHING: Final = Lookahead({}, NO_ROWS, ())
 
 
-class ScoredBlocks:
+class ScoredBlocks(Listener):
     """Free blocks by score, with the methods of vLLM's free-block queue, and the attribution of blocks to workflows.
 
     Args:
         step_of: the workflow step of a request, by request id; None without a workflow.
 
     Attributes:
+        in_use: whether the pool uses this order; else it hears of workflows only.
         vllm_queue: vLLM's own queue.
         acts: whether the order chooses; in shadow vLLM's queue chooses and the order is only compared.
         watched: evictions in shadow ("given up"), and those the order would have avoided ("otherwise").
@@ -53,6 +55,7 @@ class ScoredBlocks:
         clock: Callable[[], float],
     ) -> None:
         self.switch = switch
+        self.in_use = False
         self.acts = True
         self.watched: Counter[str] = Counter()
         self._config, self._clock = config, clock
@@ -166,10 +169,23 @@ class ScoredBlocks:
 
     # Workflow events.
 
-    def begins(self, request_id: str, found: list[int]) -> None:
-        """A request is selected for the first time, with these cached blocks of its prompt."""
+    def request_scheduled(self, request: EngineRequest, step: RunningStep | None, found: Found) -> None:
+        """A request is selected for the first time.
+
+        vLLM has already cached what the step will write; those blocks are its agent's own and not counted.
+        """
+        if not self.in_use:
+            return
         self.settle()
-        self.switch.attempt(self._found, request_id, found)
+        if step is None:
+            self._order.filled(NO_WORKFLOW, "", found.blocks)
+        else:
+            of = step.step
+            self._order.found(of.stats_key, of.workflow, of.agent, found.blocks)
+
+    def iteration(self, output: Iteration, began_at: float) -> None:
+        """Records what the iteration has taken and written."""
+        self.settle()
 
     def forecast(
         self, step: Step, lookahead: Lookahead, curve: ReturnCurve | None, since: float, step_s: float
@@ -178,10 +194,10 @@ class ScoredBlocks:
         self.settle()
         self.switch.attempt(self._order.forecast, step.stats_key, step.workflow, lookahead, curve, since, step_s)
 
-    def ended(self, workflow: Workflow, reason: EndReason) -> None:
-        """A workflow has ended."""
+    def workflow_ended(self, workflow: Workflow, reason: EndReason) -> None:
+        """A workflow has ended: its blocks are retired."""
         self.settle()
-        self.switch.attempt(self._order.end, workflow.step.workflow)
+        self._order.end(workflow.key)
 
     def explain(self, workflow: str) -> dict[str, Any] | None:
         """The blocks of a workflow and their places in the order; None where the order is off."""
@@ -234,14 +250,6 @@ class ScoredBlocks:
         for block_id in given:
             self._owned[block_id] = 0
         self._order.forget(given)
-
-    def _found(self, request_id: str, found: list[int]) -> None:
-        # vLLM has already cached what the step will write; those blocks are its agent's own and not counted.
-        step = self._step_of(request_id)
-        if step is None:
-            self._order.filled(NO_WORKFLOW, "", found)
-        else:
-            self._order.found(step.stats_key, step.workflow, step.agent, found)
 
     def _written(self, request_id: str, blocks: Sequence[Block]) -> None:
         step = self._step_of(request_id)

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from operator import add
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from presage.errors import EngineError
 from presage.serving_hooks.policies.workload import attention_pairs
@@ -70,6 +70,18 @@ class Iteration(Protocol):
     total_num_scheduled_tokens: int
     preempted_req_ids: Collection[str] | None
     finished_req_ids: Collection[str]
+
+
+class Found(NamedTuple):
+    """What a request found in the cache when it was selected for the first time, by a connector too.
+
+    Attributes:
+        blocks: their ids.
+        tokens: of its prompt.
+    """
+
+    blocks: list[int]
+    tokens: int
 
 
 class Block(Protocol):
@@ -359,8 +371,7 @@ class EnginePort:
 
     # An iteration that has just been scheduled.
 
-    def first_selected(self, output: Iteration) -> Iterator[NewRequest]:
-        """The requests that are selected for the first time and still in the engine; see `NewRequest`."""
+    def _first_selected(self, output: Iteration) -> Iterator[NewRequest]:
         for new in output.scheduled_new_reqs:
             request = self.requests.get(new.req_id)  # aborted since then, it may be gone
             if request is not None and not request.num_preemptions:
@@ -374,20 +385,17 @@ class EnginePort:
             if request is not None and request.num_preemptions:
                 yield new.req_id
 
-    def found_blocks(self, output: Iteration) -> Iterator[tuple[EngineRequest, list[int]]]:
-        """The requests that are selected for the first time, with the ids of their cached blocks."""
+    def first_found(self, output: Iteration) -> Iterator[tuple[EngineRequest, Found]]:
+        """The requests that are selected for the first time and still in the engine, and what is cached of them."""
         if not output.scheduled_new_reqs:
             return
         null = self._pool.null_block.block_id  # replaces blocks that a sliding window has left
-        for new in self.first_selected(output):
+        for new in self._first_selected(output):
             found = list[int]()
             for block_ids, size in zip(new.block_ids, self._group_sizes, strict=True):
                 found += block_ids[: new.num_computed_tokens // size]
-            yield self.requests[new.req_id], [one for one in found if one != null] if null in found else found
-
-    def found_tokens(self, output: Iteration) -> list[tuple[EngineRequest, int]]:
-        """The requests that are selected for the first time, with the number of their cached prompt tokens."""
-        return [(self.requests[new.req_id], new.num_computed_tokens) for new in self.first_selected(output)]
+            blocks = [one for one in found if one != null] if null in found else found
+            yield self.requests[new.req_id], Found(blocks, new.num_computed_tokens)
 
     def iteration_tokens(self, output: Iteration) -> tuple[int, int]:
         """Tokens that the iteration decodes, and tokens that it prefills."""

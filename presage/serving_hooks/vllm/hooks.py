@@ -26,12 +26,13 @@ from presage.serving_hooks.vllm.admission import AdmissionController
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, read_config
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
-from presage.serving_hooks.vllm.hidden_states.steps import StatesOfSteps
+from presage.serving_hooks.vllm.hidden_states.steps import RequestStates
+from presage.serving_hooks.vllm.listeners import Listeners
 from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.prefetch import Prefetcher
 from presage.serving_hooks.vllm.queues import Priorities, QueuePolicies
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
-from presage.serving_hooks.vllm.step_texts import TextsOfSteps
+from presage.serving_hooks.vllm.step_texts import RequestTexts
 from presage.serving_hooks.vllm.step_times_file import StepTimesFile
 from presage.serving_hooks.workflows import WorkflowTable
 from presage.serving_hooks.workflows.identity import Step
@@ -76,17 +77,6 @@ class Hooks(engine.SchedulerSeam):
         self._last_forecasts = LastForecasts(config.explain, type(self).clock) if config.explain else None
         given, suffices = config.modes(), self._evidence.suffices if self._evidence is not None else None
         self._modes = Modes(given.default, given.policies, given.workflow_types, suffices)
-        self.step_forecasts = StepForecasts(
-            self.workflow_table,
-            forecasts,
-            config.score_settings(),
-            self._counts,
-            self._modes,
-            type(self).clock,
-            record=self._observing.forecast if config.recorder is not None else None,
-            evidence=self._evidence,
-            last=self._last_forecasts,
-        )
         prefetch, caches = Switch("prefetch", self._counts), port.caches_prefixes
         eviction = Switch("eviction", self._counts, takes=(prefetch,))
         admission = Switch("admission", self._counts) if config.admission and caches else None
@@ -95,11 +85,27 @@ class Hooks(engine.SchedulerSeam):
         priority = Switch("priority", self._counts) if config.priority else None
         self._presage = Switch("presage", self._counts, takes=tuple(filter(None, (self._bookkeeping, priority))))
         self._withdrawn = False
+        self.step_forecasts = StepForecasts(
+            self.workflow_table,
+            forecasts,
+            config.score_settings(),
+            self._counts,
+            self._modes,
+            type(self).clock,
+            switch=self._bookkeeping,
+            texts=RequestTexts(forecasts, self._counts, config.texts),
+            record=self._observing.forecast if config.recorder is not None else None,
+            evidence=self._evidence,
+            last=self._last_forecasts,
+        )
         self._wait_bounds = WaitBounds(config.objectives_settings())
+        self._listeners = Listeners()
         self.queue_policies = QueuePolicies(
             port,
+            self._presage,
             self._modes,
             self.workflow_table,
+            self._listeners,
             priority,
             admission,
             self._wait_bounds,
@@ -107,18 +113,27 @@ class Hooks(engine.SchedulerSeam):
             partial(self.make_priorities, config, forecasts.medians),
             partial(self.make_admission, config),
         )
-        self.workflow_table.subscribe(self.queue_policies.ended)
         self.block_order = self.make_block_order(config, eviction) if config.eviction and caches else None
         self.prefetcher = self._make_prefetcher(config, prefetch) if config.prefetch else None
-        for owner in (self.prefetcher, self.block_order):  # prefetch first: it gives its blocks back
-            if owner is not None:
-                self.workflow_table.subscribe(owner.ended)
-        self._apply_modes()
+        self._apply_to_blocks(self._modes.whole["eviction"])  # whether states are read depends on it
         recorded = config.recorder.states if config.recorder is not None else "off"
-        self._states = StatesOfSteps(
+        self._states = RequestStates(
             port, forecasts, self.step_forecasts, self.workflow_table, self._observing, recorded
         )
-        self._texts = TextsOfSteps(forecasts, self.step_forecasts, self._counts, config.texts)
+        # In this order: a prompt is kept before its completion is forecast, a step is recorded before its forecast, and
+        # the queues rank by what was forecast. Admission follows while it is on.
+        for listener in (
+            self.prefetcher,
+            self._states,
+            self._observing if self._observing.on else None,
+            self.block_order,
+            self.step_forecasts,
+            self.queue_policies,
+        ):
+            if listener is not None:
+                self._listeners.add(listener)
+        self.workflow_table.subscribe(lambda workflow, reason: self._listeners.workflow_ended(workflow, reason))
+        self._apply_modes()
         self._timing, file = Switch("step times", self._counts), config.step_times_file
         self._step_times = StepTimesFile(Path(file), port.described()) if file is not None else None
         self._renewal = Switch("reload of models", self._counts)
@@ -157,33 +172,25 @@ class Hooks(engine.SchedulerSeam):
             return
         output, began_at = self._unnoted
         self._unnoted = None
-        if self.block_order is not None:
-            self.block_order.settle()
-        self._observing.scheduled(output)
-        self._bookkeeping.attempt(self._begun, output)
-        self.queue_policies.started(output, began_at)
-        if self.prefetcher is not None:
-            self.prefetcher.after(output)
-        if self.queue_policies.shadow is not None:
-            new = [new.req_id for new in output.scheduled_new_reqs]
-            self._bookkeeping.attempt(self.queue_policies.shadow.begun, new)
-        self.queue_policies.selected(output)
+        self._bookkeeping.attempt(self._tell_of_requests, output)
+        self._listeners.iteration(output, began_at)
 
-    def _begun(self, output: Iteration) -> None:
+    def _tell_of_requests(self, output: Iteration) -> None:
+        table = self.workflow_table
         for request_id in output.preempted_req_ids or ():
-            self.step_forecasts.preempted(request_id)
+            if (step := table.step(request_id)) is not None:
+                self._listeners.request_preempted(step)
         for request_id in self.engine_port.resumed(output):
-            self.step_forecasts.resumed(request_id)
-        for request, found in self.engine_port.found_blocks(output):
-            if self.prefetcher is not None and self.prefetcher.begins(request.request_id, found):
+            if (step := table.step(request_id)) is not None:
+                self._listeners.request_resumed(step)
+        for request, found in self.engine_port.first_found(output):
+            if self.prefetcher is not None and self.prefetcher.fetches(request.request_id):
                 continue
-            if self.block_order is not None and self.step_forecasts.retention is not None:
-                self.block_order.begins(request.request_id, found)
-            if self.workflow_table.step(request.request_id) is not None:
+            step = table.step(request.request_id)
+            if step is not None:
                 for found_in, tokens in zip(self._prompt_tokens, engine.prompt_by_tier(request), strict=True):
                     self._prompt_tokens[found_in] += tokens
-            text = self._texts.started(request)
-            self.step_forecasts.started(request.request_id, request.num_prompt_tokens, text)
+            self._listeners.request_scheduled(request, step, found)
 
     def catch_up(self) -> None:
         """Expires workflows and passes the latest forecasts to the block order; for iterations that skip `schedule`."""
@@ -200,7 +207,7 @@ class Hooks(engine.SchedulerSeam):
     def _renew(self) -> None:
         if self.upkeep is not None and self.upkeep.renew():
             self._states.renew()
-            self._texts.renew()
+            self.step_forecasts.texts.renew()
 
     # Modes. A setting for a workflow type applies to a running workflow from its next event on.
 
@@ -227,7 +234,7 @@ class Hooks(engine.SchedulerSeam):
         elif mode is not Mode.OFF and not attends:
             scored.switch.attempt(scored.begin)
             self.engine_port.order_blocks(scored)
-        scored.acts = mode is Mode.ON
+        scored.in_use, scored.acts = mode is not Mode.OFF, mode is Mode.ON
         self.step_forecasts.retention = None if mode is Mode.OFF else self.prefetcher or scored
 
     # Parts. Subclasses may replace the public ones.
@@ -258,7 +265,6 @@ class Hooks(engine.SchedulerSeam):
             self._modes,
             self._wait_bounds,
             self.step_forecasts.held,
-            self.step_forecasts.growth,
             self.step_forecasts.earlier,
         )
 
@@ -282,8 +288,10 @@ class Hooks(engine.SchedulerSeam):
         )
 
     def _step_of(self, request_id: str) -> Step | None:
-        step = self.workflow_table.step(request_id)
-        return self.prefetcher.step(request_id) if step is None and self.prefetcher is not None else step
+        running = self.workflow_table.step(request_id)
+        if running is not None:
+            return running.step
+        return self.prefetcher.step(request_id) if self.prefetcher is not None else None
 
     def _add_internal(self, request: EngineRequest) -> None:
         self.queue_policies.arrives_internally(request)

@@ -12,12 +12,13 @@ from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder, start
-from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
-from presage.serving_hooks.workflows import EndReason, Workflow, WorkflowTable
+from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Found
+from presage.serving_hooks.vllm.listeners import Listener
+from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
 
 
-class Observing:
+class Observing(Listener):
     """Passes the scheduler's events to the recorder, if one is configured.
 
     Raises:
@@ -33,74 +34,63 @@ class Observing:
         state_layer: int | None = None,
     ) -> None:
         self._records: StepRecorder = NoRecorder()
-        self._port, self._table, self._step, self._choices = port, table, table.step, table.choices
-        self._switch = Switch("recorder", counts)
+        self._choices = table.choices
+        self.switch = Switch("recorder", counts)
         self._text = config is not None and config.text == "on"
         self._configured = config is not None
         if config is not None:
             decode = port.config.decoder() if self._text else None
             model = port.config.served_model
             self._records = start(config, model=model, state_layer=state_layer, decode=decode)
-            table.subscribe(self._ended)
 
     @property
     def on(self) -> bool:
         """Whether steps are recorded."""
-        return self._configured and self._switch.on
-
-    def scheduled(self, output: Iteration) -> None:
-        """Records the steps that an iteration schedules for the first time."""
-        if self._configured and output.scheduled_new_reqs:
-            self._switch.attempt(self._begun, output)
-
-    def left(self, request: EngineRequest, step: LeftStep, state_comes: bool) -> None:
-        """A step leaves the engine with this request, completed or aborted; its state comes later or not at all."""
-        if self._configured:
-            self._switch.attempt(self._left, request, step, state_comes)
+        return self._configured and self.switch.on
 
     def forecast(self, request_id: str, live: LiveForecast) -> None:
         """Records a forecast of a running or just completed step."""
-        self._switch.attempt(self._records.forecast, request_id, live)
+        self.switch.attempt(self._records.forecast, request_id, live)
 
     def states(self, request_ids: Sequence[str], moment: Moment, states: Any) -> None:
         """Records hidden states of such steps, float16 [n, d]."""
-        self._switch.attempt(self._records.states, request_ids, moment, states)
+        self.switch.attempt(self._records.states, request_ids, moment, states)
 
-    def _begun(self, output: Iteration) -> None:
-        for request, cached in self._port.found_tokens(output):
-            step = self._step(request.request_id)
-            if step is not None and self._choices.begins(request.request_id):
-                self._records.begun(
-                    request.request_id,
-                    step,
-                    input_tokens=request.num_prompt_tokens,
-                    cached_input_tokens=cached,
-                    input_text=list(request.prompt_token_ids) if self._text and request.prompt_token_ids else None,
-                )
+    def request_scheduled(self, request: EngineRequest, step: RunningStep | None, found: Found) -> None:
+        """Records that a step begins."""
+        if step is not None and self._choices.begins(request.request_id):
+            self._records.begun(
+                request.request_id,
+                step.step,
+                input_tokens=request.num_prompt_tokens,
+                cached_input_tokens=found.tokens,
+                input_text=list(request.prompt_token_ids) if self._text and request.prompt_token_ids else None,
+            )
 
-    def answered(self, workflow: str, tools: Sequence[str]) -> None:
-        """The answer of the workflow's latest step was parsed: the tools that it calls."""
-        running = self._table.get(workflow)
-        if running is not None and running.recorded is not None:
-            self._switch.attempt(self._records.answered, running.recorded, tools)
-            running.recorded = None
-
-    def _left(self, request: EngineRequest, step: LeftStep, state_comes: bool) -> None:
-        of = self._step(request.request_id)
-        running = self._table.get(of.workflow) if of is not None and step.completed else None
-        if running is not None:
-            running.recorded = step.request_id
+    def request_finished(self, request: EngineRequest, step: RunningStep | None, left: LeftStep | None) -> None:
+        """Records that a step has left the engine; the recorder knows it by the request that began it."""
+        if left is None:
+            return
+        if step is not None and left.completed:
+            step.workflow.recorded = left.request_id
         self._records.completed(
-            step.request_id,
-            output_tokens=step.output_tokens,
-            finish_reason=step.finish_reason,
+            left.request_id,
+            output_tokens=left.output_tokens,
+            finish_reason=left.finish_reason,
             output_text=list(request.output_token_ids) if self._text else None,
-            state_comes=state_comes,
+            state_comes=step is not None and step.state_comes and left.request_id == request.request_id,
         )
 
-    def _ended(self, workflow: Workflow, reason: EndReason) -> None:
+    def answer_parsed(self, workflow: Workflow, finish_reason: str | None, tools: Sequence[str] | None) -> None:
+        """Records the tools that an answer calls."""
+        if workflow.recorded is not None and tools is not None:
+            self._records.answered(workflow.recorded, tools)
+            workflow.recorded = None
+
+    def workflow_ended(self, workflow: Workflow, reason: EndReason) -> None:
+        """Records how a workflow has ended."""
         step, how = workflow.step, RECORDED_EXPIRED if reason is EndReason.EXPIRED else RECORDED_FINISHED
-        self._switch.attempt(self._records.ended, step.sent[0], step.workflow_id, how)
+        self._records.ended(step.sent[0], step.workflow_id, how)
 
     @property
     def counts(self) -> EventCounts:
@@ -117,4 +107,4 @@ class Observing:
 
     def close(self) -> None:
         """Writes buffered rows, for some seconds at most."""
-        self._switch.attempt(self._records.close)
+        self.switch.attempt(self._records.close)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,8 +13,8 @@ from presage.serving_hooks.modes import POLICIES, Mode
 from presage.serving_hooks.status import ModelStatus
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.hooks import Hooks
-from presage.serving_hooks.workflows import EndReason
-from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of, unscoped, workflow_key
+from presage.serving_hooks.workflows import EndReason, RunningStep
+from presage.serving_hooks.workflows.identity import scoped, tenant_of, unscoped, workflow_key
 
 logger = logging.getLogger(__name__)
 
@@ -47,13 +47,20 @@ class OperatorCalls(Hooks):
         running = self.workflow_table.get(workflow_key(workflow_type, workflow_id))
         if running is None or (running.step.sent[1], running.step.number) != (agent, number):
             return False
-        self._bookkeeping.attempt(self.step_forecasts.answered, running.step.workflow, finish_reason, tools)
-        self._observing.answered(running.step.workflow, tools)
+        self._listeners.answer_parsed(running, finish_reason, tools)
         return True
+
+    def latest_answered(
+        self, workflow_type: str, workflow_id: str, finish_reason: str | None, tools: Sequence[str] | None
+    ) -> None:
+        """As `step_answered`, of whichever step is the latest: what a replay knows."""
+        running = self.workflow_table.get(workflow_key(workflow_type, workflow_id))
+        if running is not None:
+            self._listeners.answer_parsed(running, finish_reason, tools)
 
     def text_models(self) -> dict[str, dict[str, str]]:
         """By kind the folder and digest of each predictor that reads texts."""
-        return self._texts.models
+        return self.step_forecasts.texts.models
 
     def answer_text(
         self, workflow_type: str, workflow_id: str, agent: str, number: int | None, features: dict[str, str]
@@ -66,7 +73,7 @@ class OperatorCalls(Hooks):
         if running is None:
             return False
         latest = (running.step.sent[1], running.step.number) == (agent, number)
-        self._bookkeeping.attempt(self._texts.answered, running.step.workflow if latest else None, features)
+        self._bookkeeping.attempt(self.step_forecasts.answer_text, running if latest else None, features)
         return latest
 
     def presage_status(self) -> dict[str, Any]:
@@ -145,9 +152,9 @@ class OperatorCalls(Hooks):
             "modes": {policy: self._modes.of(policy, stats_key).word for policy in POLICIES},
             "forecasts": self._last_forecasts.of(workflow) if self._last_forecasts is not None else [],
             "returns": self._explain_return(workflow),
-            "growth": lengths_as_plain(growth) if (growth := self.step_forecasts.growth(workflow)) else None,
-            "requests": [self._explain(name, step) for name, step in running.requests.items()] if running else [],
-            "admission": admission.explain(workflow) if admission is not None else None,
+            "growth": lengths_as_plain(running.forecasts.growth) if running and running.forecasts.growth else None,
+            "requests": [self._explain(one) for one in running.requests.values()] if running else [],
+            "admission": admission.explain(running) if running and admission is not None else None,
             "blocks": self.block_order.explain(workflow) if self.block_order is not None else None,
         }
         return {**explanation, "reasons": reasons(explanation)}
@@ -167,8 +174,8 @@ class OperatorCalls(Hooks):
             found |= part.debug_state() if part is not None else {}
         return found
 
-    def _explain(self, request_id: str, step: Step) -> dict[str, Any]:
-        request = self.engine_port.requests[request_id]
+    def _explain(self, running: RunningStep) -> dict[str, Any]:
+        request, step = self.engine_port.requests[running.request_id], running.step
         return {
             "agent": step.agent,
             "step": step.number,

@@ -32,11 +32,13 @@ from presage.serving_hooks.policies.prefetch import PrefetchConfig, plan
 from presage.serving_hooks.policies.score import Lookahead
 from presage.serving_hooks.policies.workload import RunningMean
 from presage.serving_hooks.vllm import engine
-from presage.serving_hooks.vllm.admission import IterationTimer
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
-from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
+from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Found, Iteration
+from presage.serving_hooks.vllm.iteration_times import IterationTimer
+from presage.serving_hooks.vllm.listeners import Listener
 from presage.serving_hooks.vllm.prefetch_prompts import ExpectedPrompts, Prompt
-from presage.serving_hooks.workflows import EndReason, Workflow
+from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow
+from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step
 
 Returning = Callable[[str], "tuple[ReturnCurve, float] | None"]
@@ -121,7 +123,7 @@ class Pace:
         return self._tokens.mean / self._seconds.mean if self._seconds.mean else 0.0
 
 
-class Prefetcher:
+class Prefetcher(Listener):
     """Starts and ends internal requests of a scheduler; forwards forecasts and ends to the block order.
 
     Args:
@@ -162,16 +164,24 @@ class Prefetcher:
 
     # Workflow events.
 
-    def arrives(self, step: Step, request: EngineRequest) -> None:
+    def request_arrived(self, request: EngineRequest, step: RunningStep | None) -> None:
         """A step of a workflow has arrived."""
-        if self._modes.of("prefetch", step.stats_key):
-            self.switch.attempt(self._prompts.arrives, step, request)
+        if step is not None and self._modes.of("prefetch", step.step.stats_key):
+            self._prompts.arrives(step.step, request)
 
-    def left(self, request: EngineRequest, step: Step | None) -> None:
+    def request_scheduled(self, request: EngineRequest, step: RunningStep | None, found: Found) -> None:
+        """A client's request is selected for the first time."""
+        self._yield.found(found.blocks)
+
+    def request_finished(self, request: EngineRequest, step: RunningStep | None, left: LeftStep | None) -> None:
         """A request has left the engine; called before its completion forecast is made."""
+        if step is not None and engine.completed(request):
+            self._prompts.completed(step.step, request)
+
+    def left(self, request_id: str) -> None:
+        """A request has left the engine, perhaps an internal one; also called when prefetch has failed."""
         self._stuck = False
-        if self._alive.pop(request.request_id, None) is None and step is not None and engine.completed(request):
-            self.switch.attempt(self._prompts.completed, step, request)
+        self._alive.pop(request_id, None)
 
     def forecast(
         self, step: Step, lookahead: Lookahead, curve: ReturnCurve | None, since: float, step_s: float
@@ -183,10 +193,10 @@ class Prefetcher:
             returning = self._returning(step.workflow) if self._returning is not None else None
             self.switch.attempt(self._prompts.forecast, step, lookahead, returning, self._pace.prefilled_per_s)
 
-    def ended(self, workflow: Workflow, reason: EndReason) -> None:
+    def workflow_ended(self, workflow: Workflow, reason: EndReason) -> None:
         """A workflow has ended; its prompts are forgotten."""
         self._stuck = False
-        self.switch.attempt(self._prompts.end, workflow.step.workflow)
+        self._prompts.end(workflow.key)
 
     # Engine events.
 
@@ -200,16 +210,9 @@ class Prefetcher:
         if not self.switch.on:
             self.drop()
 
-    def begins(self, request_id: str, found: list[int]) -> bool:
-        """A request is selected for the first time with these cached blocks; returns whether it is internal."""
-        if request_id in self._alive:
-            return True
-        self.switch.attempt(self._yield.found, found)
-        return False
-
-    def after(self, output: Iteration) -> None:
-        """An iteration has been scheduled."""
-        self.switch.attempt(self._after, output)
+    def fetches(self, request_id: str) -> bool:
+        """Whether a request is an internal one."""
+        return request_id in self._alive
 
     def done(self, output: Iteration, answers: dict[int, Any]) -> None:
         """The output of an iteration has arrived; removes internal requests from the answers."""
@@ -305,7 +308,8 @@ class Prefetcher:
             or engine.state(self._port.requests[name]) not in under_way
         ]
 
-    def _after(self, output: Iteration) -> None:
+    def iteration(self, output: Iteration, began_at: float) -> None:
+        """An iteration has been scheduled."""
         requests = self._port.requests
         for new in output.scheduled_new_reqs:
             prompt = self._alive.get(new.req_id)

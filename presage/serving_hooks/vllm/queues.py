@@ -16,10 +16,13 @@ from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst, vllm_priority
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
 from presage.serving_hooks.vllm import engine
-from presage.serving_hooks.vllm.admission import AdmissionController, Seconds
-from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
+from presage.serving_hooks.vllm.admission import AdmissionController
+from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Found, Iteration
+from presage.serving_hooks.vllm.iteration_times import Seconds
+from presage.serving_hooks.vllm.listeners import Listener, Listeners
 from presage.serving_hooks.vllm.waiting import Order, ShadowOrder, WaitingQueue, holds_none
-from presage.serving_hooks.workflows import EndReason, Workflow, WorkflowTable
+from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow, WorkflowTable
+from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step
 
 _CLASS: Final = 2**64
@@ -133,10 +136,12 @@ class Priorities:
         request.priority = self._given[request.request_id] * _CLASS + vllm_priority(key.level, remaining_tokens)
 
 
-class QueuePolicies:
+class QueuePolicies(Listener):
     """The policies over waiting requests.
 
     Args:
+        switch: its own.
+        listeners: admission hears of events while it is not off.
         priority, admission: their switches; None where a policy is not configured.
         bounds: how long a request may be delayed; measured here.
         make_priorities, make_admission: construct a policy with its switch when its mode is first not off.
@@ -151,8 +156,10 @@ class QueuePolicies:
     def __init__(
         self,
         port: EnginePort,
+        switch: Switch,
         modes: Modes,
         workflows: WorkflowTable,
+        listeners: Listeners,
         priority: Switch | None,
         admission: Switch | None,
         bounds: WaitBounds,
@@ -160,16 +167,18 @@ class QueuePolicies:
         make_priorities: Callable[[Switch], Priorities],
         make_admission: Callable[[Switch], AdmissionController],
     ) -> None:
+        self.switch = switch
         self.priorities: Priorities | None = None
         self.admission: AdmissionController | None = None
         self.tails = {"start_delay": Seconds(), "later_first_token": Seconds(), "completion": Seconds()}
         self.shadow: ShadowOrder | None = None
         self.switches = {"priority": priority, "admission": admission}
-        self._port, self._modes, self._workflows = port, modes, workflows
+        self._port, self._modes, self._workflows, self._listeners = port, modes, workflows, listeners
         self._make_priorities, self._make_admission = make_priorities, make_admission
         self._iteration = 0
         self._bounds, self._clock = bounds, clock
         self._arrived_at: dict[str, float] = {}  # of requests that have not been selected
+        self._selected: list[EngineRequest] = []  # by the latest iteration, for the first time
         self._prefilling: list[tuple[EngineRequest, float, float]] = []  # arrival, selection
         self._starts: set[str] = set()  # first steps of workflows that have not been selected
         self._deadlines: list[tuple[float, str]] = []
@@ -181,25 +190,23 @@ class QueuePolicies:
 
     # Requests.
 
-    def arrives(self, request: EngineRequest, step: Step | None, remaining_tokens: float | None) -> None:
+    def request_arrived(self, request: EngineRequest, step: RunningStep | None) -> None:
         """A request is about to be queued."""
         now = self._arrived_at[request.request_id] = self._clock()
-        running = self._workflows.get(step.workflow) if step is not None else None
-        if running is not None and running.steps == 1:
+        if step is not None and step.workflow.steps == 1:
             self._starts.add(request.request_id)
         if self.priorities is not None:
-            bound_s = self._bounds.of(step)
+            of = step.step if step is not None else None
+            bound_s = self._bounds.of(of)
             deadline = now + (self._bounds.default_s if bound_s is None else bound_s)
             if math.isfinite(deadline):
                 heapq.heappush(self._deadlines, (deadline, request.request_id))
                 if len(self._deadlines) > _FEW + 4 * len(self._arrived_at):  # entries of selected requests
                     self._deadlines = [one for one in self._deadlines if one[1] in self._arrived_at]
                     heapq.heapify(self._deadlines)
-            workflow_type = step.workflow_type if step else ""
-            self.priorities.add(request, self._iteration, workflow_type, remaining_tokens, self._ranks(step))
-        if self.admission is not None and step is not None:
-            prompt = request.num_prompt_tokens, self._port.prompt_hashes(request)
-            self.admission.switch.attempt(self.admission.arrives, request.request_id, step, *prompt)
+            remaining_tokens = step.remaining_tokens if step is not None else None
+            workflow_type = of.workflow_type if of is not None else ""
+            self.priorities.add(request, self._iteration, workflow_type, remaining_tokens, self._ranks(of))
 
     def arrives_internally(self, request: EngineRequest) -> None:
         """A prefetch is about to be queued, behind all others."""
@@ -213,13 +220,10 @@ class QueuePolicies:
         if self.shadow is not None:
             self.shadow.add_request(request)
 
-    def left(self, request: EngineRequest, completed: bool) -> None:
+    def request_finished(self, request: EngineRequest, step: RunningStep | None, left: LeftStep | None) -> None:
         """A request has left the engine."""
         self._arrived_at.pop(request.request_id, None)
         self._starts.discard(request.request_id)
-        if self.admission is not None:
-            hashes, output_tokens = self._port.computed_hashes(request), request.num_output_tokens
-            self.admission.switch.attempt(self.admission.leaves, request.request_id, hashes, completed, output_tokens)
         if self.priorities is not None:
             self.priorities.left(request.request_id)
         if self.shadow is not None:
@@ -254,15 +258,16 @@ class QueuePolicies:
             if self._port.stalled():
                 self._refile(self.admission.let_one_in())
 
-    def started(self, output: Iteration, began_at: float) -> None:
-        """An iteration has been scheduled: admission learns which requests it starts, and waits are measured."""
-        found = self._port.found_tokens(output)
-        self._measure((request for request, _ in found), began_at)
-        if self.admission is not None:
-            self.admission.switch.attempt(self._started, self.admission, output, found, began_at)
+    def request_scheduled(self, request: EngineRequest, step: RunningStep | None, found: Found) -> None:
+        """A request is selected for the first time."""
+        self._selected.append(request)
 
-    def selected(self, output: Iteration) -> None:
-        """Ageing counts the requests of a scheduled iteration."""
+    def iteration(self, output: Iteration, began_at: float) -> None:
+        """An iteration was scheduled: waits are measured, and ageing counts its requests."""
+        selected, self._selected = self._selected, []
+        self._measure(selected, began_at)
+        if self.shadow is not None:
+            self.shadow.begun([request.request_id for request in selected])
         if self.priorities is not None:
             for request_id in self.priorities.selected(output.num_scheduled_tokens, self._iteration):
                 self.priorities.switch.attempt(self._moved, request_id)
@@ -272,7 +277,7 @@ class QueuePolicies:
         if self.admission is not None:
             self.admission.switch.attempt(self.admission.times.updated, output, now)
 
-    def ended(self, workflow: Workflow, reason: EndReason) -> None:
+    def workflow_ended(self, workflow: Workflow, reason: EndReason) -> None:
         """A workflow has ended; one that expired had its last answer when it was active last."""
         self.tails["completion"].observe(workflow.active_at - workflow.arrived_at)
 
@@ -304,7 +309,7 @@ class QueuePolicies:
         for request in self._port.requests.values():
             if self.priorities is not None:
                 self.priorities.give_back(request)
-        self.priorities = self.admission = self.shadow = None
+        self.priorities = self.admission = self.shadow = None  # nothing is told any more
         self._port.restore_waiting()
 
     def _holds(self, admission: AdmissionController, request: EngineRequest) -> bool:
@@ -313,14 +318,14 @@ class QueuePolicies:
     def _apply_to_admission(self, mode: Mode) -> None:
         switch = self.switches["admission"]
         if self.admission is not None and mode is Mode.OFF:
-            self._workflows.unsubscribe(self.admission.ended)
+            self._listeners.remove(self.admission)
             self._refile(self.admission.close())
             self.admission = None
         elif self.admission is not None:
             self.admission.reconsider()
         elif switch is not None and switch.on and mode is not Mode.OFF:
             self.admission = self._make_admission(switch)
-            self._workflows.subscribe(self.admission.ended)
+            self._listeners.add(self.admission)
 
     def _apply_to_priority(self, mode: Mode) -> None:
         switch = self.switches["priority"]
@@ -332,7 +337,8 @@ class QueuePolicies:
         priorities = self.priorities or self._make_priorities(switch)
         priorities.acts = mode is Mode.ON
         for name, request in self._port.requests.items():
-            step = self._workflows.step(name)
+            of = self._workflows.step(name)
+            step = of.step if of is not None else None
             if fresh:
                 priorities.add(request, self._iteration, step.workflow_type if step else "", None)
             priorities.rank(name, self._ranks(step))
@@ -359,17 +365,6 @@ class QueuePolicies:
         if self.priorities is None or not self.priorities.acts:
             return self._port.vllm_order(held)
         return WaitingQueue(self.priorities.key, held)
-
-    def _started(
-        self,
-        admission: AdmissionController,
-        output: Iteration,
-        found: Iterable[tuple[EngineRequest, int]],
-        began_at: float,
-    ) -> None:
-        admission.times.scheduled(output, self._port.iteration_tokens(output), began_at)
-        for request, tokens in found:
-            admission.begins(request.request_id, tokens, self._port.prompt_hashes(request))
 
     def _measure(self, selected: Iterable[EngineRequest], now: float) -> None:
         """Measures waits until selection and until the iteration that completes the prompt."""

@@ -17,6 +17,8 @@ from presage.serving_hooks.vllm import engine, engine_check
 from presage.serving_hooks.vllm.engine import EngineRequest, Iteration
 from presage.serving_hooks.vllm.operator_calls import OperatorCalls
 from presage.serving_hooks.vllm.step_times_file import StepTimesFile
+from presage.serving_hooks.workflows import EndReason, RunningStep
+from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.metadata import check, read, warning
 
@@ -155,27 +157,12 @@ class Policies(OperatorCalls):
         self._follow_modes()
         if not self._acts or request.request_id in self.engine_port.requests:
             return False
-        self._bookkeeping.attempt(self._arrives, request)
-        step = self.workflow_table.step(request.request_id)
-        stats_key, remaining = step.stats_key if step else "", None
-        if self._modes.of("priority", stats_key) or self._modes.of("admission", stats_key):
-            text = self._bookkeeping.attempt(self._texts.arrived, request) or {}
-            remaining = self.step_forecasts.remaining_tokens(request.request_id, request.num_prompt_tokens, text)
-        self.queue_policies.arrives(request, step, remaining)
+        step = self._bookkeeping.attempt(self._as_step, request)
+        self._listeners.request_arrived(request, step)
         return True
 
-    def _leaves(self, request: EngineRequest) -> None:
-        if self.prefetcher is not None:
-            self.prefetcher.left(request, self.workflow_table.step(request.request_id))
-        completed, reason = engine.completed(request), self.finish_reason(request)
-        state_comes = completed and bool(self._bookkeeping.attempt(self._states.completed, request.request_id))
-        step = self.workflow_table.choices.leaves(request.request_id, completed, request.num_output_tokens, reason)
-        if step is not None:  # the recorder knows the step by the request that began it
-            self._observing.left(request, step, state_comes and step.request_id == request.request_id)
-        self._bookkeeping.attempt(self.step_forecasts.finished, request.request_id, step)
-        self.queue_policies.left(request, completed)
-
-    def _arrives(self, request: EngineRequest) -> None:
+    def _as_step(self, request: EngineRequest) -> RunningStep | None:
+        """The request as a step of its workflow, if its metadata name one."""
         sent = request.sampling_params.extra_args if request.sampling_params is not None else None
         step: Step | None = read(sent, request.session_id, self._counts, self.step_forecasts.sources.names)
         running = self.workflow_table.get(step.workflow) if step is not None else None
@@ -185,12 +172,29 @@ class Policies(OperatorCalls):
         for (field, reason), key in islice(self._counts.examples.items(), self._warned, None):
             self._warned += 1
             logger.warning("%s", warning(field, reason, key))
-        if step is not None and engine.hands_over(request):  # its one token would be learnt as its whole output
+        if step is None:
+            return None
+        if engine.hands_over(request):  # its one token would be learnt as its whole output
             self._counts.add(EVENTS, "steps that another engine answers")
-        elif step is not None:
-            self.step_forecasts.arrived(request.request_id, step, request.num_prompt_tokens)
-            if self.prefetcher is not None:
-                self.prefetcher.arrives(step, request)
+            return None
+        made = self.workflow_table.arrived(request.request_id, step)
+        if made is not None:
+            made.opens = self.workflow_table.choices.arrives(request.request_id, step)
+        return made
+
+    def _leaves(self, request: EngineRequest) -> None:
+        if self.prefetcher is not None:
+            self.prefetcher.left(request.request_id)
+        step, left = self._bookkeeping.attempt(self._as_left, request) or (None, None)
+        self._listeners.request_finished(request, step, left)
+        if step is not None and left is not None and step.step.last:
+            reason = EndReason.FINISHED if left.completed else EndReason.ABORTED
+            self._bookkeeping.attempt(self.workflow_table.end, step.step.workflow, reason)
+
+    def _as_left(self, request: EngineRequest) -> tuple[RunningStep | None, LeftStep | None]:
+        of, completed, reason = request.request_id, engine.completed(request), self.finish_reason(request)
+        left = self.workflow_table.choices.leaves(of, completed, request.num_output_tokens, reason)
+        return self.workflow_table.finished(of), left
 
 
 class SyncWorkflowScheduler(Policies, Scheduler):  # type: ignore[misc]

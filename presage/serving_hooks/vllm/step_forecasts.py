@@ -9,7 +9,7 @@ arrives, blocks are ranked only once.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -19,13 +19,16 @@ from numpy.typing import NDArray
 from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.counts import FORECASTS, HIDDEN_STATES, EventCounts
 from presage.serving_hooks.explain import LastForecasts
-from presage.serving_hooks.forecasting.forecasts import Forecasts, ReadsStates, ReadsTexts, ReadsTools
+from presage.serving_hooks.forecasting.forecasts import Forecasts, ReadsStates, ReadsTools
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths, LiveReturn
 from presage.serving_hooks.modes import Evidence, Mode, Modes, Switch
 from presage.serving_hooks.monitoring.outcomes import OutcomeTracker
 from presage.serving_hooks.policies.next_use import READY, ReturnCurve, StepPace, paced
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
-from presage.serving_hooks.workflows import EndReason, Workflow, WorkflowForecasts, WorkflowTable
+from presage.serving_hooks.vllm.engine import EngineRequest, Found
+from presage.serving_hooks.vllm.listeners import Listener
+from presage.serving_hooks.vllm.step_texts import PROJECTED, PROMPT_READ, RequestTexts, TextOf
+from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow, WorkflowForecasts, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step
 
@@ -54,22 +57,16 @@ _HOLD: Final = (0.1, 0.5, 0.9, 0.99)
 _FIRST_STEP_S: Final = 10.0
 """Seconds from step to step before any was measured; the same for all workflows."""
 
-PROJECTED: Final = "projected"
-PROMPT_READ: Final = "prompt_read"
-"""Arguments of a forecast source for the features of a text: those of next agents, those of remaining lengths."""
-
-TextOf = Mapping[str, NDArray[np.float32]]
-"""The features of a text by argument, float32 [p]; of each predictor that reads any."""
-_NO_TEXT: Final[TextOf] = {}
-
 CompletionState = Callable[[str], "NDArray[np.float32] | None"]
 """The completion state of a request that has just produced its last token; None if there is none."""
 
 
-class StepForecasts:
+class StepForecasts(Listener):
     """The forecasts of running steps.
 
     Args:
+        switch: of what all policies but priority build on.
+        texts: the features of texts that reach the engine.
         record: records each forecast, by request id; None records nothing.
         evidence: judges forecasts against outcomes; None if no policy needs evidence.
         last: keeps recent forecasts for `explain`; None keeps none.
@@ -79,7 +76,6 @@ class StepForecasts:
         retention: receives forecasts; None while eviction is vLLM's own.
         state_source: the forecast source that reads hidden states, and where completion states come from; prefill
             states come by `prefill_state`. None while no states are read.
-        text_source: the forecast source that reads features of texts. None while no texts are read.
     """
 
     def __init__(
@@ -91,14 +87,17 @@ class StepForecasts:
         modes: Modes,
         clock: Callable[[], float],
         *,
+        switch: Switch | None = None,
+        texts: RequestTexts | None = None,
         record: Callable[[str, LiveForecast], object] | None = None,
         evidence: Evidence | None = None,
         last: LastForecasts | None = None,
     ) -> None:
+        self.switch = switch or Switch("bookkeeping of workflows", counts)
+        self.texts = texts or RequestTexts(forecasts, counts, wanted=False)
         self.sources = forecasts
         self.retention: Retention | None = None
         self.state_source: tuple[ReadsStates, CompletionState] | None = None
-        self.text_source: ReadsTexts | None = None
         remaining: object = forecasts.remaining
         self._same_source = remaining is forecasts.next_agents
         self._table, self._next_agents, self._remaining = table, forecasts.next_agents, forecasts.remaining
@@ -107,8 +106,6 @@ class StepForecasts:
         self._score, self._counts, self._modes = score, counts, modes
         self._record, self._evidence, self._last = record, evidence, last
         self._pending: list[Workflow] = []
-        self._without_state: dict[str, LiveForecast] = {}
-        self._preempted: set[str] = set()
         self._contexts = forecasts.contexts
         self._contexts_switch = Switch("forecasts of contexts", counts)
         self._next_agents_switch = Switch("forecasts of next agents", counts)
@@ -117,13 +114,19 @@ class StepForecasts:
         self._evidence_switch = Switch("evidence of forecasts", counts)
         close = self._next_agents.close if self._next_agents is not None else None
         self._takes_reason = close is not None and "reason" in inspect.signature(close).parameters
-        table.subscribe(self._ended)
 
-    def arrived(self, request_id: str, step: Step, input_tokens: int) -> None:
-        """A step has arrived."""
-        if not self._table.arrived(request_id, step) or not self._table.choices.arrives(request_id, step):
+    def request_arrived(self, request: EngineRequest, step: RunningStep | None) -> None:
+        """A step has arrived: it is ranked, and its workflow is back."""
+        if step is None:
             return
-        now, known = self._clock(), self._of(step)
+        if step.opens:
+            self._arrived(step, request.num_prompt_tokens)
+        key = step.step.stats_key
+        if self._modes.of("priority", key) or self._modes.of("admission", key):
+            step.remaining_tokens = self._remaining_tokens(request, step)
+
+    def _arrived(self, running: RunningStep, input_tokens: int) -> None:
+        step, now, known = running.step, self._clock(), running.workflow.forecasts
         if known.arrived_at is not None:
             self._pace.observe(step.stats_key, now - known.arrived_at)
         known.arrived_at = now
@@ -131,55 +134,50 @@ class StepForecasts:
             self._returns_switch.attempt(self._returns.arrived, step, input_tokens, now)
         if self._contexts is not None and self._modes.of("admission", step.stats_key) is not Mode.OFF:
             growth = self._contexts_switch.attempt(self._contexts.arrived, step, input_tokens)
-            self._grows(step, growth)
+            self._grows(known, growth)
             if growth is not None:
                 self._counts.add(FORECASTS, "context-growth", growth.source)
-        self._change(step, _ARRIVED, READY)
+        self._change(running.workflow, step, _ARRIVED, READY)
 
-    def remaining_tokens(self, request_id: str, input_tokens: int, text: TextOf = _NO_TEXT) -> float | None:
-        """Output tokens of a step that has just arrived and of all later ones; None if unknown.
-
-        `text` are the features of its prompt.
-        """
-        step = self._table.step(request_id)
-        if step is None or self._remaining is None:
+    def _remaining_tokens(self, request: EngineRequest, running: RunningStep) -> float | None:
+        """Output tokens of a step that has just arrived and of all later ones; None if unknown."""
+        if self._remaining is None:
             return None
-        ranking = self._table.choices.ranking(request_id)
+        ranking = self._table.choices.ranking(running.request_id)
         if ranking is not None:
             return ranking[0]
-        given: dict[str, Any] = dict(text) if self._same_source else {}
+        given: dict[str, Any] = dict(self.texts.arrived(request)) if self._same_source else {}
         make = partial(self._remaining.remaining_tokens, **given)
-        found = self._remaining_switch.attempt(make, step, input_tokens)
-        self._table.choices.ranked(request_id, found)
+        found = self._remaining_switch.attempt(make, running.step, request.num_prompt_tokens)
+        self._table.choices.ranked(running.request_id, found)
         return found
 
-    def started(self, request_id: str, input_tokens: int, text: TextOf = _NO_TEXT) -> None:
-        """A step is scheduled for the first time. Its prompt is not read yet; its hidden state may come later.
-
-        `text` are the features of its prompt.
-        """
-        step, source = self._table.step(request_id), self._next_agents
-        if step is None or not self._table.choices.begins(request_id):
+    def request_scheduled(self, request: EngineRequest, step: RunningStep | None, found: Found) -> None:
+        """A step is scheduled for the first time. Its prompt is not read yet; its hidden state may come later."""
+        given: dict[str, Any] = dict(self.texts.started(request))
+        if step is None or not self._table.choices.begins(request.request_id):
             return
-        known = self._of(step)
-        known.started, known.curve, known.since = request_id, None, self._clock()
+        of, known, source = step.step, step.workflow.forecasts, self._next_agents
+        known.started, known.curve, known.since = request.request_id, None, self._clock()
         if source is None:
-            self._change(step, None)
+            self._change(step.workflow, of, None)
             return
-        names = step.workflow_type, step.workflow_id, step.agent
-        given: dict[str, Any] = dict(text)
-        make = partial(source.on_prefill, *names, step=step.number, input_tokens=input_tokens, **given)
+        given |= {"step": of.number, "input_tokens": request.num_prompt_tokens}
+        make = partial(source.on_prefill, of.workflow_type, of.workflow_id, of.agent, **given)
         known.unanswered = known.calling = None
-        self._forecast(request_id, step, make)
-        self._show(step, lambda tracker, made: tracker.begun(*_names(step), step.agent, made, step.number))
-        if self.state_source is not None and known.next_agents is not None:
-            self._without_state[request_id] = known.next_agents
+        self._forecast(step, request.request_id, make)
+        self._show(step, lambda tracker, made: tracker.begun(*_names(of), of.agent, made, of.number))
+        if self.state_source is not None:
+            step.awaits_state = known.next_agents
 
     def prefill_state(self, request_id: str, projected: NDArray[np.float32]) -> None:
         """Renews the forecast of a step with its prefill state."""
-        step, made = self._table.step(request_id), self._without_state.pop(request_id, None)
-        if self.state_source is None or step is None or made is None or not self._next_agents_switch.on:
+        running = self._table.step(request_id)
+        made = running.awaits_state if running is not None else None
+        if self.state_source is None or running is None or made is None or not self._next_agents_switch.on:
             return
+        running.awaits_state = None
+        step, known = running.step, running.workflow.forecasts
         forecast = self._next_agents_switch.attempt(
             self.state_source[0].on_prefill_state, step.workflow_type, step.workflow_id, projected, made
         )
@@ -189,45 +187,39 @@ class StepForecasts:
         if forecast is not None:
             if self._record is not None:
                 self._record(request_id, forecast)
-            self._of(step).next_agents = forecast
-            self._change(step, _PREEMPTED if request_id in self._preempted else None)
+            known.next_agents = forecast
+            self._change(running.workflow, step, _PREEMPTED if running.preempted else None)
 
-    def preempted(self, request_id: str) -> None:
-        """A step is preempted: it has lost its blocks, some of which may still be cached when it resumes."""
-        step = self._table.step(request_id)
-        if step is not None:
-            self._preempted.add(request_id)
-            self._change(step, _PREEMPTED, READY)
+    def request_preempted(self, step: RunningStep) -> None:
+        """A step is preempted: the next step to be computed is certain."""
+        step.preempted = True
+        self._change(step.workflow, step.step, _PREEMPTED, READY)
 
-    def resumed(self, request_id: str) -> None:
+    def request_resumed(self, step: RunningStep) -> None:
         """A preempted step is scheduled again."""
-        step = self._table.step(request_id)
-        if step is not None:
-            self._preempted.discard(request_id)
-            known = self._of(step)
-            known.curve, known.since = None, self._clock()
-            self._change(step, None)
+        step.preempted = False
+        known = step.workflow.forecasts
+        known.curve, known.since = None, self._clock()
+        self._change(step.workflow, step.step, None)
 
-    def finished(self, request_id: str, left: LeftStep | None) -> None:
-        """A request leaves the engine, and its step with it (`left`) unless another choice of it runs.
+    def request_finished(self, request: EngineRequest, step: RunningStep | None, left: LeftStep | None) -> None:
+        """A step leaves the engine."""
+        if step is not None and left is not None:
+            self._finished(step, left)
 
-        With its last step a workflow ends.
-        """
-        step, source = self._table.finished(request_id), self._next_agents
-        self._preempted.discard(request_id)
-        if step is None or left is None:
-            return
+    def _finished(self, running: RunningStep, left: LeftStep) -> None:
+        step, workflow, source = running.step, running.workflow, self._next_agents
         request_id, completed, output_tokens, finish_reason = left
-        missing, known = self._without_state.pop(request_id, None) is not None, self._of(step)
+        known = workflow.forecasts
         known.curve, known.since = None, self._clock()
         if self._returns is not None:
             now = self._clock()
             made = self._returns_switch.attempt(self._returns.completed, step, output_tokens, finish_reason, now)
-            self._returning(step, made, now)
+            self._returning(known, made, now)
         if self._contexts is not None and completed:
             growth = self._contexts_switch.attempt(self._contexts.completed, step, output_tokens)
             if growth is not None and growth.tokens:  # else that of a later step stays
-                self._grows(step, growth)
+                self._grows(known, growth)
         beside = known.started != request_id  # another step has started since
         if completed and source is not None:
             of = partial(source.on_completion, step.workflow_type, step.workflow_id, step=step.number)
@@ -235,86 +227,81 @@ class StepForecasts:
         if completed and source is not None and beside:
             self._next_agents_switch.attempt(make)
         elif completed and source is not None:
-            state = self._completion_state(request_id, missing)
-            self._forecast(request_id, step, partial(make, **state), ends=step.last)
+            state = self._completion_state(request_id, running.awaits_state is not None)
+            self._forecast(running, request_id, partial(make, **state), ends=step.last)
             latest = known.next_agents
-            if self.text_source is not None and latest is not None:
+            if self.texts.source is not None and latest is not None:
                 known.unanswered = request_id, latest
             if self._tools_source is not None and self._tools_source.reads_tools and latest is not None:
                 known.calling = request_id, latest
-            self._show(step, lambda tracker, made: tracker.completed(*_names(step), made))
+            self._show(running, lambda tracker, made: tracker.completed(*_names(step), made))
         elif not step.last:
-            self._change(step, None)
-        if step.last:
-            self._table.end(step.workflow, EndReason.FINISHED if completed else EndReason.ABORTED)
+            self._change(workflow, step, None)
 
-    def answered(self, workflow: str, finish_reason: str | None, tools: Sequence[str] | None) -> None:
+    def answer_parsed(self, workflow: Workflow, finish_reason: str | None, tools: Sequence[str] | None) -> None:
         """The answer of the latest step of a workflow was parsed: its finish reason and the tools that it calls."""
-        running = self._table.get(workflow)
-        if running is None or running.requests:
+        if workflow.requests:
             return
+        step = workflow.step
         if tools is not None:
-            self._tools_called(running.step, tools)
+            self._tools_called(workflow, tools)
         if self._returns is None:
             return
-        made = self._returns_switch.attempt(self._returns.answered, running.step, finish_reason, tools)
+        made = self._returns_switch.attempt(self._returns.answered, step, finish_reason, tools)
         if made is not None:
-            self._returning(running.step, made, running.forecasts.since)
-            self._change(running.step, None)
+            self._returning(workflow.forecasts, made, workflow.forecasts.since)
+            self._change(workflow, step, None)
 
-    def _tools_called(self, step: Step, tools: Sequence[str]) -> None:
+    def _tools_called(self, workflow: Workflow, tools: Sequence[str]) -> None:
         """Renews the forecast after a step with the tools that its answer calls."""
-        made = self._of(step).calling
+        step, made = workflow.step, workflow.forecasts.calling
         if self._tools_source is None or made is None or not self._next_agents_switch.on:
             return
         of = self._tools_source.on_tools_called
         forecast = self._next_agents_switch.attempt(of, step.workflow_type, step.workflow_id, tools, made[1])
         if forecast is not None:
-            self._renew(step, made[0], forecast)
-            self._change(step, None)
+            self._renew(workflow, made[0], forecast)
+            self._change(workflow, step, None)
 
-    def _renew(self, step: Step, request_id: str, forecast: LiveForecast) -> None:
+    def _renew(self, workflow: Workflow, request_id: str, forecast: LiveForecast) -> None:
         if self._record is not None:
             self._record(request_id, forecast)
         if self._last is not None:
-            self._last.add(step, forecast)
-        known = self._of(step)
+            self._last.add(workflow.step, forecast)
+        known = workflow.forecasts
         known.next_agents = forecast
         if known.unanswered is not None:
             known.unanswered = request_id, forecast
         if known.calling is not None:
             known.calling = request_id, forecast
 
-    def answer_state(self, workflow: str, text: TextOf) -> set[str]:
-        """The features of the answer of a workflow's latest step, which has completed; the keys of those used.
+    def answer_text(self, workflow: Workflow | None, sent: object) -> None:
+        """The features of the answer of a workflow's latest step, as they were sent; None: of an earlier step."""
+        self.texts.answered(sent, partial(self._answer_read, workflow) if workflow is not None else None)
+
+    def _answer_read(self, workflow: Workflow, text: TextOf) -> set[str]:
+        """The keys of the features of an answer that are used.
 
         Those of the next-agent predictor renew the step's forecast; those of lengths wait for the next step.
         """
-        running = self._table.get(workflow)
-        if running is None:
+        made, workflow.forecasts.unanswered = workflow.forecasts.unanswered, None
+        source = self.texts.source
+        if source is None or made is None or not self._next_agents_switch.on:
             return set()
-        made, running.forecasts.unanswered = running.forecasts.unanswered, None
-        if self.text_source is None or made is None or not self._next_agents_switch.on:
-            return set()
-        step, (request_id, earlier) = running.step, made
+        step, (request_id, earlier) = workflow.step, made
         names, attempt, used = (step.workflow_type, step.workflow_id), self._next_agents_switch.attempt, set()
         read, projected = text.get(PROMPT_READ), text.get(PROJECTED)
-        if read is not None and attempt(self.text_source.on_answer_read, *names, read):
+        if read is not None and attempt(source.on_answer_read, *names, read):
             used.add(PROMPT_READ)
         if projected is None:
             return used
-        forecast = attempt(self.text_source.on_completion_state, *names, projected, earlier)
+        forecast = attempt(source.on_completion_state, *names, projected, earlier)
         if forecast is None:
             return used
-        self._renew(step, request_id, forecast)
-        if not running.requests:  # else its next step has arrived, which the blocks are ranked by
-            self._change(step, None)
+        self._renew(workflow, request_id, forecast)
+        if not workflow.requests:  # else its next step has arrived, which the blocks are ranked by
+            self._change(workflow, step, None)
         return used | {PROJECTED}
-
-    def growth(self, workflow: str) -> LiveLengths | None:
-        """The tokens by which the context of a workflow still grows; None without a forecast."""
-        running = self._table.get(workflow)
-        return None if running is None else running.forecasts.growth
 
     def earlier(self, stats_key: str) -> tuple[float, float] | None:
         """Mean steps and growth of a workflow type in the traces of the context-growth model; None without a model."""
@@ -327,24 +314,22 @@ class StepForecasts:
             return None
         return running.forecasts.curve, running.forecasts.since
 
-    def held(self, workflow: str, most_s: float | None) -> None:
+    def held(self, workflow: Workflow, most_s: float | None) -> None:
         """Admission holds a workflow for at most so long, or admits it (None); its blocks are needed after the hold.
 
         Without this, retention would keep the blocks of held workflows, as their requests have arrived, and evict those
         of the workflows that run.
         """
-        running = self._table.get(workflow)
-        if running is None:
-            return
-        known = running.forecasts
+        known = workflow.forecasts
         if most_s is not None:
             known.hold = ReturnCurve(_HOLD, [part * most_s for part in _HOLD]), self._clock()
         elif known.hold is None:
             return
         else:
             known.hold = None
-        change = known.pending[2] if known.pending is not None else _ARRIVED if running.requests else None
-        self._change(running.step, change)
+        if self._table.get(workflow.key) is workflow:  # else it has ended
+            change = known.pending[2] if known.pending is not None else _ARRIVED if workflow.requests else None
+            self._change(workflow, workflow.step, change)
 
     def flush(self) -> None:
         """Passes the latest forecast of each workflow to retention, if it is new since the last call."""
@@ -359,30 +344,18 @@ class StepForecasts:
         """Entries of each table, to find leaks."""
         return {
             "forecasts pending": sum(workflow.forecasts.pending is not None for workflow in self._pending),
-            "steps without state": len(self._without_state),
-            "steps preempted": len(self._preempted),
             **getattr(self._next_agents, "debug_state", dict)(),
             **getattr(self._contexts, "debug_state", dict)(),
         }
 
-    def _running(self, step: Step) -> Workflow:
-        running = self._table.get(step.workflow)
-        assert running is not None, "a step of a workflow that has ended"
-        return running
-
-    def _of(self, step: Step) -> WorkflowForecasts:
-        return self._running(step).forecasts
-
-    def _ended(self, workflow: Workflow, reason: EndReason) -> None:
+    def workflow_ended(self, workflow: Workflow, reason: EndReason) -> None:
+        """A workflow has ended."""
         step = workflow.step
         workflow.forecasts.pending = None
         if self._returns is not None:
             self._returns_switch.attempt(self._returns.ended, step.workflow, reason)
         if self._contexts is not None:
             self._contexts_switch.attempt(self._contexts.ended, step, reason)
-        for request_id in workflow.requests:
-            self._without_state.pop(request_id, None)
-            self._preempted.discard(request_id)
         if self._evidence is not None:
             self._evidence_switch.attempt(self._evidence.tracker.ended, *_names(step), reason)
         if self._next_agents is not None:
@@ -399,59 +372,60 @@ class StepForecasts:
         self._counts.add(HIDDEN_STATES, COMPLETION, "missing" if state is None else "used")
         return {"projected": state} if state is not None else {}
 
-    def _forecast(self, request_id: str, step: Step, make: Callable[[], LiveForecast], ends: bool = False) -> None:
+    def _forecast(
+        self, running: RunningStep, request_id: str, make: Callable[[], LiveForecast], ends: bool = False
+    ) -> None:
         """Makes a forecast; retention does not receive that of the completion of the last step (`ends`)."""
-        known, forecast = self._of(step), None
-        known.next_agents = None
+        step, workflow, forecast = running.step, running.workflow, None
+        workflow.forecasts.next_agents = None
         of, key = self._modes.of, step.stats_key
         if of("eviction", key) or of("priority", key) or of("admission", key):  # remaining tokens need every step
-            forecast = self._next_agents_switch.attempt(self._make, request_id, step, make)
+            forecast = self._next_agents_switch.attempt(self._make, request_id, running, make)
         if not ends and self.retention is not None:
-            self._passes(step, forecast, None)
+            self._passes(workflow, step, forecast, None)
 
-    def _make(self, request_id: str, step: Step, make: Callable[[], LiveForecast]) -> LiveForecast:
+    def _make(self, request_id: str, running: RunningStep, make: Callable[[], LiveForecast]) -> LiveForecast:
         forecast = make()
         if self._record is not None:
             self._record(request_id, forecast)
         self._counts.add(FORECASTS, "next-agent", forecast.source)
         if self._last is not None:
-            self._last.add(step, forecast)
-        self._of(step).next_agents = forecast
+            self._last.add(running.step, forecast)
+        running.workflow.forecasts.next_agents = forecast
         if forecast.moment == PREFILL:  # requests are ranked by this one
             self._counts.add(FORECASTS, "remaining-length", forecast.remaining.source)
         return forecast
 
-    def _show(self, step: Step, event: Callable[[OutcomeTracker, LiveForecast], object]) -> None:
-        forecast = self._of(step).next_agents
+    def _show(self, running: RunningStep, event: Callable[[OutcomeTracker, LiveForecast], object]) -> None:
+        forecast = running.workflow.forecasts.next_agents
         if self._evidence is not None and forecast is not None:
-            self._evidence_switch.attempt(self._evidence.forecast, step.stats_key, forecast)
+            self._evidence_switch.attempt(self._evidence.forecast, running.step.stats_key, forecast)
             self._evidence_switch.attempt(event, self._evidence.tracker, forecast)
 
-    def _change(self, step: Step, change: slice | None, curve: ReturnCurve | None = None) -> None:
-        known = self._of(step)
+    def _change(self, workflow: Workflow, step: Step, change: slice | None, curve: ReturnCurve | None = None) -> None:
+        known = workflow.forecasts
         if curve is not None:
             known.curve, known.since = curve, self._clock()
         if self.retention is not None and (known.next_agents is not None or self._returns is not None):
-            self._passes(step, known.next_agents, change)
+            self._passes(workflow, step, known.next_agents, change)
 
-    def _passes(self, step: Step, forecast: LiveForecast | None, change: slice | None) -> None:
+    def _passes(self, workflow: Workflow, step: Step, forecast: LiveForecast | None, change: slice | None) -> None:
         """Retention receives this forecast at the next `flush`, unless another comes before."""
-        running = self._running(step)
-        if running.forecasts.pending is None:
-            self._pending.append(running)
-        running.forecasts.pending = step, forecast, change
+        if workflow.forecasts.pending is None:
+            self._pending.append(workflow)
+        workflow.forecasts.pending = step, forecast, change
 
-    def _returning(self, step: Step, made: LiveReturn | None, since: float) -> None:
+    def _returning(self, known: WorkflowForecasts, made: LiveReturn | None, since: float) -> None:
         """A forecast of the return time, if one was made."""
         if made is not None:
             self._counts.add(FORECASTS, "return-time", made.source)
         if made is not None and made.quantiles:
-            known = self._of(step)
             known.curve, known.since = ReturnCurve(made.quantiles, made.seconds, made.end), since
 
-    def _grows(self, step: Step, growth: LiveLengths | None) -> None:
+    @staticmethod
+    def _grows(known: WorkflowForecasts, growth: LiveLengths | None) -> None:
         """A forecast of context growth, if one was made; without, an earlier one no longer holds."""
-        self._of(step).growth = growth if growth is not None and growth.tokens else None
+        known.growth = growth if growth is not None and growth.tokens else None
 
     def _pass_on(
         self,

@@ -6,7 +6,7 @@ another version than the engine's are left out and counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import numpy as np
@@ -16,8 +16,14 @@ from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.counts import EVENTS, EventCounts, ModelKind
 from presage.serving_hooks.forecasting.forecasts import Forecasts, ReadsTexts, TextModel
 from presage.serving_hooks.vllm.engine import EngineRequest
-from presage.serving_hooks.vllm.step_forecasts import PROJECTED, PROMPT_READ, StepForecasts, TextOf
 from presage.serving_hooks.vllm.texts import ARGUMENT, INVALID, decoded
+
+PROJECTED: Final = "projected"
+PROMPT_READ: Final = "prompt_read"
+"""Arguments of a forecast source for the features of a text: those of next agents, those of remaining lengths."""
+
+TextOf = Mapping[str, NDArray[np.float32]]
+"""The features of a text by argument, float32 [p]; of each predictor that reads any."""
 
 Found = dict[str, NDArray[np.float32] | str]
 
@@ -25,26 +31,29 @@ _ARGUMENTS: Final[Mapping[ModelKind, str]] = {"next-agent": PROJECTED, "remainin
 _COUNTED: Final = {PROJECTED: "text features", PROMPT_READ: "text features of lengths"}
 
 
-class TextsOfSteps:
+class RequestTexts:
     """The features of an engine's steps.
 
     Args:
         wanted: whether the predictors are to get texts.
+
+    Attributes:
+        source: the forecast source that reads them; None while none does.
     """
 
-    def __init__(self, forecasts: Forecasts, step_forecasts: StepForecasts, counts: EventCounts, wanted: bool) -> None:
-        self._source = forecasts.next_agents if wanted else None
-        self._step_forecasts, self._counts = step_forecasts, counts
+    def __init__(self, forecasts: Forecasts, counts: EventCounts, wanted: bool) -> None:
+        self.source: ReadsTexts | None = None
+        self._forecasts, self._counts = forecasts.next_agents if wanted else None, counts
         self._models: Mapping[ModelKind, TextModel] = {}
         self.renew()
 
     def renew(self) -> None:
         """Asks the predictors whether they read texts; called again when they have changed."""
-        source, self._models, self._step_forecasts.text_source = self._source, {}, None
+        source, self._models, self.source = self._forecasts, {}, None
         if isinstance(source, ReadsTexts) and source.text_models:
             if "next-agent" in source.text_models:
                 source.await_answers()
-            self._models, self._step_forecasts.text_source = source.text_models, source
+            self._models, self.source = source.text_models, source
 
     @property
     def models(self) -> dict[str, dict[str, str]]:
@@ -62,11 +71,11 @@ class TextsOfSteps:
             self._count(argument, PREFILL, "used" if isinstance(of, np.ndarray) else of)
         return self._usable(found)
 
-    def answered(self, workflow: str | None, sent: object) -> None:
-        """The features of the answer of a workflow's latest step, as they were sent; None: of an earlier step."""
+    def answered(self, sent: object, use: Callable[[TextOf], Collection[str]] | None) -> None:
+        """Passes on the features of an answer, as they were sent, to `use`, which returns those it uses; counts."""
         found = self._read(sent, COMPLETION)
         usable = self._usable(found)
-        used = self._step_forecasts.answer_state(workflow, usable) if workflow is not None and usable else ()
+        used = use(usable) if use is not None and usable else ()
         for argument, of in found.items():
             late = "used" if argument in used else "late"
             self._count(argument, COMPLETION, late if isinstance(of, np.ndarray) else of)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.vllm.admission import IterationTimer
+from presage.serving_hooks.vllm.iteration_times import IterationTimer
 
 logger = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from presage.serving_hooks.workflows.identity import Step, tenant_of
 
 if TYPE_CHECKING:
     from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
+    from presage.serving_hooks.policies.accounts import Account
     from presage.serving_hooks.policies.next_use import ReturnCurve
 
 TIME_TO_LIVE_S: Final = 600.0
@@ -40,10 +41,6 @@ class EndReason(StrEnum):
     """It had no request in the engine for its time to live."""
     ABORTED = "aborted"
     """Its last step was aborted, or its trace was truncated."""
-
-
-_NO_REQUESTS: Final[dict[str, Step]] = {}
-"""Shared by workflows without requests, which are most; never written to."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,8 +72,34 @@ class WorkflowForecasts:
 
 
 @dataclass(slots=True, eq=False)
+class RunningStep:
+    """A request in the engine that is a step of a workflow, or one of several choices of it.
+
+    Attributes:
+        opens: whether the step arrives with this request; False for further choices of it.
+        remaining_tokens: output tokens of this step and all later ones, by which it is ranked; None if unknown.
+        awaits_state: the forecast that its prefill state may renew.
+        preempted: whether it must be computed again.
+        state_comes: whether the recorder gets its completion state later.
+    """
+
+    request_id: str
+    step: Step
+    workflow: Workflow
+    opens: bool = True
+    remaining_tokens: float | None = None
+    awaits_state: LiveForecast | None = None
+    preempted: bool = False
+    state_comes: bool = False
+
+
+_NO_REQUESTS: Final[dict[str, RunningStep]] = {}
+"""Shared by workflows without requests, which are most; never written to."""
+
+
+@dataclass(slots=True, eq=False)
 class Workflow:
-    """A running workflow.
+    """A running workflow: everything that is known of it.
 
     Attributes:
         step: the latest to arrive.
@@ -85,6 +108,7 @@ class Workflow:
         steps: how many have arrived.
         requests: its steps in the engine, by request id.
         forecasts: the latest for it.
+        account: what admission decides on; None where it is off.
         recorded: the request by which the recorder knows its latest completed step, until the answer was parsed.
     """
 
@@ -92,9 +116,15 @@ class Workflow:
     arrived_at: float
     active_at: float
     steps: int = 0
-    requests: dict[str, Step] = field(default_factory=lambda: _NO_REQUESTS)
+    requests: dict[str, RunningStep] = field(default_factory=lambda: _NO_REQUESTS)
     forecasts: WorkflowForecasts = field(default_factory=WorkflowForecasts)
+    account: Account | None = None
     recorded: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Its key in the table."""
+        return self.step.workflow
 
 
 Subscriber = Callable[[Workflow, EndReason], object]
@@ -125,7 +155,7 @@ class WorkflowTable:
         self._time_to_live_s, self._clock, self._most = time_to_live_s, clock, most
         self._counts = EventCounts() if counts is None else counts
         self._running: OrderedDict[str, Workflow] = OrderedDict()
-        self._steps: dict[str, Step] = {}
+        self._steps: dict[str, RunningStep] = {}
         self._of_tenant: Counter[str] = Counter()
         self._subscribers: list[Subscriber] = []
 
@@ -140,30 +170,26 @@ class WorkflowTable:
         """The workflow with this key, if it is running."""
         return self._running.get(workflow)
 
-    def step(self, request_id: str) -> Step | None:
-        """The step of a request in the engine; None if the request belongs to no running workflow."""
+    def step(self, request_id: str) -> RunningStep | None:
+        """A request in the engine as a step; None if it belongs to no running workflow."""
         return self._steps.get(request_id)
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Calls `subscriber` at the end of each workflow, in the order of subscription."""
         self._subscribers.append(subscriber)
 
-    def unsubscribe(self, subscriber: Subscriber) -> None:
-        """Stops calling `subscriber`."""
-        self._subscribers.remove(subscriber)
-
-    def arrived(self, request_id: str, step: Step) -> bool:
-        """Records that a step enters the engine; False if the table has no room for its workflow."""
+    def arrived(self, request_id: str, step: Step) -> RunningStep | None:
+        """Records that a request enters the engine as this step; None if the table has no room for its workflow."""
         workflow = step.workflow
         running = self._running.get(workflow)
         if running is None:
             tenant = tenant_of(step.workflow_id)
             if len(self._running) >= self._most:
                 self._counts.add(METADATA_LEFT_OUT, "workflows", "too many")
-                return False
+                return None
             if tenant and self._of_tenant[tenant] >= max(1, self._most // TENANT_SHARE):
                 self._counts.add(METADATA_LEFT_OUT, "workflows", "too many of one tenant")
-                return False
+                return None
             self._of_tenant[tenant] += 1
             now = self._clock()
             running = self._running[workflow] = Workflow(step, now, now)
@@ -172,20 +198,21 @@ class WorkflowTable:
             self._running.move_to_end(workflow)
         running.steps += 1
         running.requests = running.requests or {}
-        running.requests[request_id] = self._steps[request_id] = step
-        return True
+        made = RunningStep(request_id, step, running)
+        running.requests[request_id] = self._steps[request_id] = made
+        return made
 
-    def finished(self, request_id: str) -> Step | None:
-        """Records that a request leaves the engine, completed or not; returns its step."""
-        step = self._steps.pop(request_id, None)
-        if step is not None:
-            running = self._running[step.workflow]
+    def finished(self, request_id: str) -> RunningStep | None:
+        """Records that a request leaves the engine, completed or not; returns the step that it was."""
+        left = self._steps.pop(request_id, None)
+        if left is not None:
+            running = left.workflow
             del running.requests[request_id]
             if not running.requests:
                 running.requests = _NO_REQUESTS  # an emptied dict keeps its size
             running.active_at = self._clock()
-            self._running.move_to_end(step.workflow)
-        return step
+            self._running.move_to_end(running.key)
+        return left
 
     def end(self, workflow: str, reason: EndReason) -> bool:
         """Ends the workflow with this key and announces it; False if it is not running."""

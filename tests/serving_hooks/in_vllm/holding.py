@@ -6,14 +6,15 @@ For `--scheduler-cls`, in servers without asynchronous scheduling (a CPU's).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import ClassVar
 
 from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.vllm.admission import AdmissionController
 from presage.serving_hooks.vllm.config import PresageConfig
+from presage.serving_hooks.vllm.engine import EngineRequest
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
-from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows import RunningStep
+from presage.serving_hooks.workflows.choices import LeftStep
 
 AGENT = "hold_"
 
@@ -23,14 +24,14 @@ class Holding(AdmissionController):
 
     until: ClassVar[dict[str, float]] = {}
 
-    def arrives(self, request_id: str, step: Step, prompt_tokens: int, hashes: Sequence[bytes]) -> None:
-        if step.agent.startswith(AGENT):
-            self.until[request_id] = time.monotonic() + float(step.agent.removeprefix(AGENT))
-        super().arrives(request_id, step, prompt_tokens, hashes)
+    def request_arrived(self, request: EngineRequest, step: RunningStep | None) -> None:
+        if step is not None and step.step.agent.startswith(AGENT):
+            self.until[request.request_id] = time.monotonic() + float(step.step.agent.removeprefix(AGENT))
+        super().request_arrived(request, step)
 
-    def leaves(self, request_id: str, hashes: Sequence[bytes], completed: bool, output_tokens: int) -> None:
-        self.until.pop(request_id, None)
-        super().leaves(request_id, hashes, completed, output_tokens)
+    def request_finished(self, request: EngineRequest, step: RunningStep | None, left: LeftStep | None) -> None:
+        self.until.pop(request.request_id, None)
+        super().request_finished(request, step, left)
 
     def holds(self, request_id: str) -> bool:
         return request_id in self.until or super().holds(request_id)

@@ -3,6 +3,7 @@
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from test_fuzz import GuessingAsync, GuessingSync, answered, drawn, pressed
 from turns import Clock, Turns, draw
 from vllm_samples import Engine, Scheduler, ask, build, everything_is_free
 
+from presage.serving_hooks.policies.accounts import Account
 from presage.serving_hooks.policies.admission import Admission, Decision, Outlook, Phase, WorkflowColumns
 from presage.serving_hooks.policies.workload import IterationCost, WorkloadMeans
-from presage.serving_hooks.vllm.admission import AdmissionController, IterationTimes
-from presage.serving_hooks.vllm.admission_accounts import Account
+from presage.serving_hooks.vllm.admission import AdmissionController
+from presage.serving_hooks.vllm.iteration_times import IterationTimes
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
 pytestmark = pytest.mark.vllm
@@ -45,9 +47,9 @@ def told(monkeypatch: pytest.MonkeyPatch, runs: Callable[[Workflow], bool]) -> N
     """What the policy decides is decided here."""
 
     def decide(self: Admission, now: float) -> Decision:
-        there = list(rows(self.crowd))
-        held = {w.id: "so it is told" for w in there if not runs(w)}
-        return Decision(frozenset(w.id for w in there) - set(held), held, 0, NOTHING, NOTHING)
+        there = {of: replace(row, id=of.key) for of, row in zip(self.crowd, rows(self.crowd), strict=True)}
+        held = {of: "so it is told" for of, row in there.items() if not runs(row)}
+        return Decision(frozenset(there) - set(held), held, 0, NOTHING, NOTHING)
 
     monkeypatch.setattr(Admission, "decide", decide)
 
@@ -276,7 +278,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch, kind: type[Any], method: str, after:
         (WorkflowColumns, "drop"),
         (IterationCost, "fit"),
         *((Account, method) for method in ("arrives", "begins", "leaves", "hold", "own_tokens")),
-        *((AdmissionController, method) for method in ("arrives", "begins", "leaves")),
+        *((AdmissionController, f"request_{event}") for event in ("arrived", "scheduled", "finished")),
         *((IterationTimes, method) for method in ("scheduled", "updated")),
     ],
 )
@@ -349,7 +351,7 @@ def test_tokens_that_were_lost_are_those_the_workflow_had_computed_and_the_cache
     admission = engine.scheduler.queue_policies.admission
     engine.clock.now += 10
     admission.decide(idle=False)
-    told = admission.explain("t\0a")
+    told = admission.explain(engine.scheduler.workflow_table.get("t\0a"))
     assert told is not None
     assert told["own_tokens"] == 672
     # It has taken three steps of six, and a step of the type has added 16, 768 (b begins anew) and 16 tokens.
@@ -379,7 +381,8 @@ def test_what_workflows_share_is_counted_once_and_off_the_cache(tmp_path: Path) 
     engine.clock.now += 10
     admission.decide(idle=False)
     assert held_by(engine)["shared_tokens"] == 160
-    own = [(admission.explain(f"t\0{name}") or {})["own_tokens"] for name in ("a1", "b1", "c1")]
+    table = engine.scheduler.workflow_table
+    own = [(admission.explain(table.get(f"t\0{name}")) or {})["own_tokens"] for name in ("a1", "b1", "c1")]
     assert own == [480, 320, 320], "of the first, nobody knows yet what others share"
 
 
@@ -389,7 +392,10 @@ def test_a_common_history_is_counted_once_and_own_conversations_each(tmp_path: P
         of = Turns(tmp_path / prompts, SyncWorkflowScheduler, draw(1, 3), prompts, 1, blocks=4000)
         works = draw(1, 3)[0]
         of.makespan()
-        known = of.engine.scheduler.queue_policies.admission.explain("loop\0w0")["known_tokens"]
+        scheduler = of.engine.scheduler
+        admission = scheduler.queue_policies.admission
+        (workflow,) = (one for one in admission.workflows if one.key == "loop\0w0")  # it has ended
+        known = admission.explain(workflow)["known_tokens"]
         said = sum(len(new) + output for _, new, output, _ in works.steps)
         agents = len({agent for agent, *_ in works.steps})
         # Where an instruction stands at the end, the answer behind it is not where the next prompt has it.

@@ -60,7 +60,7 @@ def test_blocks_without_a_workflow_come_between_retired_and_active_ones() -> Non
     queue.filled(Request("a stranger"), nobodys)
     for blocks in (own, nobodys, other):
         queue.append_n(blocks)
-    queue.ended(Workflow(STEPS.pop("ended"), 0.0, 0.0), EndReason.FINISHED)
+    queue.workflow_ended(Workflow(STEPS.pop("ended"), 0.0, 0.0), EndReason.FINISHED)
     assert ids(queue.popleft_n(6)) == [*ids(other), *ids(nobodys), *ids(own)]
     assert queue.num_free_blocks == 0
 

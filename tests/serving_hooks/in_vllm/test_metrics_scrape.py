@@ -22,7 +22,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 
 from presage.serving_hooks.vllm import metrics_page
-from presage.serving_hooks.vllm.admission import Seconds
+from presage.serving_hooks.vllm.iteration_times import Seconds
 from presage.serving_hooks.vllm.metrics_page import ANSWERED, FRESH_S, PATH, Appended, Engines, StatusCache, exposition
 
 pytestmark = pytest.mark.vllm

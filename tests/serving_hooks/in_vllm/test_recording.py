@@ -367,7 +367,7 @@ def test_a_worker_keeps_the_rows_of_iterations_that_are_not_read_and_of_no_other
     for _ in range(40):
         engine.step()
     assert max(kept) == 1 + ahead
-    monkeypatch.setattr(steps.StatesOfSteps, "read", lambda *_: None)
+    monkeypatch.setattr(steps.RequestStates, "read", lambda *_: None)
     for _ in range(40):
         engine.step()
     assert max(kept) == 16

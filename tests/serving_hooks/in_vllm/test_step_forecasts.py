@@ -12,6 +12,7 @@ from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.modes import Modes
 from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig
+from presage.serving_hooks.vllm.engine import Found
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.workflows import EndReason, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
@@ -51,34 +52,72 @@ class Heard:
         self.told.append("unknown" if lookahead is UNKNOWN else worth)
 
 
-class AtOnce(StepForecasts):
-    """Flushes after every event."""
+class Asked:
+    """What forecasts read of a request of vLLM."""
 
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if name not in ("arrived", "started", "preempted", "resumed", "finished", "prefill_state"):
-            return found
+    num_prompt_tokens, sampling_params = 10, None
 
-        def event(*args: Any) -> None:
-            found(*args)
-            self.flush()
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
 
-        return event
+
+class Told:
+    """Tells forecasts what the engine would tell them of requests, and flushes after every event unless it is late."""
+
+    def __init__(self, of: StepForecasts, table: WorkflowTable, at_once: bool = True) -> None:
+        self.of, self.table, self.at_once = of, table, at_once
+        table.subscribe(of.workflow_ended)
+
+    def _flushed(self) -> None:
+        if self.at_once:
+            self.of.flush()
+
+    def arrived(self, name: str, step: Step) -> None:
+        self.of.request_arrived(Asked(name), self.table.arrived(name, step))  # type: ignore[arg-type]
+        self._flushed()
+
+    def started(self, name: str) -> None:
+        self.of.request_scheduled(Asked(name), self.table.step(name), Found([], 0))  # type: ignore[arg-type]
+        self._flushed()
+
+    def preempted(self, name: str) -> None:
+        running = self.table.step(name)
+        assert running is not None
+        self.of.request_preempted(running)
+        self._flushed()
+
+    def resumed(self, name: str) -> None:
+        running = self.table.step(name)
+        assert running is not None
+        self.of.request_resumed(running)
+        self._flushed()
+
+    def prefill_state(self, name: str, state: Any) -> None:
+        self.of.prefill_state(name, state)
+        self._flushed()
+
+    def finished(self, name: str, completed: bool = True, tokens: int = 5) -> None:
+        running, left = self.table.finished(name), LeftStep(name, completed, tokens, "stop")
+        self.of.request_finished(Asked(name), running, left)  # type: ignore[arg-type]
+        if running is not None and running.step.last:
+            self.table.end(running.step.workflow, EndReason.FINISHED if completed else EndReason.ABORTED)
+        self._flushed()
 
 
 def made(
-    forecasts: Forecasts, kind: type[StepForecasts] = AtOnce, clock: Any = lambda: 0.0, most: int = 100
-) -> tuple[StepForecasts, Heard, WorkflowTable, EventCounts]:
+    forecasts: Forecasts, at_once: bool = True, clock: Any = lambda: 0.0, most: int = 100
+) -> tuple[Told, Heard, WorkflowTable, EventCounts]:
     """γ = 0.5, so that the sums can be done by hand."""
     counts, table = EventCounts(), WorkflowTable(60.0, clock, most=most)
-    of = kind(table, forecasts, ScoreConfig(3, 0.5), counts, Modes(), clock)
+    of = StepForecasts(table, forecasts, ScoreConfig(3, 0.5), counts, Modes(), clock)
     of.retention = heard = Heard()
+    told = Told(of, table, at_once)
     table.subscribe(lambda workflow, reason: heard.told.append("end"))
-    return of, heard, table, counts
+    return told, heard, table, counts
 
 
-def watched(forecasts: Forecasts, kind: type[StepForecasts] = AtOnce) -> tuple[StepForecasts, Heard]:
-    return made(forecasts, kind)[:2]
+def watched(forecasts: Forecasts) -> tuple[Told, Heard]:
+    return made(forecasts)[:2]
 
 
 # Σ γ^(k−1) Π(1 − END) P^(k), by hand: weights 1, 0.5 · 0.75, 0.5² · 0.75 · 0.75
@@ -91,32 +130,32 @@ AGAIN = (round(1 + 0.5 * 0.5 + 0.1875 * 0.25, 4), round(0.5 * 0.25 + 0.1875 * 0.
 
 def test_a_step_that_waits_is_certain_and_one_that_is_preempted_is_so_again() -> None:
     of, heard = watched(Forecasts(Source()))
-    of.arrived("1", CODER, 10)
-    of.started("1", 10)
+    of.arrived("1", CODER)
+    of.started("1")
     of.preempted("1")
     of.resumed("1")
-    of.finished("1", LeftStep("1", True, 5, "stop"))
-    of.arrived("2", TESTER, 10)
-    of.started("2", 10)
-    of.finished("2", LeftStep("2", False, 0, "abort"))  # nothing new is known
-    of.arrived("3", Step("review", "r1", "stranger"), 10)
+    of.finished("1")
+    of.arrived("2", TESTER)
+    of.started("2")
+    of.finished("2", False, 0)  # nothing new is known
+    of.arrived("3", Step("review", "r1", "stranger"))
     assert heard.told == [PLAIN, AGAIN, PLAIN, PLAIN, WAITS, PLAIN, PLAIN, PLAIN]
 
 
 def test_eviction_is_told_the_last_word_on_a_workflow_once() -> None:
-    of, heard, table, _ = made(Forecasts(Source()), StepForecasts)
-    of.arrived("1", CODER, 10)
-    of.started("1", 10)
+    of, heard, table, _ = made(Forecasts(Source()), at_once=False)
+    of.arrived("1", CODER)
+    of.started("1")
     assert not heard.told, "what can wait waits"
-    of.flush()
-    of.finished("1", LeftStep("1", True, 5, "stop"))
-    of.arrived("2", TESTER, 10)
-    of.flush()
-    of.flush()
+    of.of.flush()
+    of.finished("1")
+    of.arrived("2", TESTER)
+    of.of.flush()
+    of.of.flush()
     assert heard.told == [PLAIN, WAITS]
-    of.started("2", 10)
+    of.started("2")
     table.end(CODER.workflow, EndReason.FINISHED)
-    of.flush()
+    of.of.flush()
     assert heard.told == [PLAIN, WAITS, "end"], "nothing is told of a workflow that has ended"
 
 
@@ -135,17 +174,17 @@ def test_the_last_step_completes_before_its_workflow_ends_and_how_it_ended_is_to
         now = 0.0
 
     of, heard, table, _ = made(Forecasts(Listening()), clock=lambda: Now.now)
-    of.arrived("1", Step("review", "r1", "coder", last=True), 10)
-    of.started("1", 10)
-    of.finished("1", LeftStep("1", True, 5, "stop"))
+    of.arrived("1", Step("review", "r1", "coder", last=True))
+    of.started("1")
+    of.finished("1")
     assert told == [("completed", 5), ("finished", "r1")]
     assert heard.told == [PLAIN, "end"], "what nobody asks for any more is not told"
-    of.arrived("2", Step("review", "r2", "coder", last=True), 10)
-    of.started("2", 10)
-    of.finished("2", LeftStep("2", False, 3, "stop"))  # aborted: it has not completed
-    of.arrived("3", Step("review", "r3", "coder"), 10)
-    of.started("3", 10)
-    of.finished("3", LeftStep("3", True, 7, "stop"))
+    of.arrived("2", Step("review", "r2", "coder", last=True))
+    of.started("2")
+    of.finished("2", False, 3)  # aborted: it has not completed
+    of.arrived("3", Step("review", "r3", "coder"))
+    of.started("3")
+    of.finished("3", tokens=7)
     Now.now = 61.0
     table.expire()
     assert told[2:] == [("aborted", "r2"), ("completed", 7), ("expired", "r3")]
@@ -154,10 +193,10 @@ def test_the_last_step_completes_before_its_workflow_ends_and_how_it_ended_is_to
 def test_without_a_source_nothing_is_told_but_ends() -> None:
     of, heard = watched(Forecasts())
     for name, step in (("1", CODER), ("2", Step("review", "r1", "tester", last=True))):
-        of.arrived(name, step, 10)
-        of.started(name, 10)
+        of.arrived(name, step)
+        of.started(name)
         of.preempted(name)
-        of.finished(name, LeftStep(name, True, 5, "stop"))
+        of.finished(name)
     assert heard.told == ["end"]
 
 
@@ -167,27 +206,27 @@ def test_a_source_that_fails_makes_workflows_unknown() -> None:
             raise RuntimeError
 
     of, heard = watched(Forecasts(Failing()))
-    of.arrived("1", CODER, 10)
-    of.started("1", 10)
-    of.finished("1", LeftStep("1", True, 5, "stop"))
-    of.arrived("2", TESTER, 10)
-    of.started("2", 10)
+    of.arrived("1", CODER)
+    of.started("1")
+    of.finished("1")
+    of.arrived("2", TESTER)
+    of.started("2")
     assert heard.told == [PLAIN, "unknown", "unknown"]
 
 
 def test_names_without_end_do_not_grow_the_tables() -> None:
     of, _, table, _ = made(Forecasts(Source()), most=3)
     for number in range(10):
-        of.arrived(str(number), Step("review", f"r{number}", "coder"), 10)
+        of.arrived(str(number), Step("review", f"r{number}", "coder"))
     assert len(table) == 3
     assert table.step("2") is not None
     assert table.step("3") is None
-    of.arrived("again", Step("review", "r0", "coder"), 10)  # one that is known goes on
+    of.arrived("again", Step("review", "r0", "coder"))  # one that is known goes on
     assert table.step("again") is not None
-    of.finished("3", LeftStep("3", True, 1, "stop"))
-    of.finished("1", LeftStep("1", True, 1, "stop"))
+    of.finished("3", tokens=1)
+    of.finished("1", tokens=1)
     assert table.end(CODER.workflow, EndReason.FINISHED)
-    of.arrived("new", Step("review", "r11", "coder"), 10)
+    of.arrived("new", Step("review", "r11", "coder"))
     assert table.step("new") is not None
 
 
@@ -220,21 +259,21 @@ SURE_AGAIN = (1.0, 0.5)
 STATE = np.ones(2, np.float32)
 
 
-def tapped(state: Any = STATE) -> tuple[StepForecasts, Heard, Tapped, EventCounts]:
+def tapped(state: Any = STATE) -> tuple[Told, Heard, Tapped, EventCounts]:
     source = Tapped()
     of, heard, _, counts = made(Forecasts(source))
-    of.state_source = source, lambda _: state
+    of.of.state_source = source, lambda _: state
     return of, heard, source, counts
 
 
 def test_a_state_that_comes_changes_the_score_once() -> None:
     of, heard, source, counts = tapped()
-    of.arrived("1", CODER, 10)
-    of.started("1", 10)
+    of.arrived("1", CODER)
+    of.started("1")
     of.prefill_state("1", STATE)
     of.prefill_state("1", STATE)
     of.prefill_state("a request without a workflow", STATE)
-    of.finished("1", LeftStep("1", True, 5, "stop"))
+    of.finished("1")
     assert heard.told == [PLAIN, SURE, PLAIN]
     assert source.completed == [[1.0, 1.0]]
     assert {name: count for name, count in counts.by_key().items() if "states" in name} == {
@@ -245,8 +284,8 @@ def test_a_state_that_comes_changes_the_score_once() -> None:
 
 def test_a_state_of_a_step_that_is_preempted_holds_for_the_step_that_is_computed_again() -> None:
     of, heard, _, _ = tapped()
-    of.arrived("1", CODER, 10)
-    of.started("1", 10)
+    of.arrived("1", CODER)
+    of.started("1")
     of.preempted("1")
     of.prefill_state("1", STATE)
     of.resumed("1")
@@ -255,16 +294,16 @@ def test_a_state_of_a_step_that_is_preempted_holds_for_the_step_that_is_computed
 
 def test_states_that_are_late_or_missing_are_counted_and_those_of_aborted_requests_are_not() -> None:
     of, heard, source, counts = tapped(None)
-    of.arrived("1", CODER, 10)
-    of.started("1", 10)
+    of.arrived("1", CODER)
+    of.started("1")
     of.prefill_state("1", -STATE)
-    of.finished("1", LeftStep("1", True, 5, "stop"))
-    of.arrived("2", TESTER, 10)
-    of.started("2", 10)
-    of.finished("2", LeftStep("2", True, 5, "stop"))
-    of.arrived("3", CODER, 10)
-    of.started("3", 10)
-    of.finished("3", LeftStep("3", False, 0, "stop"))
+    of.finished("1")
+    of.arrived("2", TESTER)
+    of.started("2")
+    of.finished("2")
+    of.arrived("3", CODER)
+    of.started("3")
+    of.finished("3", False, 0)
     assert SURE not in heard.told
     assert source.completed == [None, None]
     assert {name: count for name, count in counts.by_key().items() if "states" in name} == {
@@ -281,11 +320,11 @@ def test_a_source_that_fails_at_a_state_is_switched_off_and_the_score_stays() ->
 
     source = Failing()
     of, heard = watched(Forecasts(source))
-    of.state_source = source, lambda _: None
-    of.arrived("1", CODER, 10)
-    of.started("1", 10)
+    of.of.state_source = source, lambda _: None
+    of.arrived("1", CODER)
+    of.started("1")
     of.prefill_state("1", STATE)
-    of.finished("1", LeftStep("1", True, 5, "stop"))
+    of.finished("1")
     assert heard.told == [PLAIN, "unknown"]
 
 
@@ -311,9 +350,9 @@ class Listens(Source):
 def test_who_foretells_hears_of_steps_where_eviction_is_off(ranks: bool) -> None:
     """Whoever ranks needs it, and forecasts are held against what comes whoever acts on them."""
     source = Listens()
-    of = made(Forecasts(source, source if ranks else None), StepForecasts)[0]
-    of.retention = None
-    of.arrived("first", CODER, 10)
-    of.started("first", 100)
-    of.finished("first", LeftStep("first", True, 7, "stop"))
+    of = made(Forecasts(source, source if ranks else None), at_once=False)[0]
+    of.of.retention = None
+    of.arrived("first", CODER)
+    of.started("first")
+    of.finished("first", tokens=7)
     assert source.heard == ["begins", 7]

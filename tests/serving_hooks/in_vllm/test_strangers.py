@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from test_fuzz import GuessingSync, answered
+from test_step_forecasts import Told
 from vllm_samples import Engine, ask, build, everything_is_free
 
 from presage.serving_hooks.counts import EventCounts
@@ -18,7 +19,6 @@ from presage.serving_hooks.modes import Modes
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.workflows import EndReason, WorkflowTable
-from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.metadata import MAX_NAME, read
 from presage.serving_hooks.workflows.tenants import ARGUMENT
 
@@ -71,15 +71,15 @@ def test_100_000_requests_raise_nothing_and_memory_is_flat() -> None:
         def forecast(self, *_: Any) -> None:
             pass
 
-    forecasts.retention = Keeps()
+    forecasts.retention, told = Keeps(), Told(forecasts, table, at_once=False)
     sizes: list[int] = []
     for number in range(100_000):
         now[0] += 0.01
         step = read(sent(draw, number), strange(draw, number), counts)
         if step is not None:
-            forecasts.arrived(f"r{number}", step, 10)
-            forecasts.started(f"r{number}", 10)
-            forecasts.finished(f"r{number}", LeftStep(f"r{number}", True, 3, "stop"))
+            told.arrived(f"r{number}", step)
+            told.started(f"r{number}")
+            told.finished(f"r{number}", tokens=3)
         table.expire()
         forecasts.flush()
         if number % 20_000 == 19_999:

@@ -191,13 +191,14 @@ def test_a_tenant_can_take_no_more_than_its_share_of_workflows() -> None:
     assert counts.by_key() == {"workflows: too many of one tenant": 10}
     other = read({"workflow_id": "w", ARGUMENT: "key-0"}, None, counts)
     assert other is not None
-    workflows.arrived("r", other)
-    assert workflows.step("r") is other
+    kept = workflows.arrived("r", other)
+    assert kept is not None
+    assert workflows.step("r") is kept
+    assert kept.step is other
     assert workflows.end(workflow_key("", scoped("key-1", "w3")), EndReason.FINISHED)
     again = read({"workflow_id": "again", ARGUMENT: "key-1"}, None, counts)
     assert again is not None
-    workflows.arrived("r-again", again)
-    assert workflows.step("r-again") is again
+    assert workflows.arrived("r-again", again) is not None
 
 
 def test_without_an_admin_key_there_are_no_admin_routes() -> None:

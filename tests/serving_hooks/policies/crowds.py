@@ -24,7 +24,7 @@ class Workflow:
 def rows(crowd: WorkflowColumns) -> Iterator[Workflow]:
     """The workflows in the order of their arrival."""
     numbers = crowd.rows()
-    for row, name in zip(numbers, crowd.names(numbers), strict=True):
+    for row, name in zip(numbers, crowd.at(numbers), strict=True):
         phase, since, begun, own, context, bound = crowd.facts[row].item()
         yield Workflow(name, Phase(phase), since, begun, context, own, bound)
 
@@ -40,7 +40,7 @@ def decide(
 ) -> Decision:
     """A decision about these workflows and no others, after a new choice where one is due."""
     crowd, here = admission.crowd, list(workflows)
-    for name in set(crowd.names(crowd.rows())) - {one.id for one in here}:
+    for name in set(crowd) - {one.id for one in here}:
         admission.crowd.drop(name)
     for one in here:
         row = crowd.place(one.id)
@@ -54,7 +54,7 @@ def decide(
 def waited_s(admission: Admission, workflow: Workflow, now: float) -> float:
     """Seconds for which a workflow was held although ready, over its life."""
     crowd = admission.crowd
-    if workflow.id not in crowd.names(crowd.rows()):
+    if workflow.id not in crowd:
         return 0.0
     total, since, _ = crowd.waits[crowd.place(workflow.id)].item()
     held = not math.isnan(since) and workflow.phase is Phase.READY

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.policies.score import UNIT, ScoreConfig, lookahead
 from presage.serving_hooks.replay.policies import named
 from presage.serving_hooks.replay.workload import PromptConvention
-from presage.serving_hooks.workflows import EndReason, Workflow
+from presage.serving_hooks.vllm.engine import Found
+from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow
 from presage.serving_hooks.workflows.identity import Step
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
@@ -84,16 +86,18 @@ class Engine:
         self.now = 0.0
         self.gate = PauseRestore(cache_tokens, lambda: self.now, Switch("admission", EventCounts()))
 
-    def step(self, name: str) -> Step:
-        return Step("t", name.split(".")[0], "p")
+    def step(self, name: str) -> RunningStep:
+        step = Step("t", name.split(".")[0], "p")
+        return RunningStep(name, step, Workflow(step, 0.0, self.now))
 
     def asks(self, name: str, tokens: int, begins: bool = True) -> None:
-        self.gate.arrives(name, self.step(name), tokens, [])
+        asked = SimpleNamespace(request_id=name, num_prompt_tokens=tokens)
+        self.gate.request_arrived(asked, self.step(name))
         if begins and not self.gate.holds(name):
-            self.gate.begins(name, 0, [])
+            self.gate.request_scheduled(asked, self.step(name), Found([], 0))
 
     def answers(self, name: str, tokens: int = 0) -> None:
-        self.gate.leaves(name, [], True, tokens)
+        self.gate.request_finished(SimpleNamespace(request_id=name, num_output_tokens=tokens), None, None)
 
     def check(self) -> list[str]:
         self.now += CHECK_S
@@ -136,7 +140,7 @@ def test_one_that_runs_is_paused_once_it_has_ended_and_restored_when_there_is_ro
     assert engine.gate.holds("a.1")
     assert engine.check() == []
     engine.answers("b.1", 0)
-    engine.gate.ended(Workflow(engine.step("b.1"), 0.0, engine.now), EndReason.FINISHED)
+    engine.gate.workflow_ended(engine.step("b.1").workflow, EndReason.FINISHED)
     assert engine.check() == ["a.1"]
     assert not engine.gate.holds("a.1")
 
@@ -168,5 +172,5 @@ def test_decisions_are_made_at_intervals_and_nobody_waits_where_nothing_runs() -
 def test_requests_of_nobody_are_never_held() -> None:
     engine = Engine(10)
     assert not engine.gate.holds("stranger")
-    engine.gate.leaves("stranger", [], True, 3)
+    engine.answers("stranger", 3)
     assert engine.gate.status()["held"] == pytest.approx(0)

@@ -18,11 +18,14 @@ from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.serving_hooks.forecasting.forecasts import Forecasts, ReadsStates
 from presage.serving_hooks.forecasting.live import Projection
 from presage.serving_hooks.vllm import engine
-from presage.serving_hooks.vllm.engine import EnginePort, Iteration
+from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.hidden_states.connector import States, StatesConnector
+from presage.serving_hooks.vllm.listeners import Listener
 from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
-from presage.serving_hooks.workflows import WorkflowTable
+from presage.serving_hooks.workflows import RunningStep, WorkflowTable
+from presage.serving_hooks.workflows.choices import LeftStep
+from presage.serving_hooks.workflows.identity import Step
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ NO_WAY = f"off: start with {_START} to record states"
 _RECORDED: Final[dict[str, tuple[Moment, ...]]] = {"off": (), "prefill": (PREFILL,), "both": MOMENTS}
 
 
-class StatesOfSteps:
+class RequestStates(Listener):
     """Requests hidden states from the worker: projected ones for the predictor, whole ones for the recorder.
 
     Attributes:
@@ -57,6 +60,7 @@ class StatesOfSteps:
         recorded: Literal["off", "prefill", "both"] = "off",
     ) -> None:
         self.predictor_states, self.recorder_states = NOT_READ, NOT_RECORDED
+        self.switch = step_forecasts.switch
         self._port, self._source = port, forecasts.next_agents
         self._step_forecasts, self._table, self._recorder = step_forecasts, table, recorder
         self._recorded = _RECORDED[recorded]
@@ -82,7 +86,7 @@ class StatesOfSteps:
             self._step_forecasts.state_source = reader, self.completion_state
         if connector is not None and ON in (self.predictor_states, self.recorder_states, *before):
             whole = self._recorded if self.recorder_states == ON else ()
-            connector.request_states(self._table.step, projections, whole)
+            connector.request_states(self._step_of, projections, whole)
         if (self.predictor_states, self.recorder_states) != before:
             _log_state("hidden states: %s", self.predictor_states)
             if self._recorded:
@@ -104,9 +108,17 @@ class StatesOfSteps:
                 for moment, (names, rows) in states.whole():
                     self._recorder.states(names, moment, rows)
 
-    def completed(self, request_id: str) -> bool:
-        """Requests the state from which a request's last token was sampled; returns whether it will be recorded."""
-        return self._connector is not None and self.recorder_states == ON and self._connector.ended(request_id)
+    def request_finished(self, request: EngineRequest, step: RunningStep | None, left: LeftStep | None) -> None:
+        """Requests the state from which the last token was sampled, if it will be recorded."""
+        if self._connector is None or self.recorder_states != ON or not engine.completed(request):
+            return
+        comes = self._connector.ended(request.request_id)
+        if step is not None:
+            step.state_comes = comes
+
+    def _step_of(self, request_id: str) -> Step | None:
+        running = self._table.step(request_id)
+        return running.step if running is not None else None
 
     def _why_off(self, reader: ReadsStates, connector: StatesConnector | None) -> str:
         if connector is None:

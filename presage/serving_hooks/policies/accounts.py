@@ -11,16 +11,12 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
-from presage.serving_hooks.forecasting.live import LiveLengths
-from presage.serving_hooks.policies.admission import Phase, WorkflowColumns
+from presage.serving_hooks.policies.admission import Phase
 from presage.serving_hooks.policies.distinct import Distinct
-from presage.serving_hooks.policies.workload import WorkloadMeans
 
 
 @dataclass(slots=True)
@@ -189,69 +185,3 @@ class SharedPrefixes:
             if all(name != gone for name, _ in self._latest):
                 self._shared.pop(gone, None)
         return found
-
-
-Growth = Callable[[str], "LiveLengths | None"]
-"""The tokens by which the context of a workflow still grows; None without a forecast."""
-
-
-class Columns:
-    """Writes the `changed` accounts into the columns of the policy.
-
-    Args:
-        growth: forecasts of the tokens by which contexts still grow.
-        block_tokens: of one block hash.
-    """
-
-    def __init__(self, columns: WorkflowColumns, workload: WorkloadMeans, growth: Growth, block_tokens: int) -> None:
-        self._columns, self._workload, self._growth, self._block_tokens = columns, workload, growth, block_tokens
-        self.changed: dict[str, Account] = {}
-
-    def refresh(self) -> None:
-        """Writes all changed rows at once: one array assignment costs as much as a dozen elements."""
-        if not self.changed:
-            return
-        rows, facts = [], []
-        for name, account in self.changed.items():
-            rows.append(self._columns.place(name))
-            self._compare(name, account)
-            own, context = account.own_tokens(self._block_tokens), self.context_tokens(name, account)
-            facts.append((account.phase, account.since, account.steps > 0, own, context, account.bound_s))
-        self.changed.clear()
-        self._columns.facts[rows] = np.array(facts, self._columns.facts.dtype)
-
-    def ends(self, account: Account) -> None:
-        """A workflow has ended: what it was still expected to grow by never came."""
-        if account.foreseen is not None:
-            self._workload.foresaw(account.workflow_type, 0.0, account.foreseen[1])
-
-    def _forecast(self, name: str) -> float | None:
-        """The mean growth that a model forecasts; None without one."""
-        forecast = self._growth(name)
-        return forecast.mean if forecast is not None and forecast.source == "champion" else None
-
-    def _compare(self, name: str, account: Account) -> None:
-        growth, before = self._forecast(name), account.foreseen
-        if growth is None:
-            account.foreseen = None
-            return
-        own = account.own_tokens(self._block_tokens)
-        if before is not None:
-            self._workload.foresaw(account.workflow_type, own - before[0], before[1] - growth)
-        elif not account.steps:
-            self._workload.foresees_growth(account.workflow_type, growth)
-        account.foreseen = own, growth
-
-    def context_tokens(self, name: str, account: Account) -> float:
-        """Its own tokens as it will have them in the mean: it grows evenly.
-
-        With a forecast of its growth the mean is that over its life, or what it has now if that is more: open workflows
-        are of every age. Without, it is that over what is left, since counts know too little at first.
-        """
-        own, growth = account.own_tokens(self._block_tokens), self._forecast(name)
-        if growth is not None:
-            ratio = self._workload.growth_ratio(account.workflow_type)
-            return own + 0.5 * max(0.0, ratio * growth - (own - account.first_tokens))
-        of = self._workload.of_type(account.workflow_type)
-        left = max(0.0, of.expected_steps(account.steps) - account.steps)
-        return own + 0.5 * left * max(0.0, of.growth.mean)
