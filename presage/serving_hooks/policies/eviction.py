@@ -292,6 +292,18 @@ class FreeOrder:
             self._index.forget(group, part)
         return evicted
 
+    def takes_active(self, n: int) -> bool:
+        """Whether n evictions may take blocks that running workflows use, whose order depends on forecasts.
+
+        Costs O(1): a look at the blank blocks and at the first group behind them.
+        """
+        if n <= len(self._blank):
+            return False
+        entry = self._used.first()
+        if entry is None or entry[0] > RETIRED:
+            return True
+        return n > len(self._blank) + len(self._index.by_id[_id(entry)].free)
+
     def first(self, n: int) -> list[int]:
         """The first n free blocks, or all if fewer, without evicting them. Costs O(their groups · log groups)."""
         found, now = list(islice(self._blank, n)), self._clock()

@@ -241,6 +241,11 @@ class BeladyBlocks(ScoredBlocks):
         ids = [block.block_id for block in blocks]
         self._free[ids], self._group[ids], self._stands = True, NEVER, None
 
+    @property
+    def pressed(self) -> bool:
+        """Never: the trace is known."""
+        return False
+
     def get_all_free_blocks(self) -> list[Any]:
         """All free blocks, the next to evict first."""
         return [self._blocks[block_id] for block_id in self._furthest(int(self._free.sum()))]

@@ -31,6 +31,9 @@ NO_WORKFLOW: Final = ""
 
 _NOTHING: Final = Lookahead({}, NO_ROWS, ())
 
+_PRESSED_FOR: Final = 256
+"""Calls of the pool for which forecasts are ranked beside the model, and not only when an eviction needs them."""
+
 
 class ScoredBlocks(Listener):
     """Free blocks by score, with the methods of vLLM's free-block queue, and the attribution of blocks to workflows.
@@ -40,6 +43,7 @@ class ScoredBlocks(Listener):
 
     Attributes:
         in_use: whether the pool uses this order; else it hears of workflows only.
+        rank: passes on the forecasts that `forecast` has not received yet. Must not raise.
         vllm_queue: vLLM's own queue.
         acts: whether the order chooses; in shadow vLLM's queue chooses and the order is only compared.
         watched: evictions in shadow ("given up"), and those the order would have avoided ("otherwise").
@@ -56,6 +60,8 @@ class ScoredBlocks(Listener):
     ) -> None:
         self.switch = switch
         self.in_use = False
+        self.rank: Callable[[], object] = lambda: None
+        self._pressed = 0
         self.acts = True
         self.watched: Counter[str] = Counter()
         self._config, self._clock = config, clock
@@ -80,6 +86,14 @@ class ScoredBlocks(Listener):
         """Evicted blocks by class (policies/eviction.py); those vLLM's queue chose after a failure do not count."""
         return self._order.given_up
 
+    @property
+    def pressed(self) -> bool:
+        """Whether forecasts matter now: blocks that running workflows use were evicted lately.
+
+        While blank and retired blocks suffice, nothing is ranked.
+        """
+        return self._pressed > 0
+
     # Called by vLLM's pool.
 
     num_free_blocks: property = property(attrgetter("vllm_queue.num_free_blocks"), doc="Free blocks.")
@@ -97,13 +111,13 @@ class ScoredBlocks(Listener):
 
     def popleft_n(self, n: int) -> list[Any]:
         """The next n blocks to evict."""
+        self._settle_uses()
+        self.switch.attempt(self._rank_for, n)
         if self.switch.on and not self.acts:
             given = self.vllm_queue.popleft_n(n)
-            self._settle_uses()
             self.switch.attempt(self._watch, [block.block_id for block in given])
             return given
         given = []
-        self._settle_uses()
         if self.switch.on and n <= self.vllm_queue.num_free_blocks:
             try:
                 for block_id in self._order.pop(n):
@@ -139,6 +153,7 @@ class ScoredBlocks(Listener):
     def get_all_free_blocks(self) -> list[Any]:
         """All free blocks in eviction order."""
         self._settle_uses()
+        self.rank()
         ordered: list[Any] | None = self.switch.attempt(self._all) if self.acts else None
         return self.vllm_queue.get_all_free_blocks() if ordered is None else ordered
 
@@ -202,6 +217,7 @@ class ScoredBlocks(Listener):
     def explain(self, workflow: str) -> dict[str, Any] | None:
         """The blocks of a workflow and their places in the order; None where the order is off."""
         self.settle()
+        self.rank()
         if not self.switch.on:
             return None
         groups = self._order.explain(workflow)
@@ -238,6 +254,14 @@ class ScoredBlocks(Listener):
 
     def _filled(self, request: EngineRequest, blocks: Sequence[Block]) -> None:
         self._unsettled.append((request.request_id, [block for block in blocks if block.block_hash is not None]))
+
+    def _rank_for(self, n: int) -> None:
+        """Ranks before n blocks are evicted, if that may take blocks that running workflows use."""
+        if self._order.takes_active(n):
+            self._pressed = _PRESSED_FOR
+            self.rank()
+        elif self._pressed:
+            self._pressed -= 1
 
     def _all(self) -> list[Any]:
         return [self._blocks[block_id] for block_id in self._order]

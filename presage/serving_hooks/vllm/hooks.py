@@ -115,6 +115,8 @@ class Hooks(engine.SchedulerSeam):
         )
         self.block_order = self.make_block_order(config, eviction) if config.eviction and caches else None
         self.prefetcher = self._make_prefetcher(config, prefetch) if config.prefetch else None
+        if self.block_order is not None:
+            self.block_order.rank = partial(self._bookkeeping.attempt, self.step_forecasts.pass_on)
         self._apply_to_blocks(self._modes.whole["eviction"])  # whether states are read depends on it
         recorded = config.recorder.states if config.recorder is not None else "off"
         self._states = RequestStates(

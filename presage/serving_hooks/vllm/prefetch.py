@@ -183,6 +183,11 @@ class Prefetcher(Listener):
         self._stuck = False
         self._alive.pop(request_id, None)
 
+    @property
+    def pressed(self) -> bool:
+        """Whether forecasts matter now: prompts are fetched by them, or the blocks are pressed."""
+        return self.switch.on or self._blocks.pressed
+
     def forecast(
         self, step: Step, lookahead: Lookahead, curve: ReturnCurve | None, since: float, step_s: float
     ) -> None:

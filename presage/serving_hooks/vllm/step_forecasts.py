@@ -3,7 +3,7 @@
 A forecast of next agents is made when a step starts, completes or gets its hidden state; one of the return time when a
 step completes, and again when its answer was parsed; one of context growth when a step arrives and completes. Eviction
 receives the latest forecasts of each workflow at `flush`, while the model runs: if one step completes and the next
-arrives, blocks are ranked only once.
+arrives, blocks are ranked only once. While there are enough free blocks that no workflow uses, it receives none.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ from presage.serving_hooks.workflows.identity import Step
 class Retention(Protocol):
     """Keeps blocks by forecasts."""
 
+    @property
+    def pressed(self) -> bool:
+        """Whether it needs forecasts at each `flush`; else it calls `pass_on` when it does."""
+
     def forecast(
         self, step: Step, lookahead: Lookahead, curve: ReturnCurve | None, since: float, step_s: float
     ) -> None:
@@ -56,6 +60,9 @@ _HOLD: Final = (0.1, 0.5, 0.9, 0.99)
 
 _FIRST_STEP_S: Final = 10.0
 """Seconds from step to step before any was measured; the same for all workflows."""
+
+_FEW: Final = 64
+"""Workflows that may be pending in vain."""
 
 CompletionState = Callable[[str], "NDArray[np.float32] | None"]
 """The completion state of a request that has just produced its last token; None if there is none."""
@@ -332,13 +339,19 @@ class StepForecasts(Listener):
             self._change(workflow, workflow.step, change)
 
     def flush(self) -> None:
+        """Passes forecasts on if retention needs them; between two iterations, or while the model runs."""
+        if self._pending and (self.retention is None or self.retention.pressed):
+            self.pass_on()
+        elif len(self._pending) > _FEW + 2 * len(self._table):  # ended workflows
+            self._pending = [workflow for workflow in self._pending if workflow.forecasts.pending is not None]
+
+    def pass_on(self) -> None:
         """Passes the latest forecast of each workflow to retention, if it is new since the last call."""
-        if self._pending:
-            pending, self._pending = self._pending, []
-            for workflow in pending:
-                passed, workflow.forecasts.pending = workflow.forecasts.pending, None
-                if self.retention is not None and passed is not None:
-                    self._pass_on(self.retention, workflow.forecasts, *passed)
+        pending, self._pending = self._pending, []
+        for workflow in pending:
+            passed, workflow.forecasts.pending = workflow.forecasts.pending, None
+            if self.retention is not None and passed is not None:
+                self._pass_on(self.retention, workflow.forecasts, *passed)
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
@@ -410,7 +423,7 @@ class StepForecasts(Listener):
             self._passes(workflow, step, known.next_agents, change)
 
     def _passes(self, workflow: Workflow, step: Step, forecast: LiveForecast | None, change: slice | None) -> None:
-        """Retention receives this forecast at the next `flush`, unless another comes before."""
+        """Retention receives this forecast when it needs it, unless another comes before."""
         if workflow.forecasts.pending is None:
             self._pending.append(workflow)
         workflow.forecasts.pending = step, forecast, change

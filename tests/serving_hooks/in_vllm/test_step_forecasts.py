@@ -40,6 +40,8 @@ class Source:
 class Heard:
     """Keeps what eviction is told: worths of both agents' blocks as shares of a certain touch."""
 
+    pressed = True
+
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.waits: list[Any] = []

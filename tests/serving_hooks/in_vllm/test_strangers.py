@@ -68,6 +68,8 @@ def test_100_000_requests_raise_nothing_and_memory_is_flat() -> None:
     forecasts = StepForecasts(table, Forecasts(source), ScoreConfig(), counts, Modes(), lambda: now[0])
 
     class Keeps:
+        pressed = True
+
         def forecast(self, *_: Any) -> None:
             pass
 
