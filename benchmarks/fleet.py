@@ -38,7 +38,7 @@ CELLS: Final = {
 }
 """Engine, tokens of a cache, workflows at once, and workflows to replay."""
 
-ORACLE: Final = replace(ROUTING["presage"], name="presage-oracle", foretold="oracle", returns="oracle")
+ORACLE: Final = replace(ROUTING["presage"], name="presage-oracle", forecasts="oracle", returns="oracle")
 POLICIES_RUN: Final = (*ROUTING.values(), ORACLE)
 
 

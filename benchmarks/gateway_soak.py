@@ -85,7 +85,7 @@ def main() -> None:
         memory.append(mib(pid))
         times += found
         status = httpx.get(urls["gateway"] + "/v1/workflows/status", timeout=60).json()["engines"][0]
-        ended = status["ended"] + status["expired"]
+        ended = sum(status["ended"].values())
         print(
             f"{sent} sent, {failed} failed, {memory[-1]:.0f} MiB, {status['workflows']} run, {ended} ended", flush=True
         )

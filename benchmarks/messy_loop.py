@@ -232,7 +232,7 @@ def main() -> None:
 
         say("It forecasts what the engine serves.")
         serve(server, draw(args.workflows, LIVE), LIVE)
-        promise = server.status()["truth"]["promised"].get(TYPE)
+        promise = server.status()["monitor"]["promised"].get(TYPE)
         if promise is None:
             raise failed("nothing was promised, or no workflow was judged")
         report["promised"] = compared(promise)
@@ -242,7 +242,7 @@ def main() -> None:
         say("The application renames an agent.")
         for part in range(4):
             serve(server, renamed(draw(args.workflows, RENAMED + part)), RENAMED + part)
-            told = server.status()["truth"]
+            told = server.status()["monitor"]
             if TYPE in told["alarms"]:
                 break
         if TYPE not in told["alarms"]:

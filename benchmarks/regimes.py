@@ -222,7 +222,7 @@ KNOWN: Final = {
     **POLICIES,
     THUNDERAGENT.name: THUNDERAGENT,
     FIXED: replace(POLICIES[STOCK], name=FIXED),
-    "truth": replace(POLICIES["full"], name="truth", foretold="oracle", ranked="oracle", returns="oracle"),
+    "truth": replace(POLICIES["full"], name="truth", forecasts="oracle", ranked="oracle", returns="oracle"),
 }
 
 

@@ -100,7 +100,7 @@ def _read(line: str) -> dict[str, Any] | None:
 
 def key_of(one: Cell, policy: str, seed: int, at_once: int | None = None) -> Key:
     """Of a run."""
-    asked = "asked" in policy_of(policy).foretellers
+    asked = "asked" in policy_of(policy).sources
     return Key(one.name, one.forecasts if asked else "-", policy, seed, at_once)
 
 

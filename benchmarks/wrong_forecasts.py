@@ -108,7 +108,7 @@ def main() -> None:
                 of_contexts, of_pauses = (factor if wrong == kind else 1.0 for kind in ("contexts", "pauses"))
                 contexts = WrongContexts(jobs[0], of_contexts)
                 policy = replace(
-                    right, returns=lambda given, clock, of=of_pauses: WrongPauses(given, of), foretold="asked"
+                    right, returns=lambda given, clock, of=of_pauses: WrongPauses(given, of), forecasts="asked"
                 )
                 with admission_believes(of_pauses):
                     ran = played(replace(setting, contexts=lambda clock, of=contexts: of), policy, seed)

@@ -64,7 +64,7 @@ def _render(engines: list[dict[str, Any]]) -> list[Any]:
         rows = [["all others", "all others", engine["default"]]]
         rows += [
             [one["policy"] or "all", "all" if one["workflow_type"] is None else one["workflow_type"], one["mode"]]
-            for one in engine["said"]
+            for one in engine["rules"]
         ]
         whole = ", ".join(f"{policy} {word}" for policy, word in engine["policies"].items())
         shown += [table(f"Engine {number}", ["policy", "workflow type", "mode"], rows), f"at most: {whole}"]

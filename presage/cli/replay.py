@@ -213,7 +213,7 @@ def replay(
             models=plan.agents,
             scaling=plan.scaling,
         )
-        forecasting = not plain and any("asked" in one.foretellers for one in policies)
+        forecasting = not plain and any("asked" in one.sources for one in policies)
         for one in members:
             check_fits(held.jobs, one.engine)
         check_fits(held.jobs, machine)
@@ -321,7 +321,7 @@ def _held_out(
     if returns is None:
         returns = forecasts if known(forecasts) else COUNTS
     models_named = [name for name in (forecasts, lengths, contexts, returns) if name is not None and not known(name)]
-    if not models_named or not any("asked" in policy.foretellers for policy in policies):
+    if not models_named or not any("asked" in policy.sources for policy in policies):
         return table, {"forecasts": forecasts, "returns": returns}, None
 
     from presage.predictors.length.context import ContextGrowthPredictor

@@ -68,8 +68,8 @@ def promised_and_live(url: str, api_key: str | None) -> tuple[list[dict[str, Any
         engine = _read(reported)
         if engine is None:
             continue
-        truth = reported.get("truth") or {}
-        kept = {key: truth.get(key, {}) for key in ("promised", "against_counts", "alarms")}
+        monitor = reported.get("monitor") or {}
+        kept = {key: monitor.get(key, {}) for key in ("promised", "against_counts", "alarms")}
         found.append({"engine": number, "models": dict(engine.models), **kept})
         rows = [*([kind, model] for kind, model in engine.models.items()), *promises(engine), *_broken(engine)]
         made = table(f"\nLive on {url}" + (f", engine {number}" if number else ""), ["", ""], rows)
@@ -153,14 +153,14 @@ def _forecasts(engine: EngineStatus) -> Rows:
 
 def promises(engine: EngineStatus) -> Rows:
     """Promised accuracy and coverage beside the live one, and the model beside online counts, by workflow type."""
-    if engine.truth is None:
+    if engine.monitor is None:
         return []
     rows: Rows = []
-    for name, promise in engine.truth.promised.items():
+    for name, promise in engine.monitor.promised.items():
         for figure, of in promise.figures.items():
             told = f"{_with_interval(of.promised)} promised, {_with_interval(of.live)} live"
             rows.append([f"{figure}: {name or '(no type)'}", f"{told} of {counted_of(of.workflows, 'workflow')}"])
-    for name, compared in engine.truth.against_counts.items():
+    for name, compared in engine.monitor.against_counts.items():
         told = f"{compared.model:.3f}, online counts {compared.counts:.3f} at its latest {compared.steps} steps"
         rows.append([f"against counts: {name or '(no type)'}", told])
     return rows
@@ -198,7 +198,7 @@ def _prompts(engine: EngineStatus) -> Rows:
 
 
 def _evicted(engine: EngineStatus) -> Rows:
-    parts = [f"{times} {of}" for of, times in (engine.given_up or {}).items()]
+    parts = [f"{times} {of}" for of, times in (engine.evicted or {}).items()]
     return [["evicted blocks", ", ".join(parts)]] if parts else []
 
 
@@ -256,13 +256,13 @@ def _problems(engine: EngineStatus) -> Rows:
 
 def _broken(engine: EngineStatus) -> Rows:
     """Alarms, broken promises with their likely causes, and types for which a model stands back."""
-    truth = engine.truth or MonitorStatus()
-    rows: Rows = [["drift", name or "(no type)"] for name in truth.alarms]
-    for name, promise in truth.promised.items():
+    monitor = engine.monitor or MonitorStatus()
+    rows: Rows = [["drift", name or "(no type)"] for name in monitor.alarms]
+    for name, promise in monitor.promised.items():
         if promise.kept is False:
             rows.append(["below its promise", name or "(no type)"])
         rows += [[f"likely cause: {name or '(no type)'}", f"{cause.text}; {cause.mend}"] for cause in promise.causes]
-    for name, compared in truth.against_counts.items():
+    for name, compared in monitor.against_counts.items():
         if compared.stands_back:
             rows.append(["stands back", f"{name or '(no type)'}: online counts forecast it until it recovers"])
     return rows

@@ -36,10 +36,12 @@ OPEN: Final = ".open.arrows"
 WHOLE: Final = ".arrows"
 FILE_NAME: Final = re.compile(r"(steps|forecasts|ends)-\d{6,}(\.open)?\.arrows")
 
-RECORDED_FINISHED: Final = "said"
+RECORDED_FINISHED: Final = "finished"
 """How an end is recorded that the client reported."""
-RECORDED_EXPIRED: Final = "silent"
+RECORDED_EXPIRED: Final = "expired"
 """How an end is recorded where no request came within the time to live."""
+RECORDED_ENDS: Final = (RECORDED_FINISHED, RECORDED_EXPIRED, "said", "silent")
+"""How an end is recorded; the last two by recorders of earlier versions."""
 
 STEPS: Final = pa.schema(
     [

@@ -136,7 +136,7 @@ def missing_inputs(status: EngineStatus) -> Iterator[Sample]:
 
 
 def _figures(status: EngineStatus) -> Iterator[tuple[str, str, LiveFigures]]:
-    for name, models in status.truth.workflow_types.items() if status.truth is not None else ():
+    for name, models in status.monitor.workflow_types.items() if status.monitor is not None else ():
         for model, figures in models.items():
             yield name, model, figures
 
@@ -156,7 +156,7 @@ def accuracies(status: EngineStatus) -> Iterator[Sample]:
 
 def _promised(status: EngineStatus) -> Iterator[Sample]:
     """Promised and live accuracy by workflow type, moment and bound of their intervals."""
-    promises = status.truth.promised if status.truth is not None else {}
+    promises = status.monitor.promised if status.monitor is not None else {}
     for name in sorted(promises)[:MOST_TYPES]:
         for figure, of in promises[name].figures.items():
             if figure.startswith(ACCURACY):
@@ -166,7 +166,7 @@ def _promised(status: EngineStatus) -> Iterator[Sample]:
 
 
 def _stands_back(status: EngineStatus) -> dict[str, float]:
-    compared = status.truth.against_counts if status.truth is not None else {}
+    compared = status.monitor.against_counts if status.monitor is not None else {}
     return dict.fromkeys([name for name, of in sorted(compared.items()) if of.stands_back][:MOST_TYPES], 1.0)
 
 
@@ -218,7 +218,7 @@ def return_figures(status: EngineStatus) -> Iterator[tuple[str, str, ReturnFigur
 
 
 def _alarms(status: EngineStatus) -> dict[str, float]:
-    standing = sorted(status.truth.alarms) if status.truth is not None else []
+    standing = sorted(status.monitor.alarms) if status.monitor is not None else []
     return dict.fromkeys([*standing[:MOST_TYPES], *([OTHER] if len(standing) > MOST_TYPES else [])], 1.0)
 
 
@@ -319,9 +319,9 @@ METRICS: Final = (
         "presage_evicted_blocks_total",
         "class",
         "Evicted KV-cache blocks, by what they were: blank (held nothing), retired (of ended workflows), "
-        "worthless (of requests without a workflow), unknown (of active workflows without a forecast), forecast (of "
+        "unowned (of requests without a workflow), unknown (of active workflows without a forecast), forecast (of "
         "active workflows with one).",
-        lambda status: status.given_up,
+        lambda status: status.evicted,
     ),
     _number("presage_held_workflows", "Workflows held back whose request waits for it.", "admission.held"),
     _number("presage_paused_workflows", "Workflows held back while their tool runs.", "admission.paused"),
@@ -379,8 +379,8 @@ METRICS: Final = (
     _table(
         "presage_workflows_ended_total",
         "how",
-        "Workflows that ended: said (by their client), or silent (for their time to live).",
-        lambda status: None if status.ended is None else {"said": status.ended, "silent": status.expired},
+        "Workflows that ended: finished (by their client), expired (no request for their time to live), or aborted.",
+        lambda status: status.ended,
     ),
     _table(
         "presage_policy_on",

@@ -188,7 +188,7 @@ class Modes:
         """The settings, and the highest mode of each policy."""
         return {
             "default": self._rules[None, None].word,
-            "said": [
+            "rules": [
                 {"policy": policy, "workflow_type": name, "mode": mode.word}
                 for (policy, name), mode in self._rules.items()
                 if policy is not None or name is not None

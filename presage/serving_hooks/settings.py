@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from presage.predictors.common.forecast import RETENTION_TARGET
 from presage.serving_hooks.forecasting.circuit_breaker import HANG_S, Budget
@@ -14,6 +15,8 @@ from presage.serving_hooks.mode_names import ADMIN_KEY_VARIABLE, ModeName, Polic
 from presage.serving_hooks.policies.wait_bounds import Objective, Objectives
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.workflows import MOST_WORKFLOWS, TIME_TO_LIVE_S
+
+logger = logging.getLogger(__name__)
 
 # YAML reads `on` and `off` as booleans.
 Word = Annotated[
@@ -65,6 +68,10 @@ class ObjectivesSettings(BaseModel):
         return Objectives(self.default.settings(), tenants, types, self.factor)
 
 
+_RENAMED: Final = {"truth": "monitor"}
+"""Settings of the previous version that have another name, read until the next one."""
+
+
 class ForecastSettings(BaseModel):
     """Which models forecast, how they are watched, and what is recorded; each setting has a default."""
 
@@ -101,7 +108,7 @@ class ForecastSettings(BaseModel):
     """seconds between two checks of the registry for newer versions, on average; null for never"""
     registry_memory_mb: int = Field(MOST_MB, ge=512)
     """MB of memory for the process that talks to the registry and tries versions; what needs more is refused"""
-    truth: bool = True
+    monitor: bool = True
     """compare forecasts of the registry's models with outcomes; a workflow type that has drifted gets forecasts from
     online counts"""
     recorder: RecorderConfig | None = None
@@ -117,6 +124,17 @@ class ForecastSettings(BaseModel):
     max_workflows: int = Field(MOST_WORKFLOWS, ge=1)
     """workflows running at once; requests of more are served without one. With `time_to_live_s` it bounds the memory of
     workflows that are never ended"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_renamed(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        for old, new in _RENAMED.items():
+            if old in given and new not in given:
+                logger.warning("the setting presage.%s is presage.%s now; the next version reads only that", old, new)
+                given = {new if key == old else key: value for key, value in given.items()}
+        return given
 
     def forecast_budget(self) -> Budget:
         """The limits of each model; first calls get no longer deadline, since the trial has compiled the models."""

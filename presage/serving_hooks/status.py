@@ -210,18 +210,18 @@ class EngineStatus:
     """Status of one engine. Attributes are the keys of its JSON form.
 
     Attributes:
+        ended: ended workflows by reason, see `EndReason`.
         counted: counts by metric; see `EventCounts.by_metric`.
         models: the model of each kind as a text; `model_versions` as data.
         examples: keys that clients sent, by the field and reason for which they were left out.
         data_parallel: engines that share the requests; each knows only the workflows whose requests reach it.
-        given_up: evicted blocks by class.
-        truth: forecasts against outcomes.
+        evicted: evicted blocks by class.
+        monitor: forecasts against outcomes.
     """
 
     on: Mapping[str, bool] | None = None
     workflows: int | None = None
-    ended: int | None = None
-    expired: int = 0
+    ended: Mapping[str, int] | None = None
     data_parallel: int = 1
     models: Mapping[str, str] = field(default_factory=dict)
     model_versions: Mapping[str, ModelStatus] = field(default_factory=dict)
@@ -229,14 +229,14 @@ class EngineStatus:
     counted: Mapping[str, tuple[LabelledCount, ...]] = field(default_factory=dict)
     examples: Mapping[str, str] = field(default_factory=dict)
     prompts: PromptStatus | None = None
-    given_up: Mapping[str, int] | None = None
+    evicted: Mapping[str, int] | None = None
     prefetch: PrefetchStatus | None = None
     ageing: AgeingStatus | None = None
     admission: AdmissionStatus | None = None
     tails: Mapping[str, SecondsStatus] = field(default_factory=dict)
     inputs: InputStatus | None = None
     reload: ReloadStatus | None = None
-    truth: MonitorStatus | None = None
+    monitor: MonitorStatus | None = None
     recorder: RecorderStatus | None = None
     returns: ReturnStatus | None = None
 
@@ -256,4 +256,12 @@ def read_status(reported: Mapping[str, Any]) -> EngineStatus | None:
     Raises:
         pydantic.ValidationError: a declared key holds another type.
     """
-    return _adapter().validate_python(reported) if reported else None
+    return _adapter().validate_python(_renamed(reported)) if reported else None
+
+
+def _renamed(reported: Mapping[str, Any]) -> dict[str, Any]:
+    """The status with the keys of this version; an engine of the previous one may have reported it."""
+    status = {{"truth": "monitor", "given_up": "evicted"}.get(key, key): value for key, value in reported.items()}
+    if isinstance(status.get("ended"), int):
+        status["ended"] = {"finished": status["ended"], "expired": status.get("expired", 0)}
+    return status

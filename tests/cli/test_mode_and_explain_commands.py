@@ -15,7 +15,7 @@ from cli_samples import run
 ADMIN = "an admin's long key"
 MODES = {
     "default": "on",
-    "said": [{"policy": "eviction", "workflow_type": "[red]beta", "mode": "off"}],
+    "rules": [{"policy": "eviction", "workflow_type": "[red]beta", "mode": "off"}],
     "policies": {"priority": "on", "eviction": "on", "admission": "on", "prefetch": "on"},
 }
 FORECAST = {

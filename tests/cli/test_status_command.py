@@ -20,11 +20,10 @@ from presage.registry.connect import open_registry
 STATUS: dict[str, Any] = {
     "on": {"priority": True, "eviction": False, "admission": True},
     "workflows": 3,
-    "expired": 1,
-    "ended": 9,
+    "ended": {"finished": 9, "expired": 1, "aborted": 0},
     "data_parallel": 2,
     "prompts": {"tokens": 1000, "local_tokens": 640, "external_tokens": 60},
-    "given_up": {"blank": 91, "retired": 40, "forecast": 3},
+    "evicted": {"blank": 91, "retired": 40, "forecast": 3},
     "ageing": {"promoted": 2, "demoted": 1},
     "models": {"next-agent": "models:/next-agent@champion, version 3", "remaining-length": "none: no [bold]registry"},
     "states": "no predictor reads them",
@@ -51,7 +50,7 @@ STATUS: dict[str, Any] = {
             "review": {"back-off": {"judged": {"0.5": 40, "0.9": 40}, "within": {"0.5": 19, "0.9": 37}}}
         },
     },
-    "truth": {
+    "monitor": {
         "alarms": {"review": {}},
         "promised": {
             "review": {
@@ -163,7 +162,7 @@ def test_models_shows_promised_and_live_figures_of_an_engine(made: Made, tmp_pat
         "stands back review: online counts forecast it until it recovers",
     } <= set(said)
     (live,) = run(*asked, "--json").json["live"]
-    assert live["promised"] == STATUS["truth"]["promised"]
+    assert live["promised"] == STATUS["monitor"]["promised"]
     assert live["models"] == STATUS["models"]
 
 

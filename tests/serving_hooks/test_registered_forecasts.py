@@ -106,8 +106,8 @@ def test_an_engine_names_what_its_champion_was_promoted_with_and_it_does_not_sup
         monitor.drift.alarms["retry"] = Alarm("retry", 9, ())
         told = read_status(made.upkeep.status())
         assert told is not None
-        assert told.truth is not None
-        causes[target] = [cause.text for cause in told.truth.promised["retry"].causes]
+        assert told.monitor is not None
+        causes[target] = [cause.text for cause in told.monitor.promised["retry"].causes]
     assert missing == {"gateway": {"next-agent": ["text"]}, "engine": {}}
     assert causes["engine"] == [CHANGED.text]
     assert causes["gateway"] == [missing_causes(["text"]).text, CHANGED.text]

@@ -199,7 +199,7 @@ def ended_runs(ends: Iterable[pa.RecordBatch]) -> dict[int, int]:
     """The number of steps of each ended run, from the columns END_NUMBERS of the ends."""
     found: dict[int, int] = {}
     for batch in ends:
-        known = batch.filter(pc.is_in(batch["how"], pa.array([layout.RECORDED_FINISHED, layout.RECORDED_EXPIRED])))
+        known = batch.filter(pc.is_in(batch["how"], pa.array(layout.RECORDED_ENDS)))
         found.update(zip(known["run"].to_pylist(), known["steps"].to_pylist(), strict=True))
     return found
 

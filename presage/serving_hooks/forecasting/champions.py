@@ -148,9 +148,9 @@ class Champions:
         }
         monitor = self.source.latest.monitor
         if monitor is not None:
-            status["truth"] = truth = monitor.status()
+            status["monitor"] = judged = monitor.status()
             inputs = sorted(set().union(*missing.values()))
-            for of in truth["promised"].values() if inputs else ():
+            for of in judged["promised"].values() if inputs else ():
                 if of["causes"]:
                     of["causes"].insert(0, missing_inputs(inputs).to_dict())
         return status
@@ -186,7 +186,7 @@ class Champions:
             max_workflows=most,
             budget=self._config.forecast_budget(),
             # Each version is compared with its own promoted figures.
-            monitor=ForecastMonitor(Drift(promoted), self._live, max_workflows=most) if self._config.truth else None,
+            monitor=ForecastMonitor(Drift(promoted), self._live, max_workflows=most) if self._config.monitor else None,
             inputs=self._inputs,
             text_models=_text_models(found),
         )

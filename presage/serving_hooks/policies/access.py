@@ -410,11 +410,11 @@ class AccessIndex:
             workflows = group.many if group.sole is None else (group.sole,)
             if any(self.running[workflow].lookahead.has_forecast for workflow in workflows):
                 return "forecast"
-            return "unknown" if group.score else "worthless"
+            return "unknown" if group.score else "unowned"
         if group.score > 0:
             return "forecast"
         unknown = group.score < 0 or any(use.score < 0 for use in group.many.values())
-        return "unknown" if unknown else "worthless"
+        return "unknown" if unknown else "unowned"
 
     def due(self, group: Group, now: float) -> float:
         """When the next use of a group with a score above 0 is expected, seconds of the caller's clock.

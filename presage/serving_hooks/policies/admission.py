@@ -199,7 +199,7 @@ class Admission:
     """Decides which workflows may run.
 
     Attributes:
-        crowd: all running workflows and their waits; the caller keeps it up to date.
+        workflows: all running workflows and their waits; the caller keeps it up to date.
         limit: how many may be open; infinity while nobody needs to wait.
         keeps_s: seconds after which a workflow that is away gives up its place.
         opened: how many the last decision let run.
@@ -209,7 +209,7 @@ class Admission:
     cache_tokens: float
     config: AdmissionConfig = field(default_factory=AdmissionConfig)
     counts: EventCounts = field(default_factory=EventCounts)
-    crowd: WorkflowColumns = field(default_factory=WorkflowColumns, repr=False)
+    workflows: WorkflowColumns = field(default_factory=WorkflowColumns, repr=False)
     limit: float = math.inf
     keeps_s: float = math.inf
     opened: int = 0
@@ -235,7 +235,7 @@ class Admission:
     def choose(
         self, rates: Rates | None, recomputing_share: float, shared_tokens: float, now: float, known: bool = False
     ) -> None:
-        """Chooses how many of the workflows in `crowd` may be open.
+        """Chooses how many of the workflows in `workflows` may be open.
 
         While `rates` is None, as many as fit the cache if it is `known` what they grow to, else all of them.
         `recomputing_share` is that of the engine's seconds spent on lost contexts lately; `shared_tokens` are those of
@@ -243,8 +243,8 @@ class Admission:
         """
         self._recomputing_share = recomputing_share
         self._next_s = now + self.config.every_s
-        rows = self.crowd.rows()
-        facts, inside = self.crowd.facts[rows], self.crowd.waits["inside"][rows]
+        rows = self.workflows.rows()
+        facts, inside = self.workflows.facts[rows], self.workflows.waits["inside"][rows]
         self._longest_s = _UNMEASURED_S if rates is None else float(rates.pauses_s[-1])
         opened = (inside & ~_away(facts, self.keeps_s, now)) | (facts["phase"] == Phase.STEP)
         # Many clients never say that a workflow has ended: one that is away for longer than all lately is not counted.
@@ -323,9 +323,9 @@ class Admission:
             self.longer = min(max(self.longer, 1 / MOST_WRONG), MOST_WRONG)
 
     def decide(self, now: float) -> Decision:
-        """Decides which of the workflows in `crowd` may run."""
-        rows = self.crowd.rows()
-        facts, waits = self.crowd.facts[rows], self.crowd.waits[rows]
+        """Decides which of the workflows in `workflows` may run."""
+        rows = self.workflows.rows()
+        facts, waits = self.workflows.facts[rows], self.workflows.waits[rows]
         phase, begun = facts["phase"], facts["begun"]
         began = np.maximum(waits["since"], facts["since"])
         waited = waits["total"] + np.where(np.isnan(waits["since"]), 0.0, now - began)
@@ -354,12 +354,12 @@ class Admission:
         self.opened = int(np.count_nonzero(inside))
         self._update_waits(rows[inside], rows[~inside], now)
         why = np.where(away, AWAY, np.where(begun, PAUSED, FULL))[~inside]
-        held = dict(zip(self.crowd.at(rows[~inside]), why.tolist(), strict=True))
-        run = frozenset(self.crowd.at(rows[inside]))
+        held = dict(zip(self.workflows.at(rows[~inside]), why.tolist(), strict=True))
+        run = frozenset(self.workflows.at(rows[inside]))
         return Decision(run, held, int(np.count_nonzero(overdue & ~inside)), *self._outlooks)
 
     def _update_waits(self, running: NDArray[np.intp], stopped: NDArray[np.intp], now: float) -> None:
-        facts, waits = self.crowd.facts, self.crowd.waits
+        facts, waits = self.workflows.facts, self.workflows.waits
         self.counts.add(ADMISSION_DECISIONS, "all")
         self.counts.add(ADMISSION_DECISIONS, "held", times=len(stopped) > 0)
         restored = running[~np.isnan(waits["since"][running])]

@@ -154,7 +154,7 @@ class LazyHeap:
         return old if old and not (young and young[0] < old[0]) else young
 
 
-CLASSES: Final = ("blank", "retired", "worthless", "unknown", "forecast")
+CLASSES: Final = ("blank", "retired", "unowned", "unknown", "forecast")
 """Classes of evicted blocks: untouched content; all workflows ended; no use expected (unowned); a running workflow
 without a forecast; one with a forecast."""
 
@@ -196,13 +196,13 @@ class FreeOrder:
         clock: seconds, never falling.
 
     Attributes:
-        given_up: evicted blocks by `CLASSES`.
+        evicted: evicted blocks by `CLASSES`.
     """
 
     def __init__(self, blocks: int, clock: Callable[[], float], config: EvictionConfig | None = None) -> None:
         self._by_score = (config or EvictionConfig()).rule == "pbkv"
         self.sharing = Sharing()
-        self.given_up = dict.fromkeys(CLASSES, 0)
+        self.evicted = dict.fromkeys(CLASSES, 0)
         self._clock = clock
         self._index = AccessIndex(blocks, self._by_score)
         self._blank: OrderedDict[int, None] = OrderedDict()
@@ -263,7 +263,7 @@ class FreeOrder:
         blank = self._blank
         while blank and len(evicted) < n:
             evicted.append(blank.popitem(last=False)[0])
-        self.given_up["blank"] += len(evicted)
+        self.evicted["blank"] += len(evicted)
         if not blank:
             blank.clear()  # an emptied table keeps its size until cleared
         if len(evicted) < n:
@@ -288,7 +288,7 @@ class FreeOrder:
                 if group.holes > 256 + len(free) // 8:  # iterating over a dict visits deleted entries
                     group.free, group.holes = dict.fromkeys(free), 0
             evicted += part
-            self.given_up[self._index.kind(group)] += len(part)
+            self.evicted[self._index.kind(group)] += len(part)
             self._index.forget(group, part)
         return evicted
 

@@ -206,7 +206,7 @@ class BeladyBlocks(ScoredBlocks):
         self._stands: int | None = None
 
     @property
-    def given_up(self) -> dict[str, int]:
+    def evicted(self) -> dict[str, int]:
         """Empty."""
         return {}
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STOCK: Final = "stock"
 ORACLE: Final = "oracle"
 
-Foreteller = Literal["asked", "oracle", "output"]
+Forecasting = Literal["asked", "oracle", "output"]
 """The source of forecasts: --forecasts, the oracle, or the output length of the request."""
 
 
@@ -29,8 +29,8 @@ class Policy:
 
     Attributes:
         settings: switches of the hooks that are on; None is vLLM without hooks.
-        foretold: source of next-agent forecasts, one of the named ones or your own; None without forecasts.
-        ranked: source of remaining tokens; None uses `foretold`.
+        forecasts: source of next-agent forecasts, one of the named ones or your own; None without forecasts.
+        ranked: source of remaining tokens; None uses `forecasts`.
         returns: source of return times, one of the named ones or your own; None without.
         foresight: whether blocks are evicted by Belady's rule.
         at_once: limit on concurrent workflows, which a sweep finds if it is `swept`.
@@ -42,9 +42,9 @@ class Policy:
 
     name: str
     settings: frozenset[str] | None
-    foretold: Foreteller | Source | None = None
-    ranked: Foreteller | None = None
-    returns: Foreteller | Returns | None = None
+    forecasts: Forecasting | Source | None = None
+    ranked: Forecasting | None = None
+    returns: Forecasting | Returns | None = None
     foresight: bool = False
     at_once: int | None = None
     swept: bool = False
@@ -59,14 +59,14 @@ class Policy:
         return {switch: switch in self.settings for switch in SWITCHES} | dict(self.more)
 
     @property
-    def foretellers(self) -> set[Foreteller | Source | Returns]:
+    def sources(self) -> set[Forecasting | Source | Returns]:
         """Its sources of forecasts."""
-        return {who for who in (self.foretold, self.ranked, self.returns) if who is not None}
+        return {who for who in (self.forecasts, self.ranked, self.returns) if who is not None}
 
     @property
     def is_bound(self) -> bool:
         """Whether it knows what no engine can: the recorded future, or the best limit on this workload."""
-        return self.foresight or self.swept or not {"oracle", "output"}.isdisjoint(self.foretellers)
+        return self.foresight or self.swept or not {"oracle", "output"}.isdisjoint(self.sources)
 
 
 SWITCHES: Final = ("priority", "eviction", "admission", "prefetch")
@@ -110,7 +110,7 @@ ROUTING: Final[Mapping[str, Policy]] = {
 FIRST_COME: Final = "fcfs"
 CLAIRVOYANT: Final = "stjf-oracle"
 
-SCHEDULERS: Final[Mapping[str, Foreteller | None]] = {
+SCHEDULERS: Final[Mapping[str, Forecasting | None]] = {
     FIRST_COME: None,
     "sjf": "output",
     "stjf": "asked",

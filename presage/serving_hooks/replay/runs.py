@@ -39,7 +39,7 @@ from presage.serving_hooks.replay.forecasts import (
     source,
 )
 from presage.serving_hooks.replay.metrics import Figures, PolicyRun, VirtualClock, figures, over_seeds, shares
-from presage.serving_hooks.replay.policies import Foreteller, Policy, ends
+from presage.serving_hooks.replay.policies import Forecasting, Policy, ends
 from presage.serving_hooks.replay.prompts import PromptIds
 from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, ReplayJob, schedule
 from presage.serving_hooks.status import EngineStatus, read_status
@@ -182,10 +182,10 @@ def run_one(
     if policy.routing is not None:
         clock = VirtualClock()
         members, models, scaling = setting.fleet, setting.models, setting.scaling
-        foretold = policy.foretold
-        if foretold is None and scaling is not None and scaling.policy == "forecast":
-            foretold = "asked"
-        agents = forecaster_for(setting, foretold, clock)
+        forecasts = policy.forecasts
+        if forecasts is None and scaling is not None and scaling.policy == "forecast":
+            forecasts = "asked"
+        agents = forecaster_for(setting, forecasts, clock)
         returns = return_times_for(setting, policy.returns, clock)
         router = FleetRouter(members, loops, policy.routing, jobs, prompts, clock, agents, returns, models, scaling)
     evictions = Evictions(jobs, prompts)
@@ -228,14 +228,14 @@ def _loop(
     from presage.serving_hooks.replay.engine import EngineLoop
 
     clock = VirtualClock()
-    agents = forecaster_for(setting, policy.foretold, clock)
-    lengths = forecaster_for(setting, policy.ranked, clock) if policy.ranked != policy.foretold else None
+    agents = forecaster_for(setting, policy.forecasts, clock)
+    lengths = forecaster_for(setting, policy.ranked, clock) if policy.ranked != policy.forecasts else None
     returns = return_times_for(setting, policy.returns, clock)
     kind = vllm_scheduler.scheduler_class(
         *(policy, agents, clock, fast_path),
         lengths=lengths,
         returns=returns,
-        contexts=contexts(setting.contexts, clock) if setting.contexts and policy.foretold == "asked" else None,
+        contexts=contexts(setting.contexts, clock) if setting.contexts and policy.forecasts == "asked" else None,
         next_uses=next_uses,
     )
     longest = max(step.prompt_tokens + step.output_tokens for job in setting.jobs for step in job.steps)
@@ -244,7 +244,7 @@ def _loop(
     return EngineLoop(scheduler, engine.cost, engine.block_tokens, clock)
 
 
-def forecaster_for(setting: Setting, who: Foreteller | Source | None, clock: Callable[[], float]) -> Any:
+def forecaster_for(setting: Setting, who: Forecasting | Source | None, clock: Callable[[], float]) -> Any:
     """The source of forecasts that a policy names; None if it names none."""
     if who is None:
         return None
@@ -257,7 +257,7 @@ def forecaster_for(setting: Setting, who: Foreteller | Source | None, clock: Cal
     return source("oracle")(setting.jobs, clock)
 
 
-def return_times_for(setting: Setting, who: Foreteller | Returns | None, clock: Callable[[], float]) -> Any:
+def return_times_for(setting: Setting, who: Forecasting | Returns | None, clock: Callable[[], float]) -> Any:
     """The source of return times that a policy names; None if it names none."""
     if who is None:
         return None
@@ -288,7 +288,7 @@ def run_all(
     """
     schedule(setting.arrivals, setting.jobs, 0)
     for policy in policies:
-        for who in (policy.foretold, policy.ranked):
+        for who in (policy.forecasts, policy.ranked):
             forecaster_for(setting, who, time.monotonic)
         return_times_for(setting, policy.returns, time.monotonic)
     unlimited = [policy for policy in policies if policy.swept]

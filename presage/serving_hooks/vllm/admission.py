@@ -123,7 +123,7 @@ class AdmissionController(Listener):
 
     Args:
         bounds: how long a request may be held.
-        tell: called when a workflow is held, with the most seconds for which it will be, and with None when it is
+        on_hold: called when a workflow is held, with the most seconds for which it will be, and with None when it is
             admitted.
         earlier: what the means of a workflow type begin with.
 
@@ -142,7 +142,7 @@ class AdmissionController(Listener):
         switch: Switch,
         modes: Modes,
         bounds: WaitBounds,
-        tell: Callable[[Workflow, float | None], object],
+        on_hold: Callable[[Workflow, float | None], object],
         earlier: Earlier,
     ) -> None:
         self.switch = switch
@@ -155,9 +155,9 @@ class AdmissionController(Listener):
         self._admission = Admission(port.cache_tokens(), config, self.counts)
         self._held_at_most_s = held_at_most_s
         self._port, self._block_tokens, self._most_decoding = port, port.hash_tokens, port.most_running
-        self._clock, self._bounds, self._tell = clock, bounds, tell
+        self._clock, self._bounds, self._on_hold = clock, bounds, on_hold
         self._workload = WorkloadMeans(earlier)
-        self.workflows = self._admission.crowd
+        self.workflows = self._admission.workflows
         self._columns = Columns(self.workflows, self._workload, port.hash_tokens)
         self._shared = SharedPrefixes()
         self._ended: list[Workflow] = []  # to drop once they have no request
@@ -215,7 +215,7 @@ class AdmissionController(Listener):
         self._workload.own_tokens.observe(own)
         self._changes(workflow, account)
         if account.held:  # retention takes a request that has arrived as due now
-            self._tell_of(workflow, account)
+            self._report_hold(workflow, account)
 
     def request_scheduled(self, request: EngineRequest, step: RunningStep | None, found: Found) -> None:
         """A request is selected for the first time."""
@@ -303,7 +303,7 @@ class AdmissionController(Listener):
         workflow = max(waiting, key=lambda workflow: self._held[workflow].waited_s(now))
         one = self._held.pop(workflow)
         self.switch.attempt(one.hold, False, now)
-        self._tell_of(workflow, one)
+        self._report_hold(workflow, one)
         self.counts.add(ADMISSION_CHANGES, "let in")
         return list(one.requests) if self.switch.on else self.close()
 
@@ -365,7 +365,7 @@ class AdmissionController(Listener):
         self.switch.attempt(self._catch_up)
         opened, now = list(self._workflow_of), self._clock()
         for workflow in self._held:
-            self._tell(workflow, None)
+            self._on_hold(workflow, None)
         for workflow in self.workflows:
             account, workflow.account = workflow.account, None
             if account is None:  # a failure has left it behind
@@ -420,13 +420,13 @@ class AdmissionController(Listener):
             self.longest_held_s = max(self.longest_held_s, account.waited_s(now))
             if account.hold(False, now):
                 changed += account.requests
-            self._tell_of(workflow, account)
+            self._report_hold(workflow, account)
         for workflow in [one for one in acts_on if one not in self._held]:  # the others do not change
             account = acts_on[workflow]
             if account.hold(True, now):
                 changed += account.requests
             self._held[workflow] = account
-            self._tell_of(workflow, account)
+            self._report_hold(workflow, account)
         self._log(decision, now)
         return changed
 
@@ -457,8 +457,8 @@ class AdmissionController(Listener):
     def _accounts(self) -> list[Account]:
         return [workflow.account for workflow in self.workflows if workflow.account is not None]
 
-    def _tell_of(self, workflow: Workflow, account: Account) -> None:
-        self._tell(workflow, account.bound_s if account.held else None)
+    def _report_hold(self, workflow: Workflow, account: Account) -> None:
+        self._on_hold(workflow, account.bound_s if account.held else None)
 
     def _changes(self, workflow: Workflow, account: Account) -> None:
         self._columns.changes(workflow, account)

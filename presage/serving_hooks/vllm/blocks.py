@@ -82,9 +82,9 @@ class ScoredBlocks(Listener):
         self._freed(self.vllm_queue.get_all_free_blocks())
 
     @property
-    def given_up(self) -> dict[str, int]:
+    def evicted(self) -> dict[str, int]:
         """Evicted blocks by class (policies/eviction.py); those vLLM's queue chose after a failure do not count."""
-        return self._order.given_up
+        return self._order.evicted
 
     @property
     def pressed(self) -> bool:

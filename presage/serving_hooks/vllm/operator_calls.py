@@ -94,7 +94,6 @@ class OperatorCalls(Hooks):
             "modes": self.modes(),
             "workflows": len(self.workflow_table),
             "data_parallel": self.engine_port.data_parallel,
-            "expired": self.workflow_table.ends[EndReason.EXPIRED],
             "models": {kind: str(model) for kind, model in models.items()},
             "model_versions": {kind: asdict(model) for kind, model in models.items()},
             "states": self._states.predictor_states,
@@ -105,9 +104,9 @@ class OperatorCalls(Hooks):
             "counted": self._counts.by_metric()
             | (admission.counts.by_metric() if admission is not None else {})
             | self._observing.counts.by_metric(),
-            "ended": sum(n for reason, n in self.workflow_table.ends.items() if reason is not EndReason.EXPIRED),
+            "ended": {reason.value: self.workflow_table.ends[reason] for reason in EndReason},
             "prompts": dict(self._prompt_tokens),
-            "given_up": self.block_order.given_up if self.block_order is not None else None,
+            "evicted": self.block_order.evicted if self.block_order is not None else None,
             "ageing": priorities.aged() if priorities is not None else None,
             "admission": admission.status() if admission is not None else None,
             "tails": {name: seconds.status() for name, seconds in self.queue_policies.tails.items()},

@@ -47,7 +47,7 @@ def told(monkeypatch: pytest.MonkeyPatch, runs: Callable[[Workflow], bool]) -> N
     """What the policy decides is decided here."""
 
     def decide(self: Admission, now: float) -> Decision:
-        there = {of: replace(row, id=of.key) for of, row in zip(self.crowd, rows(self.crowd), strict=True)}
+        there = {of: replace(row, id=of.key) for of, row in zip(self.workflows, rows(self.workflows), strict=True)}
         held = {of: "so it is told" for of, row in there.items() if not runs(row)}
         return Decision(frozenset(there) - set(held), held, 0, NOTHING, NOTHING)
 

@@ -40,7 +40,7 @@ def test_what_is_not_said_is_the_policies_own_default(additional: Any) -> None:
     assert config.eviction_settings() == EvictionConfig()
     assert config.admission_settings() == AdmissionConfig()
     assert (config.prefetch, config.prefetch_settings()) == (False, PrefetchConfig())
-    assert (config.recorder, config.reload_s, config.truth) == (None, 30.0, True)
+    assert (config.recorder, config.reload_s, config.monitor) == (None, 30.0, True)
 
 
 def test_what_is_said_arrives() -> None:

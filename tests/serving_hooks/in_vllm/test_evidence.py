@@ -124,4 +124,4 @@ def test_both_together_go_before_each_and_everything_takes_all_back() -> None:
     modes.set("off")
     assert set(modes.whole.values()) == {Mode.OFF}
     assert modes.of("eviction", "t") is Mode.OFF
-    assert modes.status() == {"default": "off", "said": [], "policies": dict.fromkeys(modes.whole, "off")}
+    assert modes.status() == {"default": "off", "rules": [], "policies": dict.fromkeys(modes.whole, "off")}

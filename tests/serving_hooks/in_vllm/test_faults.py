@@ -206,7 +206,7 @@ def test_a_client_never_ends_its_workflows(tmp_path: Path, predictor: Any) -> No
     clock.now = 61.0
     sent += serve(engine, 1, first=40)
     all_well(engine, sent)
-    assert engine.scheduler.presage_status()["expired"] == 40
+    assert engine.scheduler.presage_status()["ended"]["expired"] == 40
     assert not any(left_behind(engine.scheduler).values())
 
 

@@ -94,7 +94,7 @@ def test_every_request_is_answered_and_every_block_accounted_for(
     assert everything_is_free(engine.scheduler)
     status = engine.scheduler.presage_status()
     assert status["on"] == {"priority": True, "eviction": True, "admission": True}
-    assert status["expired"] > 0
+    assert status["ended"]["expired"] > 0
     assert not [reason for reason in status["counts"] if reason.endswith("Error")]
     left = engine.scheduler
     assert not left.requests

@@ -66,17 +66,17 @@ def test_blocks_given_up_are_counted_by_what_they_were(tmp_path: Path) -> None:
     assert metric(engine, "presage_evicted_blocks_total") == {
         "blank": 41,
         "retired": 0,
-        "worthless": 0,
+        "unowned": 0,
         "unknown": 0,
         "forecast": 0,
     }
     run(engine, "b1", prompt(100, 640), workflow_end=True)
     run(engine, "c1", prompt(200, 624))  # 40 blocks: the 9 that hold nothing, then 31 of the ended workflow
-    given_up = metric(engine, "presage_evicted_blocks_total")
-    assert (given_up["blank"], given_up["retired"], given_up["forecast"]) == (41 + 41 + 9, 31, 0)
+    evicted = metric(engine, "presage_evicted_blocks_total")
+    assert (evicted["blank"], evicted["retired"], evicted["forecast"]) == (41 + 41 + 9, 31, 0)
     run(engine, "d1", prompt(300, 640))  # 41: one that holds nothing, 9 retired, 31 of active workflows
-    given_up = metric(engine, "presage_evicted_blocks_total")
-    assert (given_up["blank"], given_up["retired"], given_up["forecast"]) == (41 + 41 + 10, 40, 31)
+    evicted = metric(engine, "presage_evicted_blocks_total")
+    assert (evicted["blank"], evicted["retired"], evicted["forecast"]) == (41 + 41 + 10, 40, 31)
 
 
 def test_blocks_of_nobody_and_of_workflows_without_a_forecast_have_classes_of_their_own(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_blocks_of_nobody_and_of_workflows_without_a_forecast_have_classes_of_th
     engine.scheduler.add_request(ask("nobody", prompt(100, 320), 2))
     engine.run()
     run(engine, "b1", prompt(200, 640))  # 41: 9 that hold nothing, nobody's 20, 12 of a
-    given_up = metric(engine, "presage_evicted_blocks_total")
-    assert (given_up["blank"], given_up["worthless"], given_up["unknown"]) == (21 + 21 + 9, 20, 12)
-    assert given_up["forecast"] == given_up["retired"] == 0
+    evicted = metric(engine, "presage_evicted_blocks_total")
+    assert (evicted["blank"], evicted["unowned"], evicted["unknown"]) == (21 + 21 + 9, 20, 12)
+    assert evicted["forecast"] == evicted["retired"] == 0
 
 
 def test_tails_tell_starts_later_steps_and_whole_workflows_apart(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_workflows_are_alive_until_they_say_that_they_end_or_fall_silent(tmp_pat
     clock.now = 11.0
     run(engine, "e1", prompt(0, 40))
     assert number(engine, "presage_workflows") == 1
-    assert metric(engine, "presage_workflows_ended_total") == {"said": 2, "silent": 2}
+    assert metric(engine, "presage_workflows_ended_total") == {"finished": 2, "expired": 2, "aborted": 0}
 
 
 def test_what_ageing_moves_is_counted(tmp_path: Path) -> None:

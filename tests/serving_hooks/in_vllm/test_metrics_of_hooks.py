@@ -104,8 +104,8 @@ def test_decisions_of_admission_are_counted_by_what_they_changed() -> None:
     admission = Admission(200_000, counts=counted)
     rates = Rates(0.01, 1e-4, 1e-4, 100.0, 400.0, 64, np.linspace(0.1, 4.0, 40), end=1 / 30, miss_share=0.9)
     decide(admission, crowd, None, 0.0)
-    for row in admission.crowd.rows():
-        admission.crowd.waits["inside"][row] = False  # they come only now
+    for row in admission.workflows.rows():
+        admission.workflows.waits["inside"][row] = False  # they come only now
     decision = decide(admission, crowd, rates, 2.0)
     assert decision.held
     everybody = decide(admission, [replace(one, phase=Phase.STEP) for one in crowd], rates, 4.0)  # all have begun
@@ -137,18 +137,18 @@ def figures(accuracy: list[float | None], positions: list[int]) -> dict[str, Any
 
 def test_live_accuracy_by_steps_ahead_where_any_was_judged() -> None:
     truth = {"workflow_types": {"review": figures([0.75, 0.5, None], [8, 4, 0])}}
-    assert samples("presage_forecast_accuracy", {"truth": truth}) == {
+    assert samples("presage_forecast_accuracy", {"monitor": truth}) == {
         ("review", "version 1", "prefill", "1"): 0.75,
         ("review", "version 1", "prefill", "2"): 0.5,
     }
-    assert samples("presage_forecast_accuracy", {"truth": None}) == {}
+    assert samples("presage_forecast_accuracy", {"monitor": None}) == {}
     assert samples("presage_forecast_accuracy", {}) == {}
 
 
 def test_of_many_workflow_types_those_judged_least_are_one_with_their_mean() -> None:
     types = {f"t{n}": figures([1.0], [100 + n]) for n in range(MOST_TYPES)}
     rare = {"seldom": figures([0.5], [30]), "seldomer": figures([0.2], [10])}
-    found = samples("presage_forecast_accuracy", {"truth": {"workflow_types": {**rare, **types}}})
+    found = samples("presage_forecast_accuracy", {"monitor": {"workflow_types": {**rare, **types}}})
     assert len(found) == MOST_TYPES + 1
     assert round(found[OTHER, "version 1", "prefill", "1"], 9) == (0.5 * 30 + 0.2 * 10) / 40
     assert {labels[0] for labels in found} == {*types, OTHER}
@@ -160,14 +160,14 @@ def test_coverage_and_alarms() -> None:
         "alarms": {f"t{n:02}": {} for n in range(MOST_TYPES + 2)},
         "raised": 60,
     }
-    assert samples("presage_forecast_coverage", {"truth": truth}) == {
+    assert samples("presage_forecast_coverage", {"monitor": truth}) == {
         ("review", "version 2", "0.5"): 0.25,
         ("review", "version 2", "0.9"): 1.0,
     }
-    standing = samples("presage_drift_alarm", {"truth": truth})
+    standing = samples("presage_drift_alarm", {"monitor": truth})
     assert len(standing) == MOST_TYPES + 1
     assert (OTHER,) in standing
-    assert samples("presage_drift_alarms_total", {"truth": truth}) == {(): 60}
+    assert samples("presage_drift_alarms_total", {"monitor": truth}) == {(): 60}
 
 
 def test_figures_of_live_accuracy_are_read_as_they_are_made() -> None:
@@ -183,7 +183,7 @@ def test_figures_of_live_accuracy_are_read_as_they_are_made() -> None:
         truth.ended("review", name, EndReason.EXPIRED)
     ((name, model),) = truth.live.models()
     moments = truth.live.agents(name, model, resamples=0)
-    status = {"truth": {"workflow_types": {name: {model: {"moments": moments}}}}}
+    status = {"monitor": {"workflow_types": {name: {model: {"moments": moments}}}}}
     assert samples("presage_forecast_accuracy", status) == {
         ("review", "version 3", "prefill", "1"): 0.5,
         ("review", "version 3", "completion", "1"): 0.5,

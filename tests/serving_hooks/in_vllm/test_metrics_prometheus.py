@@ -46,7 +46,7 @@ TOLD = {
         "presage_metadata_left_out_total": [{"labels": ["step", "no number from 0"], "count": 1}],
         "presage_events_total": [{"labels": ['odd "name"\n\\'], "count": 1}],
     },
-    "truth": {
+    "monitor": {
         "raised": 1,
         "alarms": {"review": {}},
         "workflow_types": {

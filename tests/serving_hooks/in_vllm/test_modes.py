@@ -135,7 +135,7 @@ def test_one_word_switches_all_off_and_the_order_of_arrival_is_back(tmp_path: Pa
             engine.scheduler.set_mode(mode, None, None)
             engine.run()
             assert engine.ended == list(order)
-            assert engine.scheduler.presage_status()["modes"]["said"] == []
+            assert engine.scheduler.presage_status()["modes"]["rules"] == []
 
 
 def test_the_first_request_after_a_change_is_treated_by_it(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_silent_workflow_has_ended_after_its_time_and_an_ended_one_at_once(tmp
         step(engine, "c1", 200, 768)
         assert ("closes", "b") in known.told
         assert step(engine, "a2", 0, 656) == 640  # though b was sure to return
-        assert engine.scheduler.presage_status()["expired"] == (how == "silence")
+        assert engine.scheduler.presage_status()["ended"]["expired"] == (how == "silence")
 
 
 def test_a_workflow_that_ends_while_a_request_of_it_runs_ends_with_it_again(tmp_path: Path) -> None:

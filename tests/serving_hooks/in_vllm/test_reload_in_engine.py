@@ -113,7 +113,7 @@ def test_an_engine_without_a_model_gets_one_a_newer_one_and_never_a_broken_one(
     assert "version 1 stays" in status["reload"]["troubles"]["next-agent"]
     assert all(status["on"].values())
     assert "reload of models" not in " ".join(status["counts"])
-    live = status["truth"]["workflow_types"]["retry"]
+    live = status["monitor"]["workflow_types"]["retry"]
     assert set(live) == {"counts", "version 1", "version 2"} or set(live) == {"version 1", "version 2"}
     scheduler.shutdown()
 
@@ -135,7 +135,7 @@ def test_a_changed_workflow_type_is_noticed_told_once_and_forecast_by_counts(
     scheduler, engine = following(registry, tmp_path)
     with caplog.at_level(logging.WARNING):
         serve(engine, 320)
-        assert scheduler.presage_status()["truth"]["alarms"] == {}
+        assert scheduler.presage_status()["monitor"]["alarms"] == {}
         for first in range(320, 520, 8):
             for step in range(3):
                 for number in range(first, first + 8):
@@ -143,9 +143,9 @@ def test_a_changed_workflow_type_is_noticed_told_once_and_forecast_by_counts(
                     send(engine, f"w{number}", step, agent=agent, workflow_end=step == 2)
                 engine.run()
             status = scheduler.presage_status()
-            if status["truth"]["alarms"]:
+            if status["monitor"]["alarms"]:
                 break
-    assert list(status["truth"]["alarms"]) == ["retry"]
+    assert list(status["monitor"]["alarms"]) == ["retry"]
     before = status["counts"]["forecast: back-off"]
     champions = status["counts"]["forecast: champion"]
     serve(engine, 4, first=1000)
@@ -155,7 +155,7 @@ def test_a_changed_workflow_type_is_noticed_told_once_and_forecast_by_counts(
     assert sum("'retry' has changed" in record.getMessage() for record in caplog.records) == 1
     promote(registry, 2)
     scheduler.upkeep.reload.look()
-    assert scheduler.presage_status()["truth"]["alarms"] == {}, "another version is held against figures of its own"
+    assert scheduler.presage_status()["monitor"]["alarms"] == {}, "another version is held against figures of its own"
     serve(engine, 1, first=2000)
     assert scheduler.presage_status()["counts"]["forecast: champion"] == champions + 6
 
@@ -164,7 +164,7 @@ def test_truth_can_be_switched_off(registry: Registry, tmp_path: Path) -> None:
     promote(registry, 1)
     scheduler, engine = following(registry, tmp_path, truth=False)
     serve(engine, 2)
-    assert "truth" not in scheduler.presage_status()
+    assert "monitor" not in scheduler.presage_status()
 
 
 class Turned(Reads):

@@ -118,7 +118,7 @@ AGEING = Ageing("ageing", frozenset({"priority", "eviction"}), "asked")
 @pytest.mark.parametrize("policy", [POLICIES["stock"], POLICIES["lifecycle"], POLICIES["oracle"], AGEING])
 @pytest.mark.parametrize("tokens", [1400, 2400, 12000])
 def test_quick_is_step_by_step(convention: PromptConvention, policy: Policy, tokens: int, tmp_path: Path) -> None:
-    forecasts = "oracle" if policy.foretold else None
+    forecasts = "oracle" if policy.forecasts else None
     quick, one = play(convention, policy, engine(tokens), forecasts=forecasts, folder=tmp_path)
     slow, other = play(convention, policy, engine(tokens), forecasts=forecasts, folder=tmp_path, quick=False)
     assert quick.fast_iterations > quick.iterations / 10
@@ -169,8 +169,8 @@ def test_quick_is_step_by_step_for_forks_and_blocks_of_any_size(
 @pytest.mark.parametrize("convention", [HISTORY, OWN], ids=["history", "own"])
 def test_evictions_are_counted_as_serving_counts_them(name: str, convention: PromptConvention, tmp_path: Path) -> None:
     run, scheduler = play(convention, POLICIES[name], engine(2400), folder=tmp_path, counted=True)
-    serving = scheduler.presage_status()["given_up"]
-    active = sum(serving[kind] for kind in ("worthless", "unknown", "forecast"))
+    serving = scheduler.presage_status()["evicted"]
+    active = sum(serving[kind] for kind in ("unowned", "unknown", "forecast"))
     assert run.evicted == {"blank": serving["blank"], "retired": serving["retired"], "active": active}
     assert all(run.evicted.values())
 

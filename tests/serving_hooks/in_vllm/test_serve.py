@@ -293,7 +293,7 @@ def test_metrics_rise_with_what_is_served_and_agree_with_the_status(server: Serv
     # At prefill and completion of each step.
     assert risen("presage_forecasts_total")["next-agent", "champion"] == 4
     assert sum(n for (kind, _), n in risen("presage_forecasts_total").items() if kind == "remaining-length") == 2
-    assert risen("presage_workflows_ended_total") == {("said",): 1}
+    assert risen("presage_workflows_ended_total") == {("finished",): 1}
     prompts, found = risen("presage_prompt_tokens_total")[()], risen("presage_hit_tokens_total")
     assert found.keys() == {("local",)}  # the same prompt twice: its whole blocks, which are large on a CPU
     assert prompts / 4 < found["local",] < prompts

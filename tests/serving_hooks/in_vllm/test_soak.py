@@ -59,7 +59,7 @@ def test_nothing_is_left_of_workflows_that_have_ended(tiny: Tiny, tmp_path: Path
     clock.now += 10.0
     scheduler.schedule()
     assert scheduler.presage_status()["on"] == {"priority": True, "eviction": True, "admission": True}
-    assert scheduler.presage_status()["expired"] > WORKFLOWS / 10
+    assert scheduler.presage_status()["ended"]["expired"] > WORKFLOWS / 10
     assert not any(left_behind(scheduler).values()), left_behind(scheduler)
     assert everything_is_free(scheduler)
     state = scheduler.debug_state()

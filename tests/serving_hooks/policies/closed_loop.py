@@ -211,6 +211,6 @@ class Loop:
             del self.cache[key]
         del self.here[job.id]
         if self.admission is not None:
-            self.admission.crowd.drop(job.id)
+            self.admission.workflows.drop(job.id)
         self.completions.append(self.now - (job.started or 0.0))
         self.come()

@@ -39,9 +39,9 @@ def decide(
     known: bool = False,
 ) -> Decision:
     """A decision about these workflows and no others, after a new choice where one is due."""
-    crowd, here = admission.crowd, list(workflows)
+    crowd, here = admission.workflows, list(workflows)
     for name in set(crowd) - {one.id for one in here}:
-        admission.crowd.drop(name)
+        admission.workflows.drop(name)
     for one in here:
         row = crowd.place(one.id)
         own = one.context_tokens if one.own_tokens is None else one.own_tokens
@@ -53,7 +53,7 @@ def decide(
 
 def waited_s(admission: Admission, workflow: Workflow, now: float) -> float:
     """Seconds for which a workflow was held although ready, over its life."""
-    crowd = admission.crowd
+    crowd = admission.workflows
     if workflow.id not in crowd:
         return 0.0
     total, since, _ = crowd.waits[crowd.place(workflow.id)].item()

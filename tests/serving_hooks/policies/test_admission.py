@@ -325,7 +325,7 @@ def test_who_takes_the_place_of_one_that_has_ended_has_waited_for_nothing() -> N
     admission = room_for_ten()
     last = CROWD[-1]
     assert last.id in decide(admission, CROWD, THRASHING, 1.0).held
-    admission.crowd.drop(last.id)
+    admission.workflows.drop(last.id)
     decide(admission, [*CROWD[:-1], replace(last, id="fresh", since=5.0)], THRASHING, 5.0)
     assert waited_s(admission, replace(last, id="fresh", since=5.0), 5.0) == 0
-    assert len(admission.crowd) == len(CROWD)
+    assert len(admission.workflows) == len(CROWD)

@@ -21,7 +21,7 @@ def served(to: Recorder, agents: str, ends: bool = True, first: int = 0) -> None
         to.completed(f"r{i}", output_tokens=10 * (i + 1))
         to.forecast(f"r{i}", forecast("completion"))
     if ends:
-        to.ended("t", "w", "said")
+        to.ended("t", "w", "finished")
 
 
 def test_a_forecast_is_kept_as_it_was_made(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_nothing_is_known_past_a_step_that_is_missing(tmp_path: Path) -> None:
         one.begun(f"r{i}", Named(agent=agent))
         one.forecast(f"r{i}", forecast())
         one.completed(f"r{i}", output_tokens=1)
-    one.ended("t", "w", "said")
+    one.ended("t", "w", "finished")
     one.close()
     rows = read_forecasts(tmp_path)[0].to_pylist()
     assert [(row["step"], row["came"], row["came_tokens"]) for row in rows] == [(0, [], None), (2, ["END"], 1)]

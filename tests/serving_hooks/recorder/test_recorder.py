@@ -35,7 +35,7 @@ def test_a_step_is_written_as_it_was_told(tmp_path: Path) -> None:
     hands.on(2.5)
     one.completed("r", output_tokens=9, finish_reason="stop", state_comes=True)
     one.states(["r"], "completion", last[None])  # a state may come after the request has left
-    one.ended("t", "w", "said")
+    one.ended("t", "w", "finished")
     one.close()
     row = read_traces([tmp_path]).table.to_pylist()[0]
     assert row["workflow_id"] == "w@one.0"
@@ -338,7 +338,7 @@ def test_whatever_is_dropped_no_workflow_looks_whole_that_is_not(events: list[st
                 one.writer.turn(0.0)
             elif what == "e":
                 break
-        one.ended("t", "w", "said")
+        one.ended("t", "w", "finished")
         one.close()
         found = counts(one)
         if found.get("written: steps"):

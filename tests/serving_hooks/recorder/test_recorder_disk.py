@@ -166,7 +166,7 @@ def _record_under_a_limit(folder: Path) -> None:
         one.begun(f"r{i}", Named(f"w{i}"))
         one.states([f"r{i}"], "prefill", vector(i, 2560)[None])
         one.completed(f"r{i}")
-        one.ended("t", f"w{i}", "said")
+        one.ended("t", f"w{i}", "finished")
         while i < 10 and counts(one).get("written: ends", 0) <= i:
             time.sleep(0.005)  # however busy the machine: a batch larger than the limit could not be written at all
     one.close()
@@ -194,7 +194,7 @@ def _record_for_ever(folder: Path) -> None:
         one.states([f"r{i}"], "prefill", vector(0, 2560)[None])
         one.completed(f"r{i}", output_tokens=i)
         if i % 5 == 4:
-            one.ended("t", f"w{i // 5}", "said")
+            one.ended("t", f"w{i // 5}", "finished")
         i += 1
         time.sleep(0.0005)
 
@@ -237,7 +237,7 @@ def _record_and_idle(folder: Path, written: Connection) -> None:
         one.completed(f"r{i}", state_comes=True)
         one.states([f"r{i}"], "completion", vector(i)[None])
         if i:
-            one.ended("t", f"w{i}", "said")
+            one.ended("t", f"w{i}", "finished")
     while counts(one).get("written: ends") != 19:
         time.sleep(0.01)
     written.send(counts(one)["written: steps"])
@@ -324,7 +324,7 @@ def test_a_recording_takes_no_more_room_than_it_may(tmp_path: Path, caplog: pyte
             one.begun(f"r{i}", Named(f"w{i}"))
             one.states([f"r{i}"], "prefill", vector(i, 32_768)[None])
             one.completed(f"r{i}")
-            one.ended("t", f"w{i}", "said")
+            one.ended("t", f"w{i}", "finished")
         turn(one, hands)
 
     for i in range(5):

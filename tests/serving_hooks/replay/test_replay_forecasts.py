@@ -84,12 +84,12 @@ def test_policies_are_found_by_name_and_missing_switches_are_refused() -> None:
 def test_a_scheduler_changes_who_runs_next_and_nothing_else() -> None:
     fcfs, sjf, stjf = crossed([POLICIES["stock"]], "fcfs,sjf,stjf")
     assert (fcfs.name, fcfs.settings) == ("stock+fcfs", None)
-    assert (sjf.settings, sjf.ranked, sjf.foretold) == ({"priority"}, "output", None)
+    assert (sjf.settings, sjf.ranked, sjf.forecasts) == ({"priority"}, "output", None)
     assert stjf.ranked == "asked"
     first, clairvoyant = crossed([POLICIES["full"]], "fcfs, stjf-oracle")
     assert first.settings == {"eviction", "admission", "prefetch"}
-    assert (clairvoyant.settings, clairvoyant.foretold) == (POLICIES["full"].settings, "asked")
-    assert clairvoyant.foretellers == {"asked", "oracle"}
+    assert (clairvoyant.settings, clairvoyant.forecasts) == (POLICIES["full"].settings, "asked")
+    assert clairvoyant.sources == {"asked", "oracle"}
     with pytest.raises(ConfigurationError, match="--scheduler 'best' is unknown; there are fcfs, sjf"):
         crossed([fcfs], "fcfs,best")
 
