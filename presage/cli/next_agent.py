@@ -15,7 +15,7 @@ from presage.cli.kinds import TRACES, Kind, Loaded, lazily
 from presage.cli.output import Output, Progress, table
 from presage.cli.training import TrainingJob, carry_out
 from presage.features.input_profiles import ALL_INPUTS
-from presage.training.report.blocks import number
+from presage.report.blocks import number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,7 +157,7 @@ def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> NextA
     from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import NextAgentEvidence
     from presage.registry.gates import Interface
-    from presage.training.data_warnings import figure_warnings
+    from presage.report.data_warnings import figure_warnings
     from presage.training.next_agent.train import NGRAM, evaluate_model
 
     predictor: NextAgentPredictor = loaded.predictor

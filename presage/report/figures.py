@@ -6,16 +6,19 @@ Colours are those of Okabe and Ito, which colour-blind readers can distinguish; 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from presage.features.moment import MOMENTS
-from presage.training.baselines import moment_name
-from presage.training.metrics import Claims
+import numpy as np
+
+from presage.features.moment import MOMENTS, moment_name
+from presage.predictors.common.bootstrap import share_ci
+from presage.predictors.common.probabilities import ReliabilityBin, bin_of, reliability
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 Ends = Sequence[float | None]
 
@@ -94,6 +97,37 @@ def line_with_intervals(
     dash = _DASHES[place % len(_DASHES)]
     mark = "" if band else mark
     ax.plot(x, y, marker=mark, color=colour, linestyle=dash, linewidth=1.6, markersize=5, label=name)
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Probabilities and what came: n claims of a forecast.
+
+    Claims about the same workflow or prompt are correlated, so intervals are by bootstrap over those groups.
+
+    Attributes:
+        predicted: [n], probabilities.
+        truth: [n], outcomes: 0, 1, or the share of successful attempts.
+        group: int64 [n], 0..G-1, the workflow or the prompt of each.
+    """
+
+    predicted: NDArray[np.floating]
+    truth: NDArray[Any]
+    group: NDArray[np.int64]
+
+    def bins(self) -> tuple[ReliabilityBin, ...]:
+        """Predicted probability and observed share by bin, without empty bins."""
+        return reliability(self.predicted, self.truth)
+
+    def ci95(self, rng: np.random.Generator) -> tuple[tuple[float, float], ...]:
+        """The interval of each bin's `accuracy`, in the order of `bins()`."""
+        place, groups = bin_of(self.predicted), int(self.group.max(initial=-1)) + 1
+        found = []
+        for b in np.unique(place):
+            inside = place == b
+            hits = np.bincount(self.group[inside], weights=self.truth[inside], minlength=groups)
+            found.append(share_ci(hits, np.bincount(self.group[inside], minlength=groups), rng))
+        return tuple(found)
 
 
 def reliability_line(ax: Axes, claims: Claims, rng: np.random.Generator, name: str, *, place: int = 0) -> None:

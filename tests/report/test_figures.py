@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from presage.training.metrics import Claims
-from presage.training.report.figures import (
+from presage.report.figures import (
     COLOURS,
+    Claims,
     house_style,
     legend_above,
     line_with_intervals,
@@ -47,6 +47,24 @@ def test_bins_of_few_claims_are_not_drawn() -> None:
     said = np.repeat([0.1, 0.5], [19, 20])
     reliability_line(ax, Claims(said, said > 0.3, np.arange(39)), np.random.default_rng(0), "ours")
     assert ax.get_lines()[0].get_xdata() == pytest.approx([0.5])
+
+
+def test_claims_that_go_together_are_less_sure_than_as_many_alone() -> None:
+    rng = np.random.default_rng(0)
+    truth = np.repeat(rng.random(40) < 0.5, 10)
+    said = np.full(len(truth), 0.5)
+    together = Claims(said, truth, np.repeat(np.arange(40), 10)).ci95(np.random.default_rng(1))[0]
+    alone = Claims(said, truth, np.arange(len(truth))).ci95(np.random.default_rng(1))[0]
+    assert together[1] - together[0] > 2 * (alone[1] - alone[0])
+    assert together[0] < truth.mean() < together[1]
+
+
+def test_there_is_an_interval_for_every_bin_also_where_all_came() -> None:
+    claims = Claims(np.array([0.9, 0.91, 0.1]), np.array([1.0, 1.0, 0.0]), np.array([0, 1, 2]))
+    ends = claims.ci95(np.random.default_rng(0))
+    assert len(ends) == len(claims.bins()) == 2
+    assert ends[0][0] == 0 < ends[0][1]
+    assert ends[1][0] < 1 == ends[1][1]
 
 
 def test_the_legend_is_of_the_figure() -> None:
