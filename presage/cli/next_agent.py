@@ -186,7 +186,7 @@ NEXT_AGENT = Kind(
     legend="accuracy 1, 2, … steps ahead in an engine",
     advice=(
         "more workflows (presage study learning-curve shows whether they help), agent names that distinguish roles, "
-        "recorded texts or hidden states (presage study states), or --set network.epochs and boosting.rounds"
+        "recorded texts or hidden states (compare --states none), or --set network.epochs and boosting.rounds"
     ),
     data=TRACES,
     train=next_agent,
