@@ -212,6 +212,15 @@ def test_the_key_is_sent_as_vllm_wants_it(made: Made, how: str, monkeypatch: pyt
     assert made.asked == [("/v1/workflows/status", "Bearer secret")]
 
 
+def test_a_password_of_another_program_is_not_sent(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.says({"engines": []})
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert run("status", made.url).code == 0
+    assert run("status", made.url, "--api-key", "key").code == 0
+    assert [key for _, key in made.asked] == [None, "Bearer key"]
+
+
 def test_a_path_in_front_of_the_api_and_a_missing_scheme(made: Made) -> None:
     made.says({"engines": []}, path="/behind/v1/workflows/status")
     assert run("status", made.url.removeprefix("http://") + "/behind/").code == 0
