@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import paper_baselines
-from ngram_samples import prefixes_from
 from paper_baselines.neural import NeuralBaseline
 
 from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import Prefixes
 from presage.predictors.next_agent.baselines import PublishedGraphSage
+from presage.testing.prefixes import prefixes_from
 from presage.training.baselines import BASELINES, NextAgentEstimator
 
 BY_NAME = {**BASELINES, **paper_baselines.BASELINES}

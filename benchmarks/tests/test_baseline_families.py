@@ -33,6 +33,11 @@ from presage.predictors.next_agent.ngram import BackoffNgram
 from presage.training.baselines import NextAgentEstimator
 
 
+def test_every_baseline_answers_to_its_name() -> None:
+    for name in EVERY:
+        assert BY_NAME[name].make(0, 100).name == name
+
+
 @pytest.mark.parametrize("trace", TRACES)
 @pytest.mark.parametrize("name", EVERY)
 def test_forecasts_are_distributions_whatever_the_trace(name: str, trace: str) -> None:

@@ -1,13 +1,7 @@
-"""The multilevel feedback queue of benchmarks/mlfq.py: who falls, who returns to the top, and who runs first."""
-
-import sys
-from pathlib import Path
+"""The multilevel feedback queue of mlfq.py: who falls, who returns to the top, and who runs first."""
 
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-
 from mlfq import FeedbackQueue
 
 

@@ -1,16 +1,11 @@
-"""Downstream idle risk of benchmarks/fleet_priority.py: expected steps by counting, risk, and the order of keys."""
+"""Downstream idle risk of fleet_priority.py: expected steps by counting, risk, and the order of keys."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
+from fleet_priority import AGEING, BOARD, BaseAndAgeing, Transitions, idle_risk
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-
-from fleet_priority import AGEING, BOARD, BaseAndAgeing, Transitions, idle_risk
 
 
 def counted(*workflows: str) -> Transitions:

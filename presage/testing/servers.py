@@ -1,7 +1,10 @@
-"""A Prometheus of one's own, which asks one server for its page of metrics until the end of a block."""
+"""Servers of one's own: a free port, an end that leaves no process behind, and a Prometheus."""
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -9,14 +12,32 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from own_server import free_port, stop
 
 STARTS_WITHIN_S = 300.0
 
 
+def free_port() -> int:
+    """A port that nobody listens on. vLLM takes `--port 0` and then tells nobody which port it has got."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """The process and those it has started; it leads a session of its own."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, how)
+            process.wait(30)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
 @contextmanager
 def prometheus(binary: str, folder: Path, target: str, every_s: int, rules: str = "") -> Iterator[str]:
-    """Its address. What it collects stays in `folder`, where it can be started again.
+    """A Prometheus that asks one server for its page of metrics until the end of a block; its address.
+
+    What it collects stays in `folder`, where it can be started again.
 
     Args:
         binary: the program.

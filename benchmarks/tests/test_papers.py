@@ -1,23 +1,9 @@
-"""The published policies of benchmarks/papers.py: who is paused and restored, distances on a graph, what it learns."""
+"""The published policies of papers.py: who is paused and restored, distances on a graph, what it learns."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_samples import chain
-
-from presage.errors import ConfigurationError
-from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.modes import Switch
-from presage.serving_hooks.policies.score import UNIT, ScoreConfig, lookahead
-from presage.serving_hooks.replay.policies import named
-from presage.serving_hooks.replay.workload import PromptConvention
-from presage.serving_hooks.workflows import EndReason, Workflow
-from presage.serving_hooks.workflows.identity import Step
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-
 from papers import (
     CHECK_S,
     DEEPEST,
@@ -29,6 +15,15 @@ from papers import (
     distances,
     transitions_of,
 )
+
+from presage.errors import ConfigurationError
+from presage.serving_hooks.counts import EventCounts
+from presage.serving_hooks.modes import Switch
+from presage.serving_hooks.policies.score import UNIT, ScoreConfig, lookahead
+from presage.serving_hooks.replay.policies import named
+from presage.serving_hooks.replay.workload import PromptConvention, RecordedRequest, ReplayJob, assemble
+from presage.serving_hooks.workflows import EndReason, Workflow
+from presage.serving_hooks.workflows.identity import Step
 
 RING = {"p": frozenset("q"), "q": frozenset("rp"), "r": frozenset("s")}
 
@@ -59,8 +54,14 @@ def test_every_workflow_of_a_type_gets_the_same_and_others_nothing() -> None:
     assert not graph.on_prefill("u", "c", "p").probabilities.any()
 
 
+def job(agents: str) -> ReplayJob:
+    """A workflow whose agents take turns."""
+    asked = [RecordedRequest(a, 100 * (n + 1), 10, (n - 1,) if n else (), 0.0) for n, a in enumerate(agents)]
+    return ReplayJob("t", agents, assemble(asked, PromptConvention()))
+
+
 def test_transitions_are_those_from_parents() -> None:
-    jobs = [chain(n, agents, PromptConvention()) for n, agents in enumerate(("pqpr", "pqr", "pqps"))]
+    jobs = [job(agents) for agents in ("pqpr", "pqr", "pqps")]
     assert transitions_of(jobs) == {"t": {"p": frozenset("qrs"), "q": frozenset("pr")}}
 
 

@@ -37,7 +37,7 @@ def prefixes_from(
     return Prefixes(
         vocabulary=vocabulary,
         offsets=np.cumsum([0, *map(len, words)]).astype(np.int64),
-        workflow_type=np.array([vocabulary.workflow_type(t) for t in types or known_types[:1] * len(words)], np.int32),
+        workflow_type=np.array([vocabulary.workflow_type(t) for t in types or [known_types[0]] * len(words)], np.int32),
         task=np.arange(len(words), dtype=np.int32),
         agent=np.array([vocabulary.agent(a) for a in "".join(words)], np.int32),
         outcomes=np.array(outcomes, np.int32).reshape(steps, horizon),

@@ -13,7 +13,7 @@ import httpx
 from feedback_loop import Server, make_model, started
 from soak import ANSWERED, BLOCKS, GAVE_UP, MODEL, OURS, SERVERS, TEMPLATE, WORDS, Planned, send
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.engine]
 IDLE_S = 6.0
 """Longer than vLLM's own keep-alive time-out, 5 s."""
 HELD_S = 2 * IDLE_S

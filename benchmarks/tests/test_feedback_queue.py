@@ -1,20 +1,15 @@
 """The multilevel feedback queue over vLLM's own scheduler: short requests pass long ones, and all are served."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from mlfq import MLFQ, QUANTUM
 
 from presage.serving_hooks.replay.engine_file import Cost, EngineFile
 from presage.serving_hooks.replay.metrics import PolicyRun
 from presage.serving_hooks.replay.policies import POLICIES
 from presage.serving_hooks.replay.runs import Setting, run_one
 from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, RecordedRequest, ReplayJob, assemble
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-
-from mlfq import MLFQ, QUANTUM
 
 pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 

@@ -1,4 +1,4 @@
-"""A ModernBERT of a third of a million parameters, its tokenizer, and prompts with a planted rule."""
+"""Models of random weights, made on the spot: an encoder with its tokenizer, and a Qwen3."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,3 +67,24 @@ def save_tokenizer(folder: Path, texts: Sequence[str]) -> None:
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
     ).save_pretrained(folder)
+
+
+def save_qwen(folder: Path, hidden_size: int = 64, inner: int = 128, length: int = 2048, spread: float = 0.3) -> Path:
+    """Two layers, 512 tokens; with weights spread so wide the most likely token is no tie."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=512,
+        hidden_size=hidden_size,
+        intermediate_size=inner,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=length,
+        initializer_range=spread,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
