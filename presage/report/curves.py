@@ -1,4 +1,4 @@
-"""The pictures of lines: the learning curve, the reliability of the probabilities, accuracy by steps ahead."""
+"""The pictures of lines: the learning curve, and the reliability of the probabilities."""
 
 from __future__ import annotations
 
@@ -111,27 +111,6 @@ def bin_plot(lines: Mapping[str, Sequence[Mapping[str, Any]]], x: str, y: str, l
         for name, bins in lines.items()
     ]
     return line_plot(drawn, Axis(x, 0, 1, _QUARTERS), Axis(y, 0, 1, _QUARTERS), diagonal=True)
-
-
-def by_steps_ahead(judged: Mapping[str, Mapping[str, Any]], name: str) -> Picture:
-    """Accuracy at 1..K steps ahead, a panel a moment, a line a model; the first six of {model: {moment: figures}}."""
-    drawn = dict(list(judged.items())[:COLOURS])
-    panels = []
-    for moment in next(iter(drawn.values())):
-        lines = [
-            _line(
-                (k, accuracy, ends, f"{model}, {ahead(k)[-1]} ahead")
-                for k, (accuracy, ends) in enumerate(
-                    zip(of[moment]["accuracy"], of[moment]["ci95"], strict=True), start=1
-                )
-            )
-            for model, of in drawn.items()
-        ]
-        most = max(len(of[moment]["accuracy"]) for of in drawn.values())
-        panels += _share_panel(f"at {moment}", lines, Axis("steps ahead", 0.7, most + 0.3, range(1, most + 1)))
-    left_out = len(judged) - len(drawn)
-    caption = "Accuracy by steps ahead" + (f"; {left_out} models are in the table alone" if left_out else "")
-    return Picture(name, caption, panels, list(drawn))
 
 
 def _line(points: Iterable[tuple[float, float | None, Sequence[float], str]]) -> list[PlotPoint]:
