@@ -61,7 +61,7 @@ test-all: setup
 	@if $(MAKE) --no-print-directory sdk; then $(BIN)/python $(TESTS) -m sdk tests/sdk; \
 	else echo "The SDKs for agents cannot be installed here (why: above); the tests of them did NOT run"; fi
 	$(IN_VLLM) MARKS=vllm VLLM=$(VLLM_BUILD)
-	$(IN_VLLM) MARKS="vllm and not one_version" VLLM=0.33 FILES=tests/serving_hooks/in_vllm
+	$(IN_VLLM) MARKS="vllm and not one_version" VLLM=0.33 FILES="tests/serving_hooks/in_vllm benchmarks/tests"
 
 # SDKs pin each other's clients, so each file of requirements is an environment.
 sdk: $(patsubst tests/sdk/%.txt,.venv-sdk/%/.installed,$(wildcard tests/sdk/*.txt))

@@ -17,14 +17,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
 
 from real_engine import BLOCK, PAUSE_S, Served, VirtualClock, give_scheduler, serve, start
 from retry_loops import TYPE, Planned, Style, Written, draw, working_set

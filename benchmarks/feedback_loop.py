@@ -38,14 +38,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
-
 import httpx
-from own_prometheus import prometheus
-from own_server import free_port, stop
 from retry_loops import AGENTS, TYPE, Planned, draw, working_set
 from served_loops import Served, serve
+
+from presage.testing.servers import free_port, prometheus, stop
 
 BLOCK, LENGTH = 32, 4096
 STARTS_WITHIN_S, GOES_LIVE_WITHIN_S = 400.0, 120.0
@@ -194,8 +191,7 @@ def answers(server: Server) -> bool:
 
 def make_model(folder: Path) -> None:
     """A model of random weights, and a tokenizer of 500 words."""
-    from tiny_encoder import save_tokenizer
-    from tiny_qwen import save_qwen
+    from presage.testing.models import save_qwen, save_tokenizer
 
     save_qwen(folder, length=LENGTH)
     save_tokenizer(folder, [" ".join(WORDS)])

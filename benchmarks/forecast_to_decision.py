@@ -22,7 +22,6 @@ import argparse
 import json
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -30,15 +29,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
-
 import numpy as np
 import torch
-import vllm_samples
-from noise import AGENTS, Noise
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
-from vllm_samples import Engine, ask, build
 
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.serving_hooks.forecasting.forecasts import Forecasts
@@ -46,9 +40,12 @@ from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.serving_hooks.workflows.identity import Step
+from presage.testing.engine import QWEN, ask, build
+from presage.testing.engine import ScriptedEngine as Engine
+from presage.testing.forecasts import AGENTS, Noise
 
 BLOCKS, SEQS, BUDGET, STEPS, WIDTH = 50_000, 64, 2048, 5, 1024
-vllm_samples.QWEN["hidden_size"] = WIDTH
+QWEN["hidden_size"] = WIDTH
 CONNECTOR = {
     "kv_connector": "StatesConnector",
     "kv_connector_module_path": "presage.serving_hooks.vllm.hidden_states.connector",

@@ -26,7 +26,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -40,13 +39,10 @@ from typing import Any, Final
 import aiohttp
 import httpx
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
 from retry_loops import Planned, draw, traced
-from tiny_encoder import WORDS, save_tokenizer
-from tiny_qwen import save_qwen
+
+from presage.testing.models import WORDS, save_qwen, save_tokenizer
+from presage.testing.servers import free_port
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 BLOCK, LENGTH, SEQS = 32, 4096, 16
@@ -80,12 +76,6 @@ def process(command: Sequence[str], log: Path, **environment: str) -> Iterator[N
                 break
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def wait_for(url: str, path: str = "/health") -> None:

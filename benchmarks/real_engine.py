@@ -47,7 +47,6 @@ import heapq
 import itertools
 import json
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -56,11 +55,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
-
 from retry_loops import AGENTS, TYPE, VOCABULARY, Planned, Style, Written, draw, traced, working_set
-from tiny_qwen import save_qwen
+
+from presage.testing.models import save_qwen
 
 if TYPE_CHECKING:
     from presage.serving_hooks.forecasting.forecasts import Forecasts

@@ -25,15 +25,11 @@ import argparse
 import gc
 import json
 import statistics
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
 
 import numpy as np
 from vllm_overhead import BUDGET, OUTPUT, SEQS, TURN, Hooked, Load, Run, Timed
@@ -94,8 +90,11 @@ class Recorded(Run):
 
     def __init__(self, folder: Path, states: str | None, size: int) -> None:
         import torch
-        from test_hidden_states import ALONE, Worked
-        from vllm_samples import build
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+        from presage.serving_hooks.vllm.multi_connector import ALONE
+        from presage.testing.engine import ScriptedEngine, build
 
         recorder = {"recorder": {"folder": str(folder / "recording"), "states": states, "max_mb": 2**20}}
         presage = {"admission": False, **(recorder if states is not None else {})}
@@ -112,13 +111,21 @@ class Recorded(Run):
         self.copied, states_here = list[int](), np.zeros((2, size), np.float16)
         copied = self.copied
 
-        class Tapped(Worked):
+        class Tapped(ScriptedEngine):
             """Rows of chance, made beforehand; notes what the worker's end takes."""
+
+            def __init__(self, scheduler: Any, ahead: bool) -> None:
+                super().__init__(scheduler, ahead)
+                self.worker = KVConnectorFactory.create_connector(
+                    config=scheduler.vllm_config,
+                    role=KVConnectorRole.WORKER,
+                    kv_cache_config=scheduler.kv_cache_config,
+                )
 
             def _computed(self, output: Any) -> Any:
                 from vllm.v1.outputs import KVConnectorOutput
 
-                computed = super(Worked, self)._computed(output)
+                computed = super()._computed(output)
                 here = rows[: len(computed.req_ids)]
                 copied.append(_copying(states_here))
                 begun = time.thread_time_ns()
@@ -190,7 +197,8 @@ def speeds(folder: Path, states: str, size: int, turns: int) -> dict[str, Any]:
     from feedback_loop import LENGTH, make_anew, make_model, started
     from retry_loops import draw
     from served_loops import serve
-    from tiny_qwen import save_qwen
+
+    from presage.testing.models import save_qwen
 
     at = make_anew(folder / "engines")
     make_model(at / "model")

@@ -41,25 +41,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
-
-from serving_samples import lengths_of
-from vllm_samples import Engine, ask, build
+import pyarrow as pa
 
 from presage.datasets.ingest import append
+from presage.datasets.store import read_store
 from presage.datasets.synthetic.workflows import generate
+from presage.features.lengths import LengthEncoder, length_rows
 from presage.predictors.common.artefact import read_artefact, write_artefact
+from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.boosting import BoostingConfig
 from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.parts import NextAgentConfig
+from presage.predictors.quantiles.choice import QuantileConfig
 from presage.registry.connect import Registry, open_registry
 from presage.registry.package import register
 from presage.serving_hooks.forecasting.registry_process import version_of
 from presage.serving_hooks.forecasting.reload import Reload
 from presage.serving_hooks.forecasting.sources import Held, load
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
+from presage.testing.engine import ScriptedEngine as Engine
+from presage.testing.engine import ask, build
+from presage.training.length.texts import LengthTexts
 from presage.training.next_agent.train import train
 
 SPELLS = ("alone", "looking", "reloading", "refusing", "within")
@@ -68,13 +70,24 @@ AT_ONCE, LOOK_S, BOUND_MS = 64, 0.2, 50.0
 GOOD, BROKEN = 1, 2
 
 
+def lengths_of(table: pa.Table) -> RemainingLengthPredictor:
+    """A small forest with texts."""
+    encoder = LengthEncoder.fit(table)
+    texts = LengthTexts.of(table, length_rows(table, encoder), 0)
+    assert texts is not None
+    encoder, rows = texts.fit(encoder, relevant=False, seed=0, size=4)
+    held = rows.task % 5 == 0
+    config = QuantileConfig(estimator="forest", refit=False)
+    return RemainingLengthPredictor(config, 0).fit(rows.take(~held), rows.take(held), encoder=encoder)
+
+
 def registered(root: Path) -> Registry:
     """Registers both models; version 2 of next-agent needs a text encoder that is missing."""
     table = generate("retry", 80, 0, state_size=16).table
     append(table, root / "store")
     small = NextAgentConfig(network=NetworkConfig(epochs=3), boosting=BoostingConfig(rounds=5))
     train(table, None, small, baselines=(), name="reload").save(root / "agents")
-    lengths_of(root / "store").save(root / "lengths")
+    lengths_of(read_store(root / "store")).save(root / "lengths")
     artefact = read_artefact(root / "agents")
     states = {"kind": "encoder", "sizes": {"prefill": 16, "completion": 16}}
     states |= {"encoder": str(root / "gone"), "encoder_digest": "sha256:0"}

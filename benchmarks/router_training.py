@@ -13,18 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from scipy.special import expit
-from tiny_encoder import MODELS, planted, save_encoder
 
 from presage.predictors.router.transformer import TransformerScorer
+from presage.testing.models import MODELS, planted, save_encoder
 from presage.training.router.finetune import FinetuneConfig, Labelled, finetune
 from presage.training.router.metrics import measure
 

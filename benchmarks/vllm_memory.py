@@ -30,10 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
-
-from told import AGENTS, told
-from vllm_samples import Engine, Scheduler, ask, build
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from presage.datasets.synthetic.workflows import generate
 from presage.predictors.next_agent.boosting import BoostingConfig
@@ -41,12 +38,17 @@ from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
-from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
+from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
+from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
+from presage.testing.engine import ScriptedEngine as Engine
+from presage.testing.engine import ask, build
 from presage.training.next_agent.train import train
 
 BLOCKS, BLOCK, WORKFLOWS = 50_000, 16, 10_000
+AGENTS = ("planner", "coder", "tester")
 Made = Callable[[], type[Any]]
 
 
@@ -130,7 +132,9 @@ def main() -> None:
     def forecast(truth: ForecastMonitor | None = None) -> type[Any]:
         # Tracing slows every call; what is late must not switch the predictor off.
         budget = Budget(deadline_s=60.0, hang_s=None)
-        return told(Forecaster(predictor, back_off=OnlineCounts(), budget=budget, monitor=truth))
+        asked = VersionedForecaster(Forecaster(predictor, back_off=OnlineCounts(), budget=budget, monitor=truth))
+        forecasts = {"forecasts": lambda self, config: Forecasts(asked, asked)}
+        return type("Told", (SyncWorkflowScheduler,), forecasts)
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

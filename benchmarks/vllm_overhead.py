@@ -30,21 +30,21 @@ import gc
 import json
 import random
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "serving_hooks" / "in_vllm"))
-
-from noise import AGENTS, Noise
-from vllm_samples import AsyncScheduler, Engine, Scheduler, ask, build
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
+from presage.testing.engine import ScriptedEngine as Engine
+from presage.testing.engine import ask, build
+from presage.testing.forecasts import AGENTS, Noise
 
 BLOCKS, SEQS, BUDGET, STEPS = 50_000, 64, 2048, 5
 OUTPUT = (10, 120)

@@ -28,35 +28,35 @@ class KindParts:
 KINDS: Final = {
     "next-agent": KindParts(
         "presage.predictors.next_agent.predictor:NextAgentPredictor",
-        "presage.training.report.next_agent:document",
+        "presage.report.next_agent:document",
         "presage.cli.next_agent:NEXT_AGENT",
     ),
     "remaining-length": KindParts(
         "presage.predictors.length.predictor:RemainingLengthPredictor",
-        "presage.training.report.lengths:document",
+        "presage.report.lengths:document",
         "presage.cli.remaining_length:REMAINING_LENGTH",
         prediction="double",
     ),
     "context-growth": KindParts(
         "presage.predictors.length.context:ContextGrowthPredictor",
-        "presage.training.report.lengths:document",
+        "presage.report.lengths:document",
         "presage.cli.context_growth:CONTEXT_GROWTH",
         prediction="double",
     ),
     "return-time": KindParts(
         "presage.predictors.return_time.predictor:ReturnTimePredictor",
-        "presage.training.report.return_times:document",
+        "presage.report.return_times:document",
         "presage.cli.return_time:RETURN_TIME",
         prediction="double",
     ),
     "profile": KindParts(
         "presage.predictors.profile.predictor:ProfilePredictor",
-        "presage.training.report.profile:document",
+        "presage.report.profile:document",
         "presage.cli.profile:PROFILE",
     ),
     "router": KindParts(
         "presage.predictors.router.predictor:RouterPredictor",
-        "presage.training.report.router:document",
+        "presage.report.router:document",
         "presage.cli.router:ROUTER",
         reads_prompts=True,
         most_bytes=4 << 30,  # with a transformer

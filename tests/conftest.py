@@ -1,35 +1,18 @@
-"""Fixtures for every test: seeded randomness, one thread, and the path of the shared public traces."""
+"""Fixtures for tests of the package: a trained model, the path of the shared public traces; and which are `engine`."""
 
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from pathlib import Path
 from types import FunctionType, ModuleType
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy or torch is loaded
-# A separate cache for each environment: versions of numba would overwrite each other's compiled code.
-os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "compiled"))
-os.environ.pop("COLUMNS", None)  # workers of pytest-xdist set it, which would narrow tables
-os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-os.environ.pop("MLFLOW_TRACKING_URI", None)  # no test may reach a real registry
-
-import random
-
-import numpy as np
 import pytest
-from hypothesis import settings
 from tiny_model import Tiny
 
 TESTS = Path(__file__).resolve().parent
 
-settings.register_profile("presage", deadline=None)  # machines are shared: no test is timed
-settings.register_profile("ci", settings.get_profile("presage"), derandomize=True)  # CI fails for a change, not by luck
-settings.load_profile("ci" if os.environ.get("CI") else "presage")
-
-
-STARTERS = {"subprocess", "multiprocessing", "uvicorn", "own_engine"}
+STARTERS = {"subprocess", "multiprocessing", "uvicorn", "own_engine", "presage.testing.servers"}
 """Modules that start or end processes and servers."""
 
 
@@ -56,13 +39,6 @@ def _starts(module: ModuleType) -> bool:
     beside = [sys.modules[name] for name in names - STARTERS if name in sys.modules and "." not in name]
     own = [of for of in beside if of is not module and Path(getattr(of, "__file__", None) or "/").is_relative_to(TESTS)]
     return bool(names & STARTERS) or any(map(_starts, own))
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    """Seeds the global generators, for tests that draw from them."""
-    random.seed(0)
-    np.random.seed(0)
 
 
 @pytest.fixture(scope="session")

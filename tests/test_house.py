@@ -155,6 +155,23 @@ def test_a_public_class_name_is_defined_once() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def test_tests_and_benchmarks_import_nothing_of_each_other() -> None:
+    """What both need is in `presage.testing`; a benchmark's own tests are in `benchmarks/tests`."""
+    files = {folder: sorted((ROOT / folder).rglob("*.py")) for folder in ("tests", "benchmarks")}
+    modules = {
+        folder: {path.parent.name if path.stem == "__init__" else path.stem for path in paths}
+        for folder, paths in files.items()
+    }
+    for folder, other in (("tests", "benchmarks"), ("benchmarks", "tests")):
+        for path in files[folder]:
+            imported = set()
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                imported |= {name.partition(".")[0] for name in names}
+            assert not imported & (modules[other] - modules[folder]), path
+
+
 def test_tests_read_no_private_name_of_another_module() -> None:
     """Ours or vLLM's: a test that does blocks every change of what is behind it."""
     found = []

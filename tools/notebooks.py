@@ -40,7 +40,7 @@ from nbformat import NotebookNode
 from PIL import Image
 
 from presage.errors import OutputError
-from presage.training.report.files import check_folder, write_file
+from presage.report.files import check_folder, write_file
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 PARAMETERS = "parameters"
@@ -245,9 +245,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _only(python: str, folder: Path) -> KernelSpecManager:
-    """Knows only the kernel of this Python: the user's "python3" kernel may lack Presage."""
+    """Knows only the kernel of this Python: the user's "python3" kernel may lack Presage. It finds the benchmarks."""
+    path = os.pathsep.join(filter(None, [str(NOTEBOOKS.parent / "benchmarks"), os.environ.get("PYTHONPATH")]))
     spec = KernelSpec(
-        argv=[python, "-m", "ipykernel_launcher", "-f", "{connection_file}"], display_name=KERNEL, language="python"
+        argv=[python, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        display_name=KERNEL,
+        language="python",
+        env={"PYTHONPATH": path},
     )
     (folder / KERNEL).mkdir(parents=True)
     (folder / KERNEL / "kernel.json").write_text(spec.to_json(), encoding="utf-8")

@@ -15,7 +15,7 @@ from presage.cli import options
 from presage.cli.kinds import load_at
 from presage.cli.output import Output, table
 from presage.errors import ArtefactError, ConfigurationError, InputError
-from presage.training.report.blocks import number
+from presage.report.blocks import number
 
 if TYPE_CHECKING:
     import pyarrow as pa

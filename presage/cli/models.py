@@ -172,7 +172,7 @@ def judge_version(
     from presage.registry.gates import Verdict, floor_gates, types_gate, warning_gates
     from presage.registry.promote import check_alias
     from presage.registry.promote import promote as carry_out
-    from presage.training.data_warnings import trace_warnings
+    from presage.report.data_warnings import trace_warnings
 
     check_alias(alias)
     holder = registry.aliases(name).get(alias)

@@ -15,7 +15,7 @@ from presage.cli.kinds import TRACES, Kind, Loaded, lazily
 from presage.cli.output import Output, Progress, table
 from presage.cli.training import TrainingJob, carry_out
 from presage.features.input_profiles import ALL_INPUTS
-from presage.training.report.blocks import number
+from presage.report.blocks import number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,7 +157,7 @@ def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> NextA
     from presage.predictors.common.artefact import FORMAT_VERSION
     from presage.registry.evidence import NextAgentEvidence
     from presage.registry.gates import Interface
-    from presage.training.data_warnings import figure_warnings
+    from presage.report.data_warnings import figure_warnings
     from presage.training.next_agent.train import NGRAM, evaluate_model
 
     predictor: NextAgentPredictor = loaded.predictor
@@ -186,7 +186,7 @@ NEXT_AGENT = Kind(
     legend="accuracy 1, 2, … steps ahead in an engine",
     advice=(
         "more workflows (presage study learning-curve shows whether they help), agent names that distinguish roles, "
-        "recorded texts or hidden states (presage study states), or --set network.epochs and boosting.rounds"
+        "recorded texts or hidden states (compare --states none), or --set network.epochs and boosting.rounds"
     ),
     data=TRACES,
     train=next_agent,

@@ -11,7 +11,7 @@ import typer
 from presage.cli import options
 from presage.cli.output import Boundary, Output, Progress, table
 from presage.errors import ConfigurationError
-from presage.training.report.blocks import number
+from presage.report.blocks import number
 from presage.wording import counted
 
 if TYPE_CHECKING:

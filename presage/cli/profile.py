@@ -12,7 +12,7 @@ from presage.cli.kinds import TRACES, Kind, Loaded, lazily, load_at
 from presage.cli.output import Output, Progress, report_lines, table
 from presage.cli.training import TrainingJob, carry_out
 from presage.errors import ArtefactError, InputError
-from presage.training.report.blocks import number
+from presage.report.blocks import number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,8 +80,8 @@ def show(
     as_json: options.Json = False,
 ) -> None:
     """Show the expression, the states, the agents and the templates of prompts of each workflow type."""
+    from presage.report.profile import type_sections
     from presage.training.profile.evaluate import describe_profile
-    from presage.training.report.profile import type_sections
 
     out = Output(as_json)
     with out.working() as report:

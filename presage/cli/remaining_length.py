@@ -15,7 +15,7 @@ from presage.cli.output import Output, Progress, table
 from presage.cli.training import TrainingJob, carry_out
 from presage.errors import ConfigurationError
 from presage.features.input_profiles import ALL_INPUTS
-from presage.training.report.blocks import number
+from presage.report.blocks import number
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from presage.cli.kinds import TRACES, Kind, Loaded, lazily
 from presage.cli.output import Output, Progress, table
 from presage.cli.remaining_length import length_counts, quantiles_of
 from presage.cli.training import TrainingJob, carry_out
-from presage.training.report.blocks import number
+from presage.report.blocks import number
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,7 @@ from presage.cli.output import Output, Progress, table
 from presage.cli.training import TrainingJob, carry_out
 from presage.errors import ArtefactError, ConfigurationError, InputError
 from presage.registry.connect import open_existing
-from presage.training.report.blocks import number
+from presage.report.blocks import number
 
 if TYPE_CHECKING:
     from presage.datasets.outcomes import Outcomes
@@ -175,7 +175,7 @@ def _gates(candidate: Loaded, champion: Loaded | None, data: Outcomes, seed: int
     The input profile has no effect: a router reads prompts only.
     """
     from presage.registry.evidence import RouterEvidence, judge_router
-    from presage.training.data_warnings import figure_warnings
+    from presage.report.data_warnings import figure_warnings
     from presage.training.router.baselines import BaseRate
     from presage.training.router.evaluate import compare_routers
     from presage.training.router.train import evaluate_router

@@ -6,17 +6,17 @@ Redirects are not followed, so an API key goes to the given address only.
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
-from http.client import HTTPException
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import typer
 
 from presage.errors import EngineError
+
+if TYPE_CHECKING:
+    import requests
 
 TIMEOUT_S: Final = 10.0
 KEY: Final = "VLLM_API_KEY"
@@ -27,11 +27,6 @@ _SAYS_NOTHING: Final = frozenset(status.phrase for status in HTTPStatus)
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="URL of the server, such as http://localhost:8000.")]
 ApiKey = Annotated[str | None, typer.Option(envvar=KEY, help="The server's API key, if it has one.")]
-
-
-class _Stay(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        """Follow no redirect."""
 
 
 def ask(
@@ -55,40 +50,69 @@ def ask(
 
     Raises EngineError: no answer, a missing or wrong key, another server, or a refusal.
     """
+    import requests
+
     where = _base(url)
-    data = json.dumps(body).encode() if body is not None else None
-    request = urllib.request.Request(where + path, data, {"Accept": "application/json"})
-    if data is not None:
-        request.add_header("Content-Type", "application/json")
-    for name, value in (headers or {}).items():
-        request.add_unredirected_header(name, value)
-    if api_key:
-        request.add_unredirected_header("Authorization", f"Bearer {api_key}")
+    sent = {"Accept": "application/json", **(headers or {})}
+    if body is not None:
+        sent["Content-Type"] = "application/json"
+
+    def authorize(request: requests.PreparedRequest) -> requests.PreparedRequest:
+        """Else requests would send what ~/.netrc has for this host."""
+        if api_key:
+            request.headers["Authorization"] = f"Bearer {api_key}"
+        return request
+
     try:
-        with urllib.request.build_opener(_Stay).open(request, timeout=TIMEOUT_S) as answer:
-            return json.load(answer)
-    except urllib.error.HTTPError as error:
-        remedy, answer = (remedies or {}).get(error.code), _json(error)
-        words = _words(answer) if error.code != 500 else None
-        known = remedy if words is not None or "detail" in answer else None
-        told = "; ".join(filter(None, (words, known)))
-        raise EngineError(f"{where}: {told}" if told else _refused(where, path, error.code, bool(api_key))) from None
-    except (TimeoutError, urllib.error.URLError) as error:
-        why = error.reason if isinstance(error, urllib.error.URLError) else error
-        reason = "no answer in time" if isinstance(why, TimeoutError) else getattr(why, "strerror", None) or str(why)
-        raise EngineError(
-            f"{where} does not answer ({reason}); start it with `presage serve`, or correct the URL"
-        ) from None
-    except (ValueError, OSError, HTTPException) as error:  # no JSON, or another protocol
-        raise EngineError(f"{where}{path}: {_another(type(error).__name__)}") from None
+        answer = requests.request(
+            "GET" if body is None else "POST",
+            where + path,
+            data=None if body is None else json.dumps(body).encode(),
+            headers=sent,
+            auth=authorize,
+            timeout=TIMEOUT_S,
+            allow_redirects=False,
+        )
+        if 200 <= answer.status_code < 300:
+            return json.loads(answer.content)
+    except (ValueError, OSError) as error:  # those of requests are OSErrors
+        raise EngineError(_no_answer(where, path, error)) from None
+    code, said = answer.status_code, _json(answer)
+    words = _words(said) if code != 500 else None
+    known = (remedies or {}).get(code) if words is not None or "detail" in said else None
+    told = "; ".join(filter(None, (words, known)))
+    raise EngineError(f"{where}: {told}" if told else _refused(where, path, code, bool(api_key)))
 
 
-def _json(error: urllib.error.HTTPError) -> dict[str, Any]:
+def _no_answer(where: str, path: str, error: Exception) -> str:
+    """That nobody answers and why, or that another server does: it speaks no JSON, or another protocol."""
+    from requests import RequestException
+    from urllib3.exceptions import HTTPError, ProtocolError
+
+    chain = list(_causes(error))
+    first = next((one for one in chain if not isinstance(one, RequestException | HTTPError)), error)
+    if any(isinstance(one, TimeoutError) for one in chain):
+        reason = "no answer in time"
+    elif isinstance(first, OSError) and not any(isinstance(one, ProtocolError) for one in chain):
+        reason = first.strerror or str(first)
+    else:
+        return f"{where}{path}: {_another(type(first).__name__)}"
+    return f"{where} does not answer ({reason}); start it with `presage serve`, or correct the URL"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and those behind it, the last first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _json(answer: requests.Response) -> dict[str, Any]:
     try:
-        answer = json.load(error)
-    except (ValueError, OSError):
+        said = json.loads(answer.content)
+    except ValueError:
         return {}
-    return answer if isinstance(answer, dict) else {}
+    return said if isinstance(said, dict) else {}
 
 
 def _words(answer: dict[str, Any]) -> str | None:

@@ -132,9 +132,8 @@ def _inputs(engine: EngineStatus) -> Rows:
 
 
 def _workflows(engine: EngineStatus) -> Rows:
-    rows: Rows = [
-        ["workflows", f"{engine.workflows or 0} running, {engine.ended or 0} ended, {engine.expired} expired"]
-    ]
+    ends = ", ".join(f"{count} {reason}" for reason, count in (engine.ended or {}).items() if count)
+    rows: Rows = [["workflows", f"{engine.workflows or 0} running" + (f", {ends}" if ends else "")]]
     if engine.data_parallel > 1:
         told = f"one of {engine.data_parallel}; send all requests of a workflow to the same one (session affinity)"
         rows.append(["data-parallel engine", told])

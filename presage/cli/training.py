@@ -48,9 +48,9 @@ def carry_out(
     from presage.cli.compiling import say_when_compiling
     from presage.predictors.common.artefact import foreign_entries
     from presage.registry.package import check_name
+    from presage.report.data_warnings import training_warnings
+    from presage.report.files import check_folder, write_metrics, write_report
     from presage.training.baselines import last_words
-    from presage.training.data_warnings import training_warnings
-    from presage.training.report.files import check_folder, write_metrics, write_report
     from presage.training.sets import SHARED_TASKS
 
     with output.working() as report, tempfile.TemporaryDirectory() as scratch:
@@ -115,8 +115,8 @@ def register_training(
     """
     from presage.registry.gates import lost_tags
     from presage.registry.package import headline, register
-    from presage.training.report.files import report_files
-    from presage.training.report.next_agent import flat
+    from presage.report.files import report_files
+    from presage.report.next_agent import flat
     from presage.training.training import named_digests
 
     document, data_facts = resolve_name(KINDS[kind.name].report)(training.metrics), training.metrics["data"]

@@ -13,3 +13,8 @@ COMPLETION: Final = "completion"
 """After the last output token: the step's output and completion state are known as well."""
 
 MOMENTS: Final[tuple[Moment, ...]] = (PREFILL, COMPLETION)
+
+
+def moment_name(moment: Moment) -> str:
+    """Description of a moment: a forecast is made before a step's output, and again after it."""
+    return "before the output" if moment == PREFILL else "after the output"

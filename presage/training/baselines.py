@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
 from presage.features.input_profiles import TARGETS
-from presage.features.moment import PREFILL, Moment
+from presage.features.moment import Moment
 from presage.features.prefixes import Prefixes
 from presage.predictors.common.threads import lightgbm_threads
 from presage.training.metrics import Interval, json_values
@@ -156,11 +156,6 @@ class Behind:
 def behind(baseline: str, at: str, by: float, ci95: Interval, of: float) -> list[Behind]:
     """The comparison as a list of one if the baseline won, else an empty list; positive `by` favours the baseline."""
     return [Behind(baseline, at, by, ci95, of)] if math.isfinite(by) and ci95[0] > 0 else []
-
-
-def moment_name(moment: Moment) -> str:
-    """Description of a moment: a forecast is made before a step's output, and again after it."""
-    return "before the output" if moment == PREFILL else "after the output"
 
 
 def last_words(found: Sequence[Mapping[str, Any]], advice: str) -> list[str]:

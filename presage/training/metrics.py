@@ -4,10 +4,6 @@ A position is a step with a known outcome k steps ahead: none after END or after
 vocabulary counts as a position and as wrong in accuracy, top-2 and calibration. The log-likelihood, which would be
 infinite there, uses the other positions; `unseen` is the share it leaves out.
 
-Reliability bins compare probabilities with outcomes. A claim is a probability and its outcome: 0, 1, or the share of
-successful attempts. Claims about the same workflow or prompt are correlated, so intervals are by bootstrap over those
-groups.
-
 Two predictors are compared by paired differences on the same positions: all pairs share the bootstrap's resamples of
 workflows.
 """
@@ -23,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.prefixes import MASKED
-from presage.predictors.common.bootstrap import ratio_ci, ratio_cis, share_ci
-from presage.predictors.common.probabilities import BINS, ReliabilityBin, calibration_error, filled_bins
+from presage.predictors.common.bootstrap import ratio_ci, ratio_cis
+from presage.predictors.common.probabilities import BINS, ReliabilityBin, bin_of, calibration_error, reliability
 
 
 def json_values(figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,68 +53,6 @@ class Estimate(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """A difference as JSON values."""
         return json_values({"difference": self.value, "ci95": self.ci95})
-
-
-@dataclass(frozen=True)
-class Claims:
-    """n claims.
-
-    Attributes:
-        predicted: [n], probabilities.
-        truth: [n], outcomes, 0..1.
-        group: int64 [n], 0..G-1, the workflow or the prompt of each.
-    """
-
-    predicted: NDArray[np.floating]
-    truth: NDArray[Any]
-    group: NDArray[np.int64]
-
-    def bins(self) -> tuple[ReliabilityBin, ...]:
-        """Predicted probability and observed share by bin, without empty bins."""
-        return reliability(self.predicted, self.truth)
-
-    def ci95(self, rng: np.random.Generator) -> tuple[Interval, ...]:
-        """The interval of each bin's `accuracy`, in the order of `bins()`."""
-        place, groups = _place(self.predicted), int(self.group.max(initial=-1)) + 1
-        found = []
-        for b in np.unique(place):
-            inside = place == b
-            hits = np.bincount(self.group[inside], weights=self.truth[inside], minlength=groups)
-            found.append(share_ci(hits, np.bincount(self.group[inside], minlength=groups), rng))
-        return tuple(found)
-
-
-def claims_of_forecasts(
-    probabilities: NDArray[np.floating], outcomes: NDArray[np.int32], workflow: NDArray[np.int64], k: int
-) -> Claims:
-    """Confidence in the likeliest outcome k steps ahead (1..K), and whether it occurred, of n steps.
-
-    Args:
-        probabilities: [n, K, V+1].
-        outcomes: int32 [n, K], as `Prefixes.outcomes`; masked positions make no claim.
-        workflow: int64 [n].
-    """
-    judged = outcomes[:, k - 1] != MASKED
-    predicted = probabilities[judged, k - 1]
-    return Claims(predicted.max(axis=1), predicted.argmax(axis=1) == outcomes[judged, k - 1], workflow[judged])
-
-
-def claims_of_labels(probabilities: NDArray[np.floating], correct: NDArray[np.floating]) -> Claims:
-    """Claims of a router on n prompts and M models, [n, M], with their labels (NaN: none); groups are prompts."""
-    prompt, model = np.nonzero(~np.isnan(correct))
-    return Claims(probabilities[prompt, model], correct[prompt, model], prompt)
-
-
-def reliability(predicted: NDArray[np.floating], truth: NDArray[Any]) -> tuple[ReliabilityBin, ...]:
-    """Predicted probabilities [n] and outcomes [n] between 0 and 1, in bins of equal width; empty bins are left out."""
-    place = _place(predicted)
-    count = np.bincount(place, minlength=BINS)
-    sure, hits = (np.bincount(place, weights=values, minlength=BINS) for values in (predicted, truth))
-    return filled_bins(count, sure, hits)
-
-
-def _place(predicted: NDArray[np.floating]) -> NDArray[np.int64]:
-    return np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
 
 
 LEAST_PROBABILITY: Final = 1e-12
@@ -214,7 +148,7 @@ def measure(
     bins = tuple(reliability(confidence[judged[:, k], k], right[judged[:, k], k]) for k in range(horizon))
     gaps = np.zeros((workflows, horizon, BINS))
     rows, ahead = np.nonzero(judged)
-    np.add.at(gaps, (workflow[rows], ahead, _place(confidence[judged])), right[judged] - confidence[judged])
+    np.add.at(gaps, (workflow[rows], ahead, bin_of(confidence[judged])), right[judged] - confidence[judged])
     came, foretold = judged & (outcomes == size - 1), judged & (likeliest == size - 1)
     total = positions.sum(axis=0)
     in_vocabulary = known.sum(axis=0)

@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from cli_samples import GOOD, Ran, run, write
-from tiny_encoder import MODELS, planted, save_encoder
 
 from presage.cli.train_predictor import app as train_predictor
 from presage.datasets.outcomes.files import write_outcomes
 from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.predictors.router.predictor import RouterPredictor
 from presage.registry.connect import open_registry
+from presage.testing.models import MODELS, planted, save_encoder
 
 HARD = "derive without every minimal rigorous concurrent proof matrix integer of the series"
 

@@ -124,7 +124,7 @@ def test_people_read_tables(made: Made) -> None:
         "policies priority on, eviction off, admission on, prefetch off",
         "next-agent models:/next-agent@champion, version 3",
         "remaining-length none: no [bold]registry",
-        "workflows 3 running, 9 ended, 1 expired",
+        "workflows 3 running, 9 finished, 1 expired",
         "data-parallel engine one of 2; send all requests of a workflow to the same one (session affinity)",
         "next-agent 6 champion, 0 back-off, 0 none",
         "accuracy: review, version 3, before the output 0.750 / 0.500",
@@ -209,6 +209,15 @@ def test_the_key_is_sent_as_vllm_wants_it(made: Made, how: str, monkeypatch: pyt
         monkeypatch.setenv("VLLM_API_KEY", "secret")
     assert run("status", made.url, *(["--api-key", "secret"] if how == "option" else [])).code == 0
     assert made.asked == [("/v1/workflows/status", "Bearer secret")]
+
+
+def test_a_password_of_another_program_is_not_sent(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.says({"engines": []})
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert run("status", made.url).code == 0
+    assert run("status", made.url, "--api-key", "key").code == 0
+    assert [key for _, key in made.asked] == [None, "Bearer key"]
 
 
 def test_a_path_in_front_of_the_api_and_a_missing_scheme(made: Made) -> None:

@@ -34,69 +34,31 @@ def test_the_learning_curve_prints_and_keeps_one_object(tmp_path: Path, tiny: Ti
     assert all(f"{point[0]:.3f}" in text for point in points), "the same seed says the same"
 
 
-@pytest.mark.slow
-def test_the_states_study_sets_each_source_against_none(tmp_path: Path, tiny: Tiny) -> None:
-    ran = run("study", "states", tiny.store, "--test", tiny.held_out, "--report", tmp_path / "out", *QUICK)
-    assert ran.code == 0, ran.err
-    sources = ran.json["sources"]
-    assert list(sources) == ["captured", "text", "none"]
-    assert (ran.json["absent"], ran.json["workflows"]) == ([], 40)
-    for name, of in sources.items():
-        prefill, completion = (of["moments"][moment]["accuracy"] for moment in ("prefill", "completion"))
-        adds = of["completion_against_prefill"]["difference"]
-        assert adds == pytest.approx([c - p for c, p in zip(completion, prefill, strict=True)])
-        if name != "none":
-            bare = sources["none"]["moments"]["prefill"]["accuracy"]
-            against = of["against_none"]["prefill"]["difference"]
-            assert against == pytest.approx([p - b for p, b in zip(prefill, bare, strict=True)])
-    assert "hidden states" in (tmp_path / "out" / "report.md").read_text()
-
-
-def test_traces_without_states_are_studied_with_what_they_have(tmp_path: Path) -> None:
-    path = write(tmp_path / "ids.jsonl", GOOD)
-    ran = run("study", "states", path, *QUICK)
-    assert ran.code == 0, ran.err
-    assert (list(ran.json["sources"]), ran.json["absent"]) == (["none"], ["captured", "text"])
-    assert "The traces have no hidden states and no texts." in run("study", "states", path, *QUICK[:-1]).out
-
-
-def test_the_horizon_study_looks_as_far_as_it_is_told(tmp_path: Path, tiny: Tiny) -> None:
-    options = ("--horizon", 5, "--baselines", "markov-3", "--report", tmp_path / "out")
-    ran = run("study", "horizon", tiny.store, *options, *QUICK)
-    assert ran.code == 0, ran.err
-    for figures in (ran.json["moments"]["prefill"], ran.json["baselines"]["markov-3"]["prefill"]):
-        assert len(figures["accuracy"]) == 5
-    assert ran.json["moments"]["prefill"]["positions"][0] > ran.json["moments"]["prefill"]["positions"][4]
-    assert len(ran.json["differences"]["markov-3"]["prefill"]["ci95"]) == 5
-    assert "5 steps" in (tmp_path / "out" / "report.html").read_text()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("learning-curve", "--sizes", "ten"), "--sizes ten: wanted whole numbers"),
-        (("learning-curve", "--sizes", "20,99999"), "there are 64 workflows to train on"),
-        (("learning-curve", "--baselines", "oracle", "--sizes", "20"), "no baseline 'oracle'"),
-        (("states", "--set", "network.layers=3"), "no key 'network.layers'"),
+        (("--sizes", "ten"), "--sizes ten: wanted whole numbers"),
+        (("--sizes", "20,99999"), "there are 64 workflows to train on"),
+        (("--baselines", "oracle", "--sizes", "20"), "no baseline 'oracle'"),
+        (("--set", "network.layers=3"), "no key 'network.layers'"),
     ],
 )
 def test_what_cannot_be_studied_is_refused_and_nothing_is_written(
     tmp_path: Path, tiny: Tiny, arguments: tuple[str, ...], message: str
 ) -> None:
-    study, *options = arguments
-    ran = run("study", study, tiny.store, *options, "--report", tmp_path / "out")
+    ran = run("study", "learning-curve", tiny.store, *arguments, "--report", tmp_path / "out")
     assert message in ran.complaint
     assert not (tmp_path / "out").exists()
 
 
 def test_no_other_source_of_states_can_be_studied(tiny: Tiny) -> None:
-    assert "'dreams' is not one of" in run("study", "horizon", tiny.store, "--states", "dreams").usage_error
+    assert "'dreams' is not one of" in run("study", "learning-curve", tiny.store, "--states", "dreams").usage_error
 
 
 def test_a_report_folder_that_is_a_file_is_refused_before_any_training(tmp_path: Path, tiny: Tiny) -> None:
     (tmp_path / "out").write_text("")
     for ran in (
-        run("study", "states", tiny.store, "--report", tmp_path / "out"),
+        run("study", "learning-curve", tiny.store, "--report", tmp_path / "out"),
         train(tiny.store, "--report", tmp_path / "out", "--no-register", *FAST),
     ):
         assert "--report" in ran.complaint
@@ -107,7 +69,7 @@ def test_a_report_folder_that_is_a_file_is_refused_before_any_training(tmp_path:
 def test_the_results_of_an_earlier_run_are_replaced_with_force_only(tmp_path: Path, tiny: Tiny) -> None:
     (tmp_path / "metrics.json").write_text("{}")
     for ran in (
-        run("study", "states", tiny.store, "--report", tmp_path),
+        run("study", "learning-curve", tiny.store, "--report", tmp_path),
         train(tiny.store, "--report", tmp_path, "--no-register", *FAST),
     ):
         assert "holds metrics.json of an earlier run: give --force" in ran.complaint

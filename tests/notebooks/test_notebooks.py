@@ -135,7 +135,7 @@ def test_next_agent_accuracy(tmp_path: Path) -> None:
         "difference": "best.differences['presage']['completion'].difference[0]",
         "sizes": "sizes",
         "curve": "[of[0] for of in curve['models']['presage']['completion']['accuracy']]",
-        "layers": "{s: of['moments']['completion']['accuracy'][0] for s, of in layers['sources'].items()}",
+        "layers": "{s: of.evaluation.moments['completion'].accuracy[0] for s, of in by_source.items()}",
     }
     executed, found = run("next_agent_accuracy", tmp_path, small, asked)
     assert figures(executed) == 5

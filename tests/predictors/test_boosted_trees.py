@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from ngram_samples import prefixes_from
 
 from presage.features.prefixes import Prefixes
 from presage.predictors.next_agent.baselines import BoostedTrees
+from presage.testing.prefixes import prefixes_from
 
 
 def telling(words: int = 120) -> Prefixes:

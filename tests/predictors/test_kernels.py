@@ -7,7 +7,6 @@ import pytest
 from engine_samples import PREFIX, Sample, dense_logits, gru_step, random_sample
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from ngram_samples import prefixes_from
 from numpy.typing import NDArray
 
 from presage.features.inputs import inputs_size, sums_size
@@ -27,6 +26,7 @@ from presage.predictors.next_agent.kernels import (
     tree_logits,
 )
 from presage.predictors.next_agent.network_weights import encode_all, encoding_size
+from presage.testing.prefixes import prefixes_from
 
 WORDS = st.lists(st.text("abcx", min_size=1, max_size=7), min_size=1, max_size=5)
 TWO_TYPES = ("t", "u")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from engine_samples import Sample, random_sample
-from ngram_samples import prefixes_from
 from numpy.typing import NDArray
 
 from presage.features.history import history_size
@@ -24,6 +23,7 @@ from presage.predictors.next_agent.network import (
     rows_and_padding,
 )
 from presage.predictors.next_agent.network_weights import ORDER, NetworkConfig, NetworkWeights
+from presage.testing.prefixes import prefixes_from
 
 CONFIG = NetworkConfig(agent_size=6, prefix_size=7, hidden_size=9, epochs=4, batch_steps=16)
 WORDS = ["abcab", "b", "cca", "abxc", "aaaaabbb", "ca"]

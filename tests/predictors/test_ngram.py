@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ngram_samples import prefixes_from
 
 from presage.errors import ConfigurationError
 from presage.features.prefixes import Prefixes
 from presage.predictors.next_agent.ngram import START, BackoffNgram, lookup
+from presage.testing.prefixes import prefixes_from
 
 WORDS = st.lists(st.text("abcx", min_size=1, max_size=7), min_size=1, max_size=12)
 

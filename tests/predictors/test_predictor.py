@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from ngram_samples import prefixes_from
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from tiny_model import WORKFLOWS, Tiny, steps_of
@@ -29,6 +28,7 @@ from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.ngram import BackoffNgram
 from presage.predictors.next_agent.parts import COMPONENTS, PATTERNS
 from presage.predictors.next_agent.predictor import KIND, NextAgentConfig, NextAgentPredictor
+from presage.testing.prefixes import prefixes_from
 
 FAST = NextAgentConfig(network=NetworkConfig(epochs=2), boosting=BoostingConfig(rounds=4))
 SOURCES: tuple[States, ...] = ("none", "captured", "text")

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from ngram_samples import prefixes_from
 
 from presage.errors import ConfigurationError
 from presage.features.prefixes import Prefixes, transition_matrix
@@ -17,6 +16,7 @@ from presage.predictors.next_agent.baselines import (
     earlier_agents,
 )
 from presage.predictors.next_agent.ngram import BackoffNgram
+from presage.testing.prefixes import prefixes_from
 from presage.training.metrics import measure
 
 

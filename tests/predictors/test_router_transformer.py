@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_encoder import MODELS, WORDS, planted, save_encoder, save_tokenizer
 
 from presage.errors import ArtefactError, ConfigurationError
 from presage.features.text_encoder import batches_of_like_length
 from presage.predictors.common.artefact import read_artefact, write_artefact
 from presage.predictors.router.transformer import TransformerScorer
+from presage.testing.models import MODELS, WORDS, planted, save_encoder, save_tokenizer
 
 PROMPTS = planted(40, seed=3)[0]
 SHORT = {"head_tokens": 5, "tail_tokens": 3}

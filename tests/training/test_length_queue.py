@@ -18,7 +18,6 @@ from presage.training.length.queue import (
     compare,
     completions,
     queued,
-    saved_at_loads,
 )
 
 LENGTHS = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=5), min_size=1, max_size=8)
@@ -128,24 +127,3 @@ def test_only_workflows_whose_every_step_is_known_stand_in_the_queue() -> None:
 
 def test_a_trace_of_cut_workflows_has_no_queue() -> None:
     assert queued(ROWS.take(ROWS.lower_bound)) is None
-
-
-def test_first_come_saves_nothing_and_the_true_order_most_at_every_load() -> None:
-    waiting = queued(ROWS)
-    assert waiting is not None
-    rng = np.random.default_rng(0)
-    guess = {"a guess": rng.random(len(ROWS))}
-    found = saved_at_loads(waiting, guess, (0.5, 0.9), 0, draws=6)
-    assert all(share.value == 0 for share in found[FIRST_COME])
-    for low, high in zip(found["a guess"], found[ORACLE], strict=True):
-        assert low.value < high.value
-        assert high.ci95[0] <= high.value <= high.ci95[1]
-    assert found[ORACLE][0].value < found[ORACLE][1].value  # the fuller, the more there is to save
-
-
-def test_one_draw_is_the_queue_itself() -> None:
-    waiting = queued(ROWS)
-    assert waiting is not None
-    once = compare(waiting.work, {}, waiting.offsets, 3, load=0.8, draws=1).completion
-    share = saved_at_loads(waiting, {}, (0.8,), 3, draws=1)[ORACLE][0]
-    assert share.value == pytest.approx(1 - once[ORACLE] / once[FIRST_COME])

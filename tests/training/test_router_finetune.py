@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_encoder import MODELS, planted, save_encoder
 
 from presage.errors import ConfigurationError, OutputError, TraceError
 from presage.predictors.common.artefact import find_pickles
 from presage.predictors.router.transformer import TransformerScorer
+from presage.testing.models import MODELS, planted, save_encoder
 from presage.training.router.finetune import FinetuneConfig, Finetuned, Labelled, finetune
 
 QUICK = {"epochs": 2, "learning_rate": 1e-3, "batch_size": 8, "checkpoint_steps": 3}
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parent
 
 
 def labelled(n: int, seed: int) -> Labelled:
@@ -157,7 +157,6 @@ def test_a_killed_training_ends_with_the_weights_it_would_have_had(folder: Path,
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
-sys.path.insert(0, sys.argv[1] + "/training")
 from pathlib import Path
 from test_router_finetune import fit, fresh
 def progress(_, share):
@@ -275,7 +274,6 @@ def test_a_full_disk_is_told(folder: Path, tmp_path: Path, largest_bytes: int) -
 FULL = """
 import resource, signal, sys
 sys.path.insert(0, sys.argv[1])
-sys.path.insert(0, sys.argv[1] + "/training")
 from pathlib import Path
 from test_router_finetune import fit, fresh
 scorer = fresh(Path(sys.argv[2]))
@@ -326,7 +324,6 @@ def test_processes_launched_together_train_one_model(
 TOGETHER = """
 import hashlib, json, os, sys
 sys.path.insert(0, sys.argv[1])
-sys.path.insert(0, sys.argv[1] + "/training")
 from pathlib import Path
 from test_router_finetune import fit, fresh, weights
 told = []

@@ -1,4 +1,4 @@
-"""Softmax, cross-entropy of masked labels, and expected calibration error."""
+"""Softmax, cross-entropy of masked labels, reliability bins, and expected calibration error."""
 
 from __future__ import annotations
 
@@ -63,6 +63,19 @@ def filled_bins(positions: NDArray[Any], sure: NDArray[Any], hits: NDArray[Any])
         for b, count in enumerate(positions)
         if count
     )
+
+
+def reliability(predicted: NDArray[np.floating], truth: NDArray[Any]) -> tuple[ReliabilityBin, ...]:
+    """Predicted probabilities [n] and outcomes [n] between 0 and 1, in bins of equal width; empty bins are left out."""
+    place = bin_of(predicted)
+    count = np.bincount(place, minlength=BINS)
+    sure, hits = (np.bincount(place, weights=values, minlength=BINS) for values in (predicted, truth))
+    return filled_bins(count, sure, hits)
+
+
+def bin_of(predicted: NDArray[np.floating]) -> NDArray[np.int64]:
+    """The bin of each probability, 0..B-1."""
+    return np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
 
 
 def calibration_error(bins: Iterable[ReliabilityBin]) -> float:

@@ -11,7 +11,7 @@ orders; use `presage replay` to estimate the seconds that a deployment saves.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,8 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.rows import LabelledRows
-from presage.predictors.common.bootstrap import ratio_ci
-from presage.training.metrics import Estimate
 
 FIRST_COME: Final = "first come"
 SHORTEST_STEP: Final = "shortest step, known exactly"
@@ -31,8 +29,6 @@ LOAD: Final = 0.9
 
 DRAWS: Final = 5
 """Number of draws of arrival times, shared by all policies."""
-LOADS_DRAWS: Final = 20
-"""The same at several loads, where the interval is the doubt of the arrivals, not of workflows or training."""
 
 
 @dataclass(frozen=True)
@@ -161,30 +157,3 @@ def queued(rows: LabelledRows) -> Queued | None:
         work = np.maximum(np.where(last, label, label - np.append(label[1:], 0.0)), 0.0)
     offsets = np.append(np.flatnonzero(np.diff(workflow, prepend=-1)), len(workflow)).astype(np.int64)
     return Queued(taken, work, offsets)
-
-
-def saved_at_loads(
-    waiting: Queued,
-    predicted: Mapping[str, NDArray[np.floating]],
-    loads: Sequence[float],
-    seed: int,
-    draws: int = LOADS_DRAWS,
-) -> dict[str, list[Estimate]]:
-    """By how much each policy shortens the mean completion under first come, as a share, at each load (0 to 1).
-
-    `predicted` is tokens forecast for each row, [n], by name of the policy, lower first. `draws` is how often arrivals
-    are drawn, the same for every policy; intervals are by bootstrap over draws.
-    """
-    keys = {name: forecast[waiting.taken].astype(np.float64) for name, forecast in predicted.items()}
-    found: dict[str, list[Estimate]] = {}
-    for load in loads:
-        runs = [
-            compare(waiting.work, keys, waiting.offsets, seed + draw, load=load, draws=1).completion
-            for draw in range(draws)
-        ]
-        first = np.array([run[FIRST_COME] for run in runs])
-        for name in runs[0]:
-            left = np.array([run[name] for run in runs])
-            low, high = ratio_ci(left, first, np.random.default_rng(seed))
-            found.setdefault(name, []).append(Estimate(1 - float(left.sum() / first.sum()), (1 - high, 1 - low)))
-    return found

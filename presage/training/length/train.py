@@ -7,10 +7,6 @@ tasks calibrate the quantiles. Baselines are fitted on the whole training part.
 Token counts that the traces lack are estimated (`features/missing_counts.py`), those of the test part by what the
 training part says. To evaluate a fitted predictor, they are estimated by the evaluated traces themselves, so that two
 versions of a model are compared on the same lengths.
-
-`ablate` retrains with one group of features withheld from training, selection and evaluation, as if the trace did not
-record it. If two groups carry the same information, withholding one of them has no effect, although it may matter when
-the other is absent.
 """
 
 from __future__ import annotations
@@ -18,8 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import numpy as np
@@ -30,11 +25,10 @@ from presage.datasets.describe import describe
 from presage.datasets.schema import digest
 from presage.datasets.split import Split
 from presage.datasets.tasks import task_keys
-from presage.features.history import PROGRESS
 from presage.features.input_profiles import PROFILES
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.missing_counts import CountEstimates, FilledTrace
-from presage.features.rows import CONTEXT_TARGETS, PROMPT, LabelledRows, Target
+from presage.features.rows import CONTEXT_TARGETS, LabelledRows, Target
 from presage.features.served_steps import served_steps
 from presage.predictors.length.baselines import CONTEXT_BASELINES, LENGTH_BASELINES, constant
 from presage.predictors.length.context import ContextGrowthPredictor
@@ -46,9 +40,6 @@ from presage.training.length.evaluate import LengthEvaluation, evaluate
 from presage.training.length.texts import TextChoice, Texts, choose_texts
 from presage.training.quantiles import (
     Predict,
-    QuantileDifference,
-    QuantileFigures,
-    difference,
     row_latency_us,
     rows_under_profiles,
 )
@@ -272,78 +263,3 @@ def _estimated(filled: FilledTrace, rows: LabelledRows) -> NDArray[np.bool_]:
     by_workflow = np.bincount(rows.workflow, own)
     of_others = (np.cumsum(by_workflow[::-1])[::-1] - by_workflow)[rows.workflow]
     return np.asarray(later > of_others)
-
-
-AGENTS: Final = "agents, this one and before"
-MODEL: Final = "model"
-
-GROUPS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "sizes of the prompt": PROMPT,
-        "words of the prompt": ("prompt_",),
-        "words of the last answer": ("answer_",),
-        "progress and tokens so far": PROGRESS,
-        AGENTS: ("agent_", "calls_", "since_"),
-        MODEL: (),
-    }
-)
-"""Columns of `LengthEncoder.names` by group; a name that ends in "_" is a prefix. The step's agent and the model are
-replaced by names unknown to training. The workflow type is in no group, because quantiles are calibrated by it."""
-
-
-def ablate(
-    table: pa.Table,
-    test: pa.Table,
-    config: QuantileConfig | None = None,
-    *,
-    seed: int = 0,
-) -> dict[str, QuantileDifference]:
-    """Train with all features and once without each group that the traces have, and evaluate on `test` (other tasks).
-
-    With the estimator "auto", the estimators may differ. Returns by group the figures without it minus those with all
-    features; above 0 the group helps. Raises TraceError for too few traces to split, or no known output tokens.
-    """
-    config = config or QuantileConfig()
-    counts = CountEstimates.fit(table, seed)
-    choice, apart = _features(counts.fill(table).table, "remaining", "auto", seed, lambda _, __: None)
-    encoder, learning = choice.encoder, choice.rows
-    held = length_rows(counts.fill(served_steps(test)).table, encoder)
-
-    def figures(group: str | None) -> QuantileFigures:
-        rows, judged = (without(of, encoder, group) if group else of for of in (learning, held))
-        predictor = RemainingLengthPredictor(config, seed).fit(rows.take(~apart), rows.take(apart), encoder=encoder)
-        return evaluate(predictor.predict, judged, config.quantiles, seed).figures
-
-    whole = figures(None)
-    groups = [group for group in GROUPS if _varies(learning, encoder, group)]
-    return {group: difference(figures(group), whole, seed) for group in groups}
-
-
-def without(rows: LabelledRows, encoder: LengthEncoder, group: str) -> LabelledRows:
-    """The same rows with a group of `GROUPS` unknown."""
-    numbers = rows.numbers.copy()
-    numbers[:, _columns(encoder, group)] = np.nan
-    agent, model = len(encoder.vocabulary.agents), len(encoder.models)
-    return replace(
-        rows,
-        numbers=numbers,
-        agent=np.full_like(rows.agent, agent) if group == AGENTS else rows.agent,
-        model=np.full_like(rows.model, model) if group == MODEL else rows.model,
-    )
-
-
-def _varies(rows: LabelledRows, encoder: LengthEncoder, group: str) -> bool:
-    if group in (AGENTS, MODEL):
-        values = rows.agent if group == AGENTS else rows.model
-        return bool((values != values[0]).any())
-    numbers = rows.numbers[:, _columns(encoder, group)]
-    return bool(not np.isnan(numbers).all() and (numbers != numbers[:1]).any())
-
-
-def _columns(encoder: LengthEncoder, group: str) -> list[int]:
-    wanted, named = GROUPS[group], PROMPT + PROGRESS
-    begin = tuple(name for name in wanted if name not in named)
-    # "prompt_tokens" is a size, not a word of the prompt: a full name precedes a prefix.
-    return [
-        i for i, name in enumerate(encoder.names) if name in wanted or (name not in named and name.startswith(begin))
-    ]

@@ -1,1 +1,1 @@
-"""Train, evaluate, compare and study the next-agent predictor."""
+"""Train, evaluate and compare the next-agent predictor."""

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import TraceError
-from presage.features.moment import MOMENTS, PREFILL, Moment
+from presage.features.moment import MOMENTS, PREFILL, Moment, moment_name
 from presage.features.prefixes import MASKED, Prefixes
-from presage.training.baselines import Behind, behind, by_profile, moment_name, worst
+from presage.training.baselines import Behind, behind, by_profile, worst
 from presage.training.metrics import RESAMPLES, Difference, Figures, differences, json_values, measure
 
 END: Final = "END"

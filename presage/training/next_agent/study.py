@@ -1,7 +1,7 @@
-"""The studies of PBKV's appendix C on the user's own traces: amount of data, source of states, horizon.
+"""Would more traces help, and what does each part add? Both train as `train-predictor` does.
 
-Each study trains as `train-predictor` does and evaluates on the same workflows. `further_evidence` adds a learning
-curve and an ablation to the report of one training.
+`study_learning_curve` trains on growing subsets and evaluates each on the same workflows. `further_evidence` adds such
+a curve and an ablation to the report of one training.
 
 The training sets of a learning curve consist of whole tasks and are nested, and workflow types keep their shares.
 Vocabulary, text sketch and early stopping use the subset only. Small sets are drawn several times, because their
@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 
 from presage.datasets.describe import describe
 from presage.datasets.schema import digest
-from presage.datasets.split import Split
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError, InputError, TraceError
-from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
-from presage.features.states import SKETCH, States, candidates
+from presage.features.moment import MOMENTS, Moment
+from presage.features.states import SKETCH, States
 from presage.predictors.common.bootstrap import ratio_cis
 from presage.predictors.next_agent.parts import COMPONENTS, NextAgentConfig
 from presage.training.metrics import Figures, differences, json_values
@@ -264,68 +263,15 @@ def study_learning_curve(
     baselines: Sequence[str],
     share: Progress,
 ) -> dict[str, Any]:
-    """Accuracy against the number of training workflows."""
+    """Accuracy against the number of training workflows, as `metrics.json`; without `test`, a part is set apart."""
     parts = set_apart(table, test, recipe.seed)
-    found = learning_curve(
-        parts.train,
-        parts.test,
-        recipe,
-        sizes=sizes,
-        largest=largest,
-        draws=draws,
-        baselines=baselines,
-        share=share,
+    curve = learning_curve(
+        parts.train, parts.test, recipe, sizes=sizes, largest=largest, draws=draws, baselines=baselines, share=share
     )
-    return {**_head("learning-curve", parts, recipe), "learning_curve": found}
-
-
-_SOURCES: Final[tuple[States, ...]] = ("captured", "text")
-
-
-def study_states(table: pa.Table, test: pa.Table | None, recipe: Recipe, *, share: Progress) -> dict[str, Any]:
-    """Compare predictors with hidden states, with texts and with neither, and completion with prefill.
-
-    Returns:
-        Adds "sources" {"captured" | "text" | "none": {"moments": figures, "against_none": {moment:
-        {"difference", "ci95"}}, "completion_against_prefill": {"difference", "ci95"}}} for each source the traces have;
-        "none" is not compared with itself. "absent" lists the sources missing from the traces.
-    """
-    parts = set_apart(table, test, recipe.seed)
-    has = candidates(parts.train, "auto")
-    there: list[States] = [*(states for states in _SOURCES if states in has), "none"]
-    judged: dict[States, Evaluation] = {}
-    for index, states in enumerate(there):
-        changed = replace(recipe, states=states)
-        what, done = f"states {states}: ", index / len(there)
-        judged[states] = changed.train(parts.train, parts.test, (), share, what=what, done=done).evaluation
-    sources: dict[str, Any] = {}
-    for states, found in judged.items():
-        own = {COMPLETION: (found.moments[COMPLETION], found.moments[PREFILL])}
-        sources[states] = {
-            "moments": found.to_dict()["moments"],
-            "completion_against_prefill": json_values(vars(differences(own, recipe.seed)[COMPLETION])),
-        }
-        if states != "none":
-            sources[states]["against_none"] = _gains(found, judged["none"], recipe)
-    absent = [states for states in _SOURCES if states not in there]
-    return {**_head("states", parts, recipe), "sources": sources, "absent": absent}
-
-
-def study_horizon(
-    table: pa.Table, test: pa.Table | None, recipe: Recipe, *, baselines: Sequence[str], share: Progress
-) -> dict[str, Any]:
-    """Accuracy at each of K steps ahead: the contract's "moments", "baselines" and "differences" of one predictor."""
-    parts = set_apart(table, test, recipe.seed)
-    found = recipe.train(parts.train, parts.test, baselines, share).evaluation.to_dict()
-    kept = {key: found[key] for key in ("moments", "baselines", "differences")}
-    return {**_head("horizon", parts, recipe), **kept}
-
-
-def _head(study: str, parts: Split, recipe: Recipe) -> dict[str, Any]:
     traces, held = describe(parts.train), parts.test
     return {
         "kind": "study",
-        "study": study,
+        "study": "learning-curve",
         "model": OURS,
         "version": None,
         "workflows": int((held["step"].to_numpy() == 0).sum()),
@@ -340,6 +286,7 @@ def _head(study: str, parts: Split, recipe: Recipe) -> dict[str, Any]:
         },
         "traces": traces,
         "config": asdict(recipe.config),
+        "learning_curve": curve,
     }
 
 

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.predictors.common.bootstrap import ratio_ci, resample_weights
-from presage.predictors.common.probabilities import ReliabilityBin, calibration_error
-from presage.training.metrics import RESAMPLES, Interval, json_values, reliability
+from presage.predictors.common.probabilities import ReliabilityBin, calibration_error, reliability
+from presage.training.metrics import RESAMPLES, Interval, json_values
 
 Floats = NDArray[np.float64]
 

@@ -16,7 +16,7 @@ from served import gateway, served
 from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "in_vllm"))
-from own_prometheus import prometheus
+from presage.testing.servers import prometheus
 
 PROGRAM = shutil.which("prometheus")
 CHAT = "/v1/chat/completions"

@@ -18,9 +18,8 @@ BLOCK = 32
 
 def by_chance() -> Any:
     """Forecasts of no use."""
-    from noise import Noise
-
     from presage.serving_hooks.forecasting.forecasts import Forecasts
+    from presage.testing.forecasts import Noise
 
     noise = Noise(1)
     return Forecasts(noise, noise)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from noise import Noise
 from test_fuzz import Guessing, answered, pressed
 from vllm_samples import Engine, Scheduler, ask, build, everything_is_free
 
@@ -22,6 +21,7 @@ from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.workflows import WorkflowTable
+from presage.testing.forecasts import Noise
 
 pytestmark = pytest.mark.vllm
 SECRET = "what the prompt says"

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from noise import AGENTS, Noise
 from vllm_samples import AsyncScheduler, Engine, Request, Scheduler, ask, build, everything_is_free, token
 
 from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
+from presage.testing.forecasts import AGENTS, Noise
 
 pytestmark = pytest.mark.vllm
 OFF = {"priority": False, "eviction": False, "admission": False}

@@ -16,7 +16,6 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
 
-from noise import Noise
 from vllm.config import ParallelConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -32,6 +31,7 @@ from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.hidden_states import steps
 from presage.serving_hooks.vllm.hidden_states.connector import States, StatesConnector
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
+from presage.testing.forecasts import Noise
 
 pytestmark = pytest.mark.vllm
 

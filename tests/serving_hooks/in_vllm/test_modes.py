@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from noise import Noise
 from test_admission_in_engine import Ticking, told
 from test_fuzz import GuessingAsync, GuessingSync, answered, pressed, there_was_something_to_decide
 from test_policies_in_engine import prompt, served, step
@@ -14,6 +13,7 @@ from vllm_samples import AsyncScheduler, Engine, Scheduler, ask, build, everythi
 from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
+from presage.testing.forecasts import Noise
 
 pytestmark = pytest.mark.vllm
 BOTH = [(Scheduler, GuessingSync, False), (AsyncScheduler, GuessingAsync, True)]

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from noise import Noise
 from test_hidden_states import ALONE, TOGETHER, WIDTH, Worked, hooked, number
 from told import AGENTS, send, serve
 from vllm_samples import Engine, ask, build, token
@@ -22,6 +21,7 @@ from presage.serving_hooks.vllm.hidden_states.connector import States
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.serving_hooks.workflows.identity import scoped
 from presage.serving_hooks.workflows.tenants import ARGUMENT
+from presage.testing.forecasts import Noise
 
 pytestmark = pytest.mark.vllm
 

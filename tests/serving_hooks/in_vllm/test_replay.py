@@ -18,7 +18,7 @@ from presage.serving_hooks.replay.metrics import PolicyRun, VirtualClock
 from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
 from presage.serving_hooks.replay.prompts import HASH_BYTES, PromptIds
 from presage.serving_hooks.replay.runs import Setting, result, run_all, run_one
-from presage.serving_hooks.replay.vllm_scheduler import HookedScheduler, scheduler_class
+from presage.serving_hooks.replay.vllm_scheduler import scheduler_class
 from presage.serving_hooks.replay.workload import (
     STAGGER_S,
     Arrivals,
@@ -33,9 +33,6 @@ from presage.serving_hooks.vllm.engine import EnginePort
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
 
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-
-from papers import THUNDERAGENT, static_graph
 from replay_samples import chain
 
 pytestmark = pytest.mark.vllm
@@ -184,8 +181,6 @@ POLICIES_OF_REPLAY = [
     POLICIES["belady"],
     POLICIES["next-use"],
     POLICIES["oracle"],
-    THUNDERAGENT,
-    static_graph(jobs(OWN)),
     POLICIES["full"],
     replace(POLICIES["best-fixed"], at_once=4),
     *crossed([POLICIES["stock"], POLICIES["lifecycle"]], "sjf,stjf,stjf-oracle"),
@@ -221,11 +216,6 @@ def test_recorded_prompts_that_branch_are_quick_and_step_by_step_alike(name: str
     quick, slow = (run_one(setting, POLICIES[name], 1, quick) for quick in (True, False))
     assert quick == slow
     assert 0 < quick.figures["hit_rate"] < quick.figures["reusable_share"]
-
-
-def test_pause_and_restore_stand_where_the_hooks_have_their_admission() -> None:
-    kind = scheduler_class(THUNDERAGENT, None, VirtualClock())
-    assert kind.make_admission is not HookedScheduler.make_admission
 
 
 def test_a_limit_is_kept_and_waiting_counts_from_arrival() -> None:

@@ -19,9 +19,6 @@ from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, Re
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
 
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-
-from papers import THUNDERAGENT
 from replay_samples import chain
 
 pytestmark = pytest.mark.vllm
@@ -112,7 +109,6 @@ def test_what_the_gpu_still_has_is_not_loaded() -> None:
 FULL = POLICIES["full"]
 ALIKE = [
     *(POLICIES[name] for name in ("stock", "lifecycle", "oracle", "belady")),
-    THUNDERAGENT,
     FULL,
     *crossed([POLICIES["lifecycle"]], "stjf-oracle"),
 ]

@@ -18,17 +18,16 @@ pytest.importorskip("vllm", reason="vLLM is not installed; these tests start its
 import httpx
 import openai
 from dashboard import metrics, of_dashboard
-from own_server import free_port, stop
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from tiny_encoder import WORDS, save_tokenizer
 from tiny_model import Tiny
-from tiny_qwen import save_qwen
 
 from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.serving_hooks.metrics import HISTOGRAMS, METRICS
 from presage.serving_hooks.vllm.metrics_page import ANSWERED, FRESH_S
+from presage.testing.models import WORDS, save_qwen, save_tokenizer
+from presage.testing.servers import free_port, stop
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tiny_hybrid import save_hybrid
 from tiny_model import STATE_SIZE, Tiny
-from tiny_qwen import save_qwen
 
 from presage.datasets.read import read_traces
 from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.serving_hooks.forecasting.live import LAYER_LEFT_OUT
+from presage.testing.models import save_qwen
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests start its engine")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_qwen import save_qwen
+
+from presage.testing.models import save_qwen
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests start its engine")
 
