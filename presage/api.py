@@ -21,7 +21,6 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, overload
 
 import pandas as pd  # type: ignore[import-untyped]
@@ -30,12 +29,6 @@ import pyarrow.compute as pc
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from presage.cli.compiling import say_when_compiling
-from presage.cli.kinds import Kind, kind_of
-from presage.cli.kinds import load as load_reference
-from presage.cli.models import judge_version
-from presage.cli.output import Output, Progress, progress_lines
-from presage.cli.training import register_training
 from presage.datasets.outcomes import Outcomes
 from presage.datasets.outcomes.files import OutcomesRead, read_outcomes
 from presage.datasets.outcomes.split import choose_models, split_outcomes
@@ -50,7 +43,11 @@ from presage.features.return_times import return_rows
 from presage.features.rows import LabelledRows, Target
 from presage.features.served_steps import served_steps
 from presage.features.states import SKETCH, States
-from presage.predictor_kinds import KINDS
+from presage.kinds.loaded import kind_of
+from presage.kinds.loaded import load as load_reference
+from presage.kinds.promotion import judge_version
+from presage.kinds.registration import register_training
+from presage.predictor_kinds import Kind
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.predictors.next_agent.predictor import NextAgentPredictor
@@ -59,6 +56,7 @@ from presage.predictors.profile.profile import ProfileConfig
 from presage.predictors.quantiles.choice import QuantileConfig
 from presage.predictors.return_time.predictor import ReturnTimeConfig, ReturnTimePredictor
 from presage.predictors.router.predictor import RouterConfig, RouterPredictor
+from presage.progress import Progress, note, progress_lines, say_when_compiling
 from presage.registry.connect import open_existing, open_registry
 from presage.registry.package import headline_of_all
 from presage.training.baselines import choose, choose_names
@@ -148,7 +146,7 @@ def promote(
     """
 
     def held(kind: Kind, judged: list[Any]) -> tuple[Any, int]:
-        held_out: tuple[Any, int] = kind.data.held_out(_read(data, kind.name), *judged)
+        held_out: tuple[Any, int] = kind.held_out(_read(data, kind), *judged)
         return held_out
 
     verdict, _ = judge_version(
@@ -160,7 +158,7 @@ def promote(
         target=profile,
         types=types,
         dry_run=dry_run,
-        out=Output(as_json=True),
+        note=note,
         report=lambda _, __: None,
     )
     return verdict
@@ -210,7 +208,7 @@ class Report:
         return pd.DataFrame.from_dict(rows, orient="index")
 
     def _lead(self) -> str:
-        return str(resolve_name(KINDS[self.metrics["kind"]].report)(self.metrics).lead)
+        return str(self._kind.report(self.metrics).lead)
 
 
 class Estimator(BaseEstimator):  # type: ignore[misc]  # untyped in scikit-learn
@@ -271,7 +269,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # untyped in scikit-learn
         """
         check_is_fitted(self, "predictor_")
         kind = kind_of(self.kind)
-        unseen, _ = kind.data.held_out(_read(data, self.kind), self.predictor_)
+        unseen, _ = kind.held_out(_read(data, kind), self.predictor_)
         if self._fitted is not None:
             training = self._assess(unseen, baselines)
             return Report(training.metrics, training)
@@ -681,8 +679,8 @@ _ESTIMATORS: dict[str, type[Estimator]] = {
 _SEPARATE = "separate test traces"
 
 
-def _read(data: Any, kind: str) -> Any:
-    return _outcomes(data) if kind == Router.kind else _table(data)
+def _read(data: Any, kind: Kind) -> Any:
+    return _outcomes(data) if kind.reads_prompts else _table(data)
 
 
 def _table(traces: TraceLike) -> pa.Table:

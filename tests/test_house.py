@@ -2,7 +2,6 @@
 
 import ast
 import json
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -12,6 +11,9 @@ from pkgutil import resolve_name
 
 import grimp
 import pytest
+
+from presage.cli.kinds import KindCommand
+from presage.predictor_kinds import KINDS, Lazy
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("torch", "mlflow", "vllm", "transformers", "lightgbm", "sklearn", "matplotlib", "pandas", "jinja2")
@@ -65,10 +67,11 @@ def test_every_module_says_what_it_knows() -> None:
         assert path.read_text(encoding="utf-8").startswith(('"""', '"""')), f"{path} has no docstring"
 
 
-def test_functions_that_the_kinds_import_late_exist() -> None:
-    for path in (ROOT / "presage" / "cli").glob("*.py"):
-        for name in re.findall(r'lazily\("([^"]+)"\)', path.read_text(encoding="utf-8")):
-            assert callable(resolve_name(name))
+def test_the_parts_that_the_kinds_import_late_exist() -> None:
+    for kind in KINDS.values():
+        assert isinstance(resolve_name(kind.command), KindCommand)
+        for part in vars(kind).values():
+            assert not isinstance(part, Lazy) or callable(resolve_name(part.name))
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -76,6 +79,13 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter(
         {m: graph.find_modules_directly_imported_by(m) for m in graph.modules}
     ).prepare()  # else CycleError
+
+
+def test_only_commands_import_commands() -> None:
+    """Everything else, the Python API too, is used where there is no terminal."""
+    graph = grimp.build_graph("presage")
+    commands = graph.find_descendants("presage.cli") | {"presage.cli"}
+    assert {m for c in commands for m in graph.find_modules_that_directly_import(c)} <= commands
 
 
 ENGINE = ROOT / "presage/serving_hooks/vllm"

@@ -78,6 +78,8 @@ class RemainingLengthPredictor:
     """Forecasts remaining output tokens; create one with `fit` or `load`."""
 
     kind: ClassVar[str] = KIND
+    unit: ClassVar[str] = "tokens"
+    """Of the pinball loss."""
     settings: ClassVar[type[QuantileConfig]] = QuantileConfig
     target: Target
     encoder: LengthEncoder

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,6 +167,8 @@ class ReturnForecast:
 class ReturnTimePredictor:
     """Forecasts return times; create one with `fit` or `load`."""
 
+    unit: ClassVar[str] = "log seconds"
+    """Of the pinball loss."""
     reads: Sources = frozenset((TOKENS, ANSWERS))
     """The input sources that its forecasts use where available: text for the model and the tools that it calls."""
     encoder: ReturnEncoder

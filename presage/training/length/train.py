@@ -15,7 +15,6 @@ the other is absent.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -41,10 +40,10 @@ from presage.predictors.length.context import ContextGrowthPredictor
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.quantiles.choice import QuantileConfig
 from presage.training.baselines import check_names
-from presage.training.configuration import Limits
 from presage.training.length.evaluate import LengthEvaluation, evaluate
 from presage.training.length.texts import TextChoice, Texts, choose_texts
 from presage.training.quantiles import (
+    FLOOR,
     Predict,
     QuantileDifference,
     QuantileFigures,
@@ -65,11 +64,6 @@ from presage.wording import counted
 
 SELECTION_FRACTION: Final = 0.25
 """Of the training tasks. The others calibrate: .99 needs hundreds of steps of each type."""
-
-LIMITS: Final[Limits] = dict.fromkeys(("floor", "min_evidence"), (1, math.inf))
-
-FLOOR: Final = "constant"
-"""The baseline of an evaluation: the best constant, fitted on the evaluated steps themselves."""
 
 LengthTraining = Training[RemainingLengthPredictor, LengthEvaluation]
 

@@ -27,7 +27,7 @@ from presage.predictors.return_time.baselines import RETURN_BASELINES
 from presage.predictors.return_time.predictor import ReturnTimeConfig, ReturnTimePredictor
 from presage.training.baselines import check_names
 from presage.training.length.train import SELECTION_FRACTION
-from presage.training.quantiles import row_latency_us, rows_under_profiles
+from presage.training.quantiles import FLOOR, row_latency_us, rows_under_profiles
 from presage.training.return_time.evaluate import ReturnEvaluation, evaluate
 from presage.training.sets import (
     SHARED_TASKS,
@@ -39,9 +39,6 @@ from presage.training.sets import (
 )
 from presage.training.training import Judged, Progress, Training, fit_baselines, named_digests, versions
 from presage.wording import counted
-
-FLOOR = "constant"
-"""The baseline of an evaluation: the best constant, fitted on the evaluated steps themselves."""
 
 ReturnTraining = Training[ReturnTimePredictor, ReturnEvaluation]
 
