@@ -36,10 +36,8 @@ from presage.datasets.read import Traces, read_traces
 from presage.datasets.split import Split
 from presage.datasets.split import split as split_table
 from presage.errors import ConfigurationError
-from presage.features.lengths import length_rows
 from presage.features.moment import COMPLETION, MOMENTS, Moment
 from presage.features.prefixes import prefixes_of
-from presage.features.return_times import return_rows
 from presage.features.rows import LabelledRows, Target
 from presage.features.served_steps import served_steps
 from presage.features.states import SKETCH, States
@@ -54,7 +52,8 @@ from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.predictors.profile.predictor import ProfilePredictor
 from presage.predictors.profile.profile import ProfileConfig
 from presage.predictors.quantiles.choice import QuantileConfig
-from presage.predictors.return_time.predictor import ReturnTimeConfig, ReturnTimePredictor
+from presage.predictors.quantiles.predictor import QuantilePredictor
+from presage.predictors.return_time.predictor import ReturnTimeConfig
 from presage.predictors.router.predictor import RouterConfig, RouterPredictor
 from presage.progress import Progress, note, progress_lines, say_when_compiling
 from presage.registry.connect import open_existing, open_registry
@@ -223,19 +222,24 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # untyped in scikit-learn
     verbose: bool
     predictor_: Any
     _fitted: Any = None  # the fit with its training data; a loaded estimator has none
+    _table: pa.Table
 
     @classmethod
-    @abstractmethod
     def of(cls, predictor: Any) -> Self:
         """A fitted estimator around a loaded predictor."""
+        return cls(config=predictor.config, random_state=predictor.seed)._hold(predictor)
+
+    @abstractmethod
+    def _hold(self, predictor: Any) -> Self:
+        """Keep a fitted predictor, and what it tells of itself."""
 
     @abstractmethod
     def _assess(self, data: Any, baselines: str) -> Training[Any, Any]:
         """Evaluate beside baselines that are fitted on the same training data."""
 
-    @abstractmethod
     def _trained_on(self) -> Any:
         """The training data."""
+        return self._table
 
     @contextmanager
     def _reporting(self) -> Iterator[Progress | None]:
@@ -399,11 +403,33 @@ class NextAgent(Estimator):
 
         return assess(self._fitted, Split(self._table, data, _SEPARATE), baselines=choose(baselines))
 
-    def _trained_on(self) -> pa.Table:
-        return self._table
+
+class _Quantiles(Estimator):
+    """Common to the estimators of quantiles."""
+
+    @property
+    @abstractmethod
+    def _family(self) -> Any:
+        """Trains and evaluates them."""
+
+    def _rows(self, traces: TraceLike) -> tuple[LabelledRows, pd.MultiIndex]:
+        check_is_fitted(self, "predictor_")
+        table, index = _served(traces)
+        return self.predictor_.rows(table), index
+
+    def _hold(self, predictor: QuantilePredictor) -> Self:
+        self.predictor_, self.quantiles_ = predictor, tuple(predictor.quantiles)
+        return self
+
+    def _assess(self, data: pa.Table, baselines: str) -> Training[Any, Any]:
+        chosen = choose_names(baselines, self._family.names(self.predictor_.target))
+        found: Training[Any, Any] = self._family.assess(
+            self._fitted, Split(self._table, data, _SEPARATE), baselines=chosen
+        )
+        return found
 
 
-class RemainingLength(Estimator):
+class RemainingLength(_Quantiles):
     """Forecasts quantiles of the output tokens that a workflow still has to produce, this step included.
 
     Args:
@@ -434,8 +460,7 @@ class RemainingLength(Estimator):
     @classmethod
     def of(cls, predictor: RemainingLengthPredictor) -> Self:
         """A fitted estimator around a loaded predictor."""
-        made = cls(target=predictor.target, config=predictor.config, random_state=predictor.seed)
-        return made._hold(predictor)
+        return cls(target=predictor.target, config=predictor.config, random_state=predictor.seed)._hold(predictor)
 
     def fit(self, traces: TraceLike, y: None = None) -> Self:
         """Learn from traces; raises TraceError for too few workflows, or without known output tokens."""
@@ -455,36 +480,25 @@ class RemainingLength(Estimator):
 
     def predict(self, traces: TraceLike) -> pd.DataFrame:
         """Tokens at every LLM step before its output: a column a quantile."""
-        check_is_fitted(self, "predictor_")
-        table, index = _served(traces)
-        found = self.predictor_.predict(length_rows(table, self.predictor_.encoder, self.predictor_.target))
-        return pd.DataFrame(found, index=index, columns=self.quantiles_)
+        rows, index = self._rows(traces)
+        return pd.DataFrame(self.predictor_.predict(rows), index=index, columns=self.quantiles_)
 
     def beyond_calibration(self, traces: TraceLike) -> pd.DataFrame:
         """Whether each quantile of `predict`, in whole tokens, is above all that calibrated it, and so extrapolated.
 
         Raises ConfigurationError for a model that was trained before this was kept.
         """
-        check_is_fitted(self, "predictor_")
-        table, index = _served(traces)
-        rows = length_rows(table, self.predictor_.encoder, self.predictor_.target)
+        rows, index = self._rows(traces)
         if (largest := self.predictor_.estimator.largest_of(rows)) is None:
             raise ConfigurationError("the model does not tell the largest value that calibrated it; train it again")
         beyond = self.predictor_.predict(rows).round() > largest[:, None]
         return pd.DataFrame(beyond, index=index, columns=self.quantiles_)
 
-    def _hold(self, predictor: RemainingLengthPredictor) -> Self:
-        self.predictor_, self.quantiles_ = predictor, tuple(predictor.quantiles)
-        return self
+    @property
+    def _family(self) -> Any:
+        from presage.training.length.train import LENGTHS
 
-    def _assess(self, data: pa.Table, baselines: str) -> Training[Any, Any]:
-        from presage.training.length.train import assess_lengths, baselines_of
-
-        chosen = choose_names(baselines, baselines_of(self.target))
-        return assess_lengths(self._fitted, Split(self._table, data, _SEPARATE), baselines=chosen)
-
-    def _trained_on(self) -> pa.Table:
-        return self._table
+        return LENGTHS
 
 
 class ContextGrowth(RemainingLength):
@@ -509,7 +523,7 @@ class ContextGrowth(RemainingLength):
         super().__init__(target=target, texts=texts, config=config, random_state=random_state, verbose=verbose)
 
 
-class ReturnTime(Estimator):
+class ReturnTime(_Quantiles):
     """Forecasts when the next request of a workflow arrives after a step, and whether there is one.
 
     Args:
@@ -525,11 +539,6 @@ class ReturnTime(Estimator):
 
     def __init__(self, *, config: ReturnTimeConfig | None = None, random_state: int = 0, verbose: bool = False) -> None:
         self.config, self.random_state, self.verbose = config, random_state, verbose
-
-    @classmethod
-    def of(cls, predictor: ReturnTimePredictor) -> Self:
-        """A fitted estimator around a loaded predictor."""
-        return cls(config=predictor.config, random_state=predictor.seed)._hold(predictor)
 
     def fit(self, traces: TraceLike, y: None = None) -> Self:
         """Learn from traces; raises TraceError for too few workflows, or without start and end times."""
@@ -550,24 +559,11 @@ class ReturnTime(Estimator):
         rows, index = self._rows(traces)
         return pd.Series(self.predictor_.predict_end(rows), index=index)
 
-    def _rows(self, traces: TraceLike) -> tuple[LabelledRows, pd.MultiIndex]:
-        check_is_fitted(self, "predictor_")
-        table, index = _served(traces)
-        return return_rows(table, self.predictor_.encoder), index
+    @property
+    def _family(self) -> Any:
+        from presage.training.return_time.train import RETURNS
 
-    def _hold(self, predictor: ReturnTimePredictor) -> Self:
-        self.predictor_, self.quantiles_ = predictor, predictor.quantiles
-        return self
-
-    def _assess(self, data: pa.Table, baselines: str) -> Training[Any, Any]:
-        from presage.predictors.return_time.baselines import RETURN_BASELINES
-        from presage.training.return_time.train import assess_return_times
-
-        chosen = choose_names(baselines, RETURN_BASELINES)
-        return assess_return_times(self._fitted, Split(self._table, data, _SEPARATE), baselines=chosen)
-
-    def _trained_on(self) -> pa.Table:
-        return self._table
+        return RETURNS
 
 
 class Profile(Estimator):
@@ -586,11 +582,6 @@ class Profile(Estimator):
 
     def __init__(self, *, config: ProfileConfig | None = None, random_state: int = 0, verbose: bool = False) -> None:
         self.config, self.random_state, self.verbose = config, random_state, verbose
-
-    @classmethod
-    def of(cls, predictor: ProfilePredictor) -> Self:
-        """A fitted estimator around a loaded predictor."""
-        return cls(config=predictor.config, random_state=predictor.seed)._hold(predictor)
 
     def fit(self, traces: TraceLike, y: None = None) -> Self:
         """Learn from traces."""
@@ -612,9 +603,6 @@ class Profile(Estimator):
         chosen = choose_names(baselines, PROFILE_BASELINES)
         return assess_profiles(self._fitted, Split(self._table, data, _SEPARATE), baselines=chosen)
 
-    def _trained_on(self) -> pa.Table:
-        return self._table
-
 
 class Router(Estimator):
     """Forecasts which models solve a prompt. The transformer head is fine-tuned by `train-predictor router`.
@@ -632,11 +620,6 @@ class Router(Estimator):
 
     def __init__(self, *, config: RouterConfig | None = None, random_state: int = 0, verbose: bool = False) -> None:
         self.config, self.random_state, self.verbose = config, random_state, verbose
-
-    @classmethod
-    def of(cls, predictor: RouterPredictor) -> Self:
-        """A fitted estimator around a loaded predictor."""
-        return cls(config=predictor.config, random_state=predictor.seed)._hold(predictor)
 
     def fit(self, outcomes: OutcomeLike, y: None = None) -> Self:
         """Learn from outcomes; raises TraceError for too few models, labels or prompts."""

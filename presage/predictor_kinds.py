@@ -82,7 +82,7 @@ _REMAINING_LENGTH: Final = Kind(
         "presage.target": str(metrics["target"]),
         "presage.states": str(metrics["data"]["texts"]),
     },
-    types=attrgetter("encoder.vocabulary.workflow_types"),
+    types=attrgetter("vocabulary.workflow_types"),
     prediction="double",
 )
 _ALL: Final = (
@@ -116,7 +116,7 @@ _ALL: Final = (
             "in an engine, pinball loss of the median in log seconds, share within the .9 quantile, Brier score of END"
         ),
         command="presage.cli.return_time:RETURN_TIME",
-        types=attrgetter("encoder.course.vocabulary.workflow_types"),
+        types=attrgetter("vocabulary.workflow_types"),
         prediction="double",
     ),
     Kind(
