@@ -1,10 +1,13 @@
 """The kinds of predictor, each described once: what artefacts, registry, report, commands and Python API look up."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pkgutil import resolve_name
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+ServedKind = Literal["next-agent", "remaining-length", "context-growth", "return-time"]
+"""The kinds that an engine serves."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,10 @@ class Kind:
         held_out: (data, *predictors) -> the part that none of them was trained on, and the number of units left out.
         digest: SHA-256 of the content of data, independent of the files.
         example: the MLflow input example: a few rows of the data, without any text of a user; states are zeros.
+        panels: what `Report.plot` draws, by label: a figure of its metrics, and its key there.
+        replayed: the option of `presage replay` that names its model; None if no policy uses it.
+        counted: how an engine's status counts its forecasts, with a place for their source; None if none serves it.
+        in_gateway: a gateway serves it too.
         most_bytes: a larger artefact is not read; far above the promotion gate, a bound for the memory of readers.
     """
 
@@ -61,6 +68,10 @@ class Kind:
     held_out: Callable[..., Any] = Lazy("presage.training.sets:held_out")
     digest: Callable[[Any], str] = Lazy("presage.datasets.schema:digest")
     example: Callable[[Any], Any] = Lazy("presage.kinds.registration:example_steps")
+    panels: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
+    replayed: str | None = None
+    counted: str | None = None
+    in_gateway: bool = False
     most_bytes: int = 256 << 20
 
     @property
@@ -84,6 +95,10 @@ _REMAINING_LENGTH: Final = Kind(
     },
     types=attrgetter("vocabulary.workflow_types"),
     prediction="double",
+    panels={"tau distance (pairs of steps in the wrong order)": ("tau_distance", "all")},
+    replayed="lengths",
+    counted="forecast of lengths: {}",
+    in_gateway=True,
 )
 _ALL: Final = (
     Kind(
@@ -97,6 +112,9 @@ _ALL: Final = (
         command="presage.cli.next_agent:NEXT_AGENT",
         tags=lambda metrics: {"presage.states": str(metrics["data"]["states"])},
         types=attrgetter("vocabulary.workflow_types"),
+        replayed="forecasts",
+        counted="forecast: {}",
+        in_gateway=True,
     ),
     _REMAINING_LENGTH,
     replace(
@@ -104,6 +122,9 @@ _ALL: Final = (
         name="context-growth",
         load=Lazy("presage.predictors.length.context:ContextGrowthPredictor.load"),
         command="presage.cli.context_growth:CONTEXT_GROWTH",
+        replayed="contexts",
+        counted="forecast of contexts: {}",
+        in_gateway=False,  # it is for admission
     ),
     Kind(
         "return-time",
@@ -118,6 +139,10 @@ _ALL: Final = (
         command="presage.cli.return_time:RETURN_TIME",
         types=attrgetter("vocabulary.workflow_types"),
         prediction="double",
+        panels={"pinball loss of the median, log seconds": ("pinball", "0.5")},
+        replayed="returns",
+        counted="forecast of return times: {}",
+        in_gateway=True,
     ),
     Kind(
         "profile",
@@ -132,6 +157,7 @@ _ALL: Final = (
             "presage.confident": str(all(of["confident"] for of in metrics["by_workflow_type"].values()))
         },
         types=attrgetter("profiles"),
+        panels={"whole workflows covered": ("coverage", None), "accuracy of the next step": ("accuracy", None)},
     ),
     Kind(
         "router",
@@ -149,6 +175,7 @@ _ALL: Final = (
         held_out=Lazy("presage.training.router.evaluate:held_out"),
         digest=Lazy("presage.datasets.outcomes:outcomes_digest"),
         example=lambda _: [{"prompt": "Which of these numbers is prime: 21, 23, 25?"}],  # those of the data are private
+        panels={"macro mAP": ("macro_map", None)},
         most_bytes=4 << 30,  # with a transformer
     ),
 )

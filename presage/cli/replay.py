@@ -29,14 +29,6 @@ _CONCURRENCY: Final = 16
 
 _ENGINE: Final = "invented"
 
-_KINDS: Final = {
-    "forecasts": "next-agent",
-    "lengths": "remaining-length",
-    "contexts": "context-growth",
-    "returns": "return-time",
-}
-"""The kind of model of each option."""
-
 _POLICIES: Final = "stock,lifecycle,next-use,oracle"
 
 
@@ -328,11 +320,12 @@ def _held_out(
     report("loading the models", None)
     sources = {"forecasts": forecasts, "lengths": lengths, "contexts": contexts, "returns": returns}
     models: list[LearntFrom] = []
-    for option, kind in _KINDS.items():
-        if (name := sources[option]) is not None and not known(name):
+    for kind in KINDS.values():
+        name = sources.get(kind.replayed or "")
+        if kind.replayed and name is not None and not known(name):
             folder = resolve_at(name, tracking_uri).folder
-            models.append(KINDS[kind].load(folder))
-            sources[option] = str(folder)
+            models.append(kind.load(folder))
+            sources[kind.replayed] = str(folder)
     table, left_out = held_out(table, *models)
     rule = f"{left_out} workflows left out: a model was trained on them" if left_out else None
     if rule is not None:

@@ -26,9 +26,14 @@ from presage.features.served_steps import served_steps
 from presage.predictors.quantiles.choice import QuantileConfig
 from presage.predictors.quantiles.predictor import QuantilePredictor
 from presage.training.baselines import check_names
-from presage.training.length.evaluate import LengthEvaluation
-from presage.training.quantiles import FLOOR, Predict, by_quantile, row_latency_us, rows_under_profiles
-from presage.training.return_time.evaluate import ReturnEvaluation
+from presage.training.quantiles import (
+    FLOOR,
+    Predict,
+    QuantileEvaluation,
+    by_quantile,
+    row_latency_us,
+    rows_under_profiles,
+)
 from presage.training.sets import SHARED_TASKS, check_known_agents, described, set_apart, shared_tasks, workflow_names
 from presage.training.training import Judged, Progress, Training, fit_baselines, named_digests, versions
 from presage.wording import counted
@@ -37,7 +42,7 @@ SELECTION_FRACTION: Final = 0.25
 """Of the training tasks. The others calibrate: .99 needs hundreds of steps of each type."""
 
 Of = TypeVar("Of", bound=QuantilePredictor)
-Figures = TypeVar("Figures", bound=LengthEvaluation | ReturnEvaluation, covariant=True)
+Figures = TypeVar("Figures", bound=QuantileEvaluation, covariant=True)
 
 
 def size(rows: LabelledRows) -> str:

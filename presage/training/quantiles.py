@@ -334,6 +334,10 @@ class QuantileEvaluation:
     behind: tuple[Behind, ...]
     profiles: Mapping[str, Mapping[str, Any]]
 
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `train-predictor` prints, as JSON values; the caller sets "model" and "version"."""
+        raise NotImplementedError
+
     def tables(self) -> dict[str, Any]:
         """What the object that `train-predictor` prints has beside the figures."""
         return {
