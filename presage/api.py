@@ -21,6 +21,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, overload
 
 import pandas as pd  # type: ignore[import-untyped]
@@ -43,7 +44,6 @@ from presage.features.served_steps import served_steps
 from presage.features.states import SKETCH, States
 from presage.kinds.loaded import kind_of
 from presage.kinds.loaded import load as load_reference
-from presage.kinds.promotion import judge_version
 from presage.kinds.registration import register_training
 from presage.predictor_kinds import Kind
 from presage.predictors.length.predictor import RemainingLengthPredictor
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 
     from presage.registry.gates import Verdict
     from presage.registry.package import RegisteredVersion
+    from presage.training.quantile_trainings import Family
 
 TraceLike: TypeAlias = str | Path | pd.DataFrame | Traces
 OutcomeLike: TypeAlias = str | Path | Outcomes | OutcomesRead
@@ -143,6 +144,8 @@ def promote(
         ConfigurationError: `profile` or `types` for a router.
         InputError: no held-out workflow has one of the `types`.
     """
+
+    from presage.kinds.promotion import judge_version
 
     def held(kind: Kind, judged: list[Any]) -> tuple[Any, int]:
         held_out: tuple[Any, int] = kind.held_out(_read(data, kind), *judged)
@@ -405,12 +408,9 @@ class NextAgent(Estimator):
 
 
 class _Quantiles(Estimator):
-    """Common to the estimators of quantiles."""
+    """Common to the estimators of quantiles, which a `Family` (`module:name`) trains and evaluates."""
 
-    @property
-    @abstractmethod
-    def _family(self) -> Any:
-        """Trains and evaluates them."""
+    _family: ClassVar[str]
 
     def _rows(self, traces: TraceLike) -> tuple[LabelledRows, pd.MultiIndex]:
         check_is_fitted(self, "predictor_")
@@ -422,11 +422,9 @@ class _Quantiles(Estimator):
         return self
 
     def _assess(self, data: pa.Table, baselines: str) -> Training[Any, Any]:
-        chosen = choose_names(baselines, self._family.names(self.predictor_.target))
-        found: Training[Any, Any] = self._family.assess(
-            self._fitted, Split(self._table, data, _SEPARATE), baselines=chosen
-        )
-        return found
+        family: Family[Any, Any] = resolve_name(self._family)
+        chosen = choose_names(baselines, family.names(self.predictor_.target))
+        return family.assess(self._fitted, Split(self._table, data, _SEPARATE), baselines=chosen)
 
 
 class RemainingLength(_Quantiles):
@@ -444,6 +442,7 @@ class RemainingLength(_Quantiles):
     """
 
     kind = "remaining-length"
+    _family = "presage.training.length.train:LENGTHS"
 
     def __init__(
         self,
@@ -494,12 +493,6 @@ class RemainingLength(_Quantiles):
         beyond = self.predictor_.predict(rows).round() > largest[:, None]
         return pd.DataFrame(beyond, index=index, columns=self.quantiles_)
 
-    @property
-    def _family(self) -> Any:
-        from presage.training.length.train import LENGTHS
-
-        return LENGTHS
-
 
 class ContextGrowth(RemainingLength):
     """Forecasts quantiles of the tokens by which the context of a workflow will exceed a step's prompt.
@@ -536,6 +529,7 @@ class ReturnTime(_Quantiles):
     """
 
     kind = "return-time"
+    _family = "presage.training.return_time.train:RETURNS"
 
     def __init__(self, *, config: ReturnTimeConfig | None = None, random_state: int = 0, verbose: bool = False) -> None:
         self.config, self.random_state, self.verbose = config, random_state, verbose
@@ -558,12 +552,6 @@ class ReturnTime(_Quantiles):
         """The probability at every LLM step that the workflow has ended with it."""
         rows, index = self._rows(traces)
         return pd.Series(self.predictor_.predict_end(rows), index=index)
-
-    @property
-    def _family(self) -> Any:
-        from presage.training.return_time.train import RETURNS
-
-        return RETURNS
 
 
 class Profile(Estimator):
