@@ -183,13 +183,13 @@ class Report:
 
     def plot(self) -> Figure:
         """The headline figures of Presage and each baseline, with 95 % intervals, as a matplotlib figure."""
-        from presage.training.report.figures import side_by_side
+        from presage.report.figures import side_by_side
 
         return side_by_side(self.metrics)
 
     def save(self, folder: str | Path) -> None:
         """Write `metrics.json`, `report.html`, `report.md` and their pictures."""
-        from presage.training.report.files import write_metrics, write_report
+        from presage.report.files import write_metrics, write_report
 
         write_metrics(Path(folder), self.metrics)
         write_report(Path(folder), self.metrics)

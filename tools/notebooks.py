@@ -40,7 +40,7 @@ from nbformat import NotebookNode
 from PIL import Image
 
 from presage.errors import OutputError
-from presage.training.report.files import check_folder, write_file
+from presage.report.files import check_folder, write_file
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 PARAMETERS = "parameters"

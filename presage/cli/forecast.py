@@ -16,7 +16,7 @@ from presage.cli.kinds import command_of, tables, unseen
 from presage.cli.output import Output, table
 from presage.errors import ArtefactError, ConfigurationError, InputError
 from presage.kinds.loaded import load_at
-from presage.training.report.blocks import number
+from presage.report.blocks import number
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from presage.cli import options
 from presage.cli.output import Boundary, Output, table
 from presage.errors import ConfigurationError
 from presage.progress import Progress
-from presage.training.report.blocks import number
+from presage.report.blocks import number
 from presage.wording import counted
 
 if TYPE_CHECKING:

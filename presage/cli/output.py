@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from presage.training.report.blocks import Document
+    from presage.report.blocks import Document
 
 FAILED: Final = 1
 BAD_INPUT: Final = 2
@@ -197,9 +197,9 @@ def _fitting(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[list[in
 def report_lines(document: Document) -> Iterator[Any]:
     """What a terminal shows of a report: its lead, and the texts and tables of the sections marked for it; its verdict
     last. A table wider than 100 characters is shown as several."""
-    from presage.training.report.blocks import Folded
-    from presage.training.report.blocks import Table as ReportTable
-    from presage.training.report.blocks import Text as ReportText
+    from presage.report.blocks import Folded
+    from presage.report.blocks import Table as ReportTable
+    from presage.report.blocks import Text as ReportText
 
     yield document.title
     yield document.lead

@@ -77,8 +77,8 @@ def show(
     as_json: options.Json = False,
 ) -> None:
     """Show the expression, the states, the agents and the templates of prompts of each workflow type."""
+    from presage.report.profile import type_sections
     from presage.training.profile.evaluate import describe_profile
-    from presage.training.report.profile import type_sections
 
     out = Output(as_json)
     with out.working() as report:

@@ -143,13 +143,13 @@ def replay(
     """
     from presage.errors import ConfigurationError
     from presage.kinds.replay_gate import load_of
+    from presage.report.files import check_folder, document, write_metrics, write_report
     from presage.serving_hooks.replay.engine_file import read_engine
     from presage.serving_hooks.replay.fleet_file import FleetPlan, read_fleet
     from presage.serving_hooks.replay.policies import ROUTING, STOCK, crossed, named, routing_named
     from presage.serving_hooks.replay.runs import Setting, by_policy, check_vllm, result, run_all
     from presage.serving_hooks.replay.verdict import verdict
     from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, check_fits, workload
-    from presage.training.report.files import check_folder, document, write_metrics, write_report
 
     if concurrency is None and rate is None and not as_recorded:
         concurrency = _CONCURRENCY

@@ -11,7 +11,7 @@ from presage.cli.kinds import KindCommand
 from presage.cli.output import Output
 from presage.cli.quantiles import Estimator, forecast_table, train_quantiles
 from presage.cli.training import TrainingJob
-from presage.training.report.blocks import number
+from presage.report.blocks import number
 
 
 def return_time(

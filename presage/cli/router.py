@@ -14,7 +14,7 @@ from presage.cli.training import TrainingJob, carry_out
 from presage.errors import ArtefactError, ConfigurationError, InputError
 from presage.progress import Progress
 from presage.registry.connect import open_existing
-from presage.training.report.blocks import number
+from presage.report.blocks import number
 
 if TYPE_CHECKING:
     from presage.datasets.outcomes import Outcomes

@@ -13,7 +13,7 @@ from presage.cli import options, outcomes
 from presage.cli.output import Output, report_lines
 from presage.cli.output import table as text_table
 from presage.errors import ConfigurationError
-from presage.training.report.blocks import interval, number
+from presage.report.blocks import interval, number
 
 if TYPE_CHECKING:
     from presage.training.next_agent.study import Recipe
@@ -169,7 +169,7 @@ def _study(
     as_json: bool,
 ) -> None:
     """Run a study(training table, test table or None, recipe, share=progress): read, compute, write and print."""
-    from presage.training.report.files import check_folder, write_metrics, write_report
+    from presage.report.files import check_folder, write_metrics, write_report
 
     if report_folder is not None:
         check_folder(report_folder, "--report", force)
@@ -187,7 +187,7 @@ def _study(
 
 
 def _render(found: dict[str, Any], report_folder: Path | None) -> list[Any]:
-    from presage.training.report.study import document
+    from presage.report.study import document
 
     lines = list(report_lines(document(found)))
     return lines if report_folder is None else [*lines, f"\nthe page: {report_folder}/report.html"]

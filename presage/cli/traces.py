@@ -17,7 +17,7 @@ from presage.datasets.adapters import READERS
 from presage.datasets.adapters.spans.tree import ROOT_MISSING
 from presage.datasets.schema.names import NameMapping
 from presage.errors import ConfigurationError
-from presage.training.report.blocks import number
+from presage.report.blocks import number
 from presage.wording import counted
 
 if TYPE_CHECKING:
@@ -173,9 +173,9 @@ def describe(
         report("describing", None)
         data = {**describe_table(traces.table), "notices": dict(traces.notices)}
         if page is not None:
-            from presage.training.report.files import page as rendered
-            from presage.training.report.files import write_file
-            from presage.training.report.traces import document
+            from presage.report.files import page as rendered
+            from presage.report.files import write_file
+            from presage.report.traces import document
 
             write_file(page, rendered(document(data)).encode())
     out.result(data, *(_description(data) if not as_json else ()))

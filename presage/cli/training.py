@@ -46,9 +46,9 @@ def carry_out(
     from presage.kinds.registration import register_training
     from presage.predictors.common.artefact import foreign_entries
     from presage.registry.package import check_name
+    from presage.report.data_warnings import training_warnings
+    from presage.report.files import check_folder, write_metrics, write_report
     from presage.training.baselines import last_words
-    from presage.training.data_warnings import training_warnings
-    from presage.training.report.files import check_folder, write_metrics, write_report
     from presage.training.sets import SHARED_TASKS
 
     kind = KINDS[job.kind]

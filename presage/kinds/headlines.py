@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import count, takewhile
 
 from presage.features.input_profiles import ALL_INPUTS
-from presage.training.report.blocks import number
+from presage.report.blocks import number
 
 Figures = Mapping[str, float]
 

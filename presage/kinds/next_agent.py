@@ -12,7 +12,7 @@ from presage.predictors.common.artefact import FORMAT_VERSION
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.registry.evidence import MomentEvidence, NextAgentBudget, NextAgentEvidence, judge_next_agent
 from presage.registry.gates import Gate, Interface
-from presage.training.data_warnings import figure_warnings
+from presage.report.data_warnings import figure_warnings
 from presage.training.next_agent.evaluate import ByMoment
 from presage.training.next_agent.train import NGRAM, evaluate_model
 

@@ -19,7 +19,7 @@ from presage.registry.connect import Registry, attached
 from presage.registry.gates import Verdict, floor_gates, types_gate, warning_gates
 from presage.registry.promote import check_alias
 from presage.registry.promote import promote as carry_out
-from presage.training.data_warnings import trace_warnings
+from presage.report.data_warnings import trace_warnings
 
 if TYPE_CHECKING:
     from presage.kinds.replay_gate import ReplayGate

@@ -28,8 +28,8 @@ def register_training(
     """
     from presage.registry.gates import lost_tags
     from presage.registry.package import headline, register
-    from presage.training.report.files import report_files
-    from presage.training.report.next_agent import flat
+    from presage.report.files import report_files
+    from presage.report.next_agent import flat
     from presage.training.training import named_digests
 
     document, data_facts = kind.report(training.metrics), training.metrics["data"]

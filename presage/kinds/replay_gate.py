@@ -164,7 +164,7 @@ class ReplayGate:
     def keep(self, registry: Registry, name: str, version: int, found: Mapping[str, Any]) -> None:
         """Attach the report of a replay to the run of the version; raises RegistryError."""
         from presage.registry.connect import attach
-        from presage.training.report.files import write_metrics, write_report
+        from presage.report.files import write_metrics, write_report
 
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)

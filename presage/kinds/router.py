@@ -10,7 +10,7 @@ from presage.kinds.loaded import Loaded
 from presage.predictors.common.artefact import FORMAT_VERSION
 from presage.registry.evidence import RouterBudget, RouterComparison, RouterEvidence, judge_router
 from presage.registry.gates import Compared, Gate, Interface
-from presage.training.data_warnings import figure_warnings
+from presage.report.data_warnings import figure_warnings
 from presage.training.metrics import Estimate
 from presage.training.router.baselines import BaseRate
 from presage.training.router.evaluate import RouterFigures, compare_routers

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import numpy as np
 
 from presage.predictors.common.artefact import artefact_size_bytes
-from presage.training.report.files import write_metrics, write_report
+from presage.report.files import write_metrics, write_report
 from presage.version import __version__
 
 Progress = Callable[[str, float | None], None]

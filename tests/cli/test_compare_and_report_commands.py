@@ -17,7 +17,7 @@ from presage.registry.connect import open_registry
 from presage.registry.gates import Compared, Verdict, no_worse, plain
 from presage.registry.package import register
 from presage.registry.promote import promote
-from presage.training.report.files import report_files
+from presage.report.files import report_files
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from presage.errors import ArtefactError
 from presage.predictor_kinds import KINDS, Kind
 from presage.predictors.common.artefact import read_artefact, write_artefact
 from presage.registry.gates import Gate, plain
-from presage.training.report.blocks import Document, Section, Text
-from presage.training.report.files import write_report
+from presage.report.blocks import Document, Section, Text
+from presage.report.files import write_report
 
 
 class CountPredictor:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from presage import __version__
 from presage.cli.output import Boundary, Output, report_lines, table
 from presage.cli.presage import app
-from presage.training.report.blocks import Document, Section, Table
+from presage.report.blocks import Document, Section, Table
 
 
 def test_off_a_terminal_each_thing_that_begins_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:

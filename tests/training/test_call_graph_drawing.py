@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from presage.datasets.describe import describe
 from presage.datasets.synthetic.workflows import generate
-from presage.training.report.traces import AGENTS, EDGES, LEAST, draw_call_graph, flow_order
+from presage.report.traces import AGENTS, EDGES, LEAST, draw_call_graph, flow_order
 
 Counts = dict[str, dict[str, int]]
 

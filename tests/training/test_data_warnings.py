@@ -11,8 +11,8 @@ from tiny_model import Tiny
 from presage.datasets.describe import describe
 from presage.datasets.schema import conform
 from presage.datasets.synthetic.workflows import generate
-from presage.training.data_warnings import description_warnings, figure_warnings, training_warnings
-from presage.training.report.next_agent import data
+from presage.report.data_warnings import description_warnings, figure_warnings, training_warnings
+from presage.report.next_agent import data
 
 
 def described(*words: str, output_tokens: int | None = None, workflow_type: str = "t") -> dict[str, Any]:

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from presage.training.metrics import Claims
-from presage.training.report.figures import (
+from presage.report.figures import (
     COLOURS,
     house_style,
     legend_above,
@@ -14,6 +13,7 @@ from presage.training.report.figures import (
     reliability_line,
     rows_with_intervals,
 )
+from presage.training.metrics import Claims
 
 
 def test_rows_stand_in_order_from_the_top_each_with_its_bar() -> None:

@@ -17,9 +17,9 @@ import pytest
 from presage.datasets.synthetic.lengths import generate_lengths
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.rows import LabelledRows
+from presage.report.files import document, markdown, page, write_report
+from presage.report.plot import bar_plot
 from presage.training.length.evaluate import Predict, evaluate
-from presage.training.report.files import document, markdown, page, write_report
-from presage.training.report.plot import bar_plot
 
 Json = dict[str, Any]
 NASTY = "<script>alert('a|b')</script>"

@@ -9,6 +9,7 @@ import pytest
 from presage.datasets.split import Split
 from presage.datasets.synthetic.lengths import generate_lengths
 from presage.predictors.quantiles.choice import QuantileConfig
+from presage.report.files import document, markdown
 from presage.training.length.train import (
     LengthTraining,
     assess_lengths,
@@ -16,7 +17,6 @@ from presage.training.length.train import (
     fit_lengths,
     train_lengths,
 )
-from presage.training.report.files import document, markdown
 
 SHARE = 0.3
 CONFIG = QuantileConfig(estimator="boosted")

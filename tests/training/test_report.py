@@ -24,10 +24,10 @@ from presage.features.moment import Moment
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.next_agent.ngram import BackoffNgram
+from presage.report import files
+from presage.report.files import document, markdown, page, report_files, write_metrics, write_report
+from presage.report.traces import document as described
 from presage.training.next_agent.evaluate import evaluate
-from presage.training.report import files
-from presage.training.report.files import document, markdown, page, report_files, write_metrics, write_report
-from presage.training.report.traces import document as described
 
 Json = dict[str, Any]
 NASTY = "<script>alert('a|b')</script>&[x](javascript:y)"
@@ -361,7 +361,5 @@ def test_a_folder_that_is_a_file_is_named(metrics: Json, tmp_path: Path) -> None
 
 
 def test_importing_the_report_loads_nothing_heavy() -> None:
-    code = (
-        "import sys, presage.training.report.files; sys.exit(any(m in sys.modules for m in ('matplotlib', 'jinja2')))"
-    )
+    code = "import sys, presage.report.files; sys.exit(any(m in sys.modules for m in ('matplotlib', 'jinja2')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

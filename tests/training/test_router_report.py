@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from presage.datasets.synthetic.outcomes import generate_outcomes
-from presage.training.report.files import document, markdown, page
+from presage.report.files import document, markdown, page
 from presage.training.router.train import train_router
 
 

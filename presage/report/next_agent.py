@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from presage.features.input_profiles import TARGETS, as_served
-from presage.training.data_warnings import training_warnings
-from presage.training.report import curves
-from presage.training.report.blocks import (
+from presage.report import curves
+from presage.report.blocks import (
     Block,
     Card,
     Document,
@@ -32,7 +31,8 @@ from presage.training.report.blocks import (
     signed_interval,
     version_of,
 )
-from presage.training.report.traces import call_graphs, types_table
+from presage.report.data_warnings import training_warnings
+from presage.report.traces import call_graphs, types_table
 from presage.wording import counted
 
 

@@ -6,7 +6,7 @@ Keys that a cheaper run leaves out ("data", "traces", "config", "estimators") le
 from __future__ import annotations
 
 from presage.features.input_profiles import as_served
-from presage.training.report.blocks import (
+from presage.report.blocks import (
     Card,
     Document,
     Metrics,
@@ -18,8 +18,8 @@ from presage.training.report.blocks import (
     number,
     version_of,
 )
-from presage.training.report.lengths import bounds, by_type, estimators, order, profiles
-from presage.training.report.next_agent import data, made
+from presage.report.lengths import bounds, by_type, estimators, order, profiles
+from presage.report.next_agent import data, made
 
 
 def document(metrics: Metrics) -> Document:

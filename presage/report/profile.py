@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from presage.predictors.profile.templates import MOST_EARLIER, MOST_REPEATS
-from presage.training.report.blocks import (
+from presage.report.blocks import (
     Block,
     Card,
     Document,
@@ -22,8 +22,8 @@ from presage.training.report.blocks import (
     number,
     version_of,
 )
-from presage.training.report.next_agent import data, made
-from presage.training.report.traces import AGENTS, END, draw_call_graph
+from presage.report.next_agent import data, made
+from presage.report.traces import AGENTS, END, draw_call_graph
 from presage.wording import counted
 
 _NOTATION: Final = (

@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element, SubElement
 
 from presage.datasets.describe import generated_names_warning, missing_counts_warning
 from presage.datasets.schema.names import NameMapping
-from presage.training.report.blocks import (
+from presage.report.blocks import (
     Block,
     Card,
     Document,
@@ -28,7 +28,7 @@ from presage.training.report.blocks import (
     count,
     number,
 )
-from presage.training.report.plot import clean, text_at
+from presage.report.plot import clean, text_at
 from presage.wording import counted
 
 END: Final = "END"

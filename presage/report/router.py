@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from presage.training.report.blocks import (
+from presage.report.blocks import (
     Block,
     Card,
     Document,
@@ -26,9 +26,9 @@ from presage.training.report.blocks import (
     signed_interval,
     version_of,
 )
-from presage.training.report.curves import bin_plot
-from presage.training.report.next_agent import data, made
-from presage.training.report.plot import COLOURS, Axis, PlotPoint, line_plot, share_axis
+from presage.report.curves import bin_plot
+from presage.report.next_agent import data, made
+from presage.report.plot import COLOURS, Axis, PlotPoint, line_plot, share_axis
 from presage.wording import counted
 
 _DRAWN_FROM = 10

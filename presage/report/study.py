@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from presage.training.report import curves, next_agent
-from presage.training.report.blocks import (
+from presage.report import curves, next_agent
+from presage.report.blocks import (
     Block,
     Document,
     Metrics,
@@ -21,7 +21,7 @@ from presage.training.report.blocks import (
     number,
     signed_interval,
 )
-from presage.training.report.traces import call_graphs
+from presage.report.traces import call_graphs
 
 TITLES: Final = {
     "learning-curve": "Would more traces help?",

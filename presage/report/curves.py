@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from xml.etree.ElementTree import Element
 
-from presage.training.report.blocks import (
+from presage.report.blocks import (
     Block,
     Folded,
     Metrics,
@@ -20,7 +20,7 @@ from presage.training.report.blocks import (
     interval,
     number,
 )
-from presage.training.report.plot import COLOURS, Axis, PlotPoint, line_plot, share_axis
+from presage.report.plot import COLOURS, Axis, PlotPoint, line_plot, share_axis
 from presage.wording import counted
 
 DRAWN_FROM: Final = 20

@@ -12,7 +12,7 @@ from typing import Any, Final
 from presage.datasets.describe import missing_counts_warning
 from presage.features.input_profiles import ENGINE, TARGETS, as_served
 from presage.features.rows import CONTEXT_TARGETS
-from presage.training.report.blocks import (
+from presage.report.blocks import (
     Block,
     Card,
     Document,
@@ -29,8 +29,8 @@ from presage.training.report.blocks import (
     number,
     version_of,
 )
-from presage.training.report.next_agent import SERVING, data, made
-from presage.training.report.plot import Axis, PlotPoint, bar_plot, line_plot, share_axis
+from presage.report.next_agent import SERVING, data, made
+from presage.report.plot import Axis, PlotPoint, bar_plot, line_plot, share_axis
 from presage.wording import counted
 
 _WHAT: Final = {

@@ -17,9 +17,9 @@ from xml.etree.ElementTree import tostring
 from presage.errors import OutputError
 from presage.predictor_kinds import KINDS
 from presage.predictors.common.artefact import CONFIG_FILE
-from presage.training.report import replay, study
-from presage.training.report.blocks import Block, Document, Facts, Folded, Metrics, Picture, Section, Table, Text
-from presage.training.report.plot import COLOURS, standalone, stylesheet
+from presage.report import replay, study
+from presage.report.blocks import Block, Document, Facts, Folded, Metrics, Picture, Section, Table, Text
+from presage.report.plot import COLOURS, standalone, stylesheet
 from presage.wording import counted
 
 METRICS_FILE: Final = "metrics.json"
@@ -114,7 +114,7 @@ def page(document: Document) -> str:
     from markupsafe import Markup
 
     environment = Environment(
-        loader=PackageLoader("presage.training.report", "."),
+        loader=PackageLoader("presage.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from presage.training.report.blocks import Document, Facts, Metrics, Panel, Picture, Section, Table, Text, signed
-from presage.training.report.plot import PlotPoint, interval_plot, line_plot, round_axis
+from presage.report.blocks import Document, Facts, Metrics, Panel, Picture, Section, Table, Text, signed
+from presage.report.plot import PlotPoint, interval_plot, line_plot, round_axis
 
 _FIGURES: Final = {
     "hit rate": ("hit_rate", 3),

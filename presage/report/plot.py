@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Final
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from presage.training.report.blocks import Picture
+from presage.report.blocks import Picture
 
 COLOURS: Final = 6
 """Lines in one plot at most: more cannot be distinguished. Ours is the first."""
@@ -157,7 +157,7 @@ def standalone(picture: Picture) -> str:
 
 def stylesheet() -> str:
     """The colours of drawings, in light and dark."""
-    return resources.files("presage.training.report").joinpath("picture.css").read_text(encoding="utf-8")
+    return resources.files("presage.report").joinpath("picture.css").read_text(encoding="utf-8")
 
 
 def clean(text: str) -> str:
