@@ -32,8 +32,9 @@ from presage.predictors.quantiles.choice import QuantileConfig
 from presage.report.blocks import signed_interval
 from presage.training.length.evaluate import evaluate
 from presage.training.length.train import fit_lengths
+from presage.training.quantile_trainings import SELECTION_FRACTION
 from presage.training.quantiles import QuantileDifference, QuantileFigures, difference, median_column
-from presage.training.sets import set_apart
+from presage.training.sets import set_apart, tasks_apart
 
 AGENTS: Final = "agents, this one and before"
 MODEL: Final = "model"
@@ -56,16 +57,17 @@ def ablate(table: pa.Table, test: pa.Table, config: QuantileConfig, *, seed: int
     With the estimator "auto", the estimators may differ.
     """
     fitted = fit_lengths(table, config, seed=seed)
-    encoder = fitted.predictor.encoder
+    encoder, learning = fitted.predictor.encoder, fitted.learning
+    apart = tasks_apart(learning.task, learning.workflow_type, SELECTION_FRACTION, seed)
     held = length_rows(fitted.counts.fill(served_steps(test)).table, encoder)
 
     def figures(group: str) -> QuantileFigures:
-        inner, selection, judged = (without(of, encoder, group) for of in (fitted.inner, fitted.selection, held))
-        predictor = RemainingLengthPredictor(config, seed).fit(inner, selection, encoder=encoder)
+        rows, judged = (without(of, encoder, group) for of in (learning, held))
+        predictor = RemainingLengthPredictor(config, seed).fit(rows.take(~apart), rows.take(apart), encoder=encoder)
         return evaluate(predictor.predict, judged, config.quantiles, seed).figures
 
     whole = evaluate(fitted.predictor.predict, held, config.quantiles, seed).figures
-    groups = [group for group in GROUPS if varies(fitted.learning, encoder, group)]
+    groups = [group for group in GROUPS if varies(learning, encoder, group)]
     return {group: difference(figures(group), whole, seed) for group in groups}
 
 

@@ -28,7 +28,7 @@ from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.missing_counts import COUNTS, CountEstimates
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.quantiles.choice import QuantileConfig
-from presage.training.length.train import SELECTION_FRACTION
+from presage.training.quantile_trainings import SELECTION_FRACTION
 from presage.training.sets import tasks_apart
 
 QUANTILES = (0.5, 0.9)

@@ -30,12 +30,6 @@ import pyarrow.compute as pc
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from presage.cli.compiling import say_when_compiling
-from presage.cli.kinds import Kind, kind_of
-from presage.cli.kinds import load as load_reference
-from presage.cli.models import judge_version
-from presage.cli.output import Output, Progress, progress_lines
-from presage.cli.training import register_training
 from presage.datasets.outcomes import Outcomes
 from presage.datasets.outcomes.files import OutcomesRead, read_outcomes
 from presage.datasets.outcomes.split import choose_models, split_outcomes
@@ -43,22 +37,25 @@ from presage.datasets.read import Traces, read_traces
 from presage.datasets.split import Split
 from presage.datasets.split import split as split_table
 from presage.errors import ConfigurationError
-from presage.features.lengths import length_rows
 from presage.features.moment import COMPLETION, MOMENTS, Moment
 from presage.features.prefixes import prefixes_of
-from presage.features.return_times import return_rows
 from presage.features.rows import LabelledRows, Target
 from presage.features.served_steps import served_steps
 from presage.features.states import SKETCH, States
-from presage.predictor_kinds import KINDS
+from presage.kinds.loaded import kind_of
+from presage.kinds.loaded import load as load_reference
+from presage.kinds.registration import register_training
+from presage.predictor_kinds import Kind
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.predictors.profile.predictor import ProfilePredictor
 from presage.predictors.profile.profile import ProfileConfig
 from presage.predictors.quantiles.choice import QuantileConfig
-from presage.predictors.return_time.predictor import ReturnTimeConfig, ReturnTimePredictor
+from presage.predictors.quantiles.predictor import QuantilePredictor
+from presage.predictors.return_time.predictor import ReturnTimeConfig
 from presage.predictors.router.predictor import RouterConfig, RouterPredictor
+from presage.progress import Progress, note, progress_lines, say_when_compiling
 from presage.registry.connect import open_existing, open_registry
 from presage.registry.package import headline_of_all
 from presage.training.baselines import choose, choose_names
@@ -69,6 +66,7 @@ if TYPE_CHECKING:
 
     from presage.registry.gates import Verdict
     from presage.registry.package import RegisteredVersion
+    from presage.training.quantile_trainings import Family
 
 TraceLike: TypeAlias = str | Path | pd.DataFrame | Traces
 OutcomeLike: TypeAlias = str | Path | Outcomes | OutcomesRead
@@ -147,8 +145,10 @@ def promote(
         InputError: no held-out workflow has one of the `types`.
     """
 
+    from presage.kinds.promotion import judge_version
+
     def held(kind: Kind, judged: list[Any]) -> tuple[Any, int]:
-        held_out: tuple[Any, int] = kind.data.held_out(_read(data, kind.name), *judged)
+        held_out: tuple[Any, int] = kind.held_out(_read(data, kind), *judged)
         return held_out
 
     verdict, _ = judge_version(
@@ -160,7 +160,7 @@ def promote(
         target=profile,
         types=types,
         dry_run=dry_run,
-        out=Output(as_json=True),
+        note=note,
         report=lambda _, __: None,
     )
     return verdict
@@ -210,7 +210,7 @@ class Report:
         return pd.DataFrame.from_dict(rows, orient="index")
 
     def _lead(self) -> str:
-        return str(resolve_name(KINDS[self.metrics["kind"]].report)(self.metrics).lead)
+        return str(self._kind.report(self.metrics).lead)
 
 
 class Estimator(BaseEstimator):  # type: ignore[misc]  # untyped in scikit-learn
@@ -225,19 +225,24 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # untyped in scikit-learn
     verbose: bool
     predictor_: Any
     _fitted: Any = None  # the fit with its training data; a loaded estimator has none
+    _table: pa.Table
 
     @classmethod
-    @abstractmethod
     def of(cls, predictor: Any) -> Self:
         """A fitted estimator around a loaded predictor."""
+        return cls(config=predictor.config, random_state=predictor.seed)._hold(predictor)
+
+    @abstractmethod
+    def _hold(self, predictor: Any) -> Self:
+        """Keep a fitted predictor, and what it tells of itself."""
 
     @abstractmethod
     def _assess(self, data: Any, baselines: str) -> Training[Any, Any]:
         """Evaluate beside baselines that are fitted on the same training data."""
 
-    @abstractmethod
     def _trained_on(self) -> Any:
         """The training data."""
+        return self._table
 
     @contextmanager
     def _reporting(self) -> Iterator[Progress | None]:
@@ -271,7 +276,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # untyped in scikit-learn
         """
         check_is_fitted(self, "predictor_")
         kind = kind_of(self.kind)
-        unseen, _ = kind.data.held_out(_read(data, self.kind), self.predictor_)
+        unseen, _ = kind.held_out(_read(data, kind), self.predictor_)
         if self._fitted is not None:
             training = self._assess(unseen, baselines)
             return Report(training.metrics, training)
@@ -401,11 +406,28 @@ class NextAgent(Estimator):
 
         return assess(self._fitted, Split(self._table, data, _SEPARATE), baselines=choose(baselines))
 
-    def _trained_on(self) -> pa.Table:
-        return self._table
+
+class _Quantiles(Estimator):
+    """Common to the estimators of quantiles, which a `Family` (`module:name`) trains and evaluates."""
+
+    _family: ClassVar[str]
+
+    def _rows(self, traces: TraceLike) -> tuple[LabelledRows, pd.MultiIndex]:
+        check_is_fitted(self, "predictor_")
+        table, index = _served(traces)
+        return self.predictor_.rows(table), index
+
+    def _hold(self, predictor: QuantilePredictor) -> Self:
+        self.predictor_, self.quantiles_ = predictor, tuple(predictor.quantiles)
+        return self
+
+    def _assess(self, data: pa.Table, baselines: str) -> Training[Any, Any]:
+        family: Family[Any, Any] = resolve_name(self._family)
+        chosen = choose_names(baselines, family.names(self.predictor_.target))
+        return family.assess(self._fitted, Split(self._table, data, _SEPARATE), baselines=chosen)
 
 
-class RemainingLength(Estimator):
+class RemainingLength(_Quantiles):
     """Forecasts quantiles of the output tokens that a workflow still has to produce, this step included.
 
     Args:
@@ -420,6 +442,7 @@ class RemainingLength(Estimator):
     """
 
     kind = "remaining-length"
+    _family = "presage.training.length.train:LENGTHS"
 
     def __init__(
         self,
@@ -436,8 +459,7 @@ class RemainingLength(Estimator):
     @classmethod
     def of(cls, predictor: RemainingLengthPredictor) -> Self:
         """A fitted estimator around a loaded predictor."""
-        made = cls(target=predictor.target, config=predictor.config, random_state=predictor.seed)
-        return made._hold(predictor)
+        return cls(target=predictor.target, config=predictor.config, random_state=predictor.seed)._hold(predictor)
 
     def fit(self, traces: TraceLike, y: None = None) -> Self:
         """Learn from traces; raises TraceError for too few workflows, or without known output tokens."""
@@ -457,36 +479,19 @@ class RemainingLength(Estimator):
 
     def predict(self, traces: TraceLike) -> pd.DataFrame:
         """Tokens at every LLM step before its output: a column a quantile."""
-        check_is_fitted(self, "predictor_")
-        table, index = _served(traces)
-        found = self.predictor_.predict(length_rows(table, self.predictor_.encoder, self.predictor_.target))
-        return pd.DataFrame(found, index=index, columns=self.quantiles_)
+        rows, index = self._rows(traces)
+        return pd.DataFrame(self.predictor_.predict(rows), index=index, columns=self.quantiles_)
 
     def beyond_calibration(self, traces: TraceLike) -> pd.DataFrame:
         """Whether each quantile of `predict`, in whole tokens, is above all that calibrated it, and so extrapolated.
 
         Raises ConfigurationError for a model that was trained before this was kept.
         """
-        check_is_fitted(self, "predictor_")
-        table, index = _served(traces)
-        rows = length_rows(table, self.predictor_.encoder, self.predictor_.target)
+        rows, index = self._rows(traces)
         if (largest := self.predictor_.estimator.largest_of(rows)) is None:
             raise ConfigurationError("the model does not tell the largest value that calibrated it; train it again")
         beyond = self.predictor_.predict(rows).round() > largest[:, None]
         return pd.DataFrame(beyond, index=index, columns=self.quantiles_)
-
-    def _hold(self, predictor: RemainingLengthPredictor) -> Self:
-        self.predictor_, self.quantiles_ = predictor, tuple(predictor.quantiles)
-        return self
-
-    def _assess(self, data: pa.Table, baselines: str) -> Training[Any, Any]:
-        from presage.training.length.train import assess_lengths, baselines_of
-
-        chosen = choose_names(baselines, baselines_of(self.target))
-        return assess_lengths(self._fitted, Split(self._table, data, _SEPARATE), baselines=chosen)
-
-    def _trained_on(self) -> pa.Table:
-        return self._table
 
 
 class ContextGrowth(RemainingLength):
@@ -511,7 +516,7 @@ class ContextGrowth(RemainingLength):
         super().__init__(target=target, texts=texts, config=config, random_state=random_state, verbose=verbose)
 
 
-class ReturnTime(Estimator):
+class ReturnTime(_Quantiles):
     """Forecasts when the next request of a workflow arrives after a step, and whether there is one.
 
     Args:
@@ -524,14 +529,10 @@ class ReturnTime(Estimator):
     """
 
     kind = "return-time"
+    _family = "presage.training.return_time.train:RETURNS"
 
     def __init__(self, *, config: ReturnTimeConfig | None = None, random_state: int = 0, verbose: bool = False) -> None:
         self.config, self.random_state, self.verbose = config, random_state, verbose
-
-    @classmethod
-    def of(cls, predictor: ReturnTimePredictor) -> Self:
-        """A fitted estimator around a loaded predictor."""
-        return cls(config=predictor.config, random_state=predictor.seed)._hold(predictor)
 
     def fit(self, traces: TraceLike, y: None = None) -> Self:
         """Learn from traces; raises TraceError for too few workflows, or without start and end times."""
@@ -552,25 +553,6 @@ class ReturnTime(Estimator):
         rows, index = self._rows(traces)
         return pd.Series(self.predictor_.predict_end(rows), index=index)
 
-    def _rows(self, traces: TraceLike) -> tuple[LabelledRows, pd.MultiIndex]:
-        check_is_fitted(self, "predictor_")
-        table, index = _served(traces)
-        return return_rows(table, self.predictor_.encoder), index
-
-    def _hold(self, predictor: ReturnTimePredictor) -> Self:
-        self.predictor_, self.quantiles_ = predictor, predictor.quantiles
-        return self
-
-    def _assess(self, data: pa.Table, baselines: str) -> Training[Any, Any]:
-        from presage.predictors.return_time.baselines import RETURN_BASELINES
-        from presage.training.return_time.train import assess_return_times
-
-        chosen = choose_names(baselines, RETURN_BASELINES)
-        return assess_return_times(self._fitted, Split(self._table, data, _SEPARATE), baselines=chosen)
-
-    def _trained_on(self) -> pa.Table:
-        return self._table
-
 
 class Profile(Estimator):
     """Describes what an application does: its expression, automaton and agents, one profile a workflow type.
@@ -588,11 +570,6 @@ class Profile(Estimator):
 
     def __init__(self, *, config: ProfileConfig | None = None, random_state: int = 0, verbose: bool = False) -> None:
         self.config, self.random_state, self.verbose = config, random_state, verbose
-
-    @classmethod
-    def of(cls, predictor: ProfilePredictor) -> Self:
-        """A fitted estimator around a loaded predictor."""
-        return cls(config=predictor.config, random_state=predictor.seed)._hold(predictor)
 
     def fit(self, traces: TraceLike, y: None = None) -> Self:
         """Learn from traces."""
@@ -614,9 +591,6 @@ class Profile(Estimator):
         chosen = choose_names(baselines, PROFILE_BASELINES)
         return assess_profiles(self._fitted, Split(self._table, data, _SEPARATE), baselines=chosen)
 
-    def _trained_on(self) -> pa.Table:
-        return self._table
-
 
 class Router(Estimator):
     """Forecasts which models solve a prompt. The transformer head is fine-tuned by `train-predictor router`.
@@ -634,11 +608,6 @@ class Router(Estimator):
 
     def __init__(self, *, config: RouterConfig | None = None, random_state: int = 0, verbose: bool = False) -> None:
         self.config, self.random_state, self.verbose = config, random_state, verbose
-
-    @classmethod
-    def of(cls, predictor: RouterPredictor) -> Self:
-        """A fitted estimator around a loaded predictor."""
-        return cls(config=predictor.config, random_state=predictor.seed)._hold(predictor)
 
     def fit(self, outcomes: OutcomeLike, y: None = None) -> Self:
         """Learn from outcomes; raises TraceError for too few models, labels or prompts."""
@@ -681,8 +650,8 @@ _ESTIMATORS: dict[str, type[Estimator]] = {
 _SEPARATE = "separate test traces"
 
 
-def _read(data: Any, kind: str) -> Any:
-    return _outcomes(data) if kind == Router.kind else _table(data)
+def _read(data: Any, kind: Kind) -> Any:
+    return _outcomes(data) if kind.reads_prompts else _table(data)
 
 
 def _table(traces: TraceLike) -> pa.Table:

@@ -9,6 +9,7 @@ import typer
 from presage.cli import options
 from presage.cli.output import Output, table
 from presage.errors import ConfigurationError
+from presage.predictor_kinds import KINDS
 from presage.registry.connect import open_existing
 from presage.wording import counted
 
@@ -111,8 +112,7 @@ def _data_note(data: dict[str, Any]) -> str:
             "Both were judged on the same test data, so a paired interval would be narrower than the unpaired one: "
             f"`presage promote --dry-run` makes one.{end}"
         )
-    unit = "prompt" if data["kind"] == "router" else "workflow"
-    sizes = " and ".join(counted(one["judged_on"], unit) for one in data["models"])
+    sizes = " and ".join(counted(one["judged_on"], KINDS[data["kind"]].unit) for one in data["models"])
     found = "NOT judged on the same test data" if data["same_test_data"] is False else "not known to share test data"
     return (
         f"The two were {found} ({sizes}): the differences come from data and predictor together. "

@@ -1,15 +1,16 @@
-"""`train-predictor context-growth`, and the description of this kind for the other commands."""
+"""`train-predictor context-growth`, and how its forecasts look."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from presage.cli import options
+from presage.cli.kinds import KindCommand
 from presage.cli.output import Output
-from presage.cli.remaining_length import REMAINING_LENGTH, forecast_table, train_target
+from presage.cli.quantiles import Estimator, train_quantiles
+from presage.cli.remaining_length import forecast_tokens
 from presage.cli.training import TrainingJob
 
 
@@ -22,10 +23,7 @@ def context_growth(
             "next-context: to that of the next step."
         ),
     ] = "final-context",
-    estimator: Annotated[
-        str | None,
-        typer.Option(help="forest, boosted, ridge, or auto: lowest loss on the selection part."),
-    ] = None,
+    estimator: Estimator = None,
     quantiles: Annotated[
         str | None,
         typer.Option(help="Quantiles to predict, ascending. Default: 0.1,0.5,0.9,0.99."),
@@ -49,22 +47,32 @@ def context_growth(
     The context of a step is its prompt and its output; growth counts from the prompt of the step that begins. The
     traces need input_tokens and output_tokens on their LLM steps; texts are not read.
     """
-    job = TrainingJob(
-        CONTEXT_GROWTH, traces, test or [], skip_bad, out_folder, report_folder, force, name, register, tracking_uri
+    from presage.predictors.length.context import ContextGrowthConfig
+    from presage.training.length.train import baselines_of, train_lengths
+
+    train_quantiles(
+        TrainingJob(
+            "context-growth", traces, test, skip_bad, out_folder, report_folder, force, name, register, tracking_uri
+        ),
+        ContextGrowthConfig,
+        baselines_of(target),
+        train_lengths,
+        estimator=estimator,
+        quantiles=quantiles,
+        config=config,
+        settings=settings,
+        baselines=baselines,
+        out=Output(as_json),
+        target=target,
+        seed=seed,
+        texts="none",
     )
-    train_target(job, target, estimator, quantiles, config, settings, seed, "none", baselines, Output(as_json))
 
 
-def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
-    return forecast_table("Tokens by which the context will exceed the prompt", data, called, rows)
-
-
-CONTEXT_GROWTH = replace(
-    REMAINING_LENGTH,
-    name="context-growth",
-    advice="more workflows, input_tokens and output_tokens on every LLM step, or --estimator forest or boosted",
+CONTEXT_GROWTH = KindCommand(
     train=context_growth,
     examples="train-predictor context-growth traces/\n\n"
     "train-predictor context-growth traces/ --target next-context --name next-context",
-    forecast=_forecast,
+    advice="more workflows, input_tokens and output_tokens on every LLM step, or --estimator forest or boosted",
+    forecast=lambda *of: forecast_tokens("Tokens by which the context will exceed the prompt", *of),
 )

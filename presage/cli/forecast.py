@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import options
-from presage.cli.kinds import load_at
+from presage.cli.kinds import command_of, tables, unseen
 from presage.cli.output import Output, table
 from presage.errors import ArtefactError, ConfigurationError, InputError
+from presage.kinds.loaded import load_at
 from presage.report.blocks import number
 
 if TYPE_CHECKING:
@@ -57,12 +58,12 @@ def evaluate(
                     f"--precision {precision}: {loaded.called} is not a router with a transformer; omit the option"
                 )
             predictor = predictor.at_precision(precision)
-        judged_on, left_out = kind.data.unseen(traces, [predictor], skip_bad, out, report)
+        judged_on, left_out = unseen(kind, traces, [predictor], skip_bad, out, report)
         report("forecasting", None)
         judged = kind.evaluate(predictor, judged_on, seed)
     data = {**judged.evaluation.to_dict(), "model": loaded.model, "version": loaded.version}
     data |= {"latency_us": judged.latency_us, "left_out": left_out}
-    out.result(data, *(kind.tables(data) if not as_json else ()))
+    out.result(data, *(tables(kind, data) if not as_json else ()))
 
 
 def forecast(
@@ -85,9 +86,10 @@ def forecast(
         report("loading the model", None)
         loaded = load_at(model, tracking_uri)
         rows = _one_workflow(steps, out)
-        found = loaded.kind.ask(loaded.predictor, rows)
+        command = command_of(loaded.kind)
+        found = command.ask(loaded.predictor, rows)
     data = {"model": loaded.model, "version": loaded.version, **found}
-    out.result(data, *(loaded.kind.forecast(data, loaded.called, rows) if not as_json else ()))
+    out.result(data, *(command.forecast(data, loaded.called, rows) if not as_json else ()))
 
 
 def _one_workflow(steps: Path, out: Output) -> list[dict[str, Any]]:

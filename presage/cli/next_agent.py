@@ -1,33 +1,25 @@
-"""`train-predictor next-agent`, and the description of this kind for the other commands."""
+"""`train-predictor next-agent`, and how its forecasts look."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from presage.cli import options
-from presage.cli.kinds import TRACES, Kind, Loaded, lazily
-from presage.cli.output import Output, Progress, table
+from presage.cli.kinds import KindCommand
+from presage.cli.output import Output, table
 from presage.cli.training import TrainingJob, carry_out
-from presage.features.input_profiles import ALL_INPUTS
-from presage.report.blocks import number
+from presage.progress import Progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from presage.predictors.next_agent.predictor import NextAgentPredictor
-    from presage.registry.evidence import NextAgentBudget, NextAgentEvidence
-    from presage.registry.gates import Gate
-    from presage.training.next_agent.evaluate import ByMoment, Evaluation
+    from presage.training.next_agent.evaluate import Evaluation
     from presage.training.training import Training
 
-_AGENTS_OF_BUDGET: Final = 30
-_BYTES_AN_AGENT: Final = 25_000
 _LIKELIEST: Final = 3
 
 
@@ -103,20 +95,11 @@ def next_agent(
 
     carry_out(
         TrainingJob(
-            NEXT_AGENT, traces, test or [], skip_bad, out_folder, report_folder, force, name, register, tracking_uri
+            "next-agent", traces, test, skip_bad, out_folder, report_folder, force, name, register, tracking_uri
         ),
         fit,
         Output(as_json),
     )
-
-
-def _gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, profile: str) -> list[Gate]:
-    """Gates of accuracy (against champion and n-gram), calibration, likelihood, latency and size."""
-    from presage.registry.evidence import judge_next_agent
-
-    mine = _evidence(candidate, table, seed, profile)
-    its = None if champion is None else _evidence(champion, table, seed, profile)
-    return judge_next_agent(mine, its, _budget(candidate.predictor), seed=seed)
 
 
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
@@ -134,71 +117,16 @@ def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> 
     return [table(title, head, lines), meaning, f"{called}; {source}"]
 
 
-def _headline(figures: Mapping[str, float]) -> dict[str, str]:
-    shown = {}
-    for moment in ("prefill", "completion"):
-        ahead = takewhile(figures.__contains__, (f"{moment}_accuracy_{k}" for k in count(1)))
-        shown[moment] = " ".join(number(figures[name]) for name in ahead) or "–"
-        every = figures.get(f"{ALL_INPUTS}{moment}_accuracy_1")
-        shown[moment] += f" (all inputs: {number(every)})" if every is not None else ""
-    return shown
-
-
-def _budget(predictor: NextAgentPredictor) -> NextAgentBudget:
-    """The default budget, which is for thirty agents, plus bytes for each further agent (a column in every table)."""
-    from presage.registry.evidence import NextAgentBudget
-
-    usual = NextAgentBudget()
-    more = max(0, len(predictor.vocabulary.agents) - _AGENTS_OF_BUDGET)
-    return replace(usual, size_bytes=usual.size_bytes + more * _BYTES_AN_AGENT)
-
-
-def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> NextAgentEvidence:
-    from presage.predictors.common.artefact import FORMAT_VERSION
-    from presage.registry.evidence import NextAgentEvidence
-    from presage.registry.gates import Interface
-    from presage.report.data_warnings import figure_warnings
-    from presage.training.next_agent.train import NGRAM, evaluate_model
-
-    predictor: NextAgentPredictor = loaded.predictor
-    judged = evaluate_model(predictor, table, seed, profile=profile)
-    fixed = {"horizon": predictor.horizon, "feature schema": FORMAT_VERSION}
-    return NextAgentEvidence(
-        loaded.artefact_evidence(judged.latency_us, Interface(fixed)),
-        judged.workflows,
-        _moments(judged.evaluation.moments),
-        floor=_moments(judged.evaluation.baselines[NGRAM]),
-        warnings=figure_warnings(judged.evaluation.to_dict()),
-    )
-
-
-def _moments(figures: ByMoment) -> dict[str, Any]:
-    from presage.registry.evidence import MomentEvidence
-
-    return {
-        moment: MomentEvidence(of.correct, of.positions, of.nll, of.ece, of.workflow, of.surprise, of.bin_gaps)
-        for moment, of in figures.items()
-    }
-
-
-NEXT_AGENT = Kind(
-    name="next-agent",
-    legend="accuracy 1, 2, … steps ahead in an engine",
+NEXT_AGENT = KindCommand(
     advice=(
         "more workflows (presage study learning-curve shows whether they help), agent names that distinguish roles, "
         "recorded texts or hidden states (compare --states none), or --set network.epochs and boosting.rounds"
     ),
-    data=TRACES,
     train=next_agent,
     examples="train-predictor next-agent traces/\n\n"
     "train-predictor next-agent traces/ --test later/ --out runs/a --no-register\n\n"
     "train-predictor next-agent traces/ --report evidence/        # a page to read in two minutes\n\n"
     "train-predictor next-agent traces/ --set network.epochs=10 --set boosting.rounds=0\n\n"
     "An unknown --set key lists all keys.",
-    evaluate=lazily("presage.training.next_agent.train:evaluate_model"),
-    gates=_gates,
     forecast=_forecast,
-    headline=_headline,
-    tags=lambda metrics: {"presage.states": str(metrics["data"]["states"])},
-    types=lambda predictor: predictor.vocabulary.workflow_types,
 )

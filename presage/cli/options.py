@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from presage.cli.output import Output, Progress
+from presage.cli.output import Output
+from presage.progress import Progress
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import options
-from presage.cli.output import Boundary, Output, Progress, table
+from presage.cli.output import Boundary, Output, table
 from presage.errors import ConfigurationError
+from presage.progress import Progress
 from presage.report.blocks import number
 from presage.wording import counted
 

@@ -18,17 +18,16 @@ import json
 import math
 import os
 import sys
-import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from presage.errors import AliasMovedError, OutputError, PresageError
+from presage.progress import Progress, note, progress_lines
 from presage.wording import install
 
 if TYPE_CHECKING:
@@ -46,9 +45,6 @@ TRACEBACK: Final = "PRESAGE_TRACEBACK"
 
 HELP: Final = {"help_option_names": ["--help", "-h"]}
 """Settings of a program, which its commands take over."""
-
-Progress = Callable[[str, float | None], None]
-"""Progress callback: current stage, and the share done (0 to 1; None: unknown)."""
 
 _WIDE = 160
 
@@ -93,9 +89,7 @@ class Output:
                 f"standard output: {error.strerror or error}; the result was not printed: free space or write elsewhere"
             ) from error
 
-    def note(self, text: str) -> None:
-        """Print a note on standard error."""
-        print(text, file=sys.stderr)
+    note = staticmethod(note)
 
 
 @contextmanager
@@ -127,33 +121,6 @@ def _bar() -> Iterator[Progress]:
             progress.update(task, description=doing, total=None if share is None else 1.0, completed=share or 0.0)
 
         yield report
-
-
-_LINE_EVERY_S: Final = 30.0
-
-
-@contextmanager
-def progress_lines() -> Iterator[Progress]:
-    """A progress callback that prints each stage and, every half a minute, its share done and the time left."""
-    last = ""
-    begun = printed = time.monotonic()
-    done = 0.0
-
-    def report(doing: str, share: float | None) -> None:
-        nonlocal last, done, begun, printed
-        now = time.monotonic()
-        if not share or share < done:
-            begun = now
-        done = share or 0.0
-        if doing != last:
-            print(f"{doing} …", file=sys.stderr, flush=True)
-            last, printed = doing, now
-        elif 0 < done < 1 and now - printed >= _LINE_EVERY_S:
-            left = timedelta(seconds=round((now - begun) * (1 - done) / done))
-            print(f"{doing}: {done:.0%}, {left} left", file=sys.stderr, flush=True)
-            printed = now
-
-    yield report
 
 
 class Boundary(TyperGroup):

@@ -1,4 +1,4 @@
-"""`train-predictor profile`, `presage profile show` and `diff`, and the description of this kind for other commands."""
+"""`train-predictor profile`, `presage profile show` and `diff`, and how forecasts of a profile look."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import options
-from presage.cli.kinds import TRACES, Kind, Loaded, lazily, load_at
-from presage.cli.output import Output, Progress, report_lines, table
+from presage.cli.kinds import KindCommand
+from presage.cli.output import Output, report_lines, table
 from presage.cli.training import TrainingJob, carry_out
 from presage.errors import ArtefactError, InputError
-from presage.report.blocks import number
+from presage.kinds.loaded import Loaded, load_at
+from presage.progress import Progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from presage.predictors.profile.predictor import ProfilePredictor
     from presage.predictors.profile.profile import TypeProfile
-    from presage.registry.evidence import ProfileEvidence
-    from presage.registry.gates import Gate
     from presage.training.profile.train import ProfileTraining
 
 app = typer.Typer(no_args_is_help=True, help="What an application does: its profile, and what changed.")
@@ -60,9 +59,7 @@ def profile(
     def fit(data: pa.Table, test_data: pa.Table | None, report: Progress) -> ProfileTraining:
         return train_profiles(data, test_data, configuration, seed=seed, baselines=wanted, name=name, progress=report)
 
-    job = TrainingJob(
-        PROFILE, traces, test or [], skip_bad, out_folder, report_folder, force, name, register, tracking_uri
-    )
+    job = TrainingJob("profile", traces, test, skip_bad, out_folder, report_folder, force, name, register, tracking_uri)
     carry_out(job, fit, Output(as_json))
 
 
@@ -151,7 +148,7 @@ def diff(
 
 def _loaded(which: str, tracking_uri: str | None) -> tuple[Loaded, ProfilePredictor]:
     loaded = load_at(which, tracking_uri)
-    if loaded.kind.name != PROFILE.name:
+    if loaded.kind.name != "profile":
         raise ArtefactError(f"{which}: a {loaded.kind.name} predictor; expected a profile (train-predictor profile)")
     return loaded, loaded.predictor
 
@@ -191,33 +188,6 @@ def _moved(before: TypeProfile, after: TypeProfile) -> list[str]:
     return found
 
 
-def _gates(candidate: Loaded, champion: Loaded | None, data: pa.Table, seed: int, profile: str) -> list[Gate]:
-    from presage.registry.evidence import ProfileBudget, judge_profile
-
-    mine = _evidence(candidate, data, seed)
-    its = None if champion is None else _evidence(champion, data, seed)
-    return judge_profile(mine, its, ProfileBudget(), seed=seed)
-
-
-def _evidence(loaded: Loaded, data: pa.Table, seed: int) -> ProfileEvidence:
-    from presage.predictors.common.artefact import FORMAT_VERSION
-    from presage.registry.evidence import ProfileEvidence
-    from presage.registry.gates import Interface
-    from presage.training.profile.train import evaluate_profiles
-
-    judged = evaluate_profiles(loaded.predictor, data, seed)
-    counts, profiles = judged.evaluation.counts, loaded.predictor.profiles
-    return ProfileEvidence(
-        loaded.artefact_evidence(judged.latency_us, Interface({"format version": FORMAT_VERSION})),
-        judged.workflows,
-        counts.covered,
-        counts.whole,
-        counts.correct,
-        counts.positions,
-        {name: of.doubts for name, of in profiles.items()},
-    )
-
-
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
     last = rows[-1]
     likeliest = sorted([*data["agents"].items(), ("END", data["end"])], key=lambda one: -one[1])[:_LIKELIEST]
@@ -235,25 +205,11 @@ def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> 
     return shown
 
 
-def _headline(figures: Mapping[str, float]) -> dict[str, str]:
-    return {name.replace("_", " "): number(figures.get(name)) for name in ("coverage", "accuracy", "top2")}
-
-
-PROFILE = Kind(
-    name="profile",
-    legend="share of whole workflows that the expression covers, accuracy and recall of two of the next step",
+PROFILE = KindCommand(
     advice="more workflows, agent names that distinguish roles, or parent_steps where steps run in parallel",
-    data=TRACES,
     train=profile,
     examples="train-predictor profile traces/\n\n"
     "train-predictor profile traces/ --set min_coverage=0      # prune every edge below 5 %, as Pythia does\n\n"
     "train-predictor profile traces/ --set templates=false      # learn nothing from prompts",
-    evaluate=lazily("presage.training.profile.train:evaluate_profiles"),
-    gates=_gates,
     forecast=_forecast,
-    headline=_headline,
-    tags=lambda metrics: {
-        "presage.confident": str(all(of["confident"] for of in metrics["by_workflow_type"].values()))
-    },
-    types=lambda predictor: predictor.profiles,
 )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from presage.cli import options
-from presage.cli.output import INTERRUPTED, Output, Progress, report_lines
+from presage.cli.output import INTERRUPTED, Output, report_lines
+from presage.predictor_kinds import KINDS
+from presage.progress import Progress
 from presage.wording import counted
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from presage.serving_hooks.replay.fleet_file import FleetMember
     from presage.serving_hooks.replay.policies import Policy
-    from presage.serving_hooks.replay.runs import Done, Setting
+    from presage.serving_hooks.replay.runs import Done
     from presage.serving_hooks.replay.workload import Workload
 
 _CONCURRENCY: Final = 16
@@ -140,6 +142,7 @@ def replay(
     between the steps of a workflow.
     """
     from presage.errors import ConfigurationError
+    from presage.kinds.replay_gate import load_of
     from presage.report.files import check_folder, document, write_metrics, write_report
     from presage.serving_hooks.replay.engine_file import read_engine
     from presage.serving_hooks.replay.fleet_file import FleetPlan, read_fleet
@@ -289,19 +292,6 @@ def described(member: FleetMember) -> dict[str, Any]:
     }
 
 
-def load_of(setting: Setting) -> dict[str, Any]:
-    """The load of a replay: its requests, how prompts are assembled, and how workflows arrive."""
-    steps = [step for job in setting.jobs for step in job.steps]
-    return {
-        "requests": len(steps),
-        "prompt_tokens": sum(step.prompt_tokens for step in steps),
-        "output_tokens": sum(step.output_tokens for step in steps),
-        **asdict(setting.convention),
-        "concurrency": setting.arrivals.concurrency,
-        "rate": setting.arrivals.rate,
-    }
-
-
 def _held_out(
     table: pa.Table,
     policies: Sequence[Policy],
@@ -324,36 +314,23 @@ def _held_out(
     if not models_named or not any("asked" in policy.sources for policy in policies):
         return table, {"forecasts": forecasts, "returns": returns}, None
 
-    from presage.predictors.length.context import ContextGrowthPredictor
-    from presage.predictors.length.predictor import RemainingLengthPredictor
-    from presage.predictors.next_agent.predictor import NextAgentPredictor
-    from presage.predictors.return_time.predictor import ReturnTimePredictor
     from presage.registry.database import resolve_at
     from presage.training.sets import LearntFrom, held_out
 
     report("loading the models", None)
-
-    def folder(name: str) -> Path:
-        return resolve_at(name, tracking_uri).folder
-
+    sources = {"forecasts": forecasts, "lengths": lengths, "contexts": contexts, "returns": returns}
     models: list[LearntFrom] = []
-    if not known(forecasts):
-        forecasts = str(folder(forecasts))
-        models.append(NextAgentPredictor.load(Path(forecasts)))
-    if lengths is not None:
-        lengths = str(folder(lengths))
-        models.append(RemainingLengthPredictor.load(Path(lengths)))
-    if contexts is not None:
-        contexts = str(folder(contexts))
-        models.append(ContextGrowthPredictor.load(contexts))
-    if not known(returns):
-        returns = str(folder(returns))
-        models.append(ReturnTimePredictor.load(Path(returns)))
+    for kind in KINDS.values():
+        name = sources.get(kind.replayed or "")
+        if kind.replayed and name is not None and not known(name):
+            folder = resolve_at(name, tracking_uri).folder
+            models.append(kind.load(folder))
+            sources[kind.replayed] = str(folder)
     table, left_out = held_out(table, *models)
     rule = f"{left_out} workflows left out: a model was trained on them" if left_out else None
     if rule is not None:
         out.note(rule)
-    return table, {"forecasts": forecasts, "lengths": lengths, "contexts": contexts, "returns": returns}, rule
+    return table, sources, rule
 
 
 def are_requests(paths: Sequence[Path]) -> bool:

@@ -1,37 +1,21 @@
-"""`presage retrain-check`: have workflows drifted from what the models were promoted on?
-
-Also measures the reference figures that an engine compares live forecasts with; promotion keeps them in the run of the
-version. They use names and token counts only: the hooks read no texts, and not every engine supplies hidden states.
-Better forecasts, with states, raise no alarm. Only workflows that ended count: the figures of an aborted one depend on
-where it stopped.
-"""
+"""`presage retrain-check`: have workflows drifted from what the models were promoted on?"""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from presage.cli import options
-from presage.cli.kinds import TRACES, Loaded, load
+from presage.cli.kinds import unseen
 from presage.cli.output import REFUSED, Output, table
 from presage.errors import ConfigurationError
+from presage.predictor_kinds import KINDS
 from presage.registry.connect import open_existing
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from presage.registry.connect import Registry
-    from presage.serving_hooks.monitoring.promoted import Promoted
-    from presage.serving_hooks.monitoring.retrain_check import TraceForecasts
-
-AT_LEAST: Final = 20
-"""Fewest workflows of a type for reference figures."""
-
-_NAMED: Final = 8
+    from presage.kinds.loaded import Loaded
 
 
 def retrain_check(
@@ -56,6 +40,8 @@ def retrain_check(
 
     Exit code 3 if retraining is due for any workflow type, else 0.
     """
+    from presage.kinds.loaded import load
+    from presage.kinds.reference_figures import forecasts_of
     from presage.serving_hooks.monitoring.promoted import promoted_by_type
     from presage.serving_hooks.monitoring.retrain_check import followed_of
     from presage.serving_hooks.monitoring.retrain_check import retrain_check as check
@@ -65,11 +51,12 @@ def retrain_check(
         report("loading models", None)
         loaded = _by_kind([load(reference, lambda: open_existing(tracking_uri)) for reference in model])
         predictors = [one.predictor for one in loaded.values()]
+        of_steps = KINDS["next-agent"]  # both kinds read traces
         promoted = {}
         if promoted_on:
-            table, _ = TRACES.unseen(promoted_on, predictors, skip_bad, out, report)
+            table, _ = unseen(of_steps, promoted_on, predictors, skip_bad, out, report)
             promoted = promoted_by_type(followed_of(table, forecasts_of(loaded, table)))
-        table, _ = TRACES.unseen(traces, predictors, skip_bad, out, report)
+        table, _ = unseen(of_steps, traces, predictors, skip_bad, out, report)
         report("forecasting", None)
         forecasts = forecasts_of(loaded, table)
         report("comparing forecasts with outcomes", None)
@@ -123,65 +110,3 @@ def _why(of: dict[str, Any]) -> str:
     if of["never_seen"]:
         return "no model was trained on this workflow type"
     return "too few workflows" if not of["watched"] else ""
-
-
-def promotion_figures(candidate: Loaded, table: pa.Table, out: Output, target: str) -> dict[str, Promoted] | None:
-    """Reference figures by workflow type, with the inputs of a profile (a key of `TARGETS`): what is promised.
-
-    The table has unseen traces in canonical order. None for a kind that is not monitored.
-    """
-    import pyarrow.compute as pc
-
-    from presage.features.input_profiles import PROFILES, TARGETS, masked
-    from presage.serving_hooks.monitoring.promoted import promoted_by_type
-    from presage.serving_hooks.monitoring.retrain_check import followed_of
-
-    kind = candidate.kind.name
-    if kind not in ("next-agent", "remaining-length"):
-        return None
-    if kind == "remaining-length" and candidate.predictor.target != "remaining":
-        return None
-    supplied = masked(table, PROFILES[TARGETS[target]])
-    ended = [of for of in followed_of(supplied, forecasts_of({kind: candidate}, supplied)) if of.ended]
-    found = promoted_by_type(ended, AT_LEAST)
-    if few := sorted(set(pc.unique(table["workflow_type"]).to_pylist()) - found.keys()):
-        more = f" and {len(few) - _NAMED} more" if len(few) > _NAMED else ""
-        out.note(
-            f"fewer than {AT_LEAST} ended workflows of {', '.join(map(repr, few[:_NAMED]))}{more}: an engine will "
-            "compare these workflow types with their own first workflows"
-        )
-    return found
-
-
-def keep_figures(registry: Registry, name: str, version: int, promoted: dict[str, Promoted]) -> None:
-    """Attach the figures to the run of the version, in place of those of an earlier promotion; raises RegistryError."""
-    from presage.registry.connect import attach
-    from presage.serving_hooks.monitoring.promoted import PROMOTED_FILE, PROMOTED_FOLDER, promoted_json
-
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / PROMOTED_FILE
-        file.write_text(promoted_json(promoted), encoding="utf-8")
-        attach(registry, name, version, [file], PROMOTED_FOLDER)
-
-
-def forecasts_of(loaded: Mapping[str, Loaded], table: pa.Table) -> TraceForecasts:
-    """Forecast every row of a table of served steps with the predictors by kind: one or both."""
-    from dataclasses import replace
-
-    from presage.features.lengths import length_rows
-    from presage.features.prefixes import prefixes_of
-    from presage.serving_hooks.monitoring.retrain_check import TraceForecasts
-
-    found = TraceForecasts()
-    if "next-agent" in loaded:
-        of = loaded["next-agent"]
-        predictor = of.predictor
-        prefixes = prefixes_of(table, predictor.vocabulary, predictor.horizon)
-        both = predictor.predict_both(prefixes.with_states(predictor.source.states(table)))
-        found = replace(found, agents=predictor.vocabulary.agents, probabilities=both, version=of.version)
-    if "remaining-length" in loaded:
-        of = loaded["remaining-length"]
-        predictor = of.predictor
-        tokens = predictor.predict(length_rows(table, predictor.encoder))
-        found = replace(found, quantiles=predictor.quantiles, tokens=tokens, lengths_version=of.version)
-    return found

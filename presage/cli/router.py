@@ -1,33 +1,27 @@
-"""`train-predictor router`, and the description of this kind for the other commands."""
+"""`train-predictor router`, and how its forecasts look."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from presage.cli import options, outcomes
-from presage.cli.kinds import Data, Kind, Loaded, lazily
-from presage.cli.output import Output, Progress, table
+from presage.cli.kinds import KindCommand
+from presage.cli.output import Output, table
 from presage.cli.training import TrainingJob, carry_out
 from presage.errors import ArtefactError, ConfigurationError, InputError
+from presage.progress import Progress
 from presage.registry.connect import open_existing
 from presage.report.blocks import number
 
 if TYPE_CHECKING:
     from presage.datasets.outcomes import Outcomes
     from presage.predictors.router.transformer import TransformerScorer
-    from presage.registry.evidence import RouterBudget, RouterComparison
-    from presage.registry.gates import Gate, Interface
-    from presage.training.metrics import Estimate
-    from presage.training.router.evaluate import RouterFigures
     from presage.training.router.train import FitScorer, RouterTraining
 
 _TRANSFORMER: Final = "Head transformer:"
-_TRANSFORMER_MS: Final = 2_000.0
-_TRANSFORMER_BYTES: Final = 2_000_000_000
 
 
 def router(
@@ -150,7 +144,7 @@ def router(
         return training
 
     carry_out(
-        TrainingJob(ROUTER, data, test or [], skip_bad, out_folder, None, force, name, register, tracking_uri),
+        TrainingJob("router", data, test, skip_bad, out_folder, None, force, name, register, tracking_uri),
         fit,
         Output(as_json),
     )
@@ -167,44 +161,6 @@ def _scorer_of(reference: str, tracking_uri: str | None) -> TransformerScorer:
     if not isinstance(scorer, TransformerScorer):
         raise ArtefactError(f"--start-from {reference}: wanted a router with the head transformer")
     return scorer
-
-
-def _gates(candidate: Loaded, champion: Loaded | None, data: Outcomes, seed: int, _: str) -> list[Gate]:
-    """Gates of order, picks and Brier score (against champion and base rates), calibration, latency and size.
-
-    The input profile has no effect: a router reads prompts only.
-    """
-    from presage.registry.evidence import RouterEvidence, judge_router
-    from presage.report.data_warnings import figure_warnings
-    from presage.training.router.baselines import BaseRate
-    from presage.training.router.evaluate import compare_routers
-    from presage.training.router.train import evaluate_router
-
-    judged = evaluate_router(candidate.predictor, data, seed)
-    found, floor = judged.evaluation, BaseRate.name
-    against = None
-    if champion is not None:
-        both = compare_routers(candidate.predictor, champion.predictor, data, seed)
-        against = (_interface(champion), _compared("the champion", *both))
-    return judge_router(
-        RouterEvidence(
-            candidate.artefact_evidence(judged.latency_us / 1000, _interface(candidate)),
-            labels=found.figures.ranking.labels,
-            prompts=found.figures.ranking.prompts,
-            ece=found.figures.ranking.ece,
-            floor=_compared("the base rates", found.figures, found.baselines[floor], found.differences[floor]),
-            warnings=figure_warnings(found.to_dict()),
-        ),
-        against,
-        _budget(candidate.predictor.config.head),
-    )
-
-
-def _interface(loaded: Loaded) -> Interface:
-    from presage.predictors.common.artefact import FORMAT_VERSION
-    from presage.registry.gates import Interface
-
-    return Interface({"format version": FORMAT_VERSION}, frozenset(loaded.predictor.models), "models")
 
 
 def _ask(predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -224,57 +180,13 @@ def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> 
     return [table(title, ["model", "solves it", ""], lines), f"\n{called}; source {data['source']}"]
 
 
-def _headline(figures: Mapping[str, float]) -> dict[str, str]:
-    names = {"macro mAP": "macro_map", "ECE": "ece", "picked": "picked_accuracy", "best single": "best_single"}
-    return {called: number(figures.get(name)) for called, name in names.items()}
-
-
-def _budget(head: str) -> RouterBudget:
-    """The default budget is for a linear router; a transformer gets more time and bytes."""
-    from presage.registry.evidence import RouterBudget
-
-    if head == "transformer":
-        return RouterBudget(latency=_TRANSFORMER_MS, size_bytes=_TRANSFORMER_BYTES)
-    return RouterBudget()
-
-
-def _compared(
-    rival: str, mine: RouterFigures, its: RouterFigures, differences: Mapping[str, Estimate]
-) -> RouterComparison:
-    from presage.registry.evidence import RouterComparison
-    from presage.registry.gates import Compared
-
-    def of(figure: str, one: float, other: float) -> Compared:
-        return Compared(one, other, differences[figure].ci95)
-
-    return RouterComparison(
-        rival,
-        macro_map=of("macro_map", mine.ranking.macro_map, its.ranking.macro_map),
-        picked_accuracy=of("picked_accuracy", mine.picking.picked_accuracy, its.picking.picked_accuracy),
-        brier=of("brier", mine.ranking.brier, its.ranking.brier),
-    )
-
-
-ROUTER = Kind(
-    name="router",
-    legend="mean average precision over models, calibration error, accuracy of the picks and of the best single model",
+ROUTER = KindCommand(
     advice="more labelled prompts of your own traffic, --encoder with a sentence encoder, or --head transformer",
-    data=Data(
-        "prompt",
-        lambda *args: outcomes.read(*args).outcomes,
-        lazily("presage.training.router.evaluate:held_out"),
-        lazily("presage.datasets.outcomes:outcomes_digest"),
-        lambda _: [{"prompt": "Which of these numbers is prime: 21, 23, 25?"}],  # those of the outcomes are private
-    ),
     train=router,
     examples="train-predictor router outcomes.jsonl.gz\n\n"
     "train-predictor router outcomes/ --encoder answerdotai/ModernBERT-large --checkpoints run-1\n\n"
     "train-predictor router outcomes/ --encoder ./ModernBERT-base --checkpoints run-1 --resume\n\n"
     "train-predictor router newer/ --start-from models:/router@champion      # new models beside the old ones",
-    evaluate=lazily("presage.training.router.train:evaluate_router"),
-    gates=_gates,
     forecast=_forecast,
-    headline=_headline,
-    tags=lambda metrics: {"presage.head": str(metrics["config"]["head"])},
     ask=_ask,
 )

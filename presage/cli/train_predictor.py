@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from presage.cli.kinds import kind_of
+from presage.cli.kinds import command_of
 from presage.cli.output import HELP, Boundary
 from presage.predictor_kinds import KINDS
 
@@ -22,8 +22,9 @@ def group() -> None:
     """Train a predictor on traces or a router on outcomes, compare it with baselines on held-out data, register it."""
 
 
-for kind in map(kind_of, KINDS):
-    app.command(kind.name, epilog=f"Examples:\n\n{kind.examples}")(kind.train)
+for kind in KINDS.values():
+    command = command_of(kind)
+    app.command(kind.name, epilog=f"Examples:\n\n{command.examples}")(command.train)
 
 
 def main() -> None:

@@ -6,28 +6,26 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from presage.cli.kinds import Kind
-from presage.cli.output import Output, Progress
+from presage.cli.kinds import command_of, read, tables
+from presage.cli.output import Output
 from presage.predictor_kinds import KINDS
+from presage.progress import Progress, say_when_compiling
 from presage.registry.connect import open_registry, registry_exists
 
 if TYPE_CHECKING:
-    from presage.registry.connect import Registry
-    from presage.registry.package import RegisteredVersion
     from presage.training.training import Training
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Inputs and outputs of a training: files to train on, files to evaluate on (empty: a part of the others), the
+    """Inputs and outputs of a training: files to train on, files to evaluate on (none: a part of the others), the
     folder for artefact, metrics and report, the folder for the full report, and whether to replace earlier results."""
 
-    kind: Kind
+    kind: str
     data: list[Path]
-    test: list[Path]
+    test: list[Path] | None
     skip_bad: bool
     out: Path | None
     report: Path | None
@@ -45,7 +43,7 @@ def carry_out(
     """Train, write, register and print; `fit` makes a training of data, test data (None to split some off) and the
     progress callback.
     """
-    from presage.cli.compiling import say_when_compiling
+    from presage.kinds.registration import register_training
     from presage.predictors.common.artefact import foreign_entries
     from presage.registry.package import check_name
     from presage.report.data_warnings import training_warnings
@@ -53,6 +51,7 @@ def carry_out(
     from presage.training.baselines import last_words
     from presage.training.sets import SHARED_TASKS
 
+    kind = KINDS[job.kind]
     with output.working() as report, tempfile.TemporaryDirectory() as scratch:
         # Check everything that can fail before spending minutes on training.
         folder = job.out if job.out is not None else Path(scratch) / "model"
@@ -66,8 +65,8 @@ def carry_out(
             if registry_exists(job.tracking_uri):  # else after reading: bad traces leave no empty database
                 report("opening the registry", None)
                 registry = open_registry(job.tracking_uri)
-        data = job.kind.data.read(job.data, job.skip_bad, output, report)
-        test = job.kind.data.read(job.test, job.skip_bad, output, report) if job.test else None
+        data = read(kind, job.data, job.skip_bad, output, report)
+        test = read(kind, job.test, job.skip_bad, output, report) if job.test else None
         if job.register and registry is None:
             registry = open_registry(job.tracking_uri)
         say_when_compiling()
@@ -77,7 +76,7 @@ def carry_out(
         made = None
         if registry is not None:
             report("registering", None)
-            made = register_training(registry, job.kind, training, folder, job.name, data)
+            made = register_training(registry, kind, training, folder, job.name, data)
             if job.out is not None:
                 training.save(folder)
         if job.report is not None:
@@ -93,52 +92,12 @@ def carry_out(
         "registered": made.uri if made is not None else None,
         "report": str(job.report) if job.report is not None else None,
     }
-    lost = last_words(metrics["behind"], job.kind.advice)
+    lost = last_words(metrics["behind"], command_of(kind).advice)
     if output.as_json:
         for line in lost:
             output.note(line)
-    tables = [*job.kind.tables(metrics), "", *_summary(metrics, places)] if not output.as_json else ()
-    output.result({**metrics, **places}, *tables, *([""] if lost else []), *lost)
-
-
-def register_training(
-    registry: Registry,
-    kind: Kind,
-    training: Training[Any, Any],
-    folder: Path,
-    name: str,
-    data: Any,
-) -> RegisteredVersion:
-    """Register a training that was saved in a folder as a new version; sets "version" of its metrics.
-
-    `data` is what it was trained on, for the input example.
-    """
-    from presage.registry.gates import lost_tags
-    from presage.registry.package import headline, register
-    from presage.report.files import report_files
-    from presage.report.next_agent import flat
-    from presage.training.training import named_digests
-
-    document, data_facts = resolve_name(KINDS[kind.name].report)(training.metrics), training.metrics["data"]
-    figures = [f"- **{card.value}** {card.label}; {card.beside}" for card in document.cards]
-    inputs = named_digests(training.digests)  # MLflow shows the data sets beside the description
-    facts = [f"- {key}: {value}" for key, value in data_facts.items() if key not in inputs]
-    described = {f"data.{key}": value for key, value in training.training_data.items()}
-    made = register(
-        registry,
-        folder,
-        name=name,
-        metrics=training.metrics,
-        params={"seed": data_facts["seed"], **described, **flat(training.metrics["config"])},
-        tags={**kind.tags(training.metrics), **lost_tags(training.metrics)},
-        input_example=kind.data.example(data),
-        report=report_files(folder),
-        description="\n".join([*figures, "", document.lead, "", *facts]),
-        summary=", ".join(map(" ".join, kind.headline(headline(training.metrics)).items())),
-        datasets=training.digests,
-    )
-    training.metrics["version"] = made.version
-    return made
+    shown = [*tables(kind, metrics), "", *_summary(metrics, places)] if not output.as_json else ()
+    output.result({**metrics, **places}, *shown, *([""] if lost else []), *lost)
 
 
 def _summary(metrics: Mapping[str, Any], places: Mapping[str, str | None]) -> list[str]:

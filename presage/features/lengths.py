@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +49,7 @@ from presage.features.rows import (
     PROMPT,
     PROMPT_COLUMN,
     SYSTEM_COLUMN,
+    TEXT_COLUMNS,
     USER_COLUMN,
     LabelledRows,
     Target,
@@ -83,6 +84,8 @@ class LengthEncoder:
     models: tuple[str, ...]
     tracked: tuple[int, ...]
     sketch: Sketch | None
+    text_columns: ClassVar[tuple[int, ...]] = TEXT_COLUMNS
+    """Columns of `numbers` of which one is known if a row has a text."""
 
     @classmethod
     def fit(cls, table: pa.Table, sketch: Sketch | None = None) -> LengthEncoder:

@@ -39,7 +39,15 @@ from presage.features.input_profiles import ANSWERS, TOKENS, Sources
 from presage.features.lengths import LengthEncoder, LengthWorkflow, count_of, length_rows
 from presage.features.rows import PROMPT, PROMPT_COLUMN, TEXT_COLUMNS, LabelledRows
 from presage.features.served_steps import TOOLS_CALLED, running_steps, served_steps
-from presage.features.vocabulary import TOOLS_KEPT, encode, most_frequent, token_counts, tools_called, tools_of
+from presage.features.vocabulary import (
+    TOOLS_KEPT,
+    Vocabulary,
+    encode,
+    most_frequent,
+    token_counts,
+    tools_called,
+    tools_of,
+)
 
 LEAST_MS: Final = 10.0
 """The shortest return time that is told from others, milliseconds."""
@@ -116,6 +124,11 @@ class ReturnEncoder:
         return cls(LengthEncoder.fit(steps), tuple(sorted(reasons)), tuple(sorted(most_frequent(tools, TOOLS_KEPT))))
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        """Workflow types and agents."""
+        return self.course.vocabulary
+
+    @property
     def names(self) -> tuple[str, ...]:
         """What the F columns of `numbers` are."""
         reasons, tools = (f"reason_{name}" for name in self.reasons), (f"tool_{name}" for name in self.tools)
@@ -187,7 +200,7 @@ def return_rows(table: pa.Table, encoder: ReturnEncoder) -> LabelledRows:
         token_counts(steps["output_tokens"]).astype(np.float64),
         complete,
         len(encoder.reasons),
-        len(encoder.course.vocabulary.agents),
+        len(encoder.vocabulary.agents),
     )
     rows.numbers[:, _PROGRESS] = progress
     called = tools_called(steps[TOOLS_CALLED], encoder.tools)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -68,7 +67,7 @@ class Predictor(Protocol):
 def load_predictor(folder: str | Path) -> Predictor:
     """Load the predictor of an artefact folder; raises ArtefactError if it is none, or of an unknown kind."""
     kind = KINDS[read_artefact(Path(folder)).kind]
-    predictor: Predictor = resolve_name(kind.predictor).load(Path(folder))
+    predictor: Predictor = kind.load(Path(folder))
     return predictor
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from presage.features.moment import MOMENTS, moment_name
+from presage.predictor_kinds import KINDS
 from presage.predictors.common.bootstrap import share_ci
 from presage.predictors.common.probabilities import ReliabilityBin, bin_of, reliability
 
@@ -149,20 +150,11 @@ def side_by_side(metrics: Mapping[str, Any]) -> Figure:
             panels[f"accuracy {moment_name(moment)}, 1 step ahead"] = {
                 name: (figures["accuracy"][0], figures["ci95"][0]) for name, figures in of.items()
             }
-    elif metrics["kind"] in ("remaining-length", "context-growth"):
-        panels["tau distance (pairs of steps in the wrong order)"] = {
-            name: (of["tau_distance"]["all"], of["tau_distance_ci95"]["all"]) for name, of in judged.items()
+    for label, (named, key) in KINDS[metrics["kind"]].panels.items():
+        known = {name: (of[named], of[f"{named}_ci95"]) for name, of in judged.items() if of.get(named) is not None}
+        panels[label] = {
+            name: (value, ends) if key is None else (value[key], ends[key]) for name, (value, ends) in known.items()
         }
-    elif metrics["kind"] == "return-time":
-        panels["pinball loss of the median, log seconds"] = {
-            name: (of["pinball"]["0.5"], of["pinball_ci95"]["0.5"]) for name, of in judged.items()
-        }
-    elif metrics["kind"] == "profile":
-        for name, label in (("coverage", "whole workflows covered"), ("accuracy", "accuracy of the next step")):
-            known = {of: figures for of, figures in judged.items() if figures.get(name) is not None}
-            panels[label] = {of: (figures[name], figures[f"{name}_ci95"]) for of, figures in known.items()}
-    else:
-        panels["macro mAP"] = {name: (of["macro_map"], of["macro_map_ci95"]) for name, of in judged.items()}
     figure, axes = plt.subplots(
         1,
         len(panels),

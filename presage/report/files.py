@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Final
 from xml.etree.ElementTree import tostring
 
@@ -88,7 +87,7 @@ def document(metrics: Metrics) -> Document:
     """The report of a training, an evaluation or a study, opened by the comparisons lost if there are any."""
     others = {"study": study.document, "replay": replay.document}
     kind = metrics["kind"]
-    make = others[kind] if kind in others else resolve_name(KINDS[kind].report)
+    make = others[kind] if kind in others else KINDS[kind].report
     made: Document = make(metrics)
     lost = metrics.get("behind")
     if not lost:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from presage.datasets.describe import missing_counts_warning
 from presage.features.input_profiles import ENGINE, TARGETS, as_served
+from presage.features.rows import CONTEXT_TARGETS
 from presage.report.blocks import (
     Block,
     Card,
@@ -61,7 +62,7 @@ def document(metrics: Metrics) -> Document:
 
 def _unit(metrics: Metrics) -> tuple[str, int]:
     """The unit of the pinball loss, and the digits to print."""
-    return ("log seconds", 3) if metrics["kind"] == "return-time" else ("tokens", 1)
+    return ("tokens", 1) if "target" in metrics else ("log seconds", 3)  # return times have none
 
 
 _MOST_SHOWN: Final = 4
@@ -81,7 +82,7 @@ def _losses(metrics: Metrics, pinball: Metrics) -> list[str]:
 
 def _name(metrics: Metrics) -> str:
     return metrics["model"] or (
-        "predictor of contexts" if metrics["kind"] == "context-growth" else "predictor of lengths"
+        "predictor of contexts" if metrics.get("target") in CONTEXT_TARGETS else "predictor of lengths"
     )
 
 
@@ -171,7 +172,7 @@ def _intervals(of: Any, figure: str, keys: Any) -> list[str]:
 
 
 def _against_outcomes(metrics: Metrics) -> Picture | None:
-    label, least = ("seconds", 0.01) if metrics["kind"] == "return-time" else ("tokens", 1.0)
+    label, least = ("tokens", 1.0) if "target" in metrics else ("seconds", 0.01)
     bins = [row for row in metrics["bins"] if row["forecast"] >= least and row["truth_p10"] >= least]
     if len(bins) < 2:
         return None

@@ -12,11 +12,12 @@ from itertools import product
 from typing import Any, Final, Generic, Literal, TypeVarTuple, get_args
 
 from presage.features.moment import Moment
+from presage.predictor_kinds import KINDS, ServedKind
 from presage.predictors.common.forecast import Source
 
 Labels = TypeVarTuple("Labels")
 
-ModelKind = Literal["next-agent", "remaining-length", "context-growth", "return-time"]
+ModelKind = ServedKind
 
 MOST_TYPES: Final = 50
 """Workflow types that have figures of their own on the `/metrics` page, since clients choose their names freely."""
@@ -117,19 +118,11 @@ class EventCounts:
         return found
 
 
-_FORECAST_KEYS: Final[dict[ModelKind, str]] = {
-    "next-agent": "forecast: {}",
-    "remaining-length": "forecast of lengths: {}",
-    "context-growth": "forecast of contexts: {}",
-    "return-time": "forecast of return times: {}",
-}
-
-
 FORECASTS: Final = CounterMetric[ModelKind, Source](
     "presage_forecasts_total",
     ("kind", "source"),
     "Forecasts, by kind of model and by source: champion, back-off counts, or none.",
-    lambda kind, source: _FORECAST_KEYS[kind].format(source),
+    lambda kind, source: str(KINDS[kind].counted).format(source),
     tuple(product(get_args(ModelKind), get_args(Source))),
 )
 HIDDEN_STATES: Final = CounterMetric[Moment, Literal["used", "late", "missing"]](

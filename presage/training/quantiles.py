@@ -26,6 +26,7 @@ from presage.features.rows import LabelledRows
 from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_cis, share_ci
 from presage.predictors.quantiles.beyond import enough_beyond
 from presage.training.baselines import Behind, behind, by_profile, worst
+from presage.training.configuration import Limits
 from presage.training.metrics import RESAMPLES, Estimate, Interval, by_workflow, json_values
 from presage.training.sets import under_profiles
 from presage.training.training import median_us
@@ -81,6 +82,11 @@ def _below(tree: NDArray[np.int64], rank: int) -> int:
         rank -= rank & -rank
     return count
 
+
+LIMITS: Final[Limits] = dict.fromkeys(("floor", "min_evidence"), (1, math.inf))
+
+FLOOR: Final = "constant"
+"""The baseline of an evaluation: the best constant, fitted on the evaluated steps themselves."""
 
 BINS: Final = 10
 """Number of equal-sized groups, by forecast, in which forecast and outcome are compared."""
@@ -327,6 +333,10 @@ class QuantileEvaluation:
     differences: Mapping[str, QuantileDifference]
     behind: tuple[Behind, ...]
     profiles: Mapping[str, Mapping[str, Any]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `train-predictor` prints, as JSON values; the caller sets "model" and "version"."""
+        raise NotImplementedError
 
     def tables(self) -> dict[str, Any]:
         """What the object that `train-predictor` prints has beside the figures."""

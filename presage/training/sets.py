@@ -8,14 +8,14 @@ out in proportion.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from presage.datasets.schema import workflow_codes
+from presage.datasets.schema import digest, workflow_codes
 from presage.datasets.schema.names import NameMapping
 from presage.datasets.schema.validate import validate
 from presage.datasets.split import Split, split
@@ -92,6 +92,16 @@ def shared_tasks(parts: Split) -> int:
     """Number of test workflows whose task is also in the training part: 0 after `split`."""
     heads = parts.test.filter(pc.equal(parts.test["step"], 0))
     return int(np.isin(task_keys(heads), task_keys(parts.train)).sum())
+
+
+def described(parts: Split, workflows: int, steps: int) -> tuple[dict[str, str], dict[str, Any]]:
+    """The digests of both parts by name, and an artefact's description of its training data."""
+    digests = {
+        "training traces": f"sha256:{digest(parts.train)}",
+        "test traces": f"sha256:{digest(parts.test)}",
+    }
+    of_training = {"digest": digests["training traces"], "workflows": workflows, "steps": steps, "split": parts.rule}
+    return digests, of_training
 
 
 def workflow_names(table: pa.Table) -> tuple[str, ...]:

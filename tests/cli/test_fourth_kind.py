@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import runpy
-import sys
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pandas as pd
 import pytest
 from cli_samples import GOOD, Ran, run, write
 
-from presage.cli.next_agent import NEXT_AGENT
+from presage.cli.kinds import KindCommand
 from presage.errors import ArtefactError
-from presage.predictor_kinds import KINDS, KindParts
+from presage.predictor_kinds import KINDS, Kind
 from presage.predictors.common.artefact import read_artefact, write_artefact
 from presage.registry.gates import Gate, plain
 from presage.report.blocks import Document, Section, Text
@@ -45,7 +44,7 @@ def count(name: str = "counter") -> None:
     print(f"trained {name}")
 
 
-def page(metrics: dict[str, Any]) -> Document:
+def page(metrics: Mapping[str, Any]) -> Document:
     return Document("Counter", f"It counted {metrics['workflows']} workflows.", [Section("Figures", [Text("None.")])])
 
 
@@ -58,23 +57,30 @@ def gates(*_: object) -> list[Gate]:
     return [plain("counts", True, "it does")]
 
 
+COUNT = KindCommand(
+    train=count,
+    examples="",
+    advice="",
+    forecast=lambda data, called, rows: [f"{called}: {data['steps']} of {len(rows)}"],
+)
+
+
 @pytest.fixture
 def counter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The artefact of a kind that stands in a module of its own."""
-    module = ModuleType("count_kind")
-    kind = replace(
-        NEXT_AGENT,
-        name="count",
-        train=count,
-        data=replace(NEXT_AGENT.data, held_out=lambda table, _: (table, 0)),
+    """The artefact of a kind that this module declares."""
+    kind = Kind(
+        "count",
+        load=CountPredictor.load,
         evaluate=evaluate,
         gates=gates,
+        report=page,
+        headline=lambda _: {},
+        legend="",
+        command=f"{__name__}:COUNT",
         types=lambda _: ("t",),
-        forecast=lambda data, called, rows: [f"{called}: {data['steps']} of {len(rows)}"],
+        held_out=lambda table, _: (table, 0),
     )
-    vars(module).update(CountPredictor=CountPredictor, page=page, COUNT=kind)
-    monkeypatch.setitem(sys.modules, "count_kind", module)
-    monkeypatch.setitem(KINDS, "count", KindParts("count_kind:CountPredictor", "count_kind:page", "count_kind:COUNT"))
+    monkeypatch.setitem(KINDS, kind.name, kind)
     CountPredictor().save(tmp_path / "model")
     return tmp_path / "model"
 

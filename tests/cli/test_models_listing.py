@@ -9,7 +9,7 @@ import pytest
 from cli_samples import run
 from tiny_model import Tiny
 
-from presage.cli.kinds import Data
+from presage.cli.kinds import unseen
 from presage.datasets.synthetic.lengths import generate_lengths
 from presage.features.input_profiles import as_served
 from presage.predictors.quantiles.choice import QuantileConfig
@@ -95,19 +95,18 @@ def test_an_alias_that_moves_while_a_version_is_judged_refuses_it_in_one_line(
     registry.client.set_registered_model_alias("race", "champion", "1")
     asked = ("promote", "race", "--version", 3, "--traces", tiny.held_out, "--tracking-uri", uri)
     assert "alias 'not one'" in run(*asked, "--to", "not one").complaint
-    real = Data.unseen
 
     def meanwhile(*arguments: Any) -> Any:
         registry.client.set_registered_model_alias("race", "champion", "2")
-        return real(*arguments)
+        return unseen(*arguments)
 
-    monkeypatch.setattr(Data, "unseen", meanwhile)
+    monkeypatch.setattr("presage.cli.models.unseen", meanwhile)
     ran = run(*asked)
     assert (ran.code, ran.out) == (3, "")
     assert "judged while version 1 was champion, and version 2 is champion now" in ran.err
     assert "Traceback" not in ran.err
     assert registry.aliases("race") == {"champion": 2}
-    monkeypatch.setattr(Data, "unseen", real)
+    monkeypatch.setattr("presage.cli.models.unseen", unseen)
     assert run(*asked).code == 0
     registry.client.delete_model_version("race", "3")
     shown = " ".join(run("models", "--tracking-uri", uri).out.split())
@@ -119,7 +118,7 @@ def test_an_alias_that_moves_while_a_version_is_judged_refuses_it_in_one_line(
 
 
 def test_figures_that_a_version_lacks_are_dashes() -> None:
-    from presage.cli.kinds import kind_of
+    from presage.kinds.loaded import kind_of
 
     assert kind_of("next-agent").headline({"prefill_accuracy_1": 0.5}) == {"prefill": "0.500", "completion": "–"}
     assert kind_of("next-agent").headline({f"prefill_accuracy_{k}": 0.1 * k for k in range(1, 5)})["prefill"] == (

@@ -31,7 +31,7 @@ def test_off_a_terminal_long_work_shows_the_time_left(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [0.0]
-    monkeypatch.setattr("presage.cli.output.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr("presage.progress.time", SimpleNamespace(monotonic=lambda: now_s[0]))
     with Output(False).working() as report:
         report("reading", None)
         for at_s, share in ((100.0, 0.0), (110.0, 0.1), (140.0, 0.25), (150.0, 0.5)):

@@ -10,13 +10,13 @@ import pytest
 from cli_samples import Ran, run, train
 from tiny_model import Tiny
 
-from presage.cli.kinds import load
-from presage.cli.output import Output
-from presage.cli.retrain_check import promotion_figures
 from presage.cli.train_predictor import app as train_predictor
 from presage.datasets.ingest import append
 from presage.datasets.store import read_store
 from presage.datasets.synthetic.workflows import generate
+from presage.kinds.loaded import load
+from presage.kinds.reference_figures import promotion_figures
+from presage.progress import note
 from presage.registry.connect import attach, attached, open_registry
 from presage.serving_hooks.forecasting.champions import load_forecasts
 from presage.serving_hooks.forecasting.forecaster import VersionedForecaster
@@ -142,7 +142,7 @@ def test_too_few_workflows_of_a_type_are_left_out_and_that_is_said(
     names = ["rare" if workflow in rare else "retry" for workflow in table["workflow_id"].to_pylist()]
     two = table.set_column(at, table.schema.field(at), pa.array(names)).sort_by("workflow_type")
     loaded = load("models:/next-agent/1", lambda: open_registry(uri))
-    found = promotion_figures(loaded, two, Output(False), "engine") or {}
+    found = promotion_figures(loaded, two, note, "engine") or {}
     assert {name: of.workflows for name, of in found.items()} == {"retry": 31}
     assert "fewer than 20 ended workflows of 'rare'" in capsys.readouterr().err
 

@@ -163,8 +163,8 @@ def test_traces_without_output_tokens_teach_no_lengths(tmp_path: Path) -> None:
 
 
 def test_the_commands_know_their_kinds_and_no_other() -> None:
-    from presage.cli.kinds import kind_of
     from presage.errors import ArtefactError
+    from presage.kinds.loaded import kind_of
 
     kinds = ("next-agent", "remaining-length", "router")
     assert tuple(kind_of(name).name for name in kinds) == kinds

@@ -7,9 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from presage.cli.kinds import Loaded
-from presage.cli.next_agent import NEXT_AGENT
 from presage.datasets.synthetic.workflows import generate
+from presage.kinds.loaded import Loaded
+from presage.kinds.next_agent import gates as gates_of
+from presage.predictor_kinds import KINDS
 from presage.training.next_agent.train import fit_predictor
 
 SEEDS = 20
@@ -20,11 +21,11 @@ MACHINE = {"latency"}
 def trained(table: pa.Table, seed: int, folder: Path) -> Loaded:
     predictor = fit_predictor(table, seed=seed, states="none").predictor
     predictor.save(folder, {"digest": "sha256:none"})
-    return Loaded(folder, NEXT_AGENT, predictor, None, None, str(folder))
+    return Loaded(folder, KINDS["next-agent"], predictor, None, None, str(folder))
 
 
 def refused_by(candidate: Loaded, champion: Loaded | None, held: pa.Table) -> set[str]:
-    gates = NEXT_AGENT.gates(candidate, champion, held, 0, "engine")
+    gates = gates_of(candidate, champion, held, 0, "engine")
     return {gate.name for gate in gates if not gate.passed} - MACHINE
 
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from presage.features.rows import LabelledRows
 from presage.predictors.quantiles.estimator import labels_of, rising
+from presage.predictors.quantiles.groups import quantiles_of_groups
 from presage.predictors.quantiles.linear import InputEncoding, LogLine
 
-_LEAST_ROWS: Final = 5
 _PROMPT_TOKENS: Final = 2
 """Column of `numbers`: tokens of the full prompt."""
 
@@ -47,29 +47,7 @@ def input_length(train: LabelledRows, quantiles: Sequence[float]) -> Predict:
 def median_per_step(train: LabelledRows, quantiles: Sequence[float]) -> Predict:
     """Quantiles by workflow type, agent and step; by coarser groups where a group has fewer than 5 training rows."""
     labelled, _ = labels_of(train)
-    known: list[dict[tuple[int, ...], NDArray[np.float32]]] = []
-    for keys in _groups(labelled):
-        found, index, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-        order = np.argsort(index.reshape(-1), kind="stable")
-        parts = np.split(labelled.label[order], np.cumsum(counts)[:-1])
-        known.append(
-            {
-                tuple(key): np.quantile(part, quantiles).astype(np.float32)
-                for key, part in zip(found.tolist(), parts, strict=True)
-                if len(part) >= _LEAST_ROWS or not keys.shape[1]
-            }
-        )
-
-    def predict(rows: LabelledRows) -> NDArray[np.float32]:
-        groups = [list(map(tuple, keys.tolist())) for keys in _groups(rows)]
-        return np.stack(
-            [
-                next(of[key] for of, key in zip(known, keys, strict=True) if key in of)
-                for keys in zip(*groups, strict=True)
-            ]
-        )
-
-    return predict
+    return quantiles_of_groups(_groups, labelled, labelled.label, lambda part: np.quantile(part, quantiles))
 
 
 def ridge(train: LabelledRows, quantiles: Sequence[float]) -> Predict:
@@ -124,7 +102,7 @@ CONTEXT_BASELINES: Final[Mapping[str, Callable[[LabelledRows, Sequence[float]], 
 )
 
 
-def _groups(rows: LabelledRows) -> list[NDArray[np.int32]]:
+def _groups(rows: LabelledRows) -> list[NDArray[np.integer]]:
     """The groups of each row, the narrowest first: int32 [n, 3], [n, 2], [n, 1], [n, 0]."""
     keys = np.stack([rows.workflow_type, rows.agent, rows.step], axis=1)
     return [keys[:, :width] for width in (3, 2, 1, 0)]

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.features.lengths import LengthEncoder
 from presage.features.rows import PROMPT_COLUMN, LabelledRows, join_rows
-from presage.predictors.common import Progress
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.quantiles.choice import QuantileConfig
 
@@ -46,27 +44,13 @@ class ContextGrowthPredictor(RemainingLengthPredictor):
     """Forecasts the growth of contexts; create one with `fit` or `load`."""
 
     kind = KIND
-    settings: ClassVar[type[QuantileConfig]] = ContextGrowthConfig
+    settings = ContextGrowthConfig
     _types: NDArray[np.float64]
     """`TypeContexts` of each workflow type and of all, float64 [T + 1, 3]."""
 
-    def fit(
-        self,
-        train: LabelledRows,
-        selection: LabelledRows,
-        *,
-        encoder: LengthEncoder,
-        trained_on: NDArray[np.uint64] | None = None,
-        progress: Progress | None = None,
-    ) -> Self:
-        """See `RemainingLengthPredictor.fit`."""
-        super().fit(train, selection, encoder=encoder, trained_on=trained_on, progress=progress)
-        self._types = _types(join_rows(train, selection))
-        return self
-
     def of_type(self, workflow_type: str) -> TypeContexts:
         """What training saw of a workflow type; of all, if it never saw the type."""
-        return TypeContexts(*self._types[self.encoder.vocabulary.workflow_type(workflow_type)].tolist())
+        return TypeContexts(*self._types[self.vocabulary.workflow_type(workflow_type)].tolist())
 
     def predict(self, rows: LabelledRows) -> NDArray[np.float32]:
         """Tokens float32 [n, Q], not decreasing along Q."""
@@ -85,15 +69,16 @@ class ContextGrowthPredictor(RemainingLengthPredictor):
         largest = self._types[workflow_type, 2] - np.nan_to_num(prompts)
         return np.asarray(np.maximum(largest, 0.0), np.float32)
 
-    def to_tensors(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Tensors of the artefact by part."""
-        return {**super().to_tensors(), "contexts": {"types": self._types}}
+    def _learn(self, train: LabelledRows, selection: LabelledRows) -> None:
+        self._types = _types(join_rows(train, selection))
 
-    def take_tensors(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """See `RemainingLengthPredictor.take_tensors`."""
-        super().take_tensors(tensors)
+    def _tensors(self) -> dict[str, dict[str, NDArray[Any]]]:
+        return {**super()._tensors(), "contexts": {"types": self._types}}
+
+    def _take(self, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
+        super()._take(config, tensors)
         self._types = tensors["contexts/types"].astype(np.float64)
-        if self._types.shape != (len(self.encoder.vocabulary.workflow_types) + 1, 3) or not (self._types >= 0).all():
+        if self._types.shape != (len(self.vocabulary.workflow_types) + 1, 3) or not (self._types >= 0).all():
             raise ValueError("the contexts are not three numbers of each workflow type, 0 or more")
 
 

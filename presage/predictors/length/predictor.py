@@ -8,24 +8,21 @@ the output length of the current step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from presage.datasets.schema.names import NameMapping
 from presage.errors import TraceError
 from presage.features.input_profiles import TEXT, TOKENS, Sources
-from presage.features.lengths import LengthEncoder, LengthWorkflow, count_of
+from presage.features.lengths import LengthEncoder, LengthWorkflow, count_of, length_rows
 from presage.features.rows import LabelledRows, Target
-from presage.predictors.common import Progress
-from presage.predictors.common.artefact import nested, read_artefact, rebuilding, under, write_artefact
+from presage.predictors.common.artefact import under
 from presage.predictors.common.forecast import Source
 from presage.predictors.common.steps import check_steps
-from presage.predictors.quantiles.choice import ESTIMATORS, QuantileConfig, fit_estimator
-from presage.predictors.quantiles.estimator import LogEstimator
+from presage.predictors.quantiles.predictor import QuantilePredictor
 
 KIND: Final = "remaining-length"
 
@@ -74,22 +71,13 @@ class LengthForecast:
         }
 
 
-class RemainingLengthPredictor:
+class RemainingLengthPredictor(QuantilePredictor):
     """Forecasts remaining output tokens; create one with `fit` or `load`."""
 
-    kind: ClassVar[str] = KIND
-    settings: ClassVar[type[QuantileConfig]] = QuantileConfig
+    kind = KIND
+    unit = "tokens"
     target: Target
     encoder: LengthEncoder
-    estimator: LogEstimator
-    """The fitted one; with `auto`, the selected one."""
-    trained_on: NDArray[np.uint64]
-    losses: dict[str, list[float]]
-    """Mean pinball loss in tokens on the selection part: one a quantile, by estimator; empty after `load`."""
-
-    def __init__(self, config: QuantileConfig | None = None, seed: int = 0) -> None:
-        self.config = config or self.settings()
-        self.seed = seed
 
     @property
     def reads(self) -> Sources:
@@ -97,58 +85,18 @@ class RemainingLengthPredictor:
         return frozenset((TOKENS, TEXT)) if self.encoder.sketch is not None else frozenset((TOKENS,))
 
     @property
-    def names(self) -> NameMapping:
-        """How names of workflow types and agents are folded before they are looked up."""
-        return self.encoder.vocabulary.names
-
-    @property
-    def quantiles(self) -> tuple[float, ...]:
-        """The Q quantiles it predicts."""
-        return self.config.quantiles
-
-    @property
     def ranks(self) -> int:
         """Index of the quantile that ranks requests: the first at or above .5."""
         return next((place for place, q in enumerate(self.quantiles) if q >= 0.5), len(self.quantiles) - 1)
 
-    def fit(
-        self,
-        train: LabelledRows,
-        selection: LabelledRows,
-        *,
-        encoder: LengthEncoder,
-        trained_on: NDArray[np.uint64] | None = None,
-        progress: Progress | None = None,
-    ) -> Self:
-        """Fit on `train`; `selection` (other tasks) selects the estimator if `auto`, and does not calibrate.
-
-        Args:
-            train, selection: rows of `length_rows(…, encoder, …)`, of one target.
-            encoder: stored with the model for serving.
-            trained_on: keys of the tasks of both parts.
-
-        Raises:
-            ConfigurationError: a field of the configuration is out of its range.
-            TraceError: no training row has a label, or a length is negative.
-        """
-        for rows in (train, selection):
-            if (rows.label < 0).any():
-                raise TraceError("output_tokens below 0 among the labels; expected a number of tokens, 0 or more")
-        self.target, self.encoder = train.target, encoder
-        self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
-        self.estimator, self.losses = fit_estimator(
-            self.config, self.seed, train, selection, encoder.observed, progress=progress
-        )
-        return self
-
-    def predict(self, rows: LabelledRows) -> NDArray[np.float32]:
-        """Output tokens float32 [n, Q], not decreasing along Q."""
-        return self.estimator.predict(rows)
+    def rows(self, table: pa.Table) -> LabelledRows:
+        """See `length_rows`."""
+        return length_rows(table, self.encoder, self.target)
 
     def predict_one(
         self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """The same for a single row, float32 [Q]; numbers float32 [F]."""
+        """Tokens of a single row, float32 [Q], not decreasing along Q; numbers float32 [F]."""
         return self.estimator.predict_one(workflow_type, agent, model, numbers)
 
     def forecast(self, steps: Sequence[Mapping[str, Any]]) -> LengthForecast:
@@ -170,66 +118,32 @@ class RemainingLengthPredictor:
     def begun(self, workflow: LengthWorkflow, step: Mapping[str, Any]) -> LengthForecast:
         """Begin a step (see `LengthWorkflow.begun`): the result of `forecast` at the cost of one step."""
         workflow_type, agent, model, numbers = workflow.begun(step)
-        estimator = self.estimator
         tokens = self.predict_one(workflow_type, agent, model, numbers).tolist()
-        evidence = int(estimator.evidence[workflow_type, agent])
-        known = evidence >= self.config.min_evidence
         return LengthForecast(
             quantiles=dict(zip(self.quantiles, tokens, strict=True)),
-            source="champion" if known else "back-off",
-            evidence=evidence,
-            calibrated=known and bool(estimator.conformal.calibrated[workflow_type]),
-            calibration=int(estimator.conformal.rows[workflow_type]),
-            largest=estimator.largest_one(workflow_type, agent),
+            largest=self.estimator.largest_one(workflow_type, agent),
+            **self.standing(workflow_type, agent),
         )
 
-    def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
-        """Write the artefact: config.json and model.safetensors, nothing executable."""
-        write_artefact(
-            Path(folder),
-            kind=self.kind,
-            config={
-                "predictor": asdict(self.config),
-                "encoder": self.encoder.to_config(),
-                "next_agent": None,  # kept for the format: removing it would change the digests of artefacts
-                "estimator": self.estimator.name,
-                "target": self.target,
-                "seed": self.seed,
-            },
-            tensors=nested(self.to_tensors()),
-            training_data=training_data or {},
-        )
+    @staticmethod
+    def _encoder(config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> LengthEncoder:
+        if config.get("next_agent") is not None:
+            raise ValueError("it reads a next-agent model, which is no longer supported")
+        return LengthEncoder.from_artefact(config["encoder"], under(tensors, "encoder/"))
 
-    def to_tensors(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Tensors of the artefact by part."""
-        return {
-            "encoder": self.encoder.to_tensors(),
-            "estimator": self.estimator.to_tensors(),
-            "training": {"tasks": self.trained_on},
-        }
+    def _check(self, train: LabelledRows, selection: LabelledRows) -> None:
+        for rows in (train, selection):
+            if (rows.label < 0).any():
+                raise TraceError("output_tokens below 0 among the labels; expected a number of tokens, 0 or more")
+        self.target = train.target
 
-    @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """Load an artefact folder; raises ArtefactError unless it is a valid artefact of this kind."""
-        artefact = read_artefact(Path(folder), kind=cls.kind)
-        with rebuilding(folder, cls.kind):
-            config = artefact.config
-            predictor = cls(cls.settings.from_dict(config["predictor"]), config["seed"])
-            predictor.target, predictor.losses = config["target"], {}
-            predictor.encoder = LengthEncoder.from_artefact(config["encoder"], under(artefact.tensors, "encoder/"))
-            if config.get("next_agent") is not None:
-                raise ValueError("it reads a next-agent model, which is no longer supported")
-            predictor.estimator = ESTIMATORS[config["estimator"]].from_tensors(
-                under(artefact.tensors, "estimator/"), predictor.quantiles, predictor.config.min_evidence
-            )
-            vocabulary = predictor.encoder.vocabulary
-            if predictor.estimator.evidence.shape != (len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1):
-                raise ValueError("the evidence does not match the workflow types and agents of the vocabulary")
-            if predictor.estimator.numbers != len(predictor.encoder.names):
-                raise ValueError("the estimator was fitted on other inputs than the encoder produces")
-            predictor.take_tensors(artefact.tensors)
-        return predictor
+    def _config(self) -> dict[str, Any]:
+        # "next_agent" is kept for the format: removing it would change the digests of artefacts.
+        return {"next_agent": None, "target": self.target}
 
-    def take_tensors(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Take what an artefact holds beside encoder and estimator; raises KeyError or ValueError if it is invalid."""
-        self.trained_on = tensors["training/tasks"].astype(np.uint64)
+    def _tensors(self) -> dict[str, dict[str, NDArray[Any]]]:
+        return {"encoder": self.encoder.to_tensors(), **super()._tensors()}
+
+    def _take(self, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
+        self.target = config["target"]
+        super()._take(config, tensors)

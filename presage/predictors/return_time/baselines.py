@@ -19,11 +19,10 @@ from scipy.stats import norm
 
 from presage.features.return_times import LEAST_MS, ReturnEncoder
 from presage.features.rows import LabelledRows
-
-_LEAST_ROWS: Final = 5
+from presage.predictors.quantiles.groups import quantiles_of_groups
 
 Predict = Callable[[LabelledRows], NDArray[np.float32]]
-Keys = Callable[[LabelledRows, ReturnEncoder], list[NDArray[np.int64]]]
+Keys = Callable[[LabelledRows, ReturnEncoder], list[NDArray[np.integer]]]
 Distribution = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
 """Return times [m] and levels [Q] to quantiles [Q]."""
 
@@ -46,7 +45,7 @@ def _column(rows: LabelledRows, encoder: ReturnEncoder, names: Sequence[str]) ->
 def _groups(*parts: str) -> Keys:
     """Keys of the groups of each row, the narrowest first: the last parts are left out one by one."""
 
-    def keys(rows: LabelledRows, encoder: ReturnEncoder) -> list[NDArray[np.int64]]:
+    def keys(rows: LabelledRows, encoder: ReturnEncoder) -> list[NDArray[np.integer]]:
         of = {"agent": [], "reason": encoder.reasons, "tool": encoder.tools}
         columns = [np.zeros(len(rows), np.int64)]
         for part in parts:
@@ -66,28 +65,9 @@ def _fit(
 ) -> Predict:
     labelled, levels = train.take(train.labelled), np.asarray(quantiles, np.float64)
     times = labelled.label.astype(np.float64)
-    known: list[dict[tuple[int, ...], NDArray[np.float32]]] = []
-    for of in keys(labelled, encoder):
-        found, index, counts = np.unique(of, axis=0, return_inverse=True, return_counts=True)
-        parts = np.split(times[np.argsort(index.reshape(-1), kind="stable")], np.cumsum(counts)[:-1])
-        known.append(
-            {
-                tuple(key): distribution(part, levels).astype(np.float32)
-                for key, part in zip(found.tolist(), parts, strict=True)
-                if len(part) >= _LEAST_ROWS or of.shape[1] == 1
-            }
-        )
-
-    def predict(rows: LabelledRows) -> NDArray[np.float32]:
-        each = [list(map(tuple, of.tolist())) for of in keys(rows, encoder)]
-        return np.stack(
-            [
-                next(of[key] for of, key in zip(known, of_row, strict=True) if key in of)
-                for of_row in zip(*each, strict=True)
-            ]
-        )
-
-    return predict
+    return quantiles_of_groups(
+        lambda rows: keys(rows, encoder), labelled, times, lambda part: distribution(part, levels)
+    )
 
 
 Fit = Callable[[LabelledRows, ReturnEncoder, Sequence[float]], Predict]

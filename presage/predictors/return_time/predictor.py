@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Final, Self
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from presage.datasets.schema.names import NameMapping
 from presage.errors import InputError, TraceError
 from presage.features.input_profiles import ANSWERS, TOKENS, Sources
-from presage.features.return_times import LEAST_MS, ReturnEncoder, last_row
+from presage.features.return_times import LEAST_MS, ReturnEncoder, last_row, return_rows
 from presage.features.rows import LEARNT_PROFILES, LabelledRows, join_rows
-from presage.predictors.common import Progress
-from presage.predictors.common.artefact import nested, read_artefact, rebuilding, under, write_artefact
+from presage.predictors.common.artefact import under
 from presage.predictors.common.forecast import RETENTION_TARGET, Source
 from presage.predictors.common.steps import check_steps
 from presage.predictors.quantiles.boosted import Ensemble
-from presage.predictors.quantiles.choice import ESTIMATORS, QuantileConfig, fit_estimator
-from presage.predictors.quantiles.estimator import LogEstimator
+from presage.predictors.quantiles.choice import QuantileConfig
 from presage.predictors.quantiles.linear import CATEGORIES
+from presage.predictors.quantiles.predictor import QuantilePredictor
 
 KIND: Final = "return-time"
 _END_ROUNDS: Final = 80
@@ -164,87 +162,21 @@ class ReturnForecast:
         }
 
 
-class ReturnTimePredictor:
-    """Forecasts return times; create one with `fit` or `load`."""
+class ReturnTimePredictor(QuantilePredictor):
+    """Forecasts return times in milliseconds; create one with `fit` or `load`."""
 
+    kind = KIND
+    unit = "log seconds"
+    settings = ReturnTimeConfig
+    config: ReturnTimeConfig
     reads: Sources = frozenset((TOKENS, ANSWERS))
     """The input sources that its forecasts use where available: text for the model and the tools that it calls."""
     encoder: ReturnEncoder
-    estimator: LogEstimator
-    """The fitted one; with `auto`, the selected one."""
-    trained_on: NDArray[np.uint64]
-    losses: dict[str, list[float]]
-    """Mean pinball loss of log seconds on the selection part: one a quantile, by estimator; empty after `load`."""
     _ends: Ensemble
 
-    def __init__(self, config: ReturnTimeConfig | None = None, seed: int = 0) -> None:
-        self.config = config or ReturnTimeConfig()
-        self.seed = seed
-
-    @property
-    def names(self) -> NameMapping:
-        """How names of workflow types and agents are folded before they are looked up."""
-        return self.encoder.course.vocabulary.names
-
-    @property
-    def quantiles(self) -> tuple[float, ...]:
-        """The Q quantiles it predicts."""
-        return self.config.quantiles
-
-    def fit(
-        self,
-        train: LabelledRows,
-        selection: LabelledRows,
-        *,
-        encoder: ReturnEncoder,
-        trained_on: NDArray[np.uint64] | None = None,
-        progress: Progress | None = None,
-    ) -> Self:
-        """Fit on `train`; `selection` (other tasks) selects the estimator if `auto`, and does not calibrate.
-
-        Args:
-            train, selection: rows of `return_rows(…, encoder)`.
-            encoder: stored with the model for serving.
-            trained_on: keys of the tasks of both parts.
-
-        Raises:
-            ConfigurationError: a field of the configuration is out of its range.
-            TraceError: no training step has a known return time.
-        """
-        if not train.labelled.any():
-            raise TraceError(
-                f"none of {len(train)} LLM steps has a known return time: expected started_at and ended_at on every "
-                "LLM step, and workflows of two steps or more"
-            )
-        self.encoder = encoder
-        self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
-        self.estimator, self.losses = fit_estimator(
-            self.config,
-            self.seed,
-            train,
-            selection,
-            encoder.observed,
-            text_columns=encoder.text_columns,
-            logarithmic=True,
-            progress=progress,
-        )
-        self._ends = self._fit_ends(join_rows(train, selection))
-        return self
-
-    def _fit_ends(self, rows: LabelledRows) -> Ensemble:
-        """Boosted trees for the log odds of END; each row is shown under one input profile, drawn at random."""
-        rows = rows.take(~np.isnan(rows.label))
-        drawn = np.random.default_rng(self.seed).integers(len(LEARNT_PROFILES), size=len(rows))
-        inputs = np.stack([self.estimator.inputs(self.encoder.observed(rows, of)) for of in LEARNT_PROFILES])
-        ended = np.isinf(rows.label)
-        # Half a step that ended and half a step that did not keep the odds finite where every step did the same.
-        share = (ended * len(rows) + 0.5) / (len(rows) + 1.0)
-        shown = inputs[drawn, np.arange(len(rows))]
-        return Ensemble.fit(shown, share, "cross_entropy", _END_ROUNDS, self.seed, **_END_SETTINGS)
-
-    def predict(self, rows: LabelledRows) -> NDArray[np.float32]:
-        """Milliseconds float32 [n, Q] given that the workflow returns, not decreasing along Q."""
-        return self.estimator.predict(rows)
+    def rows(self, table: pa.Table) -> LabelledRows:
+        """See `return_rows`."""
+        return return_rows(table, self.encoder)
 
     def predict_end(self, rows: LabelledRows) -> NDArray[np.float64]:
         """Probability that the workflow has ended, float64 [n]."""
@@ -265,60 +197,40 @@ class ReturnTimePredictor:
         estimator = self.estimator
         seconds = estimator.predict_one(workflow_type, agent, model, numbers).astype(np.float64) / 1e3
         odds = self._ends(estimator.inputs_one(workflow_type, agent, model, numbers)[None])[0]
-        evidence = int(estimator.evidence[workflow_type, agent])
-        known = evidence >= self.config.min_evidence
         largest_ms = estimator.largest_one(workflow_type, agent)
         return ReturnForecast(
             end=1.0 / (1.0 + math.exp(-odds)),
             quantiles=dict(zip(self.quantiles, seconds.tolist(), strict=True)),
-            source="champion" if known else "back-off",
-            evidence=evidence,
-            calibrated=known and bool(estimator.conformal.calibrated[workflow_type]),
-            calibration=int(estimator.conformal.rows[workflow_type]),
             largest_s=None if largest_ms is None else largest_ms / 1e3,
+            **self.standing(workflow_type, agent),
         )
 
-    def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
-        """Write the artefact: config.json and model.safetensors, nothing executable."""
-        write_artefact(
-            Path(folder),
-            kind=KIND,
-            config={
-                "predictor": asdict(self.config),
-                "encoder": self.encoder.to_config(),
-                "estimator": self.estimator.name,
-                "seed": self.seed,
-            },
-            tensors=nested(
-                {
-                    "estimator": self.estimator.to_tensors(),
-                    "ends": self._ends.to_tensors(),
-                    "training": {"tasks": self.trained_on},
-                }
-            ),
-            training_data=training_data or {},
-        )
+    @staticmethod
+    def _encoder(config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> ReturnEncoder:
+        return ReturnEncoder.from_config(config["encoder"])
 
-    @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """Load an artefact folder; raises ArtefactError unless it is a valid artefact of this kind."""
-        artefact = read_artefact(Path(folder), kind=KIND)
-        with rebuilding(folder, KIND):
-            config = artefact.config
-            predictor = cls(ReturnTimeConfig.from_dict(config["predictor"]), config["seed"])
-            predictor.losses = {}
-            predictor.encoder = ReturnEncoder.from_config(config["encoder"])
-            predictor.estimator = estimator = ESTIMATORS[config["estimator"]].from_tensors(
-                under(artefact.tensors, "estimator/"),
-                predictor.quantiles,
-                predictor.config.min_evidence,
-                predictor.encoder.text_columns,
+    def _check(self, train: LabelledRows, selection: LabelledRows) -> None:
+        if not train.labelled.any():
+            raise TraceError(
+                f"none of {len(train)} LLM steps has a known return time: expected started_at and ended_at on every "
+                "LLM step, and workflows of two steps or more"
             )
-            vocabulary = predictor.encoder.course.vocabulary
-            if estimator.evidence.shape != (len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1):
-                raise ValueError("the evidence does not match the workflow types and agents of the vocabulary")
-            if estimator.numbers != len(predictor.encoder.names):
-                raise ValueError("the estimator was fitted on other inputs than the encoder produces")
-            predictor._ends = Ensemble.from_tensors(under(artefact.tensors, "ends/"), estimator.numbers + CATEGORIES)
-            predictor.trained_on = artefact.tensors["training/tasks"].astype(np.uint64)
-        return predictor
+
+    def _learn(self, train: LabelledRows, selection: LabelledRows) -> None:
+        """Boosted trees for the log odds of END; each row is shown under one input profile, drawn at random."""
+        rows = join_rows(train, selection)
+        rows = rows.take(~np.isnan(rows.label))
+        drawn = np.random.default_rng(self.seed).integers(len(LEARNT_PROFILES), size=len(rows))
+        inputs = np.stack([self.estimator.inputs(self.encoder.observed(rows, of)) for of in LEARNT_PROFILES])
+        ended = np.isinf(rows.label)
+        # Half a step that ended and half a step that did not keep the odds finite where every step did the same.
+        share = (ended * len(rows) + 0.5) / (len(rows) + 1.0)
+        shown = inputs[drawn, np.arange(len(rows))]
+        self._ends = Ensemble.fit(shown, share, "cross_entropy", _END_ROUNDS, self.seed, **_END_SETTINGS)
+
+    def _tensors(self) -> dict[str, dict[str, NDArray[Any]]]:
+        return {**super()._tensors(), "ends": self._ends.to_tensors()}
+
+    def _take(self, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
+        super()._take(config, tensors)
+        self._ends = Ensemble.from_tensors(under(tensors, "ends/"), self.estimator.numbers + CATEGORIES)

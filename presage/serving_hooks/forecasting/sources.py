@@ -19,6 +19,7 @@ import numpy as np
 from presage.errors import ArtefactError, PresageError, why
 from presage.features.return_times import ReturnWorkflow
 from presage.features.states import STATE_COLUMN
+from presage.predictor_kinds import KINDS
 from presage.predictors.common.artefact import artefact_digest
 from presage.predictors.length.context import ContextGrowthPredictor
 from presage.predictors.length.predictor import RemainingLengthPredictor
@@ -131,7 +132,7 @@ def load_validated(kind: str, folder: Path, digest: str) -> Any:
 def _tried(kind: str, folder: Path, texts: Mapping[str, str]) -> Any:
     """The predictor of a folder after trial forecasts; raises ArtefactError, which names the folder, if one fails."""
     try:
-        predictor = _LOADS[kind](folder)
+        predictor = KINDS[kind].load(folder)
         _TRIALS[kind](predictor, texts)
     except PresageError:
         raise
@@ -207,7 +208,7 @@ def _try_length(predictor: RemainingLengthPredictor, texts: Mapping[str, str]) -
 
 
 def _try_return_time(predictor: ReturnTimePredictor, texts: Mapping[str, str]) -> None:
-    adapter, vocabulary = ReturnAdapter(predictor, None), predictor.encoder.course.vocabulary
+    adapter, vocabulary = ReturnAdapter(predictor, None), predictor.vocabulary
     for workflow_type in (*vocabulary.workflow_types[:1], ""):
         workflow, now = ReturnWorkflow(predictor.encoder, workflow_type), 0.0
         for agent in (*vocabulary.agents[:_TRIAL_STEPS], ""):
@@ -226,13 +227,6 @@ def _try_router(predictor: RouterPredictor, texts: Mapping[str, str]) -> None:
             raise ArtefactError("the router forecasts a probability that is not between 0 and 1: train it again")
 
 
-_LOADS: Final[Mapping[str, Callable[[Path], Any]]] = {
-    "next-agent": NextAgentPredictor.load,
-    "remaining-length": RemainingLengthPredictor.load,
-    "context-growth": ContextGrowthPredictor.load,
-    "return-time": ReturnTimePredictor.load,
-    "router": RouterPredictor.load,
-}
 _TRIALS: Final[Mapping[str, Callable[[Any, Mapping[str, str]], None]]] = {
     "next-agent": _try_next_agent,
     "remaining-length": _try_length,

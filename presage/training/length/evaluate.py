@@ -57,7 +57,7 @@ class LengthEvaluation(QuantileEvaluation):
     recorded: QuantileFigures | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The object that `train-predictor` prints, as JSON values; the caller sets "model" and "version"."""
+        """See `QuantileEvaluation.to_dict`."""
         return json_values(
             {
                 "kind": CONTEXT_GROWTH if self.target in CONTEXT_TARGETS else REMAINING_LENGTH,

@@ -19,7 +19,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from presage.datasets.describe import describe
-from presage.datasets.schema import digest
 from presage.datasets.split import Split
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError
@@ -39,6 +38,7 @@ from presage.training.next_agent.semantic_state import StateChoice, TrainingTrac
 from presage.training.sets import (
     SHARED_TASKS,
     check_known_agents,
+    described,
     set_apart,
     shared_tasks,
     under_profiles,
@@ -172,16 +172,7 @@ def assess(
         baselines=predicts,
         profiles=_profiles(predictor, held),
     )
-    digests = {
-        "training traces": f"sha256:{digest(parts.train)}",
-        "test traces": f"sha256:{digest(parts.test)}",
-    }
-    training_data = {
-        "digest": digests["training traces"],
-        "workflows": learning.workflows,
-        "steps": learning.steps,
-        "split": parts.rule,
-    }
+    digests, training_data = described(parts, learning.workflows, learning.steps)
     metrics = {
         **evaluation.to_dict(),
         "model": name,

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from presage.datasets.describe import describe
-from presage.datasets.schema import digest, workflow_count
+from presage.datasets.schema import workflow_count
 from presage.datasets.schema.names import NameMapping
 from presage.datasets.split import Split
 from presage.datasets.tasks import task_keys
@@ -22,7 +22,7 @@ from presage.predictors.profile.profile import ProfileConfig
 from presage.predictors.profile.prompts import recorded_prompts
 from presage.training.baselines import check_names
 from presage.training.profile.evaluate import PROFILE_BASELINES, ProfileEvaluation, evaluate, fit_profile_baseline
-from presage.training.sets import SHARED_TASKS, set_apart, shared_tasks, workflow_names
+from presage.training.sets import SHARED_TASKS, described, set_apart, shared_tasks, workflow_names
 from presage.training.training import Judged, Progress, Training, fit_baselines, median_us, named_digests, versions
 from presage.wording import counted
 
@@ -94,17 +94,8 @@ def assess_profiles(
     rivals = fit_baselines(baselines, lambda of: fit_profile_baseline(of, parts.train, parts.test), report)
     report("judging on the test set", None)
     evaluation = evaluate(predictor, parts.test, seed, rivals)
-    digests = {
-        "training traces": f"sha256:{digest(parts.train)}",
-        "test traces": f"sha256:{digest(parts.test)}",
-    }
     workflows = workflow_count(parts.train)
-    training_data = {
-        "digest": digests["training traces"],
-        "workflows": workflows,
-        "steps": len(parts.train),
-        "split": parts.rule,
-    }
+    digests, training_data = described(parts, workflows, len(parts.train))
     metrics = {
         **evaluation.to_dict(),
         "model": name,

@@ -49,7 +49,7 @@ class ReturnEvaluation(QuantileEvaluation):
     left_out: Mapping[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """The object that `train-predictor` prints, as JSON values; the caller sets "model" and "version"."""
+        """See `QuantileEvaluation.to_dict`."""
         return json_values(
             {
                 "kind": "return-time",

@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cli"))
 
 from cli_samples import FAST, Ran, run, train, write
 
-from presage.cli.remaining_length import REMAINING_LENGTH
-from presage.cli.replay_gate import ReplayGate
 from presage.cli.train_predictor import app as train_predictor
 from presage.errors import ConfigurationError
+from presage.kinds.replay_gate import ReplayGate
+from presage.predictor_kinds import KINDS
 from presage.registry.connect import open_registry
 from presage.serving_hooks.replay.runs import half
 
@@ -137,7 +137,7 @@ def test_before_anything_is_measured(
 
 def test_other_kinds_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="'lengths' is a remaining-length predictor"):
-        ReplayGate().check(REMAINING_LENGTH, "lengths")
+        ReplayGate().check(KINDS["remaining-length"], "lengths")
 
 
 def test_halves_differ_by_seed_and_need_something_to_be_drawn_of() -> None:

@@ -1,0 +1,54 @@
+"""Gates of next-agent predictors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+from presage.kinds.loaded import Loaded
+from presage.predictors.common.artefact import FORMAT_VERSION
+from presage.predictors.next_agent.predictor import NextAgentPredictor
+from presage.registry.evidence import MomentEvidence, NextAgentBudget, NextAgentEvidence, judge_next_agent
+from presage.registry.gates import Gate, Interface
+from presage.report.data_warnings import figure_warnings
+from presage.training.next_agent.evaluate import ByMoment
+from presage.training.next_agent.train import NGRAM, evaluate_model
+
+_AGENTS_OF_BUDGET: Final = 30
+_BYTES_AN_AGENT: Final = 25_000
+
+
+def gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, profile: str) -> list[Gate]:
+    """Gates of accuracy (against champion and n-gram), calibration, likelihood, latency and size."""
+    mine = _evidence(candidate, table, seed, profile)
+    its = None if champion is None else _evidence(champion, table, seed, profile)
+    return judge_next_agent(mine, its, _budget(candidate.predictor), seed=seed)
+
+
+def _budget(predictor: NextAgentPredictor) -> NextAgentBudget:
+    """The default budget, which is for thirty agents, plus bytes for each further agent (a column in every table)."""
+    usual = NextAgentBudget()
+    more = max(0, len(predictor.vocabulary.agents) - _AGENTS_OF_BUDGET)
+    return replace(usual, size_bytes=usual.size_bytes + more * _BYTES_AN_AGENT)
+
+
+def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> NextAgentEvidence:
+    predictor: NextAgentPredictor = loaded.predictor
+    judged = evaluate_model(predictor, table, seed, profile=profile)
+    fixed = {"horizon": predictor.horizon, "feature schema": FORMAT_VERSION}
+    return NextAgentEvidence(
+        loaded.artefact_evidence(judged.latency_us, Interface(fixed)),
+        judged.workflows,
+        _moments(judged.evaluation.moments),
+        floor=_moments(judged.evaluation.baselines[NGRAM]),
+        warnings=figure_warnings(judged.evaluation.to_dict()),
+    )
+
+
+def _moments(figures: ByMoment) -> dict[str, Any]:
+    return {
+        moment: MomentEvidence(of.correct, of.positions, of.nll, of.ece, of.workflow, of.surprise, of.bin_gaps)
+        for moment, of in figures.items()
+    }

@@ -1,0 +1,50 @@
+"""Quantiles of groups of training rows, the narrowest group of a row that has enough: baselines of several kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.features.rows import LabelledRows
+
+_LEAST_ROWS: Final = 5
+
+
+def quantiles_of_groups(
+    keys: Callable[[LabelledRows], list[NDArray[np.integer]]],
+    labelled: LabelledRows,
+    values: NDArray[Any],
+    quantiles: Callable[[NDArray[Any]], NDArray[Any]],
+) -> Callable[[LabelledRows], NDArray[np.float32]]:
+    """A function from rows to quantiles, float32 [n, Q], fitted on labelled rows and their values [m].
+
+    Args:
+        keys: the groups of each row, the narrowest first, [n, K] each; the last is of all rows.
+        quantiles: values of a group -> [Q]. A group with fewer than 5 rows gets those of the next wider one.
+    """
+    known: list[dict[tuple[int, ...], NDArray[np.float32]]] = []
+    groups = keys(labelled)
+    for of in groups:
+        found, index, counts = np.unique(of, axis=0, return_inverse=True, return_counts=True)
+        parts = np.split(values[np.argsort(index.reshape(-1), kind="stable")], np.cumsum(counts)[:-1])
+        known.append(
+            {
+                tuple(key): quantiles(part).astype(np.float32)
+                for key, part in zip(found.tolist(), parts, strict=True)
+                if len(part) >= _LEAST_ROWS or of is groups[-1]
+            }
+        )
+
+    def predict(rows: LabelledRows) -> NDArray[np.float32]:
+        each = [list(map(tuple, of.tolist())) for of in keys(rows)]
+        return np.stack(
+            [
+                next(of[key] for of, key in zip(known, of_row, strict=True) if key in of)
+                for of_row in zip(*each, strict=True)
+            ]
+        )
+
+    return predict

@@ -1,0 +1,179 @@
+"""What predictors of quantiles share: settings, estimator, evidence and artefact. Features and labels are theirs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from presage.datasets.schema.names import NameMapping
+from presage.features.rows import LabelledRows, Target
+from presage.features.vocabulary import Vocabulary
+from presage.predictors.common import Progress
+from presage.predictors.common.artefact import nested, read_artefact, rebuilding, under, write_artefact
+from presage.predictors.quantiles.choice import ESTIMATORS, QuantileConfig, fit_estimator
+from presage.predictors.quantiles.estimator import LogEstimator
+
+
+class QuantilePredictor(ABC):
+    """Forecasts Q quantiles of a label at every step; create one with `fit` or `load` of a subclass."""
+
+    kind: ClassVar[str]
+    unit: ClassVar[str]
+    """Of the pinball loss."""
+    settings: ClassVar[type[QuantileConfig]] = QuantileConfig
+    target: Target | None = None
+    encoder: Any
+    """With `vocabulary`, `names` of the F numbers, `text_columns` and `observed`."""
+    estimator: LogEstimator
+    """The fitted one; with `auto`, the selected one."""
+    trained_on: NDArray[np.uint64]
+    losses: dict[str, list[float]]
+    """Mean pinball loss on the selection part: one a quantile, by estimator; empty after `load`."""
+
+    def __init__(self, config: QuantileConfig | None = None, seed: int = 0) -> None:
+        self.config = config or self.settings()
+        self.seed = seed
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Workflow types and agents of the training traces."""
+        return self.encoder.vocabulary  # type: ignore[no-any-return]
+
+    @property
+    def names(self) -> NameMapping:
+        """How names of workflow types and agents are folded before they are looked up."""
+        return self.vocabulary.names
+
+    @property
+    def quantiles(self) -> tuple[float, ...]:
+        """The Q quantiles it predicts."""
+        return self.config.quantiles
+
+    @abstractmethod
+    def rows(self, table: pa.Table) -> LabelledRows:
+        """The rows of a valid trace, one a served step, as `predict` takes them."""
+
+    def predict(self, rows: LabelledRows) -> NDArray[np.float32]:
+        """The quantiles in the unit of the label, float32 [n, Q], not decreasing along Q."""
+        return self.estimator.predict(rows)
+
+    def standing(self, workflow_type: int, agent: int) -> dict[str, Any]:
+        """What every forecast tells of itself: its `source`, `evidence`, whether it is `calibrated`, and `calibration`.
+
+        Args:
+            workflow_type, agent: as the encoder numbers them.
+        """
+        evidence, conformal = int(self.estimator.evidence[workflow_type, agent]), self.estimator.conformal
+        known = evidence >= self.config.min_evidence
+        return {
+            "source": "champion" if known else "back-off",
+            "evidence": evidence,
+            "calibrated": known and bool(conformal.calibrated[workflow_type]),
+            "calibration": int(conformal.rows[workflow_type]),
+        }
+
+    def fit(
+        self,
+        train: LabelledRows,
+        selection: LabelledRows,
+        *,
+        encoder: Any,
+        trained_on: NDArray[np.uint64] | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Fit on `train`; `selection` (other tasks) selects the estimator if `auto`, and does not calibrate.
+
+        Args:
+            train, selection: rows made with the encoder, of one target.
+            encoder: stored with the model for serving.
+            trained_on: keys of the tasks of both parts.
+
+        Raises:
+            ConfigurationError: a field of the configuration is out of its range.
+            TraceError: no training row has a label, or one is out of its range.
+        """
+        self._check(train, selection)
+        self.encoder = encoder
+        self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
+        self.estimator, self.losses = fit_estimator(
+            self.config,
+            self.seed,
+            train,
+            selection,
+            encoder.observed,
+            text_columns=encoder.text_columns,
+            logarithmic=self.unit.startswith("log"),
+            progress=progress,
+        )
+        self._learn(train, selection)
+        return self
+
+    def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
+        """Write the artefact: config.json and model.safetensors, nothing executable."""
+        config = {
+            "predictor": asdict(self.config),
+            "encoder": self.encoder.to_config(),
+            "estimator": self.estimator.name,
+            "seed": self.seed,
+        }
+        write_artefact(
+            Path(folder),
+            kind=self.kind,
+            config=config | self._config(),
+            tensors=nested(self._tensors()),
+            training_data=training_data or {},
+        )
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Load an artefact folder; raises ArtefactError unless it is a valid artefact of this kind."""
+        artefact = read_artefact(Path(folder), kind=cls.kind)
+        with rebuilding(folder, cls.kind):
+            config = artefact.config
+            predictor = cls(cls.settings.from_dict(config["predictor"]), config["seed"])
+            predictor.losses = {}
+            predictor.encoder = cls._encoder(config, artefact.tensors)
+            predictor.estimator = estimator = ESTIMATORS[config["estimator"]].from_tensors(
+                under(artefact.tensors, "estimator/"),
+                predictor.quantiles,
+                predictor.config.min_evidence,
+                predictor.encoder.text_columns,
+            )
+            vocabulary = predictor.vocabulary
+            if estimator.evidence.shape != (len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1):
+                raise ValueError("the evidence does not match the workflow types and agents of the vocabulary")
+            if estimator.numbers != len(predictor.encoder.names):
+                raise ValueError("the estimator was fitted on other inputs than the encoder produces")
+            predictor._take(config, artefact.tensors)
+        return predictor
+
+    @staticmethod
+    @abstractmethod
+    def _encoder(config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> Any:
+        """The encoder of an artefact; `_encoder` and `_take` raise KeyError or ValueError for an invalid one."""
+
+    @abstractmethod
+    def _check(self, train: LabelledRows, selection: LabelledRows) -> None:
+        """Raise TraceError for rows that teach nothing."""
+
+    def _learn(self, train: LabelledRows, selection: LabelledRows) -> None:  # noqa: B027  # most have nothing
+        """Fit what the kind has beside the estimator."""
+
+    def _config(self) -> dict[str, Any]:
+        """What the artefact's configuration has beside settings, encoder, estimator and seed."""
+        return {}
+
+    def _tensors(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Tensors of the artefact by part."""
+        return {"estimator": self.estimator.to_tensors(), "training": {"tasks": self.trained_on}}
+
+    def _take(self, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Take what an artefact holds beside encoder and estimator."""
+        self.trained_on = tensors["training/tasks"].astype(np.uint64)
