@@ -49,6 +49,7 @@ def build(
     policy: str = "fcfs",
     seqs: int = 16,
     tokens: int = 256,
+    max_model_len: int = 4096,
     caching: bool = True,
     stats: bool = False,
     groups: Sequence[Any] = (),
@@ -63,11 +64,13 @@ def build(
     (folder / "config.json").write_text(json.dumps(QWEN), encoding="utf-8")
     cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=caching)
     config = VllmConfig(
-        model_config=ModelConfig(model=str(folder), dtype="float32", max_model_len=4096, skip_tokenizer_init=True),
+        model_config=ModelConfig(
+            model=str(folder), dtype="float32", max_model_len=max_model_len, skip_tokenizer_init=True
+        ),
         scheduler_config=SchedulerConfig(
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
-            max_model_len=4096,
+            max_model_len=max_model_len,
             is_encoder_decoder=False,
             enable_chunked_prefill=True,
             async_scheduling=issubclass(kind, AsyncScheduler),

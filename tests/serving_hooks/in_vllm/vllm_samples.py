@@ -24,7 +24,7 @@ BUILT: list[Any] = []
 
 def build(folder: Path, kind: type[Any], **given: Any) -> Any:
     """A scheduler, as `presage.testing.engine.build` makes it."""
-    BUILT.append(engine.build(folder, kind, **given))
+    BUILT.append(engine.build(folder, kind, max_model_len=4096, **given))
     return BUILT[-1]
 
 
