@@ -80,7 +80,6 @@ SERVED_KIND = {
     "api.py": "its estimator",
     "predictor_kinds.py": "its description",
     "serving_hooks/forecasting/champions.py": "its forecaster beside the others",
-    "serving_hooks/forecasting/sources.py": "its trial",
     "serving_hooks/replay/forecasts.py": "its forecaster in a replay",
     "serving_hooks/settings.py": "the setting that names its model",
     "serving_hooks/vllm/step_forecasts.py": "its forecasts of steps",
@@ -92,11 +91,7 @@ SERVED_KIND = {
     ("kind", "own", "further"),
     [
         # vllm-router, which cli/export.py writes for, has profiles of that name.
-        (
-            "return-time",
-            r"return_time|return_counts|cli/export",
-            {"serving_hooks/explain.py", "serving_hooks/forecasting/adapters.py"},
-        ),
+        ("return-time", r"return_time|return_counts|cli/export", {"serving_hooks/explain.py"}),
         # It is of the folders of lengths, and no gateway serves it.
         ("context-growth", r"context_growth|/length/", {"serving_hooks/gateway/serve.py"}),
     ],
