@@ -140,7 +140,7 @@ class Within:
         """As `RegistryClient.versions`."""
         return {kind: version_of(reference, self.registry) for kind, reference in references.items()}
 
-    def trial(self, kind: str, reference: str) -> Held[Any]:
+    def trial(self, kind: str, reference: str) -> Held:
         """As `RegistryClient.trial`."""
         sys.setswitchinterval(0.0002)
         held = load(kind, reference, lambda: self.registry)

@@ -49,6 +49,8 @@ class Kind:
         panels: what `Report.plot` draws, by label: a figure of its metrics, and its key there.
         replayed: the option of `presage replay` that names its model; None if no policy uses it.
         counted: how an engine's status counts its forecasts, with a place for their source; None if none serves it.
+        trial: tries it for an engine or a gateway: (predictor, texts of a step or none) -> nothing; it raises.
+        forecaster: makes the source of its forecasts: (predictor, version, ...); None if others share one.
         in_gateway: a gateway serves it too.
         most_bytes: a larger artefact is not read; far above the promotion gate, a bound for the memory of readers.
     """
@@ -71,6 +73,8 @@ class Kind:
     panels: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
     replayed: str | None = None
     counted: str | None = None
+    trial: Callable[[Any, Mapping[str, str]], None] | None = None
+    forecaster: Callable[..., Any] | None = None
     in_gateway: bool = False
     most_bytes: int = 256 << 20
 
@@ -98,6 +102,7 @@ _REMAINING_LENGTH: Final = Kind(
     panels={"tau distance (pairs of steps in the wrong order)": ("tau_distance", "all")},
     replayed="lengths",
     counted="forecast of lengths: {}",
+    trial=Lazy("presage.serving_hooks.forecasting.trials:try_lengths"),
     in_gateway=True,
 )
 _ALL: Final = (
@@ -114,6 +119,7 @@ _ALL: Final = (
         types=attrgetter("vocabulary.workflow_types"),
         replayed="forecasts",
         counted="forecast: {}",
+        trial=Lazy("presage.serving_hooks.forecasting.trials:try_next_agent"),
         in_gateway=True,
     ),
     _REMAINING_LENGTH,
@@ -124,6 +130,7 @@ _ALL: Final = (
         command="presage.cli.context_growth:CONTEXT_GROWTH",
         replayed="contexts",
         counted="forecast of contexts: {}",
+        forecaster=Lazy("presage.serving_hooks.forecasting.context_growth:ContextForecaster"),
         in_gateway=False,  # it is for admission
     ),
     Kind(
@@ -142,6 +149,8 @@ _ALL: Final = (
         panels={"pinball loss of the median, log seconds": ("pinball", "0.5")},
         replayed="returns",
         counted="forecast of return times: {}",
+        trial=Lazy("presage.serving_hooks.forecasting.return_times:try_return_times"),
+        forecaster=Lazy("presage.serving_hooks.forecasting.return_times:ReturnTimeForecaster"),
         in_gateway=True,
     ),
     Kind(
@@ -176,6 +185,7 @@ _ALL: Final = (
         digest=Lazy("presage.datasets.outcomes:outcomes_digest"),
         example=lambda _: [{"prompt": "Which of these numbers is prime: 21, 23, 25?"}],  # those of the data are private
         panels={"macro mAP": ("macro_map", None)},
+        trial=Lazy("presage.serving_hooks.forecasting.trials:try_router"),
         most_bytes=4 << 30,  # with a transformer
     ),
 )

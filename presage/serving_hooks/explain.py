@@ -63,13 +63,12 @@ def return_as_plain(forecast: LiveReturn, away_s: float, target: float) -> dict[
 
     `retention` is for caches outside the engine: the time to live from now on, see `ReturnForecast.ttl`.
     """
-    from presage.predictors.return_time.predictor import ReturnForecast  # only if used: it compiles
+    from presage.serving_hooks.forecasting.return_times import waited  # only if used: it compiles
 
     plain: dict[str, Any] = {"away_s": round(away_s, 3), **_source(forecast), "end": None, "quantiles": {}}
     plain["retention"] = None
     if forecast.quantiles:
-        given = dict(zip(forecast.quantiles, forecast.seconds, strict=True))
-        left = ReturnForecast(forecast.end, given, forecast.source, forecast.evidence, False, 0).waited(away_s)
+        left = waited(forecast, away_s)
         plain["end"] = round(left.end, 4)
         plain["quantiles"] = {f"{q:g}": round(seconds, 3) for q, seconds in left.quantiles.items()}
         plain["retention"] = {"target": target, "ttl_s": round(left.ttl(target), 3)}

@@ -23,7 +23,7 @@ from presage.predictors.common.artefact import artefact_digest, read_artefact, w
 from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.serving_hooks.forecasting.champions import predictors
-from presage.serving_hooks.forecasting.reload import ProcessEnded, RegistryClient, by_kind
+from presage.serving_hooks.forecasting.reload import ProcessEnded, RegistryClient
 from presage.serving_hooks.forecasting.sources import load_validated
 from presage.serving_hooks.vllm.config import PresageConfig
 
@@ -176,7 +176,7 @@ def test_an_engine_starts_without_a_registry_that_does_not_answer_in_time(
     silent: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = predictors(PresageConfig(registry=silent), most_s=1.0)
-    assert {held.reason for held in by_kind(found).values()} == {"no answer within 1 s"}
+    assert {held.reason for held in found.values()} == {"no answer within 1 s"}
     assert len(caplog.records) == 1
 
 

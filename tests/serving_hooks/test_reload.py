@@ -11,7 +11,7 @@ import pytest
 from presage.errors import ArtefactError, RegistryError
 from presage.registry.resolve import parse
 from presage.serving_hooks.forecasting.reload import ProcessEnded, RegistryClient, Reload, around
-from presage.serving_hooks.forecasting.sources import Held, Predictors
+from presage.serving_hooks.forecasting.sources import Held
 
 AGENTS, LENGTHS = "models:/next-agent@champion", "models:/remaining-length@champion"
 
@@ -40,7 +40,7 @@ class Made(RegistryClient):
             found[kind] = version if alias is None else self.aliases.get(name, {}).get(alias)
         return found
 
-    def trial(self, kind: str, reference: str) -> Held[Any]:
+    def trial(self, kind: str, reference: str) -> Held:
         self.at_rest = False
         self.tried.append(reference)
         self.faults.get(reference, lambda: None)()
@@ -60,17 +60,20 @@ class Made(RegistryClient):
         self.down = True
 
 
-def held(reference: str | None, version: int | None = 1) -> Held[Any]:
+def held(reference: str | None, version: int | None = 1) -> Held:
     return Held("the first one" if version is not None else None, reference, version)
 
 
-def watching(made: Made, agents: Held[Any] | None = None, lengths: Held[Any] | None = None) -> Reload:
-    first = Predictors(agents or held(AGENTS), lengths or held(LENGTHS), held(None, None), held(None, None))
-    return Reload(first, made, 30.0, load=made.load)
+def models(agents: Held, lengths: Held) -> dict[str, Held]:
+    return {"next-agent": agents, "remaining-length": lengths, "return-time": held(None, None)}
 
 
-def versions(found: Predictors | None) -> tuple[int | None, int | None] | None:
-    return None if found is None else (found.next_agent.version, found.remaining_length.version)
+def watching(made: Made, agents: Held | None = None, lengths: Held | None = None) -> Reload:
+    return Reload(models(agents or held(AGENTS), lengths or held(LENGTHS)), made, 30.0, load=made.load)
+
+
+def versions(found: dict[str, Held] | None) -> tuple[int | None, int | None] | None:
+    return None if found is None else (found["next-agent"].version, found["remaining-length"].version)
 
 
 def fails(error: Exception) -> Callable[[], None]:
@@ -96,8 +99,8 @@ def test_a_version_that_passes_is_handed_over_once_with_what_stays() -> None:
     found = reload.take()
     assert versions(found) == (4, 1)
     assert found is not None
-    assert found.next_agent.reference == AGENTS, "told as it was asked for"
-    assert found.remaining_length.predictor == "the first one"
+    assert found["next-agent"].reference == AGENTS, "told as it was asked for"
+    assert found["remaining-length"].predictor == "the first one"
     assert made.at_rest, "what was loaded for the trial takes no memory any more"
     reload.look()
     assert reload.take() is None
@@ -109,7 +112,7 @@ def test_a_version_that_passes_is_handed_over_once_with_what_stays() -> None:
 def test_a_version_on_its_way_is_shown_until_it_is_loaded_or_fails() -> None:
     made, now, shown = Made(), [100.0], []
     reload = Reload(
-        Predictors(held(AGENTS), held(LENGTHS), held(None, None), held(None, None)),
+        models(held(AGENTS), held(LENGTHS)),
         made,
         30.0,
         made.load,
@@ -263,8 +266,7 @@ def test_it_looks_in_a_thread_of_its_own_until_it_is_closed() -> None:
     made, tried = Made(), threading.Event()
     made.aliases["next-agent"]["champion"] = 2
     made.faults["models:/next-agent/2"] = tried.set
-    first = Predictors(held(AGENTS), held(LENGTHS), held(None, None), held(None, None))
-    reload = Reload(first, made, 0.001, load=made.load)
+    reload = Reload(models(held(AGENTS), held(LENGTHS)), made, 0.001, load=made.load)
     reload.start()
     assert tried.wait(30)
     reload.close()

@@ -36,8 +36,8 @@ def lengths_folder(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def test_folders_need_no_registry_and_both_predictors_answer(tiny: Tiny, lengths_folder: Path) -> None:
-    found = resolve_predictors(no_registry, next_agent=str(tiny.folder), remaining_length=str(lengths_folder))
-    agents, lengths = found.next_agent, found.remaining_length
+    found = resolve_predictors(no_registry, {"next-agent": str(tiny.folder), "remaining-length": str(lengths_folder)})
+    agents, lengths = found["next-agent"], found["remaining-length"]
     assert (agents.reason, agents.version, agents.digest) == (None, None, artefact_digest(tiny.folder))
     assert (lengths.reference, lengths.digest) == (str(lengths_folder), artefact_digest(lengths_folder))
     live = Forecaster(agents.predictor, lengths=lengths.predictor).on_prefill("retry", "w", "planner")
@@ -45,8 +45,8 @@ def test_folders_need_no_registry_and_both_predictors_answer(tiny: Tiny, lengths
 
 
 def test_nothing_asked_for_is_nothing_and_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    found = resolve_predictors(no_registry, next_agent=None)
-    assert (found.next_agent.predictor, found.next_agent.reason) == (None, NO_MODEL)
+    found = resolve_predictors(no_registry, {"next-agent": None})
+    assert (found["next-agent"].predictor, found["next-agent"].reason) == (None, NO_MODEL)
     assert not caplog.records
 
 
@@ -63,11 +63,11 @@ def test_an_alias_of_the_registry_becomes_a_version(tiny: Tiny, tmp_path: Path) 
         input_example=pd.DataFrame([{"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}]),
         report=[],
     )
-    missing = resolve_predictors(lambda: registry, next_agent=CHAMPION).next_agent
+    missing = resolve_predictors(lambda: registry, {"next-agent": CHAMPION})["next-agent"]
     assert missing.predictor is None
     assert "no alias 'champion'" in str(missing.reason)
     registry.client.set_registered_model_alias("next-agent", "champion", "1")
-    found = resolve_predictors(lambda: registry, next_agent=CHAMPION).next_agent
+    found = resolve_predictors(lambda: registry, {"next-agent": CHAMPION})["next-agent"]
     assert (found.version, found.reason, found.digest) == (1, None, artefact_digest(tiny.folder))
     assert found.predictor is not None
 
@@ -79,8 +79,8 @@ def test_a_registry_that_is_down_is_waited_for_once_and_said(caplog: pytest.LogC
         asked.append(1)
         raise RegistryError("the MLflow server does not answer")
 
-    found = resolve_predictors(down, next_agent=CHAMPION, remaining_length="models:/remaining-length@champion")
-    for part in (found.next_agent, found.remaining_length):
+    found = resolve_predictors(down, {"next-agent": CHAMPION, "remaining-length": "models:/remaining-length@champion"})
+    for part in (found["next-agent"], found["remaining-length"]):
         assert (part.predictor, part.reason) == (None, "the MLflow server does not answer")
     assert len(asked) == 1
     assert [r.levelno for r in caplog.records] == [logging.WARNING] * 2
@@ -90,7 +90,8 @@ def test_a_registry_that_breaks_unforeseen_is_a_reason_too() -> None:
     def broken() -> Registry:
         raise ZeroDivisionError("inside a client")
 
-    assert resolve_predictors(broken, next_agent=CHAMPION).next_agent.reason == "ZeroDivisionError: inside a client"
+    found = resolve_predictors(broken, {"next-agent": CHAMPION})["next-agent"]
+    assert found.reason == "ZeroDivisionError: inside a client"
 
 
 def cut(folder: Path) -> None:
@@ -124,22 +125,22 @@ def test_a_broken_artefact_costs_its_own_part_alone(
     folder = tmp_path / "model"
     shutil.copytree(tiny.folder, folder)
     harm(folder)
-    found = resolve_predictors(no_registry, next_agent=str(folder), remaining_length=str(lengths_folder))
-    assert found.next_agent.predictor is None
-    assert str(folder) in str(found.next_agent.reason)
-    assert found.remaining_length.predictor is not None
+    found = resolve_predictors(no_registry, {"next-agent": str(folder), "remaining-length": str(lengths_folder)})
+    assert found["next-agent"].predictor is None
+    assert str(folder) in str(found["next-agent"].reason)
+    assert found["remaining-length"].predictor is not None
 
 
 def test_an_artefact_of_the_other_kind_or_target_is_not_used(tiny: Tiny, lengths_folder: Path, tmp_path: Path) -> None:
-    found = resolve_predictors(no_registry, next_agent=str(lengths_folder), remaining_length=str(tiny.folder))
-    assert "kind 'remaining-length'" in str(found.next_agent.reason)
-    assert "kind 'next-agent'" in str(found.remaining_length.reason)
+    found = resolve_predictors(no_registry, {"next-agent": str(lengths_folder), "remaining-length": str(tiny.folder)})
+    assert "kind 'remaining-length'" in str(found["next-agent"].reason)
+    assert "kind 'next-agent'" in str(found["remaining-length"].reason)
     of_steps = RemainingLengthPredictor.load(lengths_folder)
     of_steps.target = "step"
     of_steps.save(tmp_path / "step")
-    found = resolve_predictors(no_registry, next_agent=None, remaining_length=str(tmp_path / "step"))
-    assert found.remaining_length.predictor is None
-    assert "the target step" in str(found.remaining_length.reason)
+    found = resolve_predictors(no_registry, {"next-agent": None, "remaining-length": str(tmp_path / "step")})
+    assert found["remaining-length"].predictor is None
+    assert "the target step" in str(found["remaining-length"].reason)
 
 
 def test_a_predictor_that_fails_its_trial_is_not_used(tiny: Tiny, tmp_path: Path) -> None:
@@ -151,6 +152,6 @@ def test_a_predictor_that_fails_its_trial_is_not_used(tiny: Tiny, tmp_path: Path
     write_artefact(
         folder, kind="next-agent", config=artefact.config | {"states": states}, tensors=tensors, training_data={}
     )
-    found = resolve_predictors(no_registry, next_agent=str(folder)).next_agent
+    found = resolve_predictors(no_registry, {"next-agent": str(folder)})["next-agent"]
     assert found.predictor is None
     assert str(tmp_path / "gone") in str(found.reason)

@@ -18,20 +18,17 @@ from numpy.typing import NDArray
 from presage.errors import InputError
 from presage.features.lengths import LengthWorkflow
 from presage.features.moment import COMPLETION, PREFILL, Moment
-from presage.features.return_times import Row
 from presage.features.served_steps import TOOLS_CALLED
 from presage.features.states import StateSource
 from presage.predictors.common.forecast import Source
 from presage.predictors.common.steps import log_tokens
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.predictor import NextAgentPredictor, Workflow
-from presage.predictors.return_time.predictor import ReturnTimePredictor
 from presage.serving_hooks.forecasting.live import (
     LAYER_LEFT_OUT,
     STATES_LEFT_OUT,
     LiveForecast,
     LiveLengths,
-    LiveReturn,
     NotAForecast,
     Projection,
 )
@@ -153,26 +150,12 @@ class LengthAdapter:
     def prefilled(self, workflow: LengthWorkflow, step: Mapping[str, Any]) -> LiveLengths:
         """The forecast once a step has read its prompt; `step` names its agent."""
         forecast = self.predictor.begun(workflow, step)
-        quantiles, tokens = _checked_quantiles(forecast.quantiles, len(self.predictor.quantiles))
+        quantiles, tokens = checked_quantiles(forecast.quantiles, len(self.predictor.quantiles))
         return LiveLengths(forecast.source, forecast.evidence, quantiles, tokens, self.predictor.ranks, self.version)
 
 
-class ReturnAdapter:
-    """A return-time predictor, one completed step at a time."""
-
-    def __init__(self, predictor: ReturnTimePredictor, version: int | None) -> None:
-        self.predictor, self.version = predictor, version
-
-    def forecast(self, row: Row) -> LiveReturn:
-        """The forecast after a step, given its row."""
-        forecast = self.predictor.forecast_row(*row)
-        quantiles, seconds = _checked_quantiles(forecast.quantiles, len(self.predictor.quantiles))
-        if not 0.0 <= forecast.end <= 1.0:
-            raise NotAForecast("the probability of END is none")
-        return LiveReturn(forecast.source, forecast.evidence, forecast.end, quantiles, seconds, self.version)
-
-
-def _checked_quantiles(found: Mapping[float, float], wanted: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def checked_quantiles(found: Mapping[float, float], wanted: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The levels of a forecast and its numbers; raises NotAForecast if these are no quantiles, or not `wanted` many."""
     quantiles, numbers = tuple(found), tuple(found.values())
     if len(numbers) != wanted or not all(0 <= number < math.inf for number in numbers):
         raise NotAForecast("there is not one finite number for each quantile")

@@ -13,7 +13,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +20,7 @@ from typing import Any, Final
 from presage.errors import ConfigurationError, RegistryError, why
 from presage.features.input_profiles import ANSWERS, PROFILES, STATES, TARGETS, TEXT, TOKENS, Sources
 from presage.features.moment import COMPLETION, PREFILL, Moment
+from presage.predictor_kinds import KINDS
 from presage.registry.connect import DATABASE_FILE, Registry
 from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.forecasting.adapters import warm
@@ -28,9 +28,9 @@ from presage.serving_hooks.forecasting.context_growth import ContextForecaster
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.forecasts import Forecasts, TextModel
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
-from presage.serving_hooks.forecasting.reload import RegistryClient, Reload, by_kind
+from presage.serving_hooks.forecasting.reload import RegistryClient, Reload
 from presage.serving_hooks.forecasting.return_times import ReturnTimeForecaster
-from presage.serving_hooks.forecasting.sources import Held, Predictors, resolve_predictors
+from presage.serving_hooks.forecasting.sources import Held, resolve_predictors
 from presage.serving_hooks.monitoring.causes import missing_inputs
 from presage.serving_hooks.monitoring.drift import Drift
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
@@ -75,7 +75,7 @@ class Champions:
     def __init__(
         self,
         config: ForecastSettings,
-        found: Predictors,
+        found: Mapping[str, Held],
         served_model: str | None,
         state_layer: int | None = None,
         texts: Collection[str] = (),
@@ -89,15 +89,15 @@ class Champions:
         self._renewed = 0
         self.source = VersionedForecaster(self._forecaster(found))
         self.returns = ReturnTimeForecaster(
-            found.return_time.predictor,
-            found.return_time.version,
+            found["return-time"].predictor,
+            found["return-time"].version,
             budget=config.forecast_budget(),
             max_workflows=config.max_workflows,
             drifted=self._drifted,
         )
         self.contexts = ContextForecaster(
-            found.context_growth.predictor,
-            found.context_growth.version,
+            found["context-growth"].predictor,
+            found["context-growth"].version,
             budget=config.forecast_budget(),
             max_workflows=config.max_workflows,
         )
@@ -117,15 +117,13 @@ class Champions:
         if found is None:
             return False
         before, forecaster = self.source.latest, self._forecaster(found)
-        for kind, same in (
-            ("next-agent", found.next_agent.predictor is before.predictor),
-            ("remaining-length", found.remaining_length.predictor is before.lengths),
-        ):
-            if same and before.breakers[kind].hung:  # the abandoned thread may still change the predictor
+        for kind, predictor in (("next-agent", before.predictor), ("remaining-length", before.lengths)):
+            # The abandoned thread may still change the predictor.
+            if found[kind].predictor is predictor and before.breakers[kind].hung:
                 forecaster.breakers[kind].follow(before.breakers[kind])
         self.source.take_over(forecaster)
-        self.returns.take_over(found.return_time.predictor, found.return_time.version)
-        self.contexts.take_over(found.context_growth.predictor, found.context_growth.version)
+        self.returns.take_over(found["return-time"].predictor, found["return-time"].version)
+        self.contexts.take_over(found["context-growth"].predictor, found["context-growth"].version)
         self._renewed += 1
         self._report_models(found)
         _log.info("newer models are live; %d running workflows keep the earlier ones", self.source.under_older)
@@ -172,14 +170,14 @@ class Champions:
         expected = seen if self._inputs["steps"] else seen | {TOKENS, STATES, *([TEXT] if self._texts else ())}
         return {kind: sorted(of - expected) for kind, of in self._promoted_under.items() if of - expected}
 
-    def _forecaster(self, found: Predictors) -> Forecaster:
-        promoted = merged_promoted(found.next_agent.promoted, found.remaining_length.promoted)
+    def _forecaster(self, found: Mapping[str, Held]) -> Forecaster:
+        promoted = merged_promoted(found["next-agent"].promoted, found["remaining-length"].promoted)
         most = self._config.max_workflows
         return Forecaster(
-            found.next_agent.predictor,
-            found.next_agent.version,
-            lengths=found.remaining_length.predictor,
-            lengths_version=found.remaining_length.version,
+            found["next-agent"].predictor,
+            found["next-agent"].version,
+            lengths=found["remaining-length"].predictor,
+            lengths_version=found["remaining-length"].version,
             back_off=self._counts,
             served_model=self._served_model,
             state_layer=self._state_layer,
@@ -191,8 +189,8 @@ class Champions:
             text_models=_text_models(found),
         )
 
-    def _report_models(self, found: Predictors) -> None:
-        for kind, held in by_kind(found).items():
+    def _report_models(self, found: Mapping[str, Held]) -> None:
+        for kind, held in found.items():
             self.models[kind] = model_status(held)
             self._promoted_under.pop(kind, None)
             if held.predictor is None:
@@ -209,33 +207,34 @@ class Champions:
                     )
 
 
-def predictors(config: ForecastSettings, most_s: float = START_S) -> Predictors:
-    """The configured models, each loaded or with the reason why not. Logs what is missing.
+def predictors(config: ForecastSettings, most_s: float = START_S) -> dict[str, Held]:
+    """The configured models by kind, each loaded or with the reason why not. Logs what is missing.
 
     Versions of the registry are fetched and tried by the process beside the engine, which takes neither its memory nor,
     in all, more than `most_s` seconds of its start.
     """
-    wanted: dict[str, str | None] = {kind.name: getattr(config, kind.name) for kind in fields(Predictors)}
+    named = {setting.replace("_", "-"): setting for setting in ForecastSettings.model_fields}
+    wanted: dict[str, str | None] = {kind: getattr(config, of) for kind, of in named.items() if kind in KINDS}
     registered = {kind: name for kind, name in wanted.items() if name is not None and name.startswith("models:")}
-    found = resolve_predictors(_no_registry, **(wanted | dict.fromkeys(registered)))
-    return replace(found, **_registered(config, registered, most_s)) if registered else found
+    found = resolve_predictors(_no_registry, wanted | dict.fromkeys(registered))
+    return found | _registered(config, registered, most_s) if registered else found
 
 
 def _no_registry() -> Registry:
     raise RegistryError(NO_REGISTRY)
 
 
-def _registered(config: ForecastSettings, references: Mapping[str, str], most_s: float) -> dict[str, Any]:
-    """The `Held` of each reference by field of `Predictors`."""
+def _registered(config: ForecastSettings, references: Mapping[str, str], most_s: float) -> dict[str, Held]:
+    """The `Held` of each reference, by kind."""
     registry = RegistryClient(partial(resolve_registry_uri, config.registry), most_s, config.registry_memory_mb)
     until = time.monotonic() + most_s
-    found: dict[str, Held[Any]] = {}
+    found: dict[str, Held] = {}
     try:
         without = NO_REGISTRY if registry.versions({}) is None else None
         for kind, reference in references.items() if without is None else ():
             registry.most_s = max(until - time.monotonic(), 1.0)
             try:
-                found[kind] = registry.load(kind.replace("_", "-"), reference)
+                found[kind] = registry.load(kind, reference)
             except Exception as error:
                 _log.warning("%s is not used: %s", reference, why(error))
                 found[kind] = Held(None, reference, reason=why(error))
@@ -249,9 +248,9 @@ def _registered(config: ForecastSettings, references: Mapping[str, str], most_s:
     return found
 
 
-def _text_models(found: Predictors) -> dict[ModelKind, TextModel]:
+def _text_models(found: Mapping[str, Held]) -> dict[ModelKind, TextModel]:
     """The artefacts of models that read sketches of texts; text encoders are too slow to run beside an HTTP server."""
-    agents, lengths = found.next_agent.predictor, found.remaining_length.predictor
+    agents, lengths = found["next-agent"].predictor, found["remaining-length"].predictor
     widths: dict[ModelKind, dict[Moment, int]] = {}
     if agents is not None and agents.source.kind == "sketch":
         projections = {moment: agents.projection(moment) for moment in agents.source.sizes}
@@ -261,13 +260,13 @@ def _text_models(found: Predictors) -> dict[ModelKind, TextModel]:
         widths["remaining-length"] = {PREFILL: 2 + size, COMPLETION: size}
     made: dict[ModelKind, TextModel] = {}
     for kind, of_kind in widths.items():
-        held = by_kind(found)[kind]
+        held = found[kind]
         if of_kind and held.folder is not None and held.digest is not None:
             made[kind] = TextModel(held.folder, held.digest, of_kind)
     return made
 
 
-def model_status(held: Held[Any]) -> ModelStatus:
+def model_status(held: Held) -> ModelStatus:
     """Which model of a kind is loaded, or why none is."""
     return ModelStatus(held.reference, held.version, str(held.reason) if held.predictor is None else None)
 

@@ -22,21 +22,15 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 from presage.errors import ArtefactError, PresageError, RegistryError, why
 from presage.registry.resolve import parse
 from presage.serving_hooks.forecasting.registry_process import MOST_MB
 from presage.serving_hooks.forecasting.sources import Held, load_validated
 from presage.serving_hooks.monitoring.promoted import read_promoted
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Models = TypeVar("Models", bound="DataclassInstance")
-"""The models that are reloaded together: a dataclass with one `Held` for each kind, such as `Predictors`."""
 
 MOST_S: Final = 600.0
 """Time limit of one answer: a list of versions, or the trial of one, compilation included. It is long: a hanging
@@ -131,7 +125,7 @@ class RegistryClient:
         kind: str | None = None if uri is None else self._query({"states": reference, "registry": uri})["states"]
         return kind
 
-    def trial(self, kind: str, reference: str) -> Held[Any]:
+    def trial(self, kind: str, reference: str) -> Held:
         """Fetches, loads and tries one version in the process; its predictor is not returned.
 
         Raises:
@@ -150,7 +144,7 @@ class RegistryClient:
             profile=answer["profile"],
         )
 
-    def load(self, kind: str, reference: str) -> Held[Any]:
+    def load(self, kind: str, reference: str) -> Held:
         """Fetches and tries one version in the process, then loads it here; raises as `trial`."""
         tried = self.trial(kind, reference)
         assert tried.folder is not None
@@ -246,11 +240,11 @@ _OWN: Final = random.SystemRandom()
 """Not the generator of the process, which its user may have seeded."""
 
 
-class Reload(Generic[Models]):
+class Reload:
     """Keeps the versions of a set of models up to date.
 
     Args:
-        held: the models at the start.
+        held: the models at the start, by kind.
         every_s: seconds between two checks, on average; None for no checks.
         draw: a random number from 0 to 1.
 
@@ -261,7 +255,7 @@ class Reload(Generic[Models]):
 
     def __init__(
         self,
-        held: Models,
+        held: Mapping[str, Held],
         registry: RegistryClient,
         every_s: float | None,
         load: Load = load_validated,
@@ -270,8 +264,7 @@ class Reload(Generic[Models]):
     ) -> None:
         self.refused: dict[str, str] = {}
         self.troubles: dict[str, str] = {}
-        self._set = type(held)
-        self._held: dict[str, Held[Any]] = by_kind(held)
+        self._held = dict(held)
         self._watched = {
             kind: of.reference
             for kind, of in self._held.items()
@@ -281,7 +274,7 @@ class Reload(Generic[Models]):
         self._draw, self._clock = draw, clock
         self._coming: tuple[Mapping[str, int], float] = {}, 0.0
         self._ends: Counter[str] = Counter()
-        self._ready: deque[Models] = deque(maxlen=1)
+        self._ready: deque[dict[str, Held]] = deque(maxlen=1)
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -294,7 +287,7 @@ class Reload(Generic[Models]):
         self._stop.set()
         self._registry.close()
 
-    def take(self) -> Models | None:
+    def take(self) -> dict[str, Held] | None:
         """The latest loaded set, returned once; None if there is none. Called by the engine's thread."""
         try:
             return self._ready.pop()
@@ -360,11 +353,11 @@ class Reload(Generic[Models]):
         loaded = self._each({kind: new[kind] for kind in tried}, lambda kind, _: self._load(kind, tried[kind]))
         if loaded:
             self._held = {**self._held, **loaded}
-            self._ready.append(self._set(**{kind.replace("-", "_"): held for kind, held in self._held.items()}))
+            self._ready.append(dict(self._held))
 
-    def _each(self, new: Mapping[str, int], does: Callable[[str, int], Held[Any]]) -> dict[str, Held[Any]] | None:
+    def _each(self, new: Mapping[str, int], does: Callable[[str, int], Held]) -> dict[str, Held] | None:
         """Applies a step to each version; None if one of the set fails or must be tried again."""
-        done: dict[str, Held[Any]] = {}
+        done: dict[str, Held] = {}
         for kind, version in new.items():
             try:
                 done[kind] = does(kind, version)
@@ -388,12 +381,12 @@ class Reload(Generic[Models]):
             return not error.late and self._ends[_called(kind, version)] < _MOST_ENDS
         return isinstance(error, RegistryError)
 
-    def _try(self, kind: str, version: int) -> Held[Any]:
+    def _try(self, kind: str, version: int) -> Held:
         """Tries a version by its number, since an alias may move meanwhile."""
         name, _, _ = parse(self._watched[kind])
         return self._registry.trial(kind, f"models:/{name}/{version}")
 
-    def _load(self, kind: str, tried: Held[Any]) -> Held[Any]:
+    def _load(self, kind: str, tried: Held) -> Held:
         assert tried.folder is not None
         assert tried.digest is not None
         before = sys.getswitchinterval()
@@ -422,11 +415,6 @@ class Reload(Generic[Models]):
                 _log.warning("%s: %s", about, what)
         elif before is not None:
             _log.warning("%s: resolved", about)
-
-
-def by_kind(found: DataclassInstance) -> dict[str, Held[Any]]:
-    """The models of a set by kind."""
-    return {field.name.replace("_", "-"): getattr(found, field.name) for field in fields(found)}
 
 
 def _called(kind: str, version: int) -> str:

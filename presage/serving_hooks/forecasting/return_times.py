@@ -13,15 +13,15 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 from presage.datasets.schema.names import NameMapping
 from presage.features.return_times import BegunStep, ReturnWorkflow, Row, milliseconds
 from presage.predictors.common.forecast import Source
-from presage.predictors.return_time.predictor import ReturnTimePredictor
-from presage.serving_hooks.forecasting.adapters import ReturnAdapter
+from presage.predictors.return_time.predictor import ReturnForecast, ReturnTimePredictor
+from presage.serving_hooks.forecasting.adapters import checked_quantiles
 from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker, Refused
 from presage.serving_hooks.forecasting.live import (
     DRIFTED,
@@ -29,10 +29,12 @@ from presage.serving_hooks.forecasting.live import (
     NO_MODEL,
     NO_STEP,
     LiveReturn,
+    NotAForecast,
     no_return,
 )
 from presage.serving_hooks.forecasting.online_counts import token_count
 from presage.serving_hooks.forecasting.return_counts import ReturnCounts
+from presage.serving_hooks.forecasting.trials import TRIAL_STEPS
 from presage.serving_hooks.monitoring.live_returns import LiveReturns
 from presage.serving_hooks.policies.next_use import LONGEST_S
 from presage.serving_hooks.workflows import EndReason
@@ -44,6 +46,21 @@ MOST_FLYING: Final = 1024
 _NONE: Final = Refused(NO_MODEL)
 _NO_STEPS: Final[dict[Step, list[BegunStep | None]]] = {}
 """Shared by workflows without running steps, which are most; never written to."""
+
+
+class ReturnAdapter:
+    """A return-time predictor, one completed step at a time."""
+
+    def __init__(self, predictor: ReturnTimePredictor, version: int | None) -> None:
+        self.predictor, self.version = predictor, version
+
+    def forecast(self, row: Row) -> LiveReturn:
+        """The forecast after a step, given its row."""
+        forecast = self.predictor.forecast_row(*row)
+        quantiles, seconds = checked_quantiles(forecast.quantiles, len(self.predictor.quantiles))
+        if not 0.0 <= forecast.end <= 1.0:
+            raise NotAForecast("the probability of END is none")
+        return LiveReturn(forecast.source, forecast.evidence, forecast.end, quantiles, seconds, self.version)
 
 
 class _Model:
@@ -277,3 +294,23 @@ class ReturnTimeForecaster:
         self.faults[name] += 1
         self._courses.pop(step.workflow, None)
         return name
+
+
+def try_return_times(predictor: ReturnTimePredictor, texts: Mapping[str, str]) -> None:
+    """Forecasts after a few steps, of known and unknown workflow types and agents."""
+    adapter, vocabulary = ReturnAdapter(predictor, None), predictor.vocabulary
+    for workflow_type in (*vocabulary.workflow_types[:1], ""):
+        workflow, now = ReturnWorkflow(predictor.encoder, workflow_type), 0.0
+        for agent in (*vocabulary.agents[:TRIAL_STEPS], ""):
+            begun = workflow.arrived({"agent": agent, "input_tokens": 1, **texts}, now)
+            now += 1e3
+            adapter.forecast(workflow.completed(begun, {"output_tokens": 1, "finish_reason": "stop"}, now))
+            answered = workflow.answered("stop", ())
+            assert answered is not None
+            adapter.forecast(answered)
+
+
+def waited(forecast: LiveReturn, seconds: float) -> ReturnForecast:
+    """The forecast of a workflow that has been away so long; see `ReturnForecast.waited`."""
+    given = dict(zip(forecast.quantiles, forecast.seconds, strict=True))
+    return ReturnForecast(forecast.end, given, forecast.source, forecast.evidence, False, 0).waited(seconds)

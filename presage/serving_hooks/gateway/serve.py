@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
+from presage.predictor_kinds import KINDS
 from presage.serving_hooks.counts import FORECASTS, RECORDER, EventCounts
 from presage.serving_hooks.forecasting.champions import load_forecasts
 from presage.serving_hooks.gateway.config import POLICIES, GatewayConfig
@@ -43,7 +44,8 @@ def build_decisions(config: GatewayConfig, clock: Callable[[], float] = time.mon
     given, counts = config.forecasts, EventCounts(FORECASTS, RECORDER)
     names = AgentNames.load(Path(config.agent_names)) if config.agent_names else None
     modes = Modes(config.modes.default, config.modes.policies, config.modes.workflow_types, known=POLICIES)
-    engines_alone = {"context_growth": None}  # it is for admission
+    served = (kind for kind in KINDS.values() if kind.counted)
+    engines_alone = {kind.name.replace("-", "_"): None for kind in served if not kind.in_gateway}
     forecasts = load_forecasts(given.model_copy(update=engines_alone), texts=("next-agent", "remaining-length"))
     decisions = Decisions(
         Identifier(names=names, counts=counts, most_conversations=given.max_workflows),

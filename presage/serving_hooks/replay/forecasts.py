@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from presage.errors import ConfigurationError
 from presage.features.moment import COMPLETION, PREFILL, Moment
+from presage.predictor_kinds import KINDS, Kind
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.live import NO_RETURN, NOTHING, LiveForecast, LiveReturn
@@ -245,16 +246,13 @@ def return_times(name: str) -> Returns:
     if name.startswith("noise:"):
         share = _share(name)
         return lambda jobs, clock: OracleReturnTimes(jobs, share)
-    from presage.serving_hooks.forecasting.return_times import ReturnTimeForecaster
-
+    kind, forecaster = _named_by("returns")
     if name == COUNTS:
-        return lambda jobs, clock: ReturnTimeForecaster(clock=clock)
-    from presage.predictors.return_time.predictor import ReturnTimePredictor
-
+        return lambda jobs, clock: forecaster(clock=clock)
     if not Path(name).is_dir():
         raise ConfigurationError(f"--returns {name}: no folder of a model, and none of oracle, noise:x and {COUNTS}")
-    predictor = ReturnTimePredictor.load(name)
-    return lambda jobs, clock: ReturnTimeForecaster(predictor, budget=_PATIENT, clock=clock)
+    predictor = kind.load(name)
+    return lambda jobs, clock: forecaster(predictor, budget=_PATIENT, clock=clock)
 
 
 ContextSource = Callable[[Callable[[], float]], "Contexts"]
@@ -265,10 +263,16 @@ def contexts(of: str | ContextSource, clock: Callable[[], float]) -> Contexts:
     """The forecasts of a context-growth model, from its folder, or of another source."""
     if callable(of):
         return of(clock)
-    from presage.predictors.length.context import ContextGrowthPredictor
-    from presage.serving_hooks.forecasting.context_growth import ContextForecaster
+    kind, forecaster = _named_by("contexts")
+    made: Contexts = forecaster(kind.load(of), budget=_PATIENT, clock=clock)
+    return made
 
-    return ContextForecaster(ContextGrowthPredictor.load(of), budget=_PATIENT, clock=clock)
+
+def _named_by(option: str) -> tuple[Kind, Callable[..., Any]]:
+    """The kind whose model this option of `presage replay` names, and its forecaster."""
+    kind = next(kind for kind in KINDS.values() if kind.replayed == option)
+    assert kind.forecaster is not None
+    return kind, kind.forecaster
 
 
 def check_lengths(name: str, lengths: str | None) -> None:

@@ -20,7 +20,6 @@ from typing import Any, Final, Literal
 from presage.errors import ConfigurationError
 from presage.registry.connect import open_existing
 from presage.serving_hooks.forecasting.champions import model_status, predictors, resolve_registry_uri
-from presage.serving_hooks.forecasting.reload import by_kind
 from presage.serving_hooks.forecasting.sources import Held
 from presage.serving_hooks.vllm import engine, engine_check
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
@@ -313,11 +312,11 @@ def _registry(config: PresageConfig) -> list[Finding]:
             answers = Finding("registry", "ok", f"{uri} answers")
         except Exception as error:
             answers = Finding("registry", "no", str(error))
-    models = by_kind(predictors(config)).items()
+    models = predictors(config).items()
     return [answers, *(_model(kind, held, answers.state == "ok") for kind, held in models)]
 
 
-def _model(kind: str, held: Held[Any], registry: bool) -> Finding:
+def _model(kind: str, held: Held, registry: bool) -> Finding:
     if held.predictor is not None:
         return Finding(f"model: {kind}", "ok", str(model_status(held)))
     return Finding(f"model: {kind}", "less", str(model_status(held)) if registry else "none, without a registry")

@@ -84,7 +84,7 @@ def test_an_artefact_of_another_schema(tiny: Tiny, tmp_path: Path, caplog: pytes
         raise AssertionError("a folder needs no registry")
 
     with caplog.at_level(logging.WARNING, logger="presage"):
-        found = resolve_predictors(none, next_agent=str(folder)).next_agent
+        found = resolve_predictors(none, {"next-agent": str(folder)})["next-agent"]
     assert found.predictor is None
     assert "99" in caplog.text
     engine = engine_of(tmp_path, told(Forecaster(found.predictor, back_off=OnlineCounts())))

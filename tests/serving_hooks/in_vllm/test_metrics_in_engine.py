@@ -14,8 +14,9 @@ from test_admission_in_engine import ALONE, Ticking, busy, told, work
 from test_policies_in_engine import Clock, prompt, served
 from vllm_samples import TIER, Engine, ask
 
+from presage.predictor_kinds import ServedKind
 from presage.serving_hooks.forecasting.champions import Champions
-from presage.serving_hooks.forecasting.sources import Held, Predictors
+from presage.serving_hooks.forecasting.sources import Held
 from presage.serving_hooks.metrics import HISTOGRAMS, METRICS
 from presage.serving_hooks.policies.eviction import FreeOrder
 from presage.serving_hooks.status import EngineStatus, read_status
@@ -25,7 +26,7 @@ from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 pytestmark = pytest.mark.vllm
 
 
-NOTHING_FOUND = Predictors(*[Held(None, None)] * 4)
+NOTHING_FOUND = dict.fromkeys(get_args(ServedKind), Held(None, None))
 
 
 def reported(engine: Engine) -> EngineStatus:

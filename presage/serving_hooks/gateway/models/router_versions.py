@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,11 +19,6 @@ from presage.serving_hooks.forecasting.sources import Held
 from presage.serving_hooks.gateway.models.router_client import RouterClient
 
 NOT_YET: Final = "no version is loaded yet, or there is no registry"
-
-
-@dataclass(frozen=True)
-class _Models:
-    router: Held[Any]
 
 
 class RouterVersions:
@@ -39,18 +33,18 @@ class RouterVersions:
         self, reference: str | None, client: RouterClient, registry: RegistryClient, every_s: float | None
     ) -> None:
         reason = NO_MODEL if reference is None else NOT_YET
-        self._held: Held[Any] = Held(None, reference, reason=reason)
+        self._held: Held = Held(None, reference, reason=reason)
         self._client = client
-        self._reload = Reload(_Models(self._held), registry, every_s, load=self._load)
+        self._reload = Reload({"router": self._held}, registry, every_s, load=self._load)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._folder: asyncio.Task[None] | None = None
 
     @property
-    def held(self) -> Held[Any]:
+    def held(self) -> Held:
         """The version that is live, or why there is none."""
         found = self._reload.take()
         if found is not None:
-            self._held = found.router
+            self._held = found["router"]
         return self._held
 
     def start(self) -> None:
