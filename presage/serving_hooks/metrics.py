@@ -293,7 +293,7 @@ METRICS: Final = (
         "1 for a workflow type that is no longer as it was promoted; its forecasts come from counts.",
         _alarms,
     ),
-    _number("presage_drift_alarms_total", "Drift alarms raised.", "truth.raised"),
+    _number("presage_drift_alarms_total", "Drift alarms raised.", "monitor.raised"),
     Metric(
         "presage_promised_accuracy",
         ("workflow_type", "moment", "figure", "bound"),
