@@ -30,6 +30,42 @@ class ModelStatus:
         return str(self.reference) if self.version is None else f"{self.reference}, version {self.version}"
 
 
+@dataclass(frozen=True)
+class ModeRule:
+    """A mode that was set for a policy, a workflow type, or both; None is all of them."""
+
+    policy: str | None
+    workflow_type: str | None
+    mode: str
+
+
+@dataclass(frozen=True)
+class EvidenceStatus:
+    """Evidence for the forecasts of one workflow type and model; see `modes.Evidence`."""
+
+    workflows: int
+    odds: float
+    suffices: bool
+
+
+@dataclass(frozen=True)
+class ModesStatus:
+    """The modes in force.
+
+    Attributes:
+        rules: exceptions from `default`.
+        policies: the highest mode of each policy.
+        would: what policies in shadow would have done, by policy.
+        evidence: by workflow type and model; None where none is needed.
+    """
+
+    default: str
+    rules: Sequence[ModeRule] = ()
+    policies: Mapping[str, str] = field(default_factory=dict)
+    would: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    evidence: Mapping[str, Mapping[str, EvidenceStatus]] | None = None
+
+
 def model_versions(models: Mapping[str, ModelStatus | str]) -> dict[str, ModelStatus]:
     """The model of each kind; of one that is told as a text, that is its reference."""
     return {kind: ModelStatus(model) if isinstance(model, str) else model for kind, model in models.items()}
@@ -319,7 +355,7 @@ class EngineStatus:
 
     name: str | None = None
     on: Mapping[str, bool] | None = None
-    modes: Mapping[str, Any] | None = None
+    modes: ModesStatus | None = None
     workflows: int | None = None
     ended: Mapping[str, int] | None = None
     data_parallel: int = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from presage.serving_hooks.counts import ERRORS, EVENTS
@@ -12,6 +12,7 @@ from presage.serving_hooks.explain import lengths_as_plain, reasons, return_as_p
 from presage.serving_hooks.modes import POLICIES, Mode
 from presage.serving_hooks.status import (
     EngineStatus,
+    ModesStatus,
     PrefetchStatus,
     PromptStatus,
     as_json,
@@ -102,7 +103,7 @@ class OperatorCalls(Hooks):
                 name: (of := switches[name]) is not None and of.on and whole[name] is Mode.ON
                 for name in ("priority", "eviction", "admission")
             },
-            modes=self.modes(),
+            modes=self._modes_status(),
             workflows=len(self.workflow_table),
             data_parallel=self.engine_port.data_parallel,
             model_versions=model_versions(self._models),
@@ -136,17 +137,8 @@ class OperatorCalls(Hooks):
         return self.modes()
 
     def modes(self) -> dict[str, Any]:
-        """The modes in force, what policies in shadow would have done, and the evidence for forecasts."""
-        shadow = self.queue_policies.shadow
-        would = {
-            "priority": shadow.counts if shadow is not None else {},
-            "eviction": self.block_order.watched if self.block_order is not None else {},
-        }
-        return {
-            **self._modes.status(),
-            "would": {policy: dict(counts) for policy, counts in would.items()},
-            "evidence": self._evidence.status() if self._evidence is not None else None,
-        }
+        """The modes in force, as in the status."""
+        return asdict(self._modes_status())
 
     def explain(self, workflow_type: str, workflow_id: str) -> dict[str, Any]:
         """The forecasts for a workflow, the decisions about it, and their reasons; see explain.py."""
@@ -181,6 +173,18 @@ class OperatorCalls(Hooks):
         for part in (self.workflow_table, self.step_forecasts, self._observing, *parts):
             found |= part.debug_state() if part is not None else {}
         return found
+
+    def _modes_status(self) -> ModesStatus:
+        shadow = self.queue_policies.shadow
+        would = {
+            "priority": shadow.counts if shadow is not None else {},
+            "eviction": self.block_order.watched if self.block_order is not None else {},
+        }
+        return replace(
+            self._modes.status(),
+            would={policy: dict(counts) for policy, counts in would.items()},
+            evidence=self._evidence.status() if self._evidence is not None else None,
+        )
 
     def _explain(self, running: RunningStep) -> dict[str, Any]:
         request, step = self.engine_port.requests[running.request_id], running.step
