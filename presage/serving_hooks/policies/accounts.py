@@ -58,6 +58,7 @@ class Account:
         foreseen: its own tokens when its growth was forecast last, and that growth; None without a forecast.
         latest: by agent the number of its latest step, and the blocks of its prompt and answer.
         bound_s: seconds for which it may wait over its life.
+        changed: whether its row in the columns of the policy is out of date.
     """
 
     workflow_type: str
@@ -76,6 +77,7 @@ class Account:
     held_since: float | None = None
     held_s: float = 0.0
     bound_s: float = math.inf
+    changed: bool = False
 
     def arrives(self, request_id: str, agent: str, prompt_tokens: int, reusable_tokens: int, now: float) -> None:
         """A request arrives."""

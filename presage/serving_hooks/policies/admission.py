@@ -119,6 +119,7 @@ class WorkflowColumns:
 FULL: Final = "the cache would lose more than the batch would gain"
 PAUSED: Final = "paused between two steps: the engine computes lost contexts again and again"
 AWAY: Final = "away for longer than its place is worth to others"
+_WHY: Final = (FULL, PAUSED, AWAY)
 
 _AS_GOOD: Final = 0.02
 """Of the numbers of open workflows whose steps a second are within this share of the best, the largest is chosen."""
@@ -353,8 +354,8 @@ class Admission:
             inside[can[max(0, len(can) + int(room)) :]] = False
         self.opened = int(np.count_nonzero(inside))
         self._update_waits(rows[inside], rows[~inside], now)
-        why = np.where(away, AWAY, np.where(begun, PAUSED, FULL))[~inside]
-        held = dict(zip(self.workflows.at(rows[~inside]), why.tolist(), strict=True))
+        why = np.where(away, 2, begun)[~inside].tolist()  # numbers: arrays of texts take a millisecond
+        held = {one: _WHY[of] for one, of in zip(self.workflows.at(rows[~inside]), why, strict=True)}
         run = frozenset(self.workflows.at(rows[inside]))
         return Decision(run, held, int(np.count_nonzero(overdue & ~inside)), *self._outlooks)
 

@@ -55,18 +55,21 @@ class Columns:
 
     def __init__(self, columns: WorkflowColumns, workload: WorkloadMeans, block_tokens: int) -> None:
         self._columns, self._workload, self._block_tokens = columns, workload, block_tokens
-        self._changed: dict[Workflow, Account] = {}
+        self._changed: list[tuple[Workflow, Account]] = []
 
     def changes(self, workflow: Workflow, account: Account) -> None:
         """The account of a workflow has changed."""
-        self._changed[workflow] = account
+        if not account.changed:
+            account.changed = True
+            self._changed.append((workflow, account))
 
     def refresh(self) -> None:
         """Writes all changed rows at once: one array assignment costs as much as a dozen elements."""
         if not self._changed:
             return
         rows, facts = [], []
-        for workflow, account in self._changed.items():
+        for workflow, account in self._changed:
+            account.changed = False
             rows.append(self._columns.place(workflow))
             self._compare(workflow, account)
             own, context = account.own_tokens(self._block_tokens), self.context_tokens(workflow, account)
@@ -76,7 +79,8 @@ class Columns:
 
     def drop(self, workflow: Workflow, account: Account) -> None:
         """A workflow has ended: what it was still expected to grow by never came."""
-        self._changed.pop(workflow, None)
+        if account.changed:
+            self._changed = [one for one in self._changed if one[0] is not workflow]
         self._columns.drop(workflow)
         if account.foreseen is not None:
             self._workload.foresaw(account.workflow_type, 0.0, account.foreseen[1])

@@ -93,3 +93,24 @@ def test_an_empty_queue_says_what_vllm_says() -> None:
     with pytest.raises(AssertionError):
         queue.popleft_n(1)
     assert queue.switch.on
+
+
+def test_forecasts_are_asked_for_when_blocks_of_running_workflows_may_go() -> None:
+    queue, _ = scored(8)
+    asked: list[int] = []
+    queue.rank = lambda: asked.append(queue.num_free_blocks)
+    own = known(queue.popleft_n(3))
+    queue.filled(Request("r"), own)
+    STEPS["ended"] = Step("review", "w2", "coder")
+    other = known(queue.popleft_n(2))
+    queue.filled(Request("ended"), other)
+    queue.append_n(own)
+    queue.append_n(other)
+    queue.workflow_ended(Workflow(STEPS.pop("ended"), 0.0, 0.0), EndReason.FINISHED)
+    assert ids(queue.popleft_n(3)) == [5, 6, 7]
+    assert ids(queue.popleft_n(2)) == ids(other)
+    assert not asked, "blank blocks, and those of an ended workflow"
+    assert not queue.pressed
+    assert ids(queue.popleft_n(1)) == [own[0].block_id]
+    assert asked == [3]
+    assert queue.pressed
