@@ -148,7 +148,7 @@ def sustained(folder: Path, states: Any, rate: float, seconds: float) -> dict[st
     to.close()
     closed_s = time.perf_counter() - begun
     writing_s = time.process_time() - time.thread_time() - others
-    counts = to.status()["counts"]
+    counts = to.status().counts
     lost: Counter[str] = Counter()
     on_disk = whole = 0
     for engine in engines(folder):

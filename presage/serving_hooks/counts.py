@@ -69,6 +69,14 @@ class CounterMetric(Generic[*Labels]):
     from_zero: tuple[tuple[*Labels], ...] = ()
 
 
+@dataclass(frozen=True)
+class LabelledCount:
+    """A count of one metric; the values of `labels` are in the order of the metric's label names."""
+
+    labels: tuple[str, ...]
+    count: int
+
+
 class EventCounts:
     """Counts by metric and values; `metrics` are exported before the first event. One thread counts; any may read.
 
@@ -110,11 +118,11 @@ class EventCounts:
             for (metric, values), times in dict(self._counts).items()
         ]
 
-    def by_metric(self) -> dict[str, list[dict[str, Any]]]:
-        """All counts as plain data, `{name: [{"labels": [value, ...], "count": n}, ...]}`; see `LabelledCount`."""
-        found: dict[str, list[dict[str, Any]]] = {metric.name: [] for metric in self._metrics}
+    def by_metric(self) -> dict[str, list[LabelledCount]]:
+        """All counts by the names of their metrics."""
+        found: dict[str, list[LabelledCount]] = {metric.name: [] for metric in self._metrics}
         for metric, labels, times in self.samples():
-            found.setdefault(metric.name, []).append({"labels": labels, "count": times})
+            found.setdefault(metric.name, []).append(LabelledCount(tuple(labels), times))
         return found
 
 

@@ -66,7 +66,7 @@ class Histogram:
 def counted(metric: CounterMetric[*tuple[Any, ...]], status: EngineStatus) -> Iterator[Sample]:
     """The counts of one metric, with zeros for its `from_zero` values; nothing where the engine does not count it."""
     if metric.name in status.counted:
-        for labels, times in {**dict.fromkeys(metric.from_zero, 0), **status.counts(metric)}.items():
+        for labels, times in {**dict.fromkeys(metric.from_zero, 0), **status.by_labels(metric)}.items():
             yield labels, float(times)
 
 

@@ -26,6 +26,7 @@ from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.mode_names import PolicyName
 from presage.serving_hooks.monitoring.drift import SHARES
 from presage.serving_hooks.monitoring.outcomes import Followed, OutcomeTracker, Tally, model_of
+from presage.serving_hooks.status import EvidenceStatus, ModeRule, ModesStatus
 from presage.serving_hooks.workflows.identity import unscoped
 from presage.serving_hooks.workflows.metadata import MAX_NAME
 
@@ -184,17 +185,17 @@ class Modes:
             if of is None or of == policy
         )
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ModesStatus:
         """The settings, and the highest mode of each policy."""
-        return {
-            "default": self._rules[None, None].word,
-            "rules": [
-                {"policy": policy, "workflow_type": name, "mode": mode.word}
+        return ModesStatus(
+            default=self._rules[None, None].word,
+            rules=[
+                ModeRule(policy, name, mode.word)
                 for (policy, name), mode in self._rules.items()
                 if policy is not None or name is not None
             ],
-            "policies": {policy: mode.word for policy, mode in self.whole.items()},
-        }
+            policies={policy: mode.word for policy, mode in self.whole.items()},
+        )
 
     def _as_evidence_allows(self, mode: Mode, stats_key: str | None) -> Mode:
         lacking = mode is Mode.ON and self._suffices is not None and not self._suffices(stats_key)
@@ -294,11 +295,11 @@ class Evidence:
             least = next((key for key, found in self._found.items() if not found.suffices), next(iter(self._found)))
             del self._found[least]
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, dict[str, EvidenceStatus]]:
         """For each type and model: workflows, odds (they suffice at 1 / RISK), and whether it suffices."""
         return {
             name: {
-                model: {"workflows": found.workflows, "odds": round(found.odds(), 3), "suffices": found.suffices}
+                model: EvidenceStatus(found.workflows, round(found.odds(), 3), found.suffices)
                 for (of, model), found in self._found.items()
                 if of == name
             }

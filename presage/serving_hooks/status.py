@@ -1,27 +1,19 @@
-"""The status that an engine reports about the hooks, parsed from the JSON of `GET /v1/workflows/status`.
+"""The status of an engine's hooks: the engine builds it, `GET /v1/workflows/status` answers with it as JSON.
 
-`/metrics` and `presage status` read this and nothing else. A section that an engine does not report is None; keys that
-are not declared here are ignored, so the two sides of a connection may run different versions.
+`/metrics` and `presage status` read this and nothing else. A section that an engine does not have is None, and keys
+that are not declared here are ignored, so the two sides of a connection may run different versions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
-from presage.serving_hooks.counts import CounterMetric
-
-
-@dataclass(frozen=True)
-class LabelledCount:
-    """A count of one metric; the values of `labels` are in the order of the metric's label names."""
-
-    labels: tuple[str, ...]
-    count: int
+from presage.serving_hooks.counts import CounterMetric, LabelledCount
 
 
 @dataclass(frozen=True)
@@ -39,17 +31,60 @@ class ModelStatus:
 
 
 @dataclass(frozen=True)
+class ModeRule:
+    """A mode that was set for a policy, a workflow type, or both; None is all of them."""
+
+    policy: str | None
+    workflow_type: str | None
+    mode: str
+
+
+@dataclass(frozen=True)
+class EvidenceStatus:
+    """Evidence for the forecasts of one workflow type and model; see `modes.Evidence`."""
+
+    workflows: int
+    odds: float
+    suffices: bool
+
+
+@dataclass(frozen=True)
+class ModesStatus:
+    """The modes in force.
+
+    Attributes:
+        rules: exceptions from `default`.
+        policies: the highest mode of each policy.
+        would: what policies in shadow would have done, by policy.
+        evidence: by workflow type and model; None where none is needed.
+    """
+
+    default: str
+    rules: Sequence[ModeRule] = ()
+    policies: Mapping[str, str] = field(default_factory=dict)
+    would: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    evidence: Mapping[str, Mapping[str, EvidenceStatus]] | None = None
+
+
+def model_versions(models: Mapping[str, ModelStatus | str]) -> dict[str, ModelStatus]:
+    """The model of each kind; of one that is told as a text, that is its reference."""
+    return {kind: ModelStatus(model) if isinstance(model, str) else model for kind, model in models.items()}
+
+
+@dataclass(frozen=True)
 class PrefetchStatus:
     """Prefetches and tokens of whole blocks by outcome; memory of earlier prompts (None without prefetch)."""
 
     on: bool = False
     started: int = 0
+    would_start: Annotated[int, Field(alias="would start")] = 0
     aborted: int = 0
     refused: int = 0
     tokens: int = 0
     used_tokens: int = 0
     wasted_tokens: int = 0
     memory_bytes: int | None = None
+    forgotten: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,11 +106,14 @@ class AgeingStatus:
 
 @dataclass(frozen=True)
 class OutlookStatus:
-    """Where admission expects so many open workflows to settle: steps a second, and share of their contexts lost."""
+    """Where admission expects so many open workflows to settle; see `policies.admission.Outlook`."""
 
     workflows: int
     steps_per_s: float
     miss_share: float = 0.0
+    load: float = 0.0
+    stays_s: float = 0.0
+    keeps_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,25 +126,57 @@ class SecondsStatus:
 
 @dataclass(frozen=True)
 class AdmissionStatus:
-    """Workflows and requests held back now, and for how long so far; see `AdmissionController.status`."""
+    """Workflows that are held with a waiting request and during a tool call, for how long, and why.
+
+    Attributes:
+        would_hold: what admission in shadow would hold.
+        bound_s: the default of how long a request may be held; None while there is none.
+        decisions: counts of `AdmissionController.counts` by name.
+        reasons: held workflows by reason, of the latest decision.
+        rates: what was measured; see `policies.steady_state.Rates`.
+        contexts_longer: how many times as long as expected contexts are.
+        growth_over_forecast: how many times as much as forecast contexts grow, by workflow type.
+        overdue: workflows that have waited for as long as they may.
+    """
 
     held: int = 0
+    would_hold: int = 0
     held_requests: int = 0
     paused: int = 0
     held_s: float = 0.0
     longest_held_s: float = 0.0
     held_times: SecondsStatus | None = None
+    bound_s: float | None = None
+    decisions: Mapping[str, int] = field(default_factory=dict)
+    reasons: Mapping[str, int] = field(default_factory=dict)
     outlook: Mapping[str, OutlookStatus] | None = None
+    rates: Mapping[str, float] | None = None
+    shared_tokens: int = 0
+    contexts_longer: float = 1.0
+    growth_over_forecast: Mapping[str, float] = field(default_factory=dict)
     recomputing_share: float = 0.0
     overdue: int = 0
 
 
 @dataclass(frozen=True)
 class RecorderStatus:
-    """Whether the recorder works, and whether it loses most steps."""
+    """Whether the recorder works.
+
+    Attributes:
+        instance: name of its folder.
+        waiting: events and rows that are not written yet.
+        recording: what its writer does.
+        losing: whether it loses most steps.
+        states: whether it gets hidden states, or why not.
+    """
 
     on: bool = False
+    instance: str | None = None
+    waiting: int = 0
+    recording: str | None = None
     losing: bool = False
+    counts: Mapping[str, int] = field(default_factory=dict)
+    states: str | None = None
 
 
 @dataclass(frozen=True)
@@ -119,18 +189,41 @@ class InputStatus:
 
 @dataclass(frozen=True)
 class ReloadStatus:
-    """Number of times that newer models went live while the engine ran, and by kind the version on its way."""
+    """Newer models that go live while the engine runs.
 
+    Attributes:
+        renewed: how often they did.
+        refused: reasons by version.
+        troubles: current problems by subject.
+        loading: by kind the version on its way.
+        workflows_under_older: running workflows that keep the earlier models.
+    """
+
+    on: bool = False
     renewed: int = 0
+    refused: Mapping[str, str] = field(default_factory=dict)
+    troubles: Mapping[str, str] = field(default_factory=dict)
     loading: Mapping[str, str] = field(default_factory=dict)
+    workflows_under_older: int = 0
+
+
+Interval = tuple[float | None, float | None]
+"""Ends of an interval of 95 %; null where it was not computed."""
 
 
 @dataclass(frozen=True)
 class AgentAccuracy:
-    """Share of forecasts whose likeliest agent was right, and how many were judged, by steps ahead."""
+    """Figures by steps ahead: share of forecasts whose likeliest agent was right, and how many were judged.
+
+    See `LiveAccuracy.agents`; an engine computes no intervals.
+    """
 
     accuracy: tuple[float | None, ...]
     positions: tuple[int, ...]
+    ci95: tuple[Interval, ...] = ()
+    ece: tuple[float | None, ...] = ()
+    nll: tuple[float | None, ...] = ()
+    unseen: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,6 +232,7 @@ class LiveFigures:
 
     moments: Mapping[str, AgentAccuracy] = field(default_factory=dict)
     coverage: Mapping[str, float] = field(default_factory=dict)
+    coverage_ci95: Mapping[str, Interval] = field(default_factory=dict)
     steps: int = 0
 
 
@@ -179,14 +273,41 @@ class AgainstCountsStatus:
 
 
 @dataclass(frozen=True)
-class MonitorStatus:
-    """Forecasts against outcomes, by workflow type: standing drift alarms, promises, and live figures by model."""
+class ReasonStatus:
+    """A figure that left its promoted interval, and on which side; see `monitoring.drift.Reason`."""
 
-    alarms: Mapping[str, Any] = field(default_factory=dict)
+    figure: str
+    side: str
+    live: float
+    promoted: float
+    ci95: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class AlarmStatus:
+    """A standing drift alarm: workflows until it was raised, and the reasons, the strongest first."""
+
+    workflows: int = 0
+    reasons: tuple[ReasonStatus, ...] = ()
+
+
+@dataclass(frozen=True)
+class MonitorStatus:
+    """Forecasts against outcomes, by workflow type: standing drift alarms, promises, and live figures by model.
+
+    Attributes:
+        raised: alarms ever raised.
+        following: workflows that are followed now.
+        errors: failures of the monitor by kind of exception.
+    """
+
+    alarms: Mapping[str, AlarmStatus] = field(default_factory=dict)
     raised: int = 0
+    following: int = 0
     promised: Mapping[str, PromiseStatus] = field(default_factory=dict)
     against_counts: Mapping[str, AgainstCountsStatus] = field(default_factory=dict)
     workflow_types: Mapping[str, Mapping[str, LiveFigures]] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -200,33 +321,49 @@ class ReturnFigures:
 
 @dataclass(frozen=True)
 class ReturnStatus:
-    """Forecasts of return times against returns, by workflow type and source."""
+    """Forecasts of return times against returns, by workflow type and source, and faults by kind of exception."""
 
     workflow_types: Mapping[str, Mapping[str, ReturnFigures]] = field(default_factory=dict)
+    faults: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepTimesStatus:
+    """The file to which the durations of iterations go, and how many it has."""
+
+    on: bool = False
+    file: str | None = None
+    iterations: int = 0
 
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """Status of one engine. Attributes are the keys of its JSON form.
+    """Status of one engine. Attributes are the keys of its JSON form, which also tells `models` as texts.
 
     Attributes:
+        name: of a gateway.
         ended: ended workflows by reason, see `EndReason`.
+        counts: by name, for people; see `EventCounts.by_key`.
         counted: counts by metric; see `EventCounts.by_metric`.
-        models: the model of each kind as a text; `model_versions` as data.
         examples: keys that clients sent, by the field and reason for which they were left out.
         data_parallel: engines that share the requests; each knows only the workflows whose requests reach it.
+        states: whether a predictor reads hidden states, or why not.
+        state_layer: the layer that is captured; None for the states after the final norm.
         evicted: evicted blocks by class.
         monitor: forecasts against outcomes.
     """
 
+    name: str | None = None
     on: Mapping[str, bool] | None = None
+    modes: ModesStatus | None = None
     workflows: int | None = None
     ended: Mapping[str, int] | None = None
     data_parallel: int = 1
-    models: Mapping[str, str] = field(default_factory=dict)
     model_versions: Mapping[str, ModelStatus] = field(default_factory=dict)
     states: str | None = None
-    counted: Mapping[str, tuple[LabelledCount, ...]] = field(default_factory=dict)
+    state_layer: int | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    counted: Mapping[str, Sequence[LabelledCount]] = field(default_factory=dict)
     examples: Mapping[str, str] = field(default_factory=dict)
     prompts: PromptStatus | None = None
     evicted: Mapping[str, int] | None = None
@@ -239,8 +376,14 @@ class EngineStatus:
     monitor: MonitorStatus | None = None
     recorder: RecorderStatus | None = None
     returns: ReturnStatus | None = None
+    step_times: StepTimesStatus | None = None
 
-    def counts(self, metric: CounterMetric[*tuple[Any, ...]]) -> dict[tuple[str, ...], int]:
+    @property
+    def models(self) -> dict[str, str]:
+        """The model of each kind, for people."""
+        return {kind: str(model) for kind, model in self.model_versions.items()}
+
+    def by_labels(self, metric: CounterMetric[*tuple[Any, ...]]) -> dict[tuple[str, ...], int]:
         """The counts of one metric by its label values."""
         return {of.labels: of.count for of in self.counted.get(metric.name, ())}
 
@@ -248,6 +391,11 @@ class EngineStatus:
 @cache
 def _adapter() -> TypeAdapter[EngineStatus]:
     return TypeAdapter(EngineStatus)
+
+
+def as_json(status: EngineStatus) -> dict[str, Any]:
+    """A status as JSON values."""
+    return {**_adapter().dump_python(status, mode="json", by_alias=True), "models": status.models}
 
 
 def read_status(reported: Mapping[str, Any]) -> EngineStatus | None:

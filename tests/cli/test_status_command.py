@@ -26,6 +26,10 @@ STATUS: dict[str, Any] = {
     "evicted": {"blank": 91, "retired": 40, "forecast": 3},
     "ageing": {"promoted": 2, "demoted": 1},
     "models": {"next-agent": "models:/next-agent@champion, version 3", "remaining-length": "none: no [bold]registry"},
+    "model_versions": {
+        "next-agent": {"reference": "models:/next-agent@champion", "version": 3},
+        "remaining-length": {"reason": "no [bold]registry"},
+    },
     "states": "no predictor reads them",
     "prefetch": {"on": False},
     "counts": {"forecast: champion": 6, "workflow_id: missing": 2, "prefetch: ValueError": 1},

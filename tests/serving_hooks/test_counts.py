@@ -81,9 +81,9 @@ def test_counts_as_data_and_by_the_keys_of_the_json_status() -> None:
     }
     status = read_status({"counted": of.by_metric()})
     assert status is not None
-    assert status.counts(FORECASTS) == {("next-agent", "champion"): 3, ("remaining-length", "none"): 1}
-    assert status.counts(ERRORS) == {("a policy: with a colon", "ValueError"): 1}
-    assert status.counts(RECORDER) == {("written: steps",): 3, ("lost: steps in a file that was removed",): 1}
+    assert status.by_labels(FORECASTS) == {("next-agent", "champion"): 3, ("remaining-length", "none"): 1}
+    assert status.by_labels(ERRORS) == {("a policy: with a colon", "ValueError"): 1}
+    assert status.by_labels(RECORDER) == {("written: steps",): 3, ("lost: steps in a file that was removed",): 1}
     twice = of + of
     assert (of.by_key()["written: steps"], twice.by_key()["written: steps"]) == (3, 6)
 
@@ -92,7 +92,7 @@ def test_what_is_exported_from_zero_is_there_before_the_first_event_where_it_is_
     status = read_status({"counted": EventCounts(FORECASTS).by_metric()})
     assert status is not None
     assert dict(counted(FORECASTS, status)) == dict.fromkeys(FORECASTS.from_zero, 0.0)
-    assert not status.counts(FORECASTS)
+    assert not status.by_labels(FORECASTS)
     assert not list(counted(FORECASTS, EngineStatus()))
 
 

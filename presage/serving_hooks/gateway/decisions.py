@@ -12,7 +12,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -31,7 +31,7 @@ from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.wait_bounds import Objectives
 from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder
 from presage.serving_hooks.recorder.rows import LateColumns
-from presage.serving_hooks.status import ModelStatus
+from presage.serving_hooks.status import EngineStatus, model_versions, read_status
 from presage.serving_hooks.workflows import EndReason, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step, unscoped
 from presage.serving_hooks.workflows.metadata import MAX_NAME
@@ -216,24 +216,22 @@ class Decisions:
             self._models_switch.attempt(self._forecasts.upkeep.close)
         self._recorder_switch.attempt(self.recorder.close)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> EngineStatus:
         """As an engine's status: modes, models, forecasts against outcomes, drift, counts."""
-        known = self._forecasts.models
-        models = {kind: ModelStatus(model) if isinstance(model, str) else model for kind, model in known.items()}
         upkeep, ends = self._forecasts.upkeep, self.table.ends
-        return {
-            "name": "Gateway",
-            "on": {policy: mode is Mode.ON for policy, mode in self.modes.whole.items()},
-            "modes": self.modes.status(),
-            "workflows": len(self.table),
-            "ended": {reason.value: ends[reason] for reason in EndReason},
-            "models": {kind: str(model) for kind, model in models.items()},
-            "model_versions": {kind: asdict(model) for kind, model in models.items()},
-            "counts": self.counts.by_key(),
-            "counted": self.counts.by_metric(),
-            "recorder": self.recorder.status(),
-            **((self._status_switch.attempt(upkeep.status) if upkeep is not None else None) or {}),
-        }
+        upkept = self._status_switch.attempt(lambda: read_status(upkeep.status())) if upkeep is not None else None
+        return replace(
+            upkept or EngineStatus(),
+            name="Gateway",
+            on={policy: mode is Mode.ON for policy, mode in self.modes.whole.items()},
+            modes=self.modes.status(),
+            workflows=len(self.table),
+            ended={reason.value: ends[reason] for reason in EndReason},
+            model_versions=model_versions(self._forecasts.models),
+            counts=self.counts.by_key(),
+            counted=self.counts.by_metric(),
+            recorder=self.recorder.status(),
+        )
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from typing import Any, Final
 
 import aiohttp
@@ -43,6 +44,7 @@ from presage.serving_hooks.gateway.request import PATHS, ApiRequest
 from presage.serving_hooks.gateway.streams import UsageFilter
 from presage.serving_hooks.gateway.upstreams import Upstreams
 from presage.serving_hooks.mode_names import ADMIN_KEY_HEADER
+from presage.serving_hooks.status import as_json
 from presage.serving_hooks.workflows.identity import scoped
 from presage.serving_hooks.workflows.tenants import ANONYMOUS, Tenants
 
@@ -300,7 +302,7 @@ class Front:
                 "draining": self.draining,
                 **self.upstreams.status(),
                 "tables": self.decisions.debug_state(),
-                "engines": [self.decisions.status()],
+                "engines": [as_json(self.decisions.status())],
             }
         )
 
@@ -317,7 +319,7 @@ class Front:
                 modes.set(asked["mode"], asked.get("policy"), asked.get("workflow_type"))
             except (ConfigurationError, KeyError, TypeError) as error:
                 raise Refusal(422, f"No such mode: {error}.", "invalid_mode") from None
-        return JSONResponse({"engines": [modes.status()]})
+        return JSONResponse({"engines": [asdict(modes.status())]})
 
     async def _explain(self, request: Request) -> Response:
         """Explains a workflow of the caller's tenant."""

@@ -5,7 +5,7 @@ Labels are names of upstreams, status codes, fixed reasons and kinds of exceptio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from presage.serving_hooks.counts import IDENTITIES
 from presage.serving_hooks.metrics import METRICS, counter
-from presage.serving_hooks.status import EngineStatus, read_status
+from presage.serving_hooks.status import EngineStatus
 
 _FIRST_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _WHOLE_S: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -27,7 +27,7 @@ class GatewayMetrics:
         status: of identities, forecasts, models, drift and recorded rows; exported as an engine exports its own.
     """
 
-    def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, status: Callable[[], EngineStatus]) -> None:
         self._registry = registry = CollectorRegistry()
         self._answers = Counter(
             "presage_gateway_answers", "Answers, by upstream and status.", ["upstream", "status"], registry=registry
@@ -141,12 +141,12 @@ class GatewayMetrics:
 class _Status:
     """Exports a status by the metrics of engines, those that have samples."""
 
-    def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, status: Callable[[], EngineStatus]) -> None:
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
         """The families, as prometheus_client asks for them."""
-        status = read_status(self._status()) or EngineStatus()
+        status = self._status()
         for metric in (*METRICS, counter(IDENTITIES)):
             samples = list(metric.read(status))
             if samples:

@@ -35,6 +35,7 @@ from presage.serving_hooks.recorder.rows import (
     text_bytes,
 )
 from presage.serving_hooks.recorder.writer import Writer
+from presage.serving_hooks.status import RecorderStatus
 from presage.serving_hooks.workflows.identity import tenant_of, unscoped
 
 if TYPE_CHECKING:
@@ -220,16 +221,16 @@ class Recorder:
         """Rows written, and rows not recorded by reason."""
         return self._counts + self.writer.counts
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> RecorderStatus:
         """The counts, and what the writer thread does."""
-        return {
-            "on": True,
-            "instance": self.instance,
-            "waiting": self.writer.waiting,
-            "recording": self.writer.state,
-            "losing": self._losing,
-            "counts": self.counts.by_key(),
-        }
+        return RecorderStatus(
+            on=True,
+            instance=self.instance,
+            waiting=self.writer.waiting,
+            recording=self.writer.state,
+            losing=self._losing,
+            counts=self.counts.by_key(),
+        )
 
     def debug_state(self) -> dict[str, int]:
         """Sizes in memory: running `workflows`, `events` in the buffer, `bytes` there and in the queue, `running`
@@ -313,9 +314,9 @@ class NoRecorder:
         """Nothing is in memory."""
         return {}
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> RecorderStatus:
         """Reports that the recorder is off."""
-        return {"on": False}
+        return RecorderStatus()
 
 
 StepRecorder = Recorder | NoRecorder

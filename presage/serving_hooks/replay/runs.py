@@ -42,7 +42,7 @@ from presage.serving_hooks.replay.metrics import Figures, PolicyRun, VirtualCloc
 from presage.serving_hooks.replay.policies import Forecasting, Policy, ends
 from presage.serving_hooks.replay.prompts import PromptIds
 from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, ReplayJob, schedule
-from presage.serving_hooks.status import EngineStatus, read_status
+from presage.serving_hooks.status import EngineStatus
 
 if TYPE_CHECKING:
     from presage.serving_hooks.policies.scaling import ScalingConfig
@@ -208,11 +208,11 @@ def run_one(
     made: Counter[str] = Counter()
     off: set[str] = set()
     for loop, hook in zip(loops, hooks, strict=True):
-        status = read_status(loop.scheduler.presage_status() if loop.hooked else {}) or EngineStatus()
+        status = loop.scheduler.engine_status() if loop.hooked else EngineStatus()
         off |= {name for name in hook.settings or () if (status.on or {}).get(name) is False}
         if status.ageing is not None:
             found["promotions"] = found.get("promotions", 0.0) + status.ageing.promoted
-        made.update({source: n for (kind, source), n in status.counts(FORECASTS).items() if kind == "next-agent"})
+        made.update({source: n for (kind, source), n in status.by_labels(FORECASTS).items() if kind == "next-agent"})
     if router is not None:
         found |= router.figures(run)
     placed = {} if router is None else router.placed

@@ -28,6 +28,7 @@ from presage.serving_hooks.policies.admission import Admission, AdmissionConfig,
 from presage.serving_hooks.policies.steady_state import Rates
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
 from presage.serving_hooks.policies.workload import Earlier, WorkloadMeans
+from presage.serving_hooks.status import AdmissionStatus, OutlookStatus
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Found, Iteration
 from presage.serving_hooks.vllm.iteration_times import IterationTimes, Seconds
@@ -311,31 +312,32 @@ class AdmissionController(Listener):
         self.counts.add(ADMISSION_CHANGES, "let in")
         return list(one.requests) if self.switch.on else self.close()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> AdmissionStatus:
         """Workflows that are held with a waiting request and during a tool call, for how long, and why."""
         self.switch.attempt(self._catch_up)
         now = self._clock()
         waits = [account.waits() for account in self._held.values()]
         last = self._last
-        return {
-            "held": sum(waits),
-            "would_hold": self._let_run,
-            "held_requests": sum(map(self.holds, self._workflow_of)),
-            "paused": len(waits) - sum(waits),
-            "held_s": self._held_s + sum(account.waited_s(now) for account in self._accounts()),
-            "longest_held_s": self._longest(now),
-            "held_times": self._held_times.status(),
-            "bound_s": self._bounds.default_s if math.isfinite(self._bounds.default_s) else None,
-            "decisions": self.counts.by_key(),
-            "reasons": dict(Counter(last.held.values())) if last else {},
-            "outlook": {"chosen": asdict(last.chosen), "everybody": asdict(last.everybody)} if last else None,
-            "rates": self._rates.to_dict() if self._rates else None,
-            "shared_tokens": len(self._shared) * self._block_tokens,
-            "contexts_longer": self._admission.longer,
-            "growth_over_forecast": self._workload.forecast_growth(),
-            "recomputing_share": self._recomputing_share,
-            "overdue": last.overdue if last else 0,
-        }
+        outlook = {"chosen": last.chosen, "everybody": last.everybody} if last else None
+        return AdmissionStatus(
+            held=sum(waits),
+            would_hold=self._let_run,
+            held_requests=sum(map(self.holds, self._workflow_of)),
+            paused=len(waits) - sum(waits),
+            held_s=self._held_s + sum(account.waited_s(now) for account in self._accounts()),
+            longest_held_s=self._longest(now),
+            held_times=self._held_times.status(),
+            bound_s=self._bounds.default_s if math.isfinite(self._bounds.default_s) else None,
+            decisions=self.counts.by_key(),
+            reasons=Counter(last.held.values()) if last else {},
+            outlook={name: OutlookStatus(**asdict(of)) for name, of in outlook.items()} if outlook else None,
+            rates=self._rates.to_dict() if self._rates else None,
+            shared_tokens=len(self._shared) * self._block_tokens,
+            contexts_longer=self._admission.longer,
+            growth_over_forecast=self._workload.forecast_growth(),
+            recomputing_share=self._recomputing_share,
+            overdue=last.overdue if last else 0,
+        )
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""

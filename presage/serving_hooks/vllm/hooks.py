@@ -21,6 +21,7 @@ from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.modes import Evidence, Mode, Modes, Switch
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
+from presage.serving_hooks.status import EngineStatus, as_json
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.admission import AdmissionController
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
@@ -139,6 +140,7 @@ class Hooks(engine.SchedulerSeam):
         self._timing, file = Switch("step times", self._counts), config.step_times_file
         self._step_times = StepTimesFile(Path(file), port.described()) if file is not None else None
         self._renewal = Switch("reload of models", self._counts)
+        as_json(EngineStatus())  # builds the schema now, and not between two iterations
         if self.upkeep is not None:
             self._renewal.attempt(self.upkeep.start)
 

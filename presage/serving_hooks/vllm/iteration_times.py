@@ -6,9 +6,10 @@ import math
 from bisect import bisect_left
 from collections import deque
 from itertools import accumulate
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from presage.serving_hooks.policies.workload import IterationCost, IterationCosts, RecomputingShare
+from presage.serving_hooks.status import SecondsStatus
 
 UP_TO_S: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 """Upper bounds: from the wait of a new workflow for the next decision to thrice the default of `held_at_most_s`."""
@@ -32,10 +33,10 @@ class Seconds:
         self._counts[bisect_left(UP_TO_S, seconds)] += 1
         self._sum_s += seconds
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> SecondsStatus:
         """Cumulative counts by Prometheus' names of the bounds, and the sum of seconds."""
         bounds = [*map(str, UP_TO_S), "+Inf"]
-        return {"up_to_s": dict(zip(bounds, accumulate(self._counts), strict=True)), "sum_s": self._sum_s}
+        return SecondsStatus(dict(zip(bounds, accumulate(self._counts), strict=True)), self._sum_s)
 
 
 class IterationTimer(Generic[Facts]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from presage.datasets.recording import RECORDED_EXPIRED, RECORDED_FINISHED
@@ -12,6 +13,7 @@ from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder, start
+from presage.serving_hooks.status import RecorderStatus
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Found
 from presage.serving_hooks.vllm.listeners import Listener
 from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow, WorkflowTable
@@ -97,9 +99,9 @@ class Observing(Listener):
         """What the recorder wrote, and what it did not."""
         return self._records.counts
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> RecorderStatus:
         """The recorder's status; `on` is false once it has failed."""
-        return {**self._records.status(), "on": self.on}
+        return replace(self._records.status(), on=self.on)
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from presage.serving_hooks.counts import ERRORS, EVENTS
 from presage.serving_hooks.explain import lengths_as_plain, reasons, return_as_plain
 from presage.serving_hooks.modes import POLICIES, Mode
-from presage.serving_hooks.status import ModelStatus
+from presage.serving_hooks.status import (
+    EngineStatus,
+    ModesStatus,
+    PrefetchStatus,
+    PromptStatus,
+    as_json,
+    model_versions,
+    read_status,
+)
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.hooks import Hooks
 from presage.serving_hooks.workflows import EndReason, RunningStep
@@ -77,6 +85,10 @@ class OperatorCalls(Hooks):
         return latest
 
     def presage_status(self) -> dict[str, Any]:
+        """The status as JSON values."""
+        return as_json(self.engine_status())
+
+    def engine_status(self) -> EngineStatus:
         """The status of policies, models and counters, and the number of running workflows."""
         self._presage.attempt(self._note)
         self._bookkeeping.attempt(self.step_forecasts.flush)
@@ -85,35 +97,33 @@ class OperatorCalls(Hooks):
         switches = {**self.queue_policies.switches, "eviction": eviction}
         priorities, admission = self.queue_policies.priorities, self.queue_policies.admission
         whole = self._modes.whole
-        models = {kind: ModelStatus(model) if isinstance(model, str) else model for kind, model in self._models.items()}
-        return {
-            "on": {
+        return replace(
+            self._upkept(),
+            on={
                 name: (of := switches[name]) is not None and of.on and whole[name] is Mode.ON
                 for name in ("priority", "eviction", "admission")
             },
-            "modes": self.modes(),
-            "workflows": len(self.workflow_table),
-            "data_parallel": self.engine_port.data_parallel,
-            "models": {kind: str(model) for kind, model in models.items()},
-            "model_versions": {kind: asdict(model) for kind, model in models.items()},
-            "states": self._states.predictor_states,
-            "state_layer": self._state_layer,
-            "prefetch": {"on": False} if self.prefetcher is None else self.prefetcher.status(),
-            "counts": self._counts.by_key(),
-            "examples": {f"{field}: {reason}": key for (field, reason), key in self._counts.examples.items() if key},
-            "counted": self._counts.by_metric()
+            modes=self._modes_status(),
+            workflows=len(self.workflow_table),
+            data_parallel=self.engine_port.data_parallel,
+            model_versions=model_versions(self._models),
+            states=self._states.predictor_states,
+            state_layer=self._state_layer,
+            prefetch=PrefetchStatus() if self.prefetcher is None else self.prefetcher.status(),
+            counts=self._counts.by_key(),
+            examples={f"{field}: {reason}": key for (field, reason), key in self._counts.examples.items() if key},
+            counted=self._counts.by_metric()
             | (admission.counts.by_metric() if admission is not None else {})
             | self._observing.counts.by_metric(),
-            "ended": {reason.value: self.workflow_table.ends[reason] for reason in EndReason},
-            "prompts": dict(self._prompt_tokens),
-            "evicted": self.block_order.evicted if self.block_order is not None else None,
-            "ageing": priorities.aged() if priorities is not None else None,
-            "admission": admission.status() if admission is not None else None,
-            "tails": {name: seconds.status() for name, seconds in self.queue_policies.tails.items()},
-            "recorder": {**self._observing.status(), "states": self._states.recorder_states},
-            **self._upkept(),
-            **({"step_times": {"on": self._timing.on, **file.status()}} if (file := self._step_times) else {}),
-        }
+            ended={reason.value: self.workflow_table.ends[reason] for reason in EndReason},
+            prompts=PromptStatus(**self._prompt_tokens),
+            evicted=self.block_order.evicted if self.block_order is not None else None,
+            ageing=priorities.aged() if priorities is not None else None,
+            admission=admission.status() if admission is not None else None,
+            tails={name: seconds.status() for name, seconds in self.queue_policies.tails.items()},
+            recorder=replace(self._observing.status(), states=self._states.recorder_states),
+            step_times=replace(file.status(), on=self._timing.on) if (file := self._step_times) is not None else None,
+        )
 
     def set_mode(self, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:
         """Sets a mode from the next iteration on; returns the modes in force.
@@ -127,17 +137,8 @@ class OperatorCalls(Hooks):
         return self.modes()
 
     def modes(self) -> dict[str, Any]:
-        """The modes in force, what policies in shadow would have done, and the evidence for forecasts."""
-        shadow = self.queue_policies.shadow
-        would = {
-            "priority": shadow.counts if shadow is not None else {},
-            "eviction": self.block_order.watched if self.block_order is not None else {},
-        }
-        return {
-            **self._modes.status(),
-            "would": {policy: dict(counts) for policy, counts in would.items()},
-            "evidence": self._evidence.status() if self._evidence is not None else None,
-        }
+        """The modes in force, as in the status."""
+        return asdict(self._modes_status())
 
     def explain(self, workflow_type: str, workflow_id: str) -> dict[str, Any]:
         """The forecasts for a workflow, the decisions about it, and their reasons; see explain.py."""
@@ -173,6 +174,18 @@ class OperatorCalls(Hooks):
             found |= part.debug_state() if part is not None else {}
         return found
 
+    def _modes_status(self) -> ModesStatus:
+        shadow = self.queue_policies.shadow
+        would = {
+            "priority": shadow.counts if shadow is not None else {},
+            "eviction": self.block_order.watched if self.block_order is not None else {},
+        }
+        return replace(
+            self._modes.status(),
+            would={policy: dict(counts) for policy, counts in would.items()},
+            evidence=self._evidence.status() if self._evidence is not None else None,
+        )
+
     def _explain(self, running: RunningStep) -> dict[str, Any]:
         request, step = self.engine_port.requests[running.request_id], running.step
         return {
@@ -190,9 +203,10 @@ class OperatorCalls(Hooks):
             return None
         return return_as_plain(found[0], max(0.0, type(self).clock() - found[1]), self._retention_target)
 
-    def _upkept(self) -> Mapping[str, Any]:
+    def _upkept(self) -> EngineStatus:
+        """The sections of the models' upkeep."""
         try:
-            return self.upkeep.status() if self.upkeep is not None else {}
+            return (read_status(self.upkeep.status()) if self.upkeep is not None else None) or EngineStatus()
         except Exception as error:
             self._counts.add(ERRORS, "status of models", type(error).__name__)
-            return {}
+            return EngineStatus()

@@ -31,6 +31,7 @@ from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.prefetch import PrefetchConfig, plan
 from presage.serving_hooks.policies.score import Lookahead
 from presage.serving_hooks.policies.workload import RunningMean
+from presage.serving_hooks.status import PrefetchStatus
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Found, Iteration
@@ -250,18 +251,21 @@ class Prefetcher(Listener):
         self.switch.attempt(engine.hide_from_stats, stats, states, self._lookups)
         self._lookups.clear()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> PrefetchStatus:
         """Requests started, and blocks fetched, used and wasted (evicted unused)."""
-        done = self._yield
-        return {
-            "on": self.switch.on,
-            **{name: self._counts[name] for name in ("started", "would start", "aborted", "refused")},
-            "tokens": done.fetched * self._block,
-            "used_tokens": done.used * self._block,
-            "wasted_tokens": done.wasted() * self._block,
-            "memory_bytes": self._prompts.memory.bytes,
-            "forgotten": self._prompts.memory.dropped,
-        }
+        done, counts = self._yield, self._counts
+        return PrefetchStatus(
+            on=self.switch.on,
+            started=counts["started"],
+            would_start=counts["would start"],
+            aborted=counts["aborted"],
+            refused=counts["refused"],
+            tokens=done.fetched * self._block,
+            used_tokens=done.used * self._block,
+            wasted_tokens=done.wasted() * self._block,
+            memory_bytes=self._prompts.memory.bytes,
+            forgotten=self._prompts.memory.dropped,
+        )
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst, vllm_priority
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
+from presage.serving_hooks.status import AgeingStatus
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.admission import AdmissionController
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Found, Iteration
@@ -94,9 +95,9 @@ class Priorities:
             return given, 0, math.inf, request.arrival_time
         return given, key.level, key.remaining_tokens, key.arrival
 
-    def aged(self) -> dict[str, int]:
+    def aged(self) -> AgeingStatus:
         """How often ageing promoted and demoted a request."""
-        return {"promoted": self._policy.promoted, "demoted": self._policy.demoted}
+        return AgeingStatus(self._policy.promoted, self._policy.demoted)
 
     def age(self, iteration: int) -> list[str]:
         """Before an iteration: ids of the requests whose keys fell."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from presage.errors import ConfigurationError
+from presage.serving_hooks.status import StepTimesStatus
 from presage.serving_hooks.vllm.iteration_times import IterationTimer
 
 logger = logging.getLogger(__name__)
@@ -64,9 +65,9 @@ class StepTimesFile:
         if not busy and not self._file.closed:
             self._file.flush()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> StepTimesStatus:
         """The file, and the iterations written to it."""
-        return {"file": str(self.path), "iterations": self.written}
+        return StepTimesStatus(file=str(self.path), iterations=self.written)
 
     def close(self) -> None:
         """Writes what is buffered and closes the file."""

@@ -10,6 +10,7 @@ from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.gateway.identity.identifier import Identifier, Identity
 from presage.serving_hooks.gateway.metrics import GatewayMetrics
 from presage.serving_hooks.gateway.request import ApiRequest, Endpoint
+from presage.serving_hooks.status import EngineStatus
 from presage.serving_hooks.workflows import EndReason, Workflow
 from presage.serving_hooks.workflows.identity import Step, scoped
 
@@ -348,7 +349,7 @@ def test_identities_are_counted_and_exported_by_their_sources() -> None:
     gateway = Gateway()
     gateway.sent(SYSTEM, user(TASK), answers=(assistant(PLAN),))
     gateway.sent(SYSTEM, user(TASK), assistant(PLAN), user("Go on."))
-    page = GatewayMetrics(lambda: {"counted": gateway.counts.by_metric()}).page(0, 0).decode()
+    page = GatewayMetrics(lambda: EngineStatus(counted=gateway.counts.by_metric())).page(0, 0).decode()
     assert 'presage_gateway_identities_total{agent="fingerprint",workflow="continuation"} 1.0' in page
 
 

@@ -8,6 +8,7 @@ import pytest
 from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.modes import RISK, TOLERANCE, Evidence, Mode, Modes
+from presage.serving_hooks.status import EvidenceStatus, ModesStatus
 from presage.serving_hooks.workflows import EndReason
 
 AGENTS = ("coder", "tester")
@@ -63,7 +64,7 @@ def test_the_odds_are_those_of_the_bets_by_hand() -> None:
     workflow(evidence, "w", 0.75, iter(["coder"] * 10))
     shares = (0.9, 0.5, 0.25, 0.125, 0.0625, 0.03125)
     odds = sum(1 + share / 0.45 * (0.625 - 0.45) for share in shares) / 6
-    assert evidence.status() == {"t": {"version 1": {"workflows": 1, "odds": round(odds, 3), "suffices": False}}}
+    assert evidence.status() == {"t": {"version 1": EvidenceStatus(1, round(odds, 3), suffices=False)}}
 
 
 def test_no_fewer_workflows_than_are_asked_for() -> None:
@@ -96,7 +97,7 @@ def test_types_without_end_are_bounded_and_push_out_none_that_suffices() -> None
         evidence.tracker.begun(f"u{number}", "w", "coder", forecast(0.9), 1)
         evidence.tracker.ended(f"u{number}", "w")
     assert len(evidence.status()) == 1000
-    assert evidence.status()["t"]["version 1"]["suffices"]
+    assert evidence.status()["t"]["version 1"].suffices
 
 
 @pytest.mark.parametrize(
@@ -124,4 +125,4 @@ def test_both_together_go_before_each_and_everything_takes_all_back() -> None:
     modes.set("off")
     assert set(modes.whole.values()) == {Mode.OFF}
     assert modes.of("eviction", "t") is Mode.OFF
-    assert modes.status() == {"default": "off", "rules": [], "policies": dict.fromkeys(modes.whole, "off")}
+    assert modes.status() == ModesStatus("off", [], dict.fromkeys(modes.whole, "off"))

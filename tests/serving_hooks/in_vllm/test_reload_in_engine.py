@@ -164,7 +164,7 @@ def test_truth_can_be_switched_off(registry: Registry, tmp_path: Path) -> None:
     promote(registry, 1)
     scheduler, engine = following(registry, tmp_path, truth=False)
     serve(engine, 2)
-    assert "monitor" not in scheduler.presage_status()
+    assert scheduler.presage_status()["monitor"] is None
 
 
 class Turned(Reads):

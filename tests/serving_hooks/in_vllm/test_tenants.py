@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,7 +49,7 @@ class Engine:
 
     def set_mode(self, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:
         self.modes.set(mode, policy, workflow_type)
-        return self.modes.status()
+        return asdict(self.modes.status())
 
 
 def server(*keys: str) -> tuple[TestClient, Engine]:

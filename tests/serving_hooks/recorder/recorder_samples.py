@@ -96,5 +96,5 @@ def forecast(moment: str = "prefill", agents: tuple[str, ...] = ("a", "b"), step
 
 
 def counts(of: Recorder) -> Mapping[str, int]:
-    found: Mapping[str, int] = of.status()["counts"]
+    found: Mapping[str, int] = of.status().counts
     return found

@@ -24,6 +24,7 @@ from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import NoRecorder, start
 from presage.serving_hooks.recorder.rows import State
 from presage.serving_hooks.recorder.writer import StateColumn
+from presage.serving_hooks.status import RecorderStatus
 
 
 def test_a_step_is_written_as_it_was_told(tmp_path: Path) -> None:
@@ -264,7 +265,7 @@ def test_after_the_end_nothing_is_kept(tmp_path: Path) -> None:
     one = recorder(tmp_path)
     one.close()
     serve(one, "w", "abc")
-    assert one.status()["waiting"] == 0
+    assert one.status().waiting == 0
     assert counts(one) == {"dropped: recorder closed": 3}
 
 
@@ -300,7 +301,7 @@ def test_a_step_that_finds_no_room_is_not_kept_for_what_may_still_come_of_it(tmp
     one.writer.turn(hands.rising)
     hands.on(1.0)
     one.writer.turn(hands.rising)  # fails, and is not tried again before a second has passed
-    assert one.status()["recording"] == "paused: OSError"
+    assert one.status().recording == "paused: OSError"
     for i in range(50):
         one.begun(f"r{i}", Named(f"w{i}"))
         one.completed(f"r{i}")
@@ -446,8 +447,8 @@ def test_a_thread_writes_while_the_engine_goes_on(tmp_path: Path) -> None:
     for i in range(300):
         serve(one, f"w{i}", "abc")  # type: ignore[arg-type]
     one.close()
-    assert one.status()["counts"] == {"written: steps": 900, "written: ends": 300}
-    assert one.status()["recording"] == "closed"
+    assert one.status().counts == {"written: steps": 900, "written: ends": 300}
+    assert one.status().recording == "closed"
     assert not any(thread.name == "presage-recorder" for thread in threading.enumerate())
     assert read_traces([tmp_path]).table.num_rows == 900
 
@@ -459,7 +460,7 @@ def test_without_settings_nothing_is_recorded() -> None:
     none.forecast("r", forecast())
     none.states(["r"], "prefill", vector(0)[None])
     none.close()
-    assert none.status() == {"on": False}
+    assert none.status() == RecorderStatus()
 
 
 @pytest.mark.parametrize("name", ["no.such.module:redact", "json:no_such_function", "json:__name__"])

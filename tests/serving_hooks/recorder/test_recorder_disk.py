@@ -129,11 +129,11 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixt
     serve(one, "v", "ab")
     for _ in range(5):
         turn(one, hands, 1.0)
-    assert one.status()["recording"] == "paused: no space left on device"
+    assert one.status().recording == "paused: no space left on device"
     assert read_traces([tmp_path]).table.num_rows == 2
     disk.full = False
     turn(one, hands, 60.0)
-    assert one.status()["recording"] == "recording"
+    assert one.status().recording == "recording"
     one.close()
     assert read_traces([tmp_path]).table.num_rows == 4
     assert counts(one)["not written at once: no space left on device"] >= 2
@@ -170,7 +170,7 @@ def _record_under_a_limit(folder: Path) -> None:
         while i < 10 and counts(one).get("written: ends", 0) <= i:
             time.sleep(0.005)  # however busy the machine: a batch larger than the limit could not be written at all
     one.close()
-    raise SystemExit(7 if one.status()["counts"]["not written at once: file too large"] else 0)
+    raise SystemExit(7 if one.status().counts["not written at once: file too large"] else 0)
 
 
 @pytest.mark.slow
@@ -310,7 +310,7 @@ def test_a_folder_that_cannot_be_made_is_no_error_of_the_engine(tmp_path: Path) 
     one = recorder(tmp_path / "file" / "r", hands)
     serve(one, "w", "ab")
     turn(one, hands)
-    assert one.status()["recording"] == "paused: not a directory"
+    assert one.status().recording == "paused: not a directory"
     one.close()
     assert counts(one)["lost: not written before the end"] == 3
 
@@ -331,13 +331,13 @@ def test_a_recording_takes_no_more_room_than_it_may(tmp_path: Path, caplog: pyte
         some(20 * i)
     assert counts(one)["written: steps"] == 20
     assert counts(one)["dropped: recording full"] == 160
-    assert one.status()["recording"] == "stopped: the recording takes all the room it may"
+    assert one.status().recording == "stopped: the recording takes all the room it may"
     assert len(caplog.records) == 1
     for path in tmp_path.glob("engine-*/*-000001*.arrows"):
         path.unlink()
     hands.on(20.0)
     some(100)
-    assert one.status()["recording"] == "recording"
+    assert one.status().recording == "recording"
     one.close()
     assert counts(one)["written: steps"] == 40
     assert read_traces([tmp_path]).table.num_rows == 20

@@ -293,7 +293,7 @@ def test_a_step_of_a_server_with_several_keys_is_recorded_by_the_name_that_its_c
     for tenant in ("", "key-0", "key-1"):
         serve(one, scoped(tenant, "w"), "ab")
     one.close()
-    assert not one.status()["losing"]
+    assert not one.status().losing
     recorded = pa.ipc.open_stream((tmp_path / "r" / "engine-one" / "steps-000001.arrows").read_bytes()).read_all()
     pairs = zip(recorded["workflow_id"].to_pylist(), recorded["tenant"].to_pylist(), strict=True)
     assert [*pairs] == [("w", tenant) for tenant in (None, "key-0", "key-1") for _ in "ab"]
@@ -329,11 +329,11 @@ def test_a_recorder_that_loses_most_steps_says_so_until_it_does_not(
         serve(one, f"w{number}", "a")
     for _ in range(70):
         serve(one, "a name\nof two lines", "a")
-    assert one.status()["losing"]
+    assert one.status().losing
     assert [record.getMessage()[:26] for record in caplog.records] == ["the recorder has lost 61 o"]
     for number in range(200):
         serve(one, f"v{number}", "a")
-    assert not one.status()["losing"]
+    assert not one.status().losing
     assert len(caplog.records) == 1
 
 
