@@ -76,12 +76,6 @@ class ReturnCurve:
         began = knots[place] if elapsed_s >= knots[0] else 0.0
         return Stage(began, self._wait(place, began), knots[place + 1] if began else knots[0])
 
-    @property
-    def half_life_s(self) -> float:
-        """Seconds until it is as likely as not that the workflow still returns later; after END it does not."""
-        returns = 1.0 - self.end
-        return max(self.within_s(1.0 - 0.5 / returns), LEAST_S) if returns > 0.5 else LEAST_S
-
     def within_s(self, share: float) -> float:
         """Seconds within which the workflow returns with probability `share`, given that it returns."""
         knots, levels = self._knots, self._levels

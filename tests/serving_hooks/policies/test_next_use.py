@@ -61,16 +61,6 @@ def test_the_time_within_which_a_share_returns_is_the_quantile() -> None:
     assert 64 < curve.within_s(0.97) < 128 < curve.within_s(0.995) < curve.within_s(1.0) == LONGEST_S
 
 
-def test_after_its_half_life_a_workflow_is_as_likely_not_to_return_as_to_return() -> None:
-    """Where it ends with probability .2, half of all is .625 of those that return later: .375 have returned."""
-    times = (1, 2, 4, 8, 16, 32, 64, 128)
-    lives = [ReturnCurve(LEVELS, times, end).half_life_s for end in (0.0, 0.2, 0.49, 0.5, 1.0)]
-    assert lives[:2] == pytest.approx([8.0, 4 * 2**0.5])
-    assert lives == sorted(lives, reverse=True)
-    assert lives[3:] == [LEAST_S, LEAST_S]
-    assert ReturnCurve(LEVELS, (math.inf,) * 8).half_life_s == LONGEST_S
-
-
 ANY_S = st.floats(allow_nan=True, allow_infinity=True)
 
 

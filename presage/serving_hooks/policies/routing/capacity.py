@@ -43,10 +43,6 @@ class StatisticalCapacity:
         self._tokens: defaultdict[int, float] = defaultdict(float)
         self._requests: defaultdict[int, int] = defaultdict(int)
 
-    def reserved_tokens(self, engine: int) -> float:
-        """Σ u_i of an engine."""
-        return self._tokens[engine]
-
     def decide(self, request: RoutingRequest, fleet: Fleet, now: float) -> Placement:
         """An engine that has room, unless others wait."""
         held = self._held[request.model]
