@@ -25,7 +25,7 @@ def _no_types(_: Any) -> Collection[str]:
     return ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # each is itself, so it can be a key
 class Kind:
     """One kind of predictor.
 
