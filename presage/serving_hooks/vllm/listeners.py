@@ -58,8 +58,8 @@ EVENTS: Final = tuple(name for name in vars(Listener) if not name.startswith("_"
 class Listeners(Listener):
     """Passes each event to the listeners, in their order."""
 
-    def __init__(self, *listeners: Listener | None) -> None:
-        self._listeners = [listener for listener in listeners if listener is not None]
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
         self._arrange()
 
     def add(self, listener: Listener) -> None:
