@@ -10,7 +10,7 @@
 
 Policies: vLLM alone (`stock`); the same with the number of workflows at once that completes soonest (`fixed`, found by
 a sweep on the first seed: a bound, not a policy); ThunderAgent's published rule; `full` (everything on, forecasts from
-online counts); `truth` (the same with the future known); and others as `presage replay` names them. Completion is over
+online counts); `unnamed` (the same, and no client names its workflow or says when it ends); `truth` (the same with the future known); and others as `presage replay` names them. Completion is over
 that of vLLM alone, seed by seed.
 
     python benchmarks/regimes.py [--real FOLDER] [--cells swe,mixed] [--policies stock,thunderagent,full] [--seeds 2]
@@ -222,6 +222,7 @@ KNOWN: Final = {
     **POLICIES,
     THUNDERAGENT.name: THUNDERAGENT,
     FIXED: replace(POLICIES[STOCK], name=FIXED),
+    "unnamed": replace(POLICIES["full"], name="unnamed", named=False),
     "truth": replace(POLICIES["full"], name="truth", forecasts="oracle", ranked="oracle", returns="oracle"),
 }
 

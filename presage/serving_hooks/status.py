@@ -180,6 +180,29 @@ class RecorderStatus:
 
 
 @dataclass(frozen=True)
+class IdentityStatus:
+    """How requests were identified whose clients name no workflow; see `workflows/inference.py`.
+
+    Attributes:
+        inferred: workflows that run now without a name from their clients.
+        sources: requests by what identified them; "new" continued nothing.
+        checked: requests of named workflows that the inference found to continue them (`right`), found to continue
+            others (`wrong`), or did not find (`missed`).
+    """
+
+    on: bool = False
+    inferred: int = 0
+    sources: Mapping[str, int] = field(default_factory=dict)
+    checked: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def precision(self) -> float | None:
+        """Of the requests of named workflows that were found to continue any, the share of right ones."""
+        right, wrong = self.checked.get("right", 0), self.checked.get("wrong", 0)
+        return right / (right + wrong) if right + wrong else None
+
+
+@dataclass(frozen=True)
 class InputStatus:
     """Steps and the inputs that came with them; by kind of model, the inputs of its promotion that never came."""
 
@@ -351,6 +374,7 @@ class EngineStatus:
         state_layer: the layer that is captured; None for the states after the final norm.
         evicted: evicted blocks by class.
         monitor: forecasts against outcomes.
+        identity: of requests whose clients name no workflow; None where it is not inferred.
     """
 
     name: str | None = None
@@ -371,6 +395,7 @@ class EngineStatus:
     ageing: AgeingStatus | None = None
     admission: AdmissionStatus | None = None
     tails: Mapping[str, SecondsStatus] = field(default_factory=dict)
+    identity: IdentityStatus | None = None
     inputs: InputStatus | None = None
     reload: ReloadStatus | None = None
     monitor: MonitorStatus | None = None

@@ -100,6 +100,7 @@ class EngineLoop:
         scheduler: a `FastPathScheduler`, with or without hooks.
         clock: its own; the end of its last iteration.
         number: of the engine in its fleet.
+        named: whether clients name their workflows.
         run: its counters.
         idle_s: seconds without an iteration.
         used_s, used: shares of its cache's blocks in use by requests, and since when; with a router only.
@@ -110,6 +111,7 @@ class EngineLoop:
     block_tokens: int
     clock: VirtualClock
     number: int = 0
+    named: bool = True
     run: PolicyRun = field(default_factory=PolicyRun)
     inbox: deque[Arrival] = field(default_factory=deque)
     asked: dict[str, RequestOutcome] = field(default_factory=dict)
@@ -282,7 +284,7 @@ class ReplayEngine:
         prompt, known = partial(prompts.prompt, number, index), prompts.known(number, index)
         sent = (
             {}
-            if not job.workflow_type
+            if not job.workflow_type or not engine.named
             else {
                 "workflow_type": job.workflow_type,
                 "workflow_id": job.workflow_id,
@@ -377,7 +379,10 @@ class ReplayEngine:
         for watcher in self._watchers:
             watcher.finished(asked.job, asked.step, now)
         if engine.hooked and job.workflow_type and (step.finish_reason is not None or step.tools is not None):
-            scheduler.latest_answered(job.workflow_type, job.workflow_id, step.finish_reason, step.tools)
+            if engine.named:
+                scheduler.latest_answered(job.workflow_type, job.workflow_id, step.finish_reason, step.tools)
+            else:
+                scheduler.request_answered(name, step.finish_reason, step.tools)
         under_way.left -= 1
         if self._router is not None:
             self._answers[self._order + 1] = asked, not under_way.left
@@ -393,7 +398,7 @@ class ReplayEngine:
         del self._under_way[asked.job]
         if job.workflow_type:
             for served in under_way.engines:
-                if served.hooked:
+                if served.hooked and served.named:
                     served.scheduler.workflow_ended(job.workflow_type, job.workflow_id)
         if self._then:
             self._come(now, self._then.pop(), _JOB)

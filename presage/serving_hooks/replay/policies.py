@@ -37,6 +37,7 @@ class Policy:
         more: further settings of the hooks.
         scheduler: derives your own scheduler class from the hooked one; a module-level function, since it is sent to
             other processes.
+        named: whether clients name their workflows; if not, the hooks infer them from prompts, and ends are not told.
         routing: name of a routing policy, or your own; only for a fleet, whose engines have hooks of their own.
     """
 
@@ -50,13 +51,15 @@ class Policy:
     swept: bool = False
     more: Mapping[str, Any] = field(default_factory=dict, hash=False)
     scheduler: Callable[[type[Any]], type[Any]] | None = None
+    named: bool = True
     routing: str | Callable[[], RoutingPolicy] | None = None
 
     def presage(self) -> dict[str, Any] | None:
         """The object `presage` of `--additional-config`; None without hooks."""
         if self.settings is None:
             return None
-        return {switch: switch in self.settings for switch in SWITCHES} | dict(self.more)
+        switches = {switch: switch in self.settings for switch in SWITCHES}
+        return switches | {"infer_workflows": not self.named} | dict(self.more)
 
     @property
     def sources(self) -> set[Forecasting | Source | Returns]:

@@ -37,6 +37,9 @@ class LazyTokens:
     def __getitem__(self, at: Any) -> Any:
         if self._made is None:
             self._made = self._make()
+        if isinstance(at, slice) and at.step is None:
+            first, end, _ = at.indices(len(self))
+            return self._made[first:end] + self._more[max(0, first - self._count) : max(0, end - self._count)]
         return (self._made + self._more)[at]
 
     def __iadd__(self, tokens: Sequence[int]) -> LazyTokens:

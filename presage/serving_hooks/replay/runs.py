@@ -241,7 +241,7 @@ def _loop(
     longest = max(step.prompt_tokens + step.output_tokens for job in setting.jobs for step in job.steps)
     with tempfile.TemporaryDirectory() as folder:
         scheduler = vllm_scheduler.make_scheduler(kind, engine, longest, policy.presage(), Path(folder))
-    return EngineLoop(scheduler, engine.cost, engine.block_tokens, clock)
+    return EngineLoop(scheduler, engine.cost, engine.block_tokens, clock, named=policy.named)
 
 
 def forecaster_for(setting: Setting, who: Forecasting | Source | None, clock: Callable[[], float]) -> Any:

@@ -150,6 +150,11 @@ class HookedScheduler(Policies, FastPathScheduler):
         super().__init__(*args, **kwargs)
         self.reasons: dict[str, str | None] = {}
 
+    @staticmethod
+    def identity_key() -> bytes:
+        """Always the same: replays are repeatable, and have no secrets."""
+        return b"presage replay"
+
     def finish_reason(self, request: EngineRequest) -> str | None:
         """As recorded."""
         return self.reasons.pop(request.request_id, None)

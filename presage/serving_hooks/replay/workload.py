@@ -444,9 +444,9 @@ def assemble(asked: Sequence[RecordedRequest], convention: PromptConvention) -> 
 class _Prefixes:
     """What the prompts of one workflow repeat, by the runs of ids in its `prefix_blocks`.
 
-    Ids do not cover outputs. A prompt repeats the output of an earlier step, and the end of its prompt that fills no
-    block, if it is the first to continue after exactly all blocks of that prompt, the step is among its ancestors, and
-    it is long enough for both.
+    Ids do not cover outputs. A prompt that goes on after exactly all blocks of an ancestor's prompt repeats the end of
+    it that fills no block, if it is long enough for that; and its output, if it is the first to continue there and long
+    enough for both.
     """
 
     def __init__(self, asked: Sequence[RecordedRequest]) -> None:
@@ -454,7 +454,8 @@ class _Prefixes:
         runs = (run for one in asked for run in one.prefix or ())
         self._bounds = sorted({bound for first, last in runs for bound in (first, last + 1)})
         self._holder: dict[int, int] = {}  # by the first id of each stretch between two bounds: the last step with it
-        self._unanswered: dict[int, int] = {}  # by last id: the last step with such a prompt, until one continues it
+        self._ending: dict[int, int] = {}  # by last id: the last step with such a prompt
+        self._answered: set[int] = set()  # steps whose output a prompt repeats
 
     def repeated(self, number: int, ancestors: frozenset[int]) -> tuple[int | None, int]:
         """The step that a prompt continues, and how many of its tokens it repeats. To be called in order of steps."""
@@ -471,14 +472,16 @@ class _Prefixes:
                     shares = False
                 holder[stretch] = number
         repeated = blocks * PREFIX_BLOCK_TOKENS
-        before = self._unanswered.get(end)
+        before = self._ending.get(end)
         if before is not None and before in ancestors:
-            sequence = self._asked[before].input_tokens + self._asked[before].output_tokens
-            if sequence <= one.input_tokens:
-                continues, repeated = before, sequence
-                del self._unanswered[end]
+            prompt, output = self._asked[before].input_tokens, self._asked[before].output_tokens
+            if before not in self._answered and prompt + output <= one.input_tokens:
+                continues, repeated = before, prompt + output
+                self._answered.add(before)
+            elif prompt <= one.input_tokens:
+                continues, repeated = before, prompt
         if one.prefix:
-            self._unanswered[one.prefix[-1][1] + 1] = number
+            self._ending[one.prefix[-1][1] + 1] = number
         return continues, repeated
 
 

@@ -30,6 +30,9 @@ class PresageConfig(ForecastSettings):
     after the final norm, from which tokens are sampled"""
     texts: bool = True
     """compute in the HTTP server what the models of next agents and lengths read of prompts and answers"""
+    infer_workflows: bool = True
+    """infer the workflow of requests whose clients name none, from ids that they send and from their prompts, of which
+    only keyed hashes are kept; inactive without prefix caching"""
     mode: Word | ModeSettings = "on"
     """off, shadow (decisions are computed and shown, but not acted on) or on; or an object of default, policies and
     workflow_types, modes by name"""

@@ -9,6 +9,7 @@ nothing runs, this work is done before the next iteration is scheduled.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -28,6 +29,7 @@ from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, read_config
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.hidden_states.steps import RequestStates
+from presage.serving_hooks.vllm.inferred import InferredIdentity
 from presage.serving_hooks.vllm.listeners import Listeners
 from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.prefetch import Prefetcher
@@ -73,6 +75,7 @@ class Hooks(engine.SchedulerSeam):
         # Prompt tokens of steps that have started: all, and those found in the cache and by a connector.
         self._prompt_tokens = {"tokens": 0, "local_tokens": 0, "external_tokens": 0}
         self.workflow_table = WorkflowTable(config.time_to_live_s, type(self).clock, self._counts, config.max_workflows)
+        self.identity = self._make_identity() if config.infer_workflows and port.caches_prefixes else None
         self._observing = Observing(port, config.recorder, self.workflow_table, self._counts, self._state_layer)
         self._evidence = Evidence(config.evidence, lambda: self._modes.changed()) if config.evidence else None
         self._last_forecasts = LastForecasts(config.explain, type(self).clock) if config.explain else None
@@ -123,9 +126,11 @@ class Hooks(engine.SchedulerSeam):
         self._states = RequestStates(
             port, forecasts, self.step_forecasts, self.workflow_table, self._observing, recorded
         )
-        # In this order: a prompt is kept before its completion is forecast, a step is recorded before its forecast, and
-        # the queues rank by what was forecast. Admission follows while it is on.
+        # In this order: a request is known before anything is done for it, a prompt is kept before its completion is
+        # forecast, a step is recorded before its forecast, and the queues rank by what was forecast. Admission follows
+        # while it is on.
         for listener in (
+            self.identity,
             self.prefetcher,
             self._states,
             self._observing if self._observing.on else None,
@@ -271,6 +276,15 @@ class Hooks(engine.SchedulerSeam):
             self.step_forecasts.held,
             self.step_forecasts.earlier,
         )
+
+    @staticmethod
+    def identity_key() -> bytes:
+        """The key of the hashes from which identity is inferred; called once if it is."""
+        return secrets.token_bytes(32)
+
+    def _make_identity(self) -> InferredIdentity:
+        kind = type(self)
+        return InferredIdentity(self.engine_port, self.workflow_table, self._counts, kind.clock, kind.identity_key())
 
     def _make_prefetcher(self, config: PresageConfig, switch: Switch) -> Prefetcher | None:
         if self.block_order is None:

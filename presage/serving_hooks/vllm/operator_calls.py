@@ -66,6 +66,12 @@ class OperatorCalls(Hooks):
         if running is not None:
             self._listeners.answer_parsed(running, finish_reason, tools)
 
+    def request_answered(self, request_id: str, finish_reason: str | None, tools: Sequence[str] | None) -> None:
+        """As `latest_answered`, of the step that this request was, where its workflow is inferred."""
+        running = self.identity.answered_last(request_id) if self.identity is not None else None
+        if running is not None:
+            self._listeners.answer_parsed(running, finish_reason, tools)
+
     def text_models(self) -> dict[str, dict[str, str]]:
         """By kind the folder and digest of each predictor that reads texts."""
         return self.step_forecasts.texts.models
@@ -121,6 +127,7 @@ class OperatorCalls(Hooks):
             ageing=priorities.aged() if priorities is not None else None,
             admission=admission.status() if admission is not None else None,
             tails={name: seconds.status() for name, seconds in self.queue_policies.tails.items()},
+            identity=self.identity.status() if self.identity is not None else None,
             recorder=replace(self._observing.status(), states=self._states.recorder_states),
             step_times=replace(file.status(), on=self._timing.on) if (file := self._step_times) is not None else None,
         )
@@ -162,7 +169,7 @@ class OperatorCalls(Hooks):
     def debug_state(self) -> dict[str, int]:
         """Entries of each table that grows with requests and workflows, to find leaks."""
         queues = self.queue_policies
-        parts = (queues.priorities, self.block_order, queues.admission, self.prefetcher)
+        parts = (self.identity, queues.priorities, self.block_order, queues.admission, self.prefetcher)
         found = {
             "vLLM requests": len(self.engine_port.requests),
             "waiting": len(self.engine_port.waiting_queues[0]),

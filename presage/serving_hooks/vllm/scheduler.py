@@ -162,9 +162,12 @@ class Policies(OperatorCalls):
         return True
 
     def _as_step(self, request: EngineRequest) -> RunningStep | None:
-        """The request as a step of its workflow, if its metadata name one."""
+        """The request as a step of its workflow, if its metadata name one or its prompt continues one."""
         sent = request.sampling_params.extra_args if request.sampling_params is not None else None
-        step: Step | None = read(sent, request.session_id, self._counts, self.step_forecasts.sources.names)
+        names = self.step_forecasts.sources.names
+        step: Step | None = read(sent, request.session_id, self._counts, names)
+        if self.identity is not None and not engine.hands_over(request):
+            step = self.identity.step(request, step, names)
         running = self.workflow_table.get(step.workflow) if step is not None else None
         if step is not None and running is not None and running.step.workflow_type != step.workflow_type:
             step = replace(step, workflow_type=running.step.workflow_type)  # newer models fold otherwise

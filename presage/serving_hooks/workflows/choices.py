@@ -20,6 +20,12 @@ _LEFT_KEPT: Final = 64
 """Steps that have left and of which a choice may still arrive: milliseconds later."""
 
 
+def parent_of(request_id: str) -> str | None:
+    """The client's request of which vLLM has made this one; None if it is no such choice."""
+    found = _CHOICE.fullmatch(request_id)
+    return None if found is None else found[1]
+
+
 class LeftStep(NamedTuple):
     """A step of which no request is in the engine any more.
 
@@ -61,12 +67,12 @@ class Choices:
 
     def arrives(self, request_id: str, step: Step) -> bool:
         """A request of this step arrives; returns whether the step does, or it is a further choice of it."""
-        found = _CHOICE.fullmatch(request_id)
-        if found is None:
+        parent = parent_of(request_id)
+        if parent is None:
             return True
-        known = self._by_parent.get(found[1])
+        known = self._by_parent.get(parent)
         if known is None or known.step != step:
-            known = self._by_parent[found[1]] = _OpenStep(found[1], step)
+            known = self._by_parent[parent] = _OpenStep(parent, step)
         known.running += 1
         self._of[request_id] = known
         return known.running == 1 and not known.has_left

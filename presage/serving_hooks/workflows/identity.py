@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from sys import intern
-from typing import Final
+from typing import Final, Literal
 
 LONGEST_NAME: Final = 128
 
@@ -60,6 +60,11 @@ def workflow_key(workflow_type: str, workflow_id: str) -> str:
     return f"{workflow_type}\0{workflow_id}"
 
 
+IdentitySource = Literal["explicit", "session", "trace", "cache key", "answered", "prompt", "quoted", "new"]
+"""What identified the workflow of a request: its client's names, an id, or how its prompt continues an earlier one
+(`presage.continuation.LinkedBy`); "new" if nothing did."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One request as a step of a workflow.
@@ -71,6 +76,7 @@ class Step:
         number: of the step in its workflow, from 0, if the client sent it.
         last: the client marked this step as the last of its workflow.
         sent: workflow type and agent as the client sent them: what is recorded, and what it calls them later.
+        source, confidence: what identified the workflow, and the share of such identities that are right.
         workflow: one key for the sent workflow type and id. Names hold no control characters, so no two workflows
             collide.
         stats_key: the workflow type with its tenant: statistics are kept per tenant.
@@ -82,6 +88,8 @@ class Step:
     number: int | None = None
     last: bool = False
     sent: tuple[str, str] = field(default=("", ""), repr=False)
+    source: IdentitySource = field(default="explicit", compare=False)
+    confidence: float = field(default=1.0, compare=False)
     workflow: str = field(init=False, repr=False, compare=False)
     stats_key: str = field(init=False, repr=False, compare=False)
 

@@ -104,6 +104,12 @@ def read(extra_args: object, session_id: object, counts: EventCounts, folded: Na
     )
 
 
+def sent_tenant(extra_args: object) -> str | None:
+    """The tenant of a request, "" without tenants; None where it came without a key to a server that has keys."""
+    tenant = extra_args.get(ARGUMENT) if isinstance(extra_args, dict) else None
+    return None if tenant == ANONYMOUS else name(tenant, ARGUMENT, EventCounts()) or ""
+
+
 def _flat(extra_args: object, counts: EventCounts) -> Mapping[Any, Any]:
     sent = table(extra_args, "extra_args", counts)
     nested = sent.get("app_metadata")

@@ -1,0 +1,122 @@
+"""Infers the workflow of requests whose clients name none; see `workflows/inference.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from sys import intern
+from typing import Final
+
+from presage.datasets.schema.names import NameMapping
+from presage.serving_hooks.counts import EventCounts
+from presage.serving_hooks.modes import Switch
+from presage.serving_hooks.status import IdentityStatus
+from presage.serving_hooks.vllm import engine
+from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
+from presage.serving_hooks.vllm.listeners import Listener
+from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow, WorkflowTable
+from presage.serving_hooks.workflows.choices import LeftStep
+from presage.serving_hooks.workflows.identity import Step, scoped
+from presage.serving_hooks.workflows.inference import BY_ID, Candidate, Inference
+from presage.serving_hooks.workflows.metadata import sent_tenant
+from presage.serving_hooks.workflows.observed import Observed, observed
+
+_MOST_UNREAD: Final = 256
+"""Answers that are read at once before the next iteration, if the model does not run."""
+
+
+class InferredIdentity(Listener):
+    """Passes prompts and answers of requests to the inference.
+
+    Answers are read while the model runs, or before the next prompt is looked up.
+
+    Args:
+        key: of the hashes of prompts; secret.
+    """
+
+    def __init__(
+        self,
+        port: EnginePort,
+        table: WorkflowTable,
+        counts: EventCounts,
+        clock: Callable[[], float],
+        key: bytes,
+    ) -> None:
+        self.switch = Switch("identity", counts)
+        self._table, self._counts = table, counts
+        self._inference = Inference(key, port.hash_tokens, clock)
+        self._unread: list[tuple[Candidate, EngineRequest, str]] = []
+
+    def step(self, request: EngineRequest, named: Step | None, names: NameMapping) -> Step | None:
+        """The step that a request is: as named by its client, else as inferred; None if it is none (yet)."""
+        found: Step | None = self.switch.attempt(self._step, request, named, names)
+        return named if found is None else found
+
+    def request_arrived(self, request: EngineRequest, step: RunningStep | None) -> None:
+        """Records which running workflow the request is a step of."""
+        if step is not None:
+            self._inference.runs(request.request_id, step.workflow)
+
+    def request_finished(self, request: EngineRequest, step: RunningStep | None, left: LeftStep | None) -> None:
+        """Keeps the answer of a completed request, to be read later."""
+        of = self._inference.leaves(request.request_id, engine.completed(request))
+        if of is not None:
+            self._unread.append((of, request, sent_tenant(request.sampling_params.extra_args) or ""))
+            if len(self._unread) > _MOST_UNREAD:
+                self._read_answers()
+
+    def iteration(self, output: Iteration, began_at: float) -> None:
+        """Reads the answers of requests that have left."""
+        self._read_answers()
+
+    def workflow_ended(self, workflow: Workflow, reason: EndReason) -> None:
+        """Forgets the prompts of a workflow."""
+        self._inference.ended(workflow, reason is not EndReason.EXPIRED)
+
+    def answered_last(self, request_id: str) -> Workflow | None:
+        """The running workflow whose latest step this completed request was."""
+        key = self._inference.answered_last(request_id)
+        return self._table.get(key) if key is not None else None
+
+    def status(self) -> IdentityStatus:
+        """How workflows were identified, and how often the inference finds a named one."""
+        of = self._inference
+        return IdentityStatus(self.switch.on, of.running, of.by_source(), of.checks())
+
+    def debug_state(self) -> dict[str, int]:
+        """Entries of each table, to find leaks."""
+        return {**self._inference.debug_state(), "unread answers": len(self._unread)}
+
+    def _step(self, request: EngineRequest, named: Step | None, names: NameMapping) -> Step | None:
+        sent = request.sampling_params.extra_args if request.sampling_params is not None else None
+        tenant = sent_tenant(sent)
+        if tenant is None or request.sampling_params is None:
+            return None
+        prompt = engine.prompt_of(request, tenant)
+        if prompt is None:
+            return None
+        self._read_answers()
+        found = observed(sent, self._counts)
+        if named is None and found.session is not None:
+            named = _of_session(found, found.session, tenant, names)
+        if named is not None:
+            self._inference.named(request.request_id, prompt, named, self._table.get(named.workflow))
+            return named
+        return self._inference.arrives(request.request_id, prompt, tenant, found, names)
+
+    def _read_answers(self) -> None:
+        unread, self._unread = self._unread, []
+        for of, request, tenant in unread:
+            both = engine.prompt_of(request, tenant)
+            if both is not None:
+                self._inference.answered(of, both, request.num_prompt_tokens)
+
+
+def _of_session(found: Observed, session: str, tenant: str, names: NameMapping) -> Step:
+    return Step(
+        workflow_type=intern(names.workflow_type(found.workflow_type)),
+        workflow_id=scoped(tenant, session),
+        agent=intern(names.agent(found.agent)),
+        sent=(found.workflow_type, found.agent),
+        source="session",
+        confidence=BY_ID["session"],
+    )

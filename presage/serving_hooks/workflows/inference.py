@@ -1,0 +1,317 @@
+"""Identity of requests whose clients do not name their workflow: from ids that they send
+anyway, else from their prompts.
+
+In this order: a trace id or cache key that came with an earlier request of a workflow, a prompt that continues one
+(`presage/continuation.py`), else nothing. Choices of one request are one step; a repeated prompt begins anew.
+
+A request that continues nothing may be a single one, as most chats are, or the first of a workflow. It becomes a
+workflow at once only if requests like it, of its agent, usually went on; otherwise with the next request. Until then it
+is served as a request without a workflow, so single requests never weigh on those of workflows.
+
+Agents are as the HTTP server recognised them (`observed.py`), else known by their first tokens: a name is given once
+several workflows had them. Names are hashes without a key, the same after a restart.
+
+Requests whose clients do name their workflow are looked up too, those of some workflows: how often that finds the named
+one is the measured precision.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from hashlib import blake2b
+from sys import intern
+from typing import Final, Generic, Literal, TypeVar
+
+from presage.continuation import Prompt, PromptedWorkflow, PromptIndex, as_ids
+from presage.datasets.schema.names import NO_NAMES, NameMapping
+from presage.serving_hooks.workflows import Workflow
+from presage.serving_hooks.workflows.choices import parent_of
+from presage.serving_hooks.workflows.identity import IdentitySource, Step, scoped, workflow_key
+from presage.serving_hooks.workflows.observed import NOTHING, Observed
+
+BY_ID: Final[dict[IdentitySource, float]] = {"session": 1.0, "trace": 0.95, "cache key": 0.9}
+"""Confidence of ids, as their protocols promise it."""
+
+HEAD_TOKENS: Final = 64
+"""Tokens by which an agent is known where nothing else tells it."""
+NAMED_FROM: Final = 3
+"""Workflows in which an agent must have been seen to be named, and begun to be judged."""
+USUALLY: Final = 0.5
+"""Share of an agent's first requests that went on, from which such requests are workflows at once."""
+MEASURED: Final = 8
+"""One in so many workflows whose clients name them is looked up too."""
+REMEMBERED_S: Final = 6 * 3600.0
+"""Seconds since its latest request within which a workflow may go on, though the table has ended it: people pause.
+`MOST_KNOWN` bounds the memory."""
+_MOST_IDS: Final = 2**16
+_MOST_OPENINGS: Final = 4096
+_MOST_PARENTS: Final = 64
+_MOST_LEFT: Final = 1024
+"""Requests that have left and whose answers may still be parsed."""
+
+Checked = Literal["right", "wrong", "missed"]
+"""A request of a named workflow was found to continue it, found to continue another one, or not found."""
+
+
+@dataclass(slots=True, eq=False)
+class Candidate(PromptedWorkflow):
+    """What may be a workflow.
+
+    Attributes:
+        workflow_type, workflow_id: its names, once it is one.
+        opening: what its first request looks like; requests that look alike share an `_Opening`.
+        named: whether its client names it.
+        runs: whether it is a workflow.
+    """
+
+    workflow_type: str = ""
+    workflow_id: str = ""
+    opening: tuple[str, str] = ("", "")
+    named: bool = False
+    runs: bool = False
+
+
+@dataclass(slots=True)
+class _Opening:
+    """First requests that look alike: how many began something, and how many of these something that went on."""
+
+    began: int = 0
+    went_on: int = 0
+
+
+@dataclass(slots=True)
+class _Head:
+    """An agent without a name: in how many workflows it was, and the number of the latest of these."""
+
+    workflows: int = 0
+    latest: int = 0
+
+
+class Inference:
+    """Identity of the requests of one engine.
+
+    Args:
+        key: of the hashes, secret where prompts are.
+        block_tokens: of the blocks whose hashes prompts come with.
+    """
+
+    def __init__(self, key: bytes, block_tokens: int, clock: Callable[[], float]) -> None:
+        self._sources: Counter[IdentitySource] = Counter()
+        self._checked: Counter[Checked] = Counter()
+        self._clock = clock
+        self._known: PromptIndex[Candidate] = PromptIndex(key, block_tokens)
+        self._process = blake2b(b"process", digest_size=4, key=key[:64]).hexdigest()
+        self._requests: dict[str, Candidate] = {}
+        self._openings: _Latest[tuple[str, str], _Opening] = _Latest(_MOST_OPENINGS)
+        self._heads: _Latest[tuple[str, str], _Head] = _Latest(_MOST_OPENINGS)
+        self._ids: _Latest[bytes, int] = _Latest(_MOST_IDS)
+        self._left: _Latest[str, tuple[Candidate, int]] = _Latest(_MOST_LEFT)
+        self._parents: _Latest[tuple[str, Hashable], tuple[int, Step | None]] = _Latest(_MOST_PARENTS)
+
+    def arrives(
+        self, request_id: str, prompt: Prompt, tenant: str, found: Observed = NOTHING, folded: NameMapping = NO_NAMES
+    ) -> Step | None:
+        """The step that a request is whose client names no workflow; None for one that begins what may be one.
+
+        Args:
+            tenant: of the client; "" without tenants.
+            folded: names as the models have them.
+        """
+        self._known.expire(self._clock() - REMEMBERED_S)
+        parent = parent_of(request_id)
+        if parent is not None and (choice := self._parents.get((parent, prompt.scope))) is not None:
+            number, step = choice
+            if (of := self._known.get(number)) is not None:
+                self._requests[request_id] = of
+            return step
+        ids = [_digest(tenant, "trace", found.trace), _digest(tenant, "cache key", found.cache_key)]
+        of, source, confidence = self._owner(prompt, *ids)
+        self._sources[source] += 1
+        head = (tenant, found.agent or _head(prompt))
+        if of is None:
+            opening = (tenant, f"{found.workflow_type}\0{head[1]}")
+            of = Candidate(prompt.scope, opening=opening)
+            self._known.begin(of)
+            self._openings.at(opening, _Opening).began += 1
+        elif of.steps == 1 and not of.named:
+            self._openings.at(of.opening, _Opening).went_on += 1
+        for one in filter(None, ids):
+            self._ids.put(one, of.number)
+        self._known.asked(of, prompt, self._clock())
+        self._requests[request_id] = of
+        agent = found.agent or self._agent(head, of)
+        step = self._step(of, agent, found.workflow_type, tenant, folded, source, confidence)
+        if parent is not None:
+            self._parents.put((parent, prompt.scope), (of.number, step))
+        return step
+
+    def named(self, request_id: str, prompt: Prompt, step: Step, workflow: Workflow | None) -> None:
+        """A request whose client names its workflow, which is `workflow` if it runs already. One in eight is looked up.
+
+        The choice is by the workflow, so that all requests of one are looked up, or none.
+        """
+        if zlib.crc32(step.workflow.encode("utf-8", "surrogatepass")) % MEASURED:
+            return
+        of = workflow.prompted if workflow is not None else None
+        if isinstance(of, Candidate) and self._known.get(of.number) is of:
+            link = self._known.find(prompt)
+            self._checked["missed" if link is None else "right" if link.workflow is of else "wrong"] += 1
+        else:
+            of = Candidate(
+                prompt.scope, workflow_type=step.sent[0], workflow_id=step.workflow_id, named=True, runs=True
+            )
+            self._known.begin(of)
+        self._known.asked(of, prompt, self._clock())
+        self._requests[request_id] = of
+
+    def runs(self, request_id: str, workflow: Workflow) -> None:
+        """The request is a step of this running workflow."""
+        of = self._requests.get(request_id)
+        if of is not None:
+            workflow.prompted = of
+
+    def leaves(self, request_id: str, completed: bool) -> Candidate | None:
+        """A request has left the engine; returns what it belongs to if its answer is to be read, by `answered`.
+
+        A client that gives a first request up, and sends it again, has begun nothing with it.
+        """
+        of = self._requests.pop(request_id, None)
+        if of is not None and completed and of.runs:
+            self._left.put(request_id, (of, of.steps))
+        if of is not None and not completed and of.steps == 1 and not of.runs:
+            self._known.forget(of)
+        return of if completed else None
+
+    def answered_last(self, request_id: str) -> str | None:
+        """The key of the workflow whose latest step this completed request was."""
+        of, steps = self._left.get(request_id) or (None, 0)
+        return workflow_key(of.workflow_type, of.workflow_id) if of is not None and of.steps == steps else None
+
+    def answered(self, of: Candidate, both: Prompt, prompt_tokens: int) -> None:
+        """A request of it was answered; see `PromptIndex.answered`."""
+        self._known.answered(of, both, prompt_tokens, self._clock())
+
+    def ended(self, workflow: Workflow, told: bool) -> None:
+        """A workflow has ended: what its prompts were is forgotten, unless nobody `told`, and it may come back."""
+        of = workflow.prompted
+        if not isinstance(of, Candidate):
+            return
+        if told:
+            self._known.forget(of)
+        else:
+            of.runs = of.named
+
+    def by_source(self) -> dict[str, int]:
+        """Requests without a named workflow, by what identified theirs; "new" if nothing did."""
+        return {str(source): times for source, times in self._sources.items()}
+
+    def checks(self) -> dict[str, int]:
+        """Requests of named workflows that were looked up too; see `Checked`."""
+        return {str(found): times for found, times in self._checked.items()}
+
+    @property
+    def running(self) -> int:
+        """Inferred workflows that run."""
+        return sum(of.runs and not of.named for of in self._known)
+
+    def debug_state(self) -> dict[str, int]:
+        """Entries of the table of requests, to find leaks; what is remembered of prompts outlives them, within bounds."""
+        return {"requests of prompted workflows": len(self._requests)}
+
+    def _owner(
+        self, prompt: Prompt, trace: bytes | None, cache_key: bytes | None
+    ) -> tuple[Candidate | None, IdentitySource, float]:
+        if (of := self._with_id(trace, prompt.scope)) is not None:
+            return of, "trace", BY_ID["trace"]
+        link = self._known.find(prompt)
+        if link is not None:
+            return link.workflow, link.by, link.confidence
+        if (of := self._with_id(cache_key, prompt.scope)) is not None:
+            return of, "cache key", BY_ID["cache key"]
+        return None, "new", 1.0
+
+    def _with_id(self, digest: bytes | None, scope: Hashable) -> Candidate | None:
+        number = self._ids.get(digest) if digest is not None else None
+        of = self._known.get(number) if number is not None else None
+        return of if of is not None and of.scope == scope else None
+
+    def _agent(self, head: tuple[str, str], of: Candidate) -> str:
+        """The name of an agent that only its first tokens identify; "" until several workflows have shown it."""
+        if not head[1]:
+            return ""
+        seen = self._heads.at(head, _Head)
+        if seen.latest != of.number:
+            seen.latest, seen.workflows = of.number, seen.workflows + 1
+        return intern(f"agent-{head[1]}") if seen.workflows >= NAMED_FROM else ""
+
+    def _step(
+        self,
+        of: Candidate,
+        agent: str,
+        workflow_type: str,
+        tenant: str,
+        folded: NameMapping,
+        source: IdentitySource,
+        confidence: float,
+    ) -> Step | None:
+        if not of.runs:
+            opening = self._openings.at(of.opening, _Opening)
+            if source == "new" and not (
+                opening.began > NAMED_FROM and opening.went_on >= USUALLY * (opening.began - 1)
+            ):
+                return None
+            known = opening.began >= NAMED_FROM and agent
+            of.workflow_type = workflow_type or (f"app-{agent.removeprefix('agent-')}" if known else "")
+            of.workflow_id = scoped(tenant, f"inferred-{self._process}-{of.number}")
+            of.runs = True
+        return Step(
+            workflow_type=intern(folded.workflow_type(of.workflow_type)),
+            workflow_id=of.workflow_id,
+            agent=intern(folded.agent(agent)),
+            number=None if of.named else of.steps - 1,
+            sent=(of.workflow_type, agent),
+            source=source,
+            confidence=confidence,
+        )
+
+
+def _head(prompt: Prompt) -> str:
+    """The first tokens of a prompt as 8 hexadecimal digits, without a key; "" for a shorter prompt."""
+    if len(prompt.tokens) < HEAD_TOKENS:
+        return ""
+    return blake2b(as_ids(prompt.tokens[:HEAD_TOKENS]).tobytes(), digest_size=4).hexdigest()
+
+
+def _digest(tenant: str, kind: str, sent: str | None) -> bytes | None:
+    if sent is None:
+        return None
+    return blake2b("\0".join((tenant, kind, sent)).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
+
+
+class _Latest(Generic[_Key, _Value]):
+    """A table of the entries used last."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._entries: OrderedDict[_Key, _Value] = OrderedDict()
+
+    def get(self, key: _Key) -> _Value | None:
+        return self._entries.get(key)
+
+    def put(self, key: _Key, value: _Value) -> None:
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._most:
+            self._entries.popitem(last=False)
+
+    def at(self, key: _Key, make: Callable[[], _Value]) -> _Value:
+        found = self._entries.get(key)
+        self.put(key, found := make() if found is None else found)
+        return found
