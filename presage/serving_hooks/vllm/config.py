@@ -30,6 +30,9 @@ class PresageConfig(ForecastSettings):
     after the final norm, from which tokens are sampled"""
     texts: bool = True
     """compute in the HTTP server what the models of next agents and lengths read of prompts and answers"""
+    agent_names: str | None = Field(None, min_length=1)
+    """file of agent names by fingerprint (`presage traces agents`), by which the HTTP server recognises the agents of
+    clients that do not name them"""
     mode: Word | ModeSettings = "on"
     """off, shadow (decisions are computed and shown, but not acted on) or on; or an object of default, policies and
     workflow_types, modes by name"""
