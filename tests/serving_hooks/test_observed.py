@@ -16,6 +16,7 @@ from presage.serving_hooks.workflows.observed import NOTHING, OBSERVED, UNSOUND,
 WHOLE = {
     "session": "s-1",
     "trace": "0af7651916cd43dd8448eb211c80319c",
+    "conversation": "c-1",
     "cache_key": "0198c5c4-11d0-7c31-b0a5-6d0c2a41f9be",
     "response": "resp_1",
     "agent": ["coder", 0.95],
@@ -26,7 +27,7 @@ WHOLE = {
 def test_each_source_is_a_field() -> None:
     counts = EventCounts()
     assert observed({OBSERVED: WHOLE}, counts) == Observed(
-        "s-1", WHOLE["trace"], WHOLE["cache_key"], "resp_1", "coder", 0.95, "app-01234567"
+        "s-1", WHOLE["trace"], "c-1", WHOLE["cache_key"], "resp_1", "coder", 0.95, "app-01234567"
     )
     assert observed({OBSERVED: {"agent": ("coder", 1.0)}}, counts) == Observed(agent="coder", agent_confidence=1.0)
     assert counts.by_key() == {}
@@ -43,7 +44,7 @@ UNSOUND_NAMES: list[Any] = ["", "a\n", "a" * (MAX_NAME + 1), 1, 1.5, True, b"s",
 
 
 @pytest.mark.parametrize("value", UNSOUND_NAMES)
-@pytest.mark.parametrize("source", ["session", "trace", "cache_key", "response", "workflow_type"])
+@pytest.mark.parametrize("source", ["session", "trace", "conversation", "cache_key", "response", "workflow_type"])
 def test_an_unsound_name_is_left_out_and_counted(source: str, value: Any) -> None:
     counts = EventCounts()
     found = observed({OBSERVED: {**WHOLE, source: value}}, counts)
@@ -83,7 +84,7 @@ JSON = st.recursive(
 @given(JSON | st.fixed_dictionaries({OBSERVED: JSON | st.fixed_dictionaries({}, optional=dict.fromkeys(WHOLE, JSON))}))
 def test_reading_never_raises(extra: Any) -> None:
     found = observed(extra, EventCounts())
-    for one in (found.session, found.trace, found.cache_key, found.response):
+    for one in (found.session, found.trace, found.conversation, found.cache_key, found.response):
         assert one is None or (0 < len(one) <= MAX_NAME and one.isprintable())
     assert all(len(one) <= MAX_NAME and one.isprintable() for one in (found.agent, found.workflow_type))
     assert 0.0 <= found.agent_confidence <= 1.0

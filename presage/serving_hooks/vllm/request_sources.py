@@ -103,6 +103,7 @@ class RequestSources:
             or _session_of_user(body.get("metadata"))
             or name(trace.session, "session_id", unsound),
             "trace": trace.trace_id,
+            "conversation": name(trace.conversation, "session_id", unsound),
             "cache_key": cache_key if isinstance(cache_key, str) and is_unique(cache_key) else None,
             "response": name(body.get("previous_response_id"), "session_id", unsound),
             "agent": agent,

@@ -31,6 +31,8 @@ class Observed:
     Attributes:
         session: id of a session or conversation, by a protocol that promises one.
         trace: 32 hexadecimal digits, the W3C trace id.
+        conversation: of one agent, from the baggage. In one trace there may be several in one workflow, as pydantic-ai
+            gives one to each agent's run; a conversation may go on in further traces.
         cache_key: a `prompt_cache_key` that looks drawn at random.
         response: the `previous_response_id`.
         agent: name of the agent; "" if nothing tells it.
@@ -41,6 +43,7 @@ class Observed:
 
     session: str | None = None
     trace: str | None = None
+    conversation: str | None = None
     cache_key: str | None = None
     response: str | None = None
     agent: str = ""
@@ -66,6 +69,7 @@ def observed(extra_args: object, counts: EventCounts) -> Observed:
     return Observed(
         session=_sound(sent.get("session"), counts),
         trace=_sound(sent.get("trace"), counts),
+        conversation=_sound(sent.get("conversation"), counts),
         cache_key=_sound(sent.get("cache_key"), counts),
         response=_sound(sent.get("response"), counts),
         agent=agent,
