@@ -48,7 +48,7 @@ ALONE = (
 
 
 @pytest.mark.parametrize(("sdk", "scenario"), scenarios(*ALONE))
-def test_an_sdk_alone_sends_nothing_but_its_agents(sdk: Sdk, scenario: str) -> None:
+def test_instrumentation_that_only_exports_spans_sends_no_id(sdk: Sdk, scenario: str) -> None:
     """Its spans go to their collector; a session that the application gave it stays there too."""
     found = sent(sdk, scenario)
     check_agents(found)
