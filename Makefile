@@ -22,7 +22,7 @@ help:
 	@echo "make demo    set up (3 GB), then generate, train, compare, register, promote, refuse, forecast: 4 to 8 minutes on two cores"
 	@echo "make test    set up, then run the quick tests, also those in vLLM (its CPU build, in $(VLLM_VENV): 4.4 GB)"
 	@echo "make test-all   run every test, those of the hooks on vLLM 0.32 and 0.33; CI runs it after make check"
-	@echo "make test-sdk   the tests that run SDKs for agents, each set in its environment in .venv-sdk (750 MB); part of test-all"
+	@echo "make test-sdk   the tests that run SDKs for agents, each set in its environment in .venv-sdk (850 MB); part of test-all"
 	@echo "make soak    the tests of hypothesis with new random examples, ROUNDS=$(ROUNDS) times"
 	@echo "make check   ruff, mypy --strict, import-linter, test collection, documentation"
 	@echo "make docs    set up, then build the documentation as a site in build/docs"

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from presage.cli import (
+    agents,
     calibrate_cost,
     compare,
     demo,
@@ -59,6 +60,7 @@ def presage(
 
 
 app.add_typer(traces.app, name="traces")
+app.add_typer(agents.app, name="agents")
 app.add_typer(outcomes.app, name="outcomes")
 app.add_typer(profile.app, name="profile")
 app.add_typer(study.app, name="study")

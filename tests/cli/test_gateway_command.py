@@ -1,4 +1,4 @@
-"""`presage gateway` and `presage traces agents`, as a user types them."""
+"""`presage gateway`, `presage traces agents` and `presage agents name`, as a user types them."""
 
 from __future__ import annotations
 
@@ -84,3 +84,26 @@ def test_names_of_agents_are_learnt_from_traces(tmp_path: Path) -> None:
     refused = presage("traces", "agents", str(traces), "--to", str(tmp_path / "none.json"))
     assert refused.exit_code == 2
     assert not (tmp_path / "none.json").exists()
+
+
+def test_agents_that_were_seen_get_names_in_a_new_file_and_other_ones_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "agents.json"
+    for arguments, ids in (
+        (("agent-9c9f8a62=planner", "--workflow-type", "travel"), {"agent-9c9f8a62": ["travel", "planner"]}),
+        (("planner=guide",), {"agent-9c9f8a62": ["travel", "guide"]}),
+    ):
+        found = presage("agents", "name", *arguments, "--in", str(file), "--json")
+        assert found.exit_code == 0, found.output
+        assert json.loads(found.stdout) == {"named": 1, "file": str(file)}
+        assert json.loads(file.read_text())["ids"] == ids
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [("planner", "give AGENT=NAME"), ("planner=", "give AGENT=NAME"), ("planner=x", "neither an id")],
+)
+def test_an_agent_that_cannot_be_named_is_one_clear_error(tmp_path: Path, given: str, message: str) -> None:
+    found = presage("agents", "name", given, "--in", str(tmp_path / "agents.json"))
+    assert found.exit_code == 2
+    assert message in found.stderr.replace("\n", " ")
+    assert not (tmp_path / "agents.json").exists()

@@ -58,28 +58,35 @@ def _recorded(environment: str, application: str, instrumentation: str) -> Path:
 Step = tuple[Any, ...]
 
 
-def check(sdk: Sdk, scenario: str) -> None:
-    """The steps that are read are those that the scenario took."""
+def truth(sdk: Sdk, scenario: str) -> dict[str, Any]:
+    """What happened in a scenario, which went as it was scripted."""
     if not (ENVIRONMENTS / sdk.environment / ".installed").exists():
         pytest.skip(f"no environment {ENVIRONMENTS.name}/{sdk.environment}: make sdk")
     folder = _recorded(sdk.environment, sdk.application, sdk.instrumentation)
-    truth = json.loads((folder / f"{scenario}.truth").read_text(encoding="utf-8"))
-    assert truth["unused"] == 0, "the application asked less than its script answers"
-    assert not truth["unexpected"], "the application asked more than its script answers"
+    happened: dict[str, Any] = json.loads((folder / f"{scenario}.truth").read_text(encoding="utf-8"))
+    assert happened["unused"] == 0, "the application asked less than its script answers"
+    assert not happened["unexpected"], "the application asked more than its script answers"
+    return happened
+
+
+def check(sdk: Sdk, scenario: str) -> None:
+    """The steps that are read are those that the scenario took."""
+    happened = truth(sdk, scenario)
+    folder = _recorded(sdk.environment, sdk.application, sdk.instrumentation)
     found = read_traces([folder / f"{scenario}.json"])
     assert not [what for what in found.notices if what.startswith(READ_WRONGLY)]
     rows = found.table.to_pylist()
     workflows: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row["step"]):
         workflows.setdefault(row["workflow_id"], []).append(row)
-    events = truth["events"]
+    events = happened["events"]
     expected = [[e for e in events if e["workflow"] == n] for n in sorted({e["workflow"] for e in events})]
     read = sorted(workflows.values(), key=lambda steps: steps[0]["started_at"])
     assert len(read) == len(expected)
-    for steps, happened in zip(read, expected, strict=True):
-        _check_workflow(sdk, steps, happened)
-        assert {row["complete"] for row in steps} == {truth["raised"] is None}
-        assert {row["success"] for row in steps} <= ({None} if truth["raised"] is None else {None, False})
+    for steps, took in zip(read, expected, strict=True):
+        _check_workflow(sdk, steps, took)
+        assert {row["complete"] for row in steps} == {happened["raised"] is None}
+        assert {row["success"] for row in steps} <= ({None} if happened["raised"] is None else {None, False})
 
 
 def _check_workflow(sdk: Sdk, rows: list[dict[str, Any]], happened: list[dict[str, Any]]) -> None:

@@ -6,6 +6,8 @@ is not changed. `vllm_xargs` win over headers, these over the objects in the bod
 `agentic_context` and `app_metadata`). The engine judges the names as if they had come in `vllm_xargs`. Keys that a
 client seems to mean for names, where nothing reads them, are reported to the engine, which counts them.
 
+A request that names no workflow takes along what else tells whose it is (`request_sources.py`).
+
 Of the body only those objects are decoded, and the keys beside them: 0.25 ms for 1 MB of messages, less than it takes
 to search it for one of these keys.
 """
@@ -23,8 +25,10 @@ import msgspec
 
 from presage.serving_hooks.counts import EventCounts, MetadataField, Reason
 from presage.serving_hooks.gateway.identity.sent_names import NAME_HEADERS, NESTED, as_object
-from presage.serving_hooks.gateway.request import PATHS
+from presage.serving_hooks.vllm.request_sources import READ, RequestSources, Top
 from presage.serving_hooks.workflows.metadata import FIELD_OF, MISTAKES, Mistakes, given_fields, misspelt_keys
+from presage.serving_hooks.workflows.observed import OBSERVED
+from presage.serving_hooks.workflows.tenants import tenant
 from presage.wording import nearest
 
 LONGEST: Final = 2**22
@@ -39,15 +43,16 @@ class Carriers:
     """The headers and the body of one HTTP request.
 
     Args:
+        path: of its route.
         headers: as ASGI has them.
-        reads_body: whether the body may carry names.
+        sources: reads what else tells whose request it is.
     """
 
-    def __init__(self, headers: Iterable[tuple[bytes, bytes]], reads_body: bool) -> None:
-        self._headers = headers
-        self._parts: list[bytes] | None = [] if reads_body else None
+    def __init__(self, path: str, headers: Iterable[tuple[bytes, bytes]], sources: RequestSources) -> None:
+        self._path, self._headers, self._sources = path, headers, sources
+        self._parts: list[bytes] | None = [] if path in READ else None
         self._size = 0
-        self._found: tuple[dict[str, Any], Mistakes] | None = None
+        self._found: tuple[dict[str, Any], Mistakes, dict[str, Any]] | None = None
 
     def received(self, message: MutableMapping[str, Any]) -> None:
         """A part of the body."""
@@ -60,26 +65,52 @@ class Carriers:
 
     def generates(self, params: Any, session_id: object) -> None:
         """The engine is asked for an answer: adds what the request carries to its sampling parameters."""
-        if self._found is None:
-            self._found = self._read()
-            self._headers, self._parts = (), None
-        names, mistakes = self._found
         extra = getattr(params, "extra_args", None)
-        sent = {key: value for key, value in extra.items() if key != MISTAKES} if isinstance(extra, dict) else {}
+        sent = {key: value for key, value in extra.items() if key not in _OURS} if isinstance(extra, dict) else {}
+        if self._found is None:
+            self._found = self._read(sent, session_id)
+            self._headers, self._parts = (), None
+        names, mistakes, observed = self._found
         added = _without_given(names, sent)
         given = given_fields({**sent, **added}, session_id)
         left = {field: of for field, of in mistakes.items() if field not in given}
-        if added or left or extra:
-            params.extra_args = {**sent, **added, **({MISTAKES: left} if left else {})}
+        ours = {key: value for key, value in ((MISTAKES, left), (OBSERVED, observed)) if value}
+        if added or ours or extra:
+            params.extra_args = {**sent, **added, **ours}
 
-    def _read(self) -> tuple[dict[str, Any], Mistakes]:
+    def _read(self, sent: dict[str, Any], session_id: object) -> tuple[dict[str, Any], Mistakes, dict[str, Any]]:
+        """Names, mistakes, and what the server observed of a request that names no workflow."""
+        names: dict[str, Any] = {}
+        mistakes: Mistakes = {}
+        top: Top = {}
         try:
             names, mistakes = _in_headers(self._headers)
-            in_body, more = _in_body(b"".join(self._parts)) if self._parts else ({}, {})
-            return {**names, **_without_given(in_body, names)}, {**more, **mistakes}
+            if self._parts:
+                top = _TOP.decode(b"".join(self._parts))
+                in_body, more = _in_body(top)
+                names, mistakes = {**names, **_without_given(in_body, names)}, {**more, **mistakes}
         except Exception as error:  # such as JSON that vLLM's reader takes and ours does not
             _log.debug("headers and body of a request were not read: %s", type(error).__name__)
-            return {}, {}
+        return names, mistakes, {} if _is_named({**names, **sent}, session_id) else self._observed(top, session_id)
+
+    def _observed(self, top: Top, session_id: object) -> dict[str, Any]:
+        headers: dict[str, str] = {}
+        for key, value in self._headers:
+            headers.setdefault(key.decode("latin-1"), value.decode("latin-1"))
+        try:
+            return self._sources.read(self._path, headers, top, tenant(), session_id)
+        except Exception as error:
+            _log.debug("what tells whose a request is was not read: %s", type(error).__name__)
+            return {}
+
+
+_OURS: Final = frozenset({MISTAKES, OBSERVED})
+_WHOLE: Final = frozenset({"session_id", "workflow_type", "agent"})
+
+
+def _is_named(names: dict[str, Any], session_id: object) -> bool:
+    """Whether nothing has to be found out: a workflow is named, or a session with its type and agent."""
+    return bool(names.get("workflow_id")) or given_fields(names, session_id) >= _WHOLE
 
 
 def _without_given(names: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -100,8 +131,7 @@ def _in_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, Any],
     return names, mistakes
 
 
-def _in_body(body: bytes) -> tuple[dict[str, Any], Mistakes]:
-    top = _TOP.decode(body)
+def _in_body(top: Top) -> tuple[dict[str, Any], Mistakes]:
     counts = EventCounts()
     names: dict[str, Any] = {}
     mistakes: Mistakes = {}
@@ -138,6 +168,9 @@ _CARRIERS: ContextVar[Carriers | None] = ContextVar("presage_carriers", default=
 
 def generates(params: Any, session_id: object) -> None:
     """The current HTTP request asks the engine for an answer, with these sampling parameters."""
+    extra = getattr(params, "extra_args", None)
+    if isinstance(extra, dict) and OBSERVED in extra:  # only this server writes there
+        params.extra_args = {key: value for key, value in extra.items() if key != OBSERVED}
     carriers = _CARRIERS.get()
     if carriers is not None and hasattr(params, "extra_args"):
         carriers.generates(params, session_id)
@@ -146,8 +179,8 @@ def generates(params: Any, session_id: object) -> None:
 class CarrierMiddleware:
     """ASGI middleware that keeps what may carry names until the engine is asked."""
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
+    def __init__(self, app: Any, sources: RequestSources) -> None:
+        self._app, self._sources = app, sources
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handles one request."""
@@ -155,7 +188,7 @@ class CarrierMiddleware:
             await self._app(scope, receive, send)
             return
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-        carriers = Carriers(scope["headers"], path in PATHS)
+        carriers = Carriers(path, scope["headers"], self._sources)
 
         async def received() -> Any:
             message = await receive()

@@ -33,6 +33,9 @@ class PresageConfig(ForecastSettings):
     infer_workflows: bool = True
     """infer the workflow of requests whose clients name none, from ids that they send and from their prompts, of which
     only keyed hashes are kept; inactive without prefix caching"""
+    agent_names: str | None = Field(None, min_length=1)
+    """file of agent names by fingerprint (`presage traces agents`), by which the HTTP server recognises the agents of
+    clients that do not name them"""
     mode: Word | ModeSettings = "on"
     """off, shadow (decisions are computed and shown, but not acted on) or on; or an object of default, policies and
     workflow_types, modes by name"""

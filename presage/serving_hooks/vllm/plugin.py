@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path as FilePath
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Path, Query
@@ -30,6 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks import admin
+from presage.serving_hooks.gateway.identity.agent_names import AgentNames
 from presage.serving_hooks.mode_names import ADMIN_KEY_HEADER, ModeName, PolicyName
 from presage.serving_hooks.vllm import answers, carriers, engine, texts
 from presage.serving_hooks.vllm.answers import AnswerMiddleware
@@ -37,6 +39,7 @@ from presage.serving_hooks.vllm.carriers import CarrierMiddleware
 from presage.serving_hooks.vllm.config import read_config
 from presage.serving_hooks.vllm.engine import EngineClient
 from presage.serving_hooks.vllm.metrics_page import Appended, StatusCache
+from presage.serving_hooks.vllm.request_sources import RequestSources
 from presage.serving_hooks.vllm.texts import ServerTexts, TextMiddleware
 from presage.serving_hooks.workflows.identity import Step, scoped
 from presage.serving_hooks.workflows.metadata import MAX_NAME
@@ -149,7 +152,8 @@ class WorkflowRoutes:
         if config.texts:
             self.texts = ServerTexts(partial(self._call, "text_models"))
             app.add_middleware(TextMiddleware, texts=self.texts, report=self._answer_text)
-        app.add_middleware(CarrierMiddleware)
+        names = AgentNames.load(FilePath(config.agent_names)) if config.agent_names else None
+        app.add_middleware(CarrierMiddleware, sources=RequestSources(names))
         app.add_middleware(TenantMiddleware, tenants=Tenants(keys_of(args)))
         key = admin_key(args)
         if key is not None:

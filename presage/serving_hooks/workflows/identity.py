@@ -60,7 +60,9 @@ def workflow_key(workflow_type: str, workflow_id: str) -> str:
     return f"{workflow_type}\0{workflow_id}"
 
 
-IdentitySource = Literal["explicit", "session", "trace", "cache key", "answered", "prompt", "quoted", "new"]
+IdentitySource = Literal[
+    "explicit", "session", "response", "trace", "conversation", "cache key", "answered", "prompt", "quoted", "new",
+]  # fmt: skip
 """What identified the workflow of a request: its client's names, an id, or how its prompt continues an earlier one
 (`presage.continuation.LinkedBy`); "new" if nothing did."""
 

@@ -1,8 +1,9 @@
 """Identity of requests whose clients do not name their workflow: from ids that they send
 anyway, else from their prompts.
 
-In this order: a trace id or cache key that came with an earlier request of a workflow, a prompt that continues one
-(`presage/continuation.py`), else nothing. Choices of one request are one step; a repeated prompt begins anew.
+In this order: the id of an earlier response, a trace or a conversation that came with an earlier request of a workflow;
+a prompt that continues one (`presage/continuation.py`); a cache key that came with one; else nothing. Choices of one
+request are one step; a repeated prompt begins anew.
 
 A request that continues nothing may be a single one, as most chats are, or the first of a workflow. It becomes a
 workflow at once only if requests like it, of its agent, usually went on; otherwise with the next request. Until then it
@@ -17,22 +18,25 @@ one is the measured precision.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from sys import intern
 from typing import Final, Generic, Literal, TypeVar
 
-from presage.continuation import Prompt, PromptedWorkflow, PromptIndex, as_ids
+from presage.continuation import PromptTokens, PromptedWorkflow, PromptIndex, as_ids
 from presage.datasets.schema.names import NO_NAMES, NameMapping
 from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.choices import parent_of
 from presage.serving_hooks.workflows.identity import IdentitySource, Step, scoped, workflow_key
 from presage.serving_hooks.workflows.observed import NOTHING, Observed
 
-BY_ID: Final[dict[IdentitySource, float]] = {"session": 1.0, "trace": 0.95, "cache key": 0.9}
+BY_ID: Final[dict[IdentitySource, float]] = {
+    "session": 1.0, "response": 1.0, "trace": 0.95, "conversation": 0.95, "cache key": 0.9,
+}  # fmt: skip
 """Confidence of ids, as their protocols promise it."""
 
 HEAD_TOKENS: Final = 64
@@ -112,7 +116,12 @@ class Inference:
         self._parents: _Latest[tuple[str, Hashable], tuple[int, Step | None]] = _Latest(_MOST_PARENTS)
 
     def arrives(
-        self, request_id: str, prompt: Prompt, tenant: str, found: Observed = NOTHING, folded: NameMapping = NO_NAMES
+        self,
+        request_id: str,
+        prompt: PromptTokens,
+        tenant: str,
+        found: Observed = NOTHING,
+        folded: NameMapping = NO_NAMES,
     ) -> Step | None:
         """The step that a request is whose client names no workflow; None for one that begins what may be one.
 
@@ -127,8 +136,8 @@ class Inference:
             if (of := self._known.get(number)) is not None:
                 self._requests[request_id] = of
             return step
-        ids = [_digest(tenant, "trace", found.trace), _digest(tenant, "cache key", found.cache_key)]
-        of, source, confidence = self._owner(prompt, *ids)
+        ids = _ids_of(tenant, found)
+        of, source, confidence = self._owner(prompt, ids)
         self._sources[source] += 1
         head = (tenant, found.agent or _head(prompt))
         if of is None:
@@ -138,8 +147,12 @@ class Inference:
             self._openings.at(opening, _Opening).began += 1
         elif of.steps == 1 and not of.named:
             self._openings.at(of.opening, _Opening).went_on += 1
-        for one in filter(None, ids):
-            self._ids.put(one, of.number)
+        for kind, digest in ids:
+            if kind != "response":
+                self._ids.put(digest, of.number)
+        response = _RESPONSE.match(request_id)
+        if response is not None:
+            self._ids.put(_digest(tenant, "response", response[0]), of.number)
         self._known.asked(of, prompt, self._clock())
         self._requests[request_id] = of
         agent = found.agent or self._agent(head, of)
@@ -148,7 +161,7 @@ class Inference:
             self._parents.put((parent, prompt.scope), (of.number, step))
         return step
 
-    def named(self, request_id: str, prompt: Prompt, step: Step, workflow: Workflow | None) -> None:
+    def named(self, request_id: str, prompt: PromptTokens, step: Step, workflow: Workflow | None) -> None:
         """A request whose client names its workflow, which is `workflow` if it runs already. One in eight is looked up.
 
         The choice is by the workflow, so that all requests of one are looked up, or none.
@@ -190,7 +203,7 @@ class Inference:
         of, steps = self._left.get(request_id) or (None, 0)
         return workflow_key(of.workflow_type, of.workflow_id) if of is not None and of.steps == steps else None
 
-    def answered(self, of: Candidate, both: Prompt, prompt_tokens: int) -> None:
+    def answered(self, of: Candidate, both: PromptTokens, prompt_tokens: int) -> None:
         """A request of it was answered; see `PromptIndex.answered`."""
         self._known.answered(of, both, prompt_tokens, self._clock())
 
@@ -218,23 +231,25 @@ class Inference:
         return sum(of.runs and not of.named for of in self._known)
 
     def debug_state(self) -> dict[str, int]:
-        """Entries of the table of requests, to find leaks; what is remembered of prompts outlives them, within bounds."""
+        """Requests, to find leaks; what is remembered of their prompts outlives them, within bounds."""
         return {"requests of prompted workflows": len(self._requests)}
 
     def _owner(
-        self, prompt: Prompt, trace: bytes | None, cache_key: bytes | None
+        self, prompt: PromptTokens, ids: Sequence[tuple[IdentitySource, bytes]]
     ) -> tuple[Candidate | None, IdentitySource, float]:
-        if (of := self._with_id(trace, prompt.scope)) is not None:
-            return of, "trace", BY_ID["trace"]
+        known = {kind: of for kind, digest in ids if (of := self._with_id(digest, prompt.scope)) is not None}
+        for kind, of in known.items():
+            if kind != "cache key":
+                return of, kind, BY_ID[kind]
         link = self._known.find(prompt)
         if link is not None:
             return link.workflow, link.by, link.confidence
-        if (of := self._with_id(cache_key, prompt.scope)) is not None:
-            return of, "cache key", BY_ID["cache key"]
+        if "cache key" in known:
+            return known["cache key"], "cache key", BY_ID["cache key"]
         return None, "new", 1.0
 
-    def _with_id(self, digest: bytes | None, scope: Hashable) -> Candidate | None:
-        number = self._ids.get(digest) if digest is not None else None
+    def _with_id(self, digest: bytes, scope: Hashable) -> Candidate | None:
+        number = self._ids.get(digest)
         of = self._known.get(number) if number is not None else None
         return of if of is not None and of.scope == scope else None
 
@@ -278,16 +293,28 @@ class Inference:
         )
 
 
-def _head(prompt: Prompt) -> str:
+def _head(prompt: PromptTokens) -> str:
     """The first tokens of a prompt as 8 hexadecimal digits, without a key; "" for a shorter prompt."""
     if len(prompt.tokens) < HEAD_TOKENS:
         return ""
     return blake2b(as_ids(prompt.tokens[:HEAD_TOKENS]).tobytes(), digest_size=4).hexdigest()
 
 
-def _digest(tenant: str, kind: str, sent: str | None) -> bytes | None:
-    if sent is None:
-        return None
+_RESPONSE: Final = re.compile(r"resp_[^_]+(?=_)")
+"""The id of a response, with which vLLM's name of its request begins."""
+
+
+def _ids_of(tenant: str, found: Observed) -> list[tuple[IdentitySource, bytes]]:
+    sent: list[tuple[IdentitySource, str | None]] = [
+        ("response", found.response),
+        ("trace", found.trace),
+        ("conversation", found.conversation),
+        ("cache key", found.cache_key),
+    ]
+    return [(kind, _digest(tenant, kind, one)) for kind, one in sent if one is not None]
+
+
+def _digest(tenant: str, kind: str, sent: str) -> bytes:
     return blake2b("\0".join((tenant, kind, sent)).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 

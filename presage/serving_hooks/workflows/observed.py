@@ -1,14 +1,49 @@
-"""What our HTTP server found about the identity of a request."""
+"""What the HTTP server observed of a request whose client names no workflow, as the engine reads it.
+
+The server writes ids and names into `extra_args`, and no text (`vllm/request_sources.py` says where it finds them).
+Nothing here decides whose request it is.
+
+This input is untrusted, since without our plugin in the HTTP server it may be a client's: reading it never raises,
+it is never logged, and what is no sound name is left out and counted.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from sys import intern
+from typing import Final
+
+from presage.serving_hooks.counts import EVENTS, EventCounts
+from presage.serving_hooks.workflows.metadata import name
+
+OBSERVED: Final = "presage_observed"
+"""Key in `extra_args`; what a client writes there is discarded."""
+
+UNSOUND: Final = f"{OBSERVED}: unsound"
+"""The event that is counted for each value that is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
+    """What tells whose request it is, in one field a source. Ids are of the request's tenant: the same id sent by two
+    tenants means two things.
+
+    Attributes:
+        session: id of a session or conversation, by a protocol that promises one.
+        trace: 32 hexadecimal digits, the W3C trace id.
+        conversation: of one agent, from the baggage. In one trace there may be several in one workflow, as pydantic-ai
+            gives one to each agent's run; a conversation may go on in further traces.
+        cache_key: a `prompt_cache_key` that looks drawn at random.
+        response: the `previous_response_id`.
+        agent: name of the agent; "" if nothing tells it.
+        agent_confidence: share of such requests whose agent is right, from 0 to 1.
+        workflow_type: the application, as far as this request tells; "" if nothing does. Requests of several agents of
+            one workflow may tell different types: the first one counts.
+    """
+
     session: str | None = None
     trace: str | None = None
+    conversation: str | None = None
     cache_key: str | None = None
     response: str | None = None
     agent: str = ""
@@ -16,8 +51,48 @@ class Observed:
     workflow_type: str = ""
 
 
-NOTHING = Observed()
+NOTHING: Final = Observed()
+
+_UNCOUNTED: Final = EventCounts()
+"""Its labels are of what clients send; one event counts for all that is unsound here."""
 
 
-def observed(extra_args: object, counts: object) -> Observed:
-    return NOTHING
+def observed(extra_args: object, counts: EventCounts) -> Observed:
+    """What the server observed of a request, from its `sampling_params.extra_args`; NOTHING if it observed nothing."""
+    sent = extra_args.get(OBSERVED) if isinstance(extra_args, dict) else None
+    if sent is None:
+        return NOTHING
+    if not isinstance(sent, dict):
+        counts.add(EVENTS, UNSOUND)
+        return NOTHING
+    agent, confidence = _agent(sent.get("agent"), counts)
+    return Observed(
+        session=_sound(sent.get("session"), counts),
+        trace=_sound(sent.get("trace"), counts),
+        conversation=_sound(sent.get("conversation"), counts),
+        cache_key=_sound(sent.get("cache_key"), counts),
+        response=_sound(sent.get("response"), counts),
+        agent=agent,
+        agent_confidence=confidence,
+        workflow_type=intern(_sound(sent.get("workflow_type"), counts) or ""),
+    )
+
+
+def _agent(sent: object, counts: EventCounts) -> tuple[str, float]:
+    match sent:
+        case None:
+            return "", 0.0
+        case [str(given), float(confidence)] if 0.0 <= confidence <= 1.0:
+            agent = _sound(given, counts)
+            return (intern(agent), confidence) if agent else ("", 0.0)
+    counts.add(EVENTS, UNSOUND)
+    return "", 0.0
+
+
+def _sound(value: object, counts: EventCounts) -> str | None:
+    if value is None:
+        return None
+    found = name(value, "session_id", _UNCOUNTED) if type(value) is str else None  # `intern` takes no subclass
+    if found is None:
+        counts.add(EVENTS, UNSOUND)
+    return found

@@ -2,10 +2,13 @@
 
     python app_langgraph.py FOLDER openinference [SCENARIO ...]
 
-The server speaks OpenAI's chat completions and responses on a free port of this machine. It gives the answers of a
-script in order and notes each request; the application notes each call of a tool. Each scenario leaves its spans, as a
-collector writes them, in `SCENARIO.json`, and what happened in `SCENARIO.truth`. Needs opentelemetry's SDK and its OTLP
-encoder alone.
+The server speaks OpenAI's chat completions and responses, and Anthropic's messages, on a free port of this machine. It
+gives the answers of a script in order and notes each request; the application notes each call of a tool. Each scenario
+leaves its spans, as a collector writes them, in `SCENARIO.json`, and what happened, with the requests as they came, in
+`SCENARIO.truth`. Needs opentelemetry's SDK and its OTLP encoder alone.
+
+After an instrumentation's name `+http` adds OpenTelemetry's instrumentation of the HTTP client, which sends the trace
+along.
 """
 
 from __future__ import annotations
@@ -59,9 +62,19 @@ class World:
         self.lock = threading.Lock()
         self.requests = 0
         self.unexpected: list[str] = []
+        self.wire: list[dict[str, Any]] = []
+        self._instrument_http()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
+
+    def _instrument_http(self) -> None:
+        name, plus, _ = sys.argv[2].partition("+http")
+        if plus:
+            from opentelemetry.instrumentation.httpx import HTTPX2ClientInstrumentor
+
+            sys.argv[2] = name
+            HTTPX2ClientInstrumentor().instrument(tracer_provider=self.provider)
 
     def script(self, *answers: Answer) -> None:
         self.answers += answers
@@ -114,8 +127,9 @@ class World:
                             span[key] = base64.b64decode(span[key]).hex()
         (folder / f"{name}.json").write_text(json.dumps(document) + "\n", encoding="utf-8")
         truth = {"events": self.events, "raised": raised, "unused": len(self.answers), "unexpected": self.unexpected}
+        truth["wire"] = self.wire
         (folder / f"{name}.truth").write_text(json.dumps(truth), encoding="utf-8")
-        self.answers, self.events, self.unexpected, self.workflow = [], [], [], 0
+        self.answers, self.events, self.unexpected, self.wire, self.workflow = [], [], [], [], 0
 
 
 def run_all(scenarios: dict[str, Callable[[World], None]], world: World) -> None:
@@ -145,17 +159,27 @@ def _handler(world: World) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            if not self.path.endswith(("/completions", "/responses")):
+            path = self.path.partition("?")[0]
+            if not path.endswith(("/completions", "/responses", "/messages")):
                 self._json(200, {})  # an exporter beside ours
                 return
             request = json.loads(body)
-            responses = self.path.endswith("/responses")
+            responses = path.endswith("/responses")
             number, answer = world.next_answer(request, responses)
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            sent = {
+                "workflow": world.workflow,
+                "agent": answer.agent,
+                "path": path,
+                "headers": headers,
+                "body": request,
+            }
+            world.wire.append(sent)
             time.sleep(0.002)
             if answer.status != 200:
                 self._json(answer.status, {"error": {"message": "scripted failure", "type": "server_error"}})
                 return
-            make = _response if responses else _completion
+            make = _response if responses else _message if path.endswith("/messages") else _completion
             whole = make(number, answer, request)
             if not request.get("stream"):
                 self._json(200, whole)
@@ -207,6 +231,19 @@ def _completion(number: int, answer: Answer, request: dict[str, Any]) -> dict[st
             "prompt_tokens_details": {"cached_tokens": answer.cached},
         }
     return whole
+
+
+def _message(number: int, answer: Answer, request: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": f"msg_{number}",
+        "type": "message",
+        "role": "assistant",
+        "model": request["model"],
+        "content": [{"type": "text", "text": answer.text}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {"input_tokens": 1000 + number, "output_tokens": 10 + number},
+    }
 
 
 def _chunks(whole: dict[str, Any], request: dict[str, Any]) -> Iterator[str]:

@@ -287,6 +287,21 @@ def test_the_baggage_of_a_trace_names_session_application_and_agent() -> None:
     assert (found.step, found.workflow_source, found.agent_source) == (Step("shop", "s 1", "clerk"), "session", "trace")
 
 
+def test_an_agent_that_another_one_calls_is_of_its_workflow_though_it_has_a_conversation_of_its_own() -> None:
+    """As pydantic-ai sends them with OpenTelemetry's instrumentation of its HTTP client."""
+
+    def headers(conversation: str, trace: str) -> dict[str, str]:
+        return {"traceparent": f"00-{trace}-{1:016x}-01", "baggage": f"gen_ai.conversation.id={conversation}"}
+
+    gateway = Gateway()
+    planner = gateway.sent(SYSTEM, user(TASK), headers=headers("c1", TRACE))
+    coder = gateway.sent(OTHER, user("A guard, please."), headers=headers("c2", TRACE))
+    later = gateway.sent(SYSTEM, user("And now?"), headers=headers("c1", "a" * 32))
+    assert [found.workflow_source for found in (planner, coder, later)] == ["session", "trace", "session"]
+    assert same(planner, coder)
+    assert same(planner, later)
+
+
 def test_a_workflow_keeps_its_type_whichever_agent_asks_and_whoever_names_it() -> None:
     gateway, other = Gateway(), {"role": "system", "content": "You are a reviewer of contracts."}
     body = {"vllm_xargs": {"workflow_id": "w1"}}

@@ -10,7 +10,7 @@ import pytest
 from presage.errors import ArtefactError, InputError, OutputError
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.gateway.identity.agent_names import AgentNames
-from presage.serving_hooks.gateway.identity.agents import MOST_CLUSTERS, MOST_ROLES, UNKNOWN, Agents
+from presage.serving_hooks.gateway.identity.agents import CONFIDENCE, MOST_CLUSTERS, MOST_ROLES, UNKNOWN, Agents
 from presage.serving_hooks.gateway.identity.fingerprint import fingerprint
 from presage.serving_hooks.gateway.identity.identifier import Identifier
 from presage.serving_hooks.gateway.request import ApiRequest
@@ -124,6 +124,36 @@ def test_agents_have_the_names_of_the_trace(tmp_path: Path) -> None:
     assert identified("You help.")[1].startswith("agent-")  # two agents of the trace have this prompt
 
 
+def test_an_agent_that_was_seen_is_named_by_its_id_with_all_its_prompts(tmp_path: Path) -> None:
+    seen = name(Agents(None), ("search",))
+    names = AgentNames(()).renamed({seen: "clerk"}, "shop")
+    names.renamed({"clerk": "seller"}, "shop").save(tmp_path / "names.json")
+    agents = Agents(AgentNames.load(tmp_path / "names.json"))
+    for changed in ({}, {"user": "Chen Wei"}, {"date": "2026-03-02T10:31:07Z"}):
+        found = agents.recognise("", TEMPLATE.format(**FIRST | changed), ("search",))
+        assert (found.workflow_type, found.name, found.confidence) == ("shop", "seller", CONFIDENCE)
+    assert name(agents, ("other tool",)).startswith("agent-")
+
+
+def test_names_of_a_trace_are_changed_for_one_application_or_for_all() -> None:
+    names = AgentNames.learn(trace(("shop", "clerk", RULES), ("bank", "clerk", f"You count. {RULES}")))
+    found = Agents(names.renamed({"clerk": "seller"}, "shop").renamed({"clerk": "teller"}))
+    assert [found.recognise("", system, ()).name for system in (RULES, f"You count. {RULES}")] == ["seller", "teller"]
+    with pytest.raises(InputError, match=r"clark: neither an id .* did you mean clerk"):
+        names.renamed({"clark": "seller"})
+    with pytest.raises(InputError, match="neither an id"):
+        names.renamed({"clerk": "seller"}, "airport")
+    for unsound in ({"clerk": "a\n"}, {"agent-0a1b2c3d": "a" * 300}):
+        with pytest.raises(InputError, match="is no name"):
+            names.renamed(unsound)
+
+
+def test_a_file_without_ids_is_read_by_the_version_before(tmp_path: Path) -> None:
+    AgentNames.learn(TRACE).save(tmp_path / "names.json")
+    content = json.loads((tmp_path / "names.json").read_text())
+    assert (content["format_version"], content.keys()) == (1, {"format", "format_version", "agents"})
+
+
 def test_the_file_of_names_holds_no_text(tmp_path: Path) -> None:
     AgentNames.learn(TRACE).save(tmp_path / "names.json")
     content = (tmp_path / "names.json").read_text()
@@ -136,8 +166,16 @@ def test_the_file_of_names_holds_no_text(tmp_path: Path) -> None:
         (b"", "no valid JSON"),
         (b"[" * 100_000, "no valid JSON"),
         (b'{"format": "x"}', "another file"),
-        (b'{"format": "presage-agent-names", "format_version": 2}', "format version 2; expected format version 1"),
+        (b'{"format": "presage-agent-names", "format_version": 3}', "format version 3; expected format version 1 or 2"),
         (b'{"format": "presage-agent-names", "format_version": 1, "agents": [{"agent": 1}]}', "damaged entry"),
+        (
+            b'{"format": "presage-agent-names", "format_version": 2, "agents": [], "ids": {"agent-0a1b2c3d": ["t"]}}',
+            "damaged entry",
+        ),
+        (
+            b'{"format": "presage-agent-names", "format_version": 2, "agents": [], "ids": {"agent-1": ["", "\\n"]}}',
+            "not printable",
+        ),
     ],
 )
 def test_a_broken_file_of_names_says_what_is_wrong(tmp_path: Path, content: bytes, message: str) -> None:

@@ -2,72 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fastapi import FastAPI, Request
-from fastapi.testclient import TestClient
+from http_routes import CHAT, Served
 
-from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.vllm import plugin
 from presage.serving_hooks.vllm.carriers import LONGEST
 from presage.serving_hooks.workflows.identity import Step, scoped
-from presage.serving_hooks.workflows.metadata import MISTAKES, check, read, warning
+from presage.serving_hooks.workflows.metadata import MISTAKES, check, warning
 
-CHAT = "/v1/chat/completions"
 NAMES = {"workflow_type": "review", "workflow_id": "r1", "agent": "coder", "step": 2}
 STEP = Step("review", "r1", "coder", 2)
-
-
-class Served:
-    """vLLM's routes with ours around them, before an engine that keeps what it is asked.
-
-    Attributes:
-        bodies: as the routes read them.
-        counts, examples: of the requests so far, as the scheduler counts them.
-    """
-
-    def __init__(self, *keys: str) -> None:
-        self.counts, self.bodies = EventCounts(), []
-        self._asked: list[Any] = []
-        app, routes = FastAPI(), plugin.WorkflowRoutes()
-        app.state.args = SimpleNamespace(api_key=list(keys) or None, additional_config={})
-        engine: Any = SimpleNamespace(generate=self._generate, engine_core=None)
-
-        async def answer(request: Request) -> list[str]:
-            body = await request.body()
-            self.bodies.append(body)
-            sent = json.loads(body)
-            params = SimpleNamespace(extra_args=sent.get("vllm_xargs"))
-            session = request.headers.get("x-session-id") or sent.get("session_id")
-            return [part async for part in engine.generate("p", params, "r", session_id=session)]
-
-        for path in (CHAT, "/v1/completions", "/v1/responses", "/invocations"):
-            app.add_api_route(path, answer, methods=["POST"])
-        routes.attach_router(app)
-        asyncio.run(routes.init_state(engine, app.state, app.state.args))
-        self.http = TestClient(app)
-
-    async def _generate(self, prompt: str, params: Any, name: str, session_id: object = None) -> AsyncIterator[str]:
-        self._asked.append((params.extra_args, session_id))
-        yield prompt
-
-    def ask(self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None, path: str = CHAT) -> Step | None:
-        """The step that the scheduler reads from this request."""
-        self.http.post(path, json={"model": "m", "messages": [], **body}, headers=headers).raise_for_status()
-        extra, session = self._asked.pop()
-        step = read(extra, session, self.counts)
-        check(extra, session, self.counts)
-        return step
-
-    @property
-    def left_out(self) -> dict[str, str]:
-        """The example of each kind of metadata that was left out."""
-        return {f"{field}: {reason}": key for (field, reason), key in self.counts.examples.items()}
 
 
 HEADERS = {
@@ -89,7 +35,7 @@ HEADERS = {
         ({"vllm_xargs": {"agent": "coder"}, "metadata": NAMES}, {"X-Presage-Workflow-Type": "review"}),
     ],
 )
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages"])
 def test_names_are_read_from_each_carrier_and_the_body_is_not_touched(
     body: dict[str, Any], headers: dict[str, str], path: str
 ) -> None:
@@ -191,6 +137,7 @@ def test_an_unsound_key_is_not_shown(key: str) -> None:
 @pytest.mark.vllm
 def test_no_field_of_vllms_own_counts_as_a_mistake() -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed; its fields are read from its models")
+    from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
@@ -200,6 +147,7 @@ def test_no_field_of_vllms_own_counts_as_a_mistake() -> None:
         (CHAT, ChatCompletionRequest),
         ("/v1/completions", CompletionRequest),
         ("/v1/responses", ResponsesRequest),
+        ("/v1/messages", AnthropicMessagesRequest),
     ):
         assert {"model", "vllm_xargs", "temperature"} <= model.model_fields.keys()
         served.ask({**dict.fromkeys(model.model_fields, None), "vllm_xargs": {}}, {"User-Agent": "agent/1"}, path)

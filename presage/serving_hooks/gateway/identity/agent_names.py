@@ -4,14 +4,17 @@
       {"workflow_type": "review", "agent": "coder", "exact": "…", "head": "…", "sketch": [1, …], "words": [5, …]}, …]}
 
 It holds names and hashes, and no text. A trace has no sets of tools, so two agents with one system prompt have none of
-its names.
+its names. Agents that were seen while serving can be named by their ids; a file with such names is of format version 2:
+
+    "ids": {"agent-0a1b2c3d": ["review", "coder"], …}
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -21,22 +24,26 @@ import pyarrow as pa
 from presage.errors import ArtefactError, InputError, OutputError
 from presage.serving_hooks.gateway.identity.fingerprint import Fingerprint, fingerprint
 from presage.serving_hooks.workflows.metadata import MAX_NAME
+from presage.wording import nearest
 
 FORMAT: Final = "presage-agent-names"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSIONS: Final = (1, 2)
 MOST_PROMPTS: Final = 64
 """Fingerprints of one agent that are kept, the most frequent ones."""
 _COLUMNS: Final = ("workflow_type", "agent", "system_prompt")
 
+ID: Final = re.compile(r"agent-[0-9a-f]{8}")
+"""What an agent without a name is called."""
+
 Name = tuple[str, str]
-"""Workflow type and agent."""
+"""Workflow type, "" if it is unknown, and agent."""
 
 
 class AgentNames:
-    """Names of agents by fingerprint."""
+    """Names of agents by fingerprint, and by the ids that agents without a name have."""
 
-    def __init__(self, known: Iterable[tuple[Fingerprint, Name]]) -> None:
-        self._known = list(known)
+    def __init__(self, known: Iterable[tuple[Fingerprint, Name]], ids: Mapping[str, Name] | None = None) -> None:
+        self._known, self._ids = list(known), dict(ids or {})
         exact: dict[str, set[Name]] = defaultdict(set)
         self._by_head: dict[str, list[tuple[Fingerprint, Name]]] = defaultdict(list)
         for one, name in self._known:
@@ -62,6 +69,40 @@ class AgentNames:
             return None
         name = max(best, key=best.__getitem__)
         return (name, best[name]) if list(best.values()).count(best[name]) == 1 else None
+
+    def of_id(self, agent_id: str) -> Name | None:
+        """The name of an agent with this id; None if it has none."""
+        return self._ids.get(agent_id)
+
+    def renamed(self, given: Mapping[str, str], workflow_type: str | None = None) -> AgentNames:
+        """With other names.
+
+        Args:
+            given: the new name by id, or by the name so far.
+            workflow_type: of agents that are given by their ids; of the others, only those of this type are renamed.
+
+        Raises:
+            InputError: an agent is unknown, or a name is no sound one.
+        """
+        known, ids = list(self._known), dict(self._ids)
+        for agent, new in given.items():
+            _check(new)
+            if ID.fullmatch(agent):
+                ids[agent] = (_check(workflow_type or ids.get(agent, ("",))[0]), new)
+                continue
+            agents = {name[1] for _, name in known if workflow_type in (None, name[0])}
+            agents |= {name[1] for name in ids.values() if workflow_type in (None, name[0])}
+            if agent not in agents:
+                meant = nearest(agent, agents)
+                hint = f"; did you mean {meant}?" if meant else ""
+                raise InputError(f"{agent}: neither an id (agent- and 8 hexadecimal digits) nor an agent{hint}")
+
+            def now(name: Name, agent: str = agent, new: str = new) -> Name:
+                return (name[0], new) if name[1] == agent and workflow_type in (None, name[0]) else name
+
+            known = [(one, now(name)) for one, name in known]
+            ids = {one: now(name) for one, name in ids.items()}
+        return AgentNames(known, ids)
 
     @classmethod
     def learn(cls, table: pa.Table) -> AgentNames:
@@ -106,7 +147,10 @@ class AgentNames:
             }
             for one, name in self._known
         ]
-        content = {"format": FORMAT, "format_version": FORMAT_VERSION, "agents": agents}
+        version = FORMAT_VERSIONS[1 if self._ids else 0]
+        content = {"format": FORMAT, "format_version": version, "agents": agents}
+        if self._ids:
+            content["ids"] = self._ids
         fresh = path.with_name(f".{path.name}.new")
         try:
             fresh.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
@@ -130,14 +174,27 @@ class AgentNames:
             _refuse(path, "no valid JSON", "a file of agent names")
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             _refuse(path, "another file", f"a file of the format {FORMAT}")
-        if content.get("format_version") != FORMAT_VERSION:
-            version = content.get("format_version")
-            _refuse(path, f"format version {version!r}", f"format version {FORMAT_VERSION}; learn the names anew")
+        version = content.get("format_version")
+        if version not in FORMAT_VERSIONS:
+            wanted = " or ".join(map(str, FORMAT_VERSIONS))
+            _refuse(path, f"format version {version!r}", f"format version {wanted}; learn the names anew")
         try:
             entries = msgspec.convert(content.get("agents"), list[_Entry])
+            ids = msgspec.convert(content.get("ids", {}), dict[str, _Name])
         except msgspec.ValidationError as error:
             _refuse(path, f"a damaged entry ({error})", "names, digests and hashes; copy the file again")
-        return cls((one.fingerprint(), (one.workflow_type, one.agent)) for one in entries)
+        return cls(
+            ((one.fingerprint(), (one.workflow_type, one.agent)) for one in entries),
+            {agent_id: (name.workflow_type, name.agent) for agent_id, name in ids.items()},
+        )
+
+
+class _Name(msgspec.Struct, array_like=True):
+    workflow_type: str
+    agent: str
+
+    def __post_init__(self) -> None:
+        _refuse_unsound(self.workflow_type, self.agent)
 
 
 class _Entry(msgspec.Struct):
@@ -149,12 +206,25 @@ class _Entry(msgspec.Struct):
     words: list[int]
 
     def __post_init__(self) -> None:
-        for name in (self.workflow_type, self.agent):
-            if len(name) > MAX_NAME or not name.isprintable():
-                raise ValueError("a name is too long or not printable")
+        _refuse_unsound(self.workflow_type, self.agent)
 
     def fingerprint(self) -> Fingerprint:
         return Fingerprint(self.exact, self.head, tuple(self.sketch), frozenset(self.words))
+
+
+def _refuse_unsound(*names: str) -> None:
+    if not all(map(_is_sound, names)):
+        raise ValueError("a name is too long or not printable")
+
+
+def _is_sound(name: str) -> bool:
+    return len(name) <= MAX_NAME and name.isprintable()
+
+
+def _check(name: str) -> str:
+    if not _is_sound(name):
+        raise InputError(f"{name[:40]!r} is no name: give at most {MAX_NAME} printable characters")
+    return name
 
 
 def _refuse(path: Path, found: str, wanted: str) -> NoReturn:

@@ -1,8 +1,9 @@
 """Recognises the agent of a request by its system prompt and its tools.
 
-Named from a trace where its fingerprint is known (`agent_names.py`), else `agent-<8 hex>`. Prompts of one agent form a
-cluster, whose first prompt names it. Clusters are of one tenant each and bounded; one that was dropped and comes back
-has the same name, since the name is a hash of the prompt's head and the tools.
+Named from a trace where its fingerprint is known (`agent_names.py`), else `agent-<8 hex>`, unless the file of names has
+a name for that. Prompts of one agent form a cluster, whose first prompt names it. Clusters are of one tenant each and
+bounded; one that was dropped and comes back has the same name, since the name is a hash of the prompt's head and the
+tools.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class RecognisedAgent:
     """The agent of a request.
 
     Attributes:
-        name: from a trace, or made of a hash.
-        workflow_type: from a trace; "" if unknown.
+        name: from a file of names, or made of a hash.
+        workflow_type: from a file of names; "" if unknown.
         key: 8 hexadecimal digits, for a workflow type made of a hash.
         confidence: 0 if nothing identifies it.
     """
@@ -132,7 +133,9 @@ class Agents:
             return nearest.agent
         if key in of.clusters:
             key = blake2b(f"{one.exact}\0{offered}".encode(), digest_size=4).hexdigest()
-        agent = RecognisedAgent(f"agent-{key}", "", key, CONFIDENCE)
+        agent_id = f"agent-{key}"
+        workflow_type, name = (self._names.of_id(agent_id) if self._names is not None else None) or ("", agent_id)
+        agent = RecognisedAgent(name, workflow_type, key, CONFIDENCE)
         of.clusters[key] = _Cluster(one, offered, agent)
         if len(of.clusters) > MOST_CLUSTERS:
             of.clusters.popitem(last=False)

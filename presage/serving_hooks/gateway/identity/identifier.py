@@ -8,7 +8,8 @@ Sources, the best first:
    drawn at random, since applications also set it by user or for all their requests
 3. response: `previous_response_id` of an answer that passed through here
 4. trace: the W3C trace id of a request that was seen before. A new trace id does not begin a workflow where the prompt
-   continues one: a client without an enclosing span draws one for each request
+   continues one: a client without an enclosing span draws one for each request. Then a conversation in the baggage,
+   which is one agent's: an agent that another one calls has its own, in the same trace
 5. continuation: the prompt goes on from an earlier prompt and its answer, or holds what marks a workflow (ids of its
    tool calls, sentences of its answers)
 6. new: nothing identifies it
@@ -247,6 +248,10 @@ class Identifier:
         known = _only(index, "trace", trace.trace_id)
         if known is not None:
             return _Found(known, "trace", CONFIDENCE["trace"])
+        conversation = name(trace.conversation, "session_id", self._counts)
+        if conversation:
+            named = self._named(index, tenant, conversation, sent.workflow_type, workflow_type)
+            return _Found(named, "session", CONFIDENCE["session"])
         found = _continued(index, prompt, agent.name, request.headers.get(RETRY_HEADER))
         if found is not None:
             return found

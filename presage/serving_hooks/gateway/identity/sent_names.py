@@ -26,8 +26,8 @@ NAME_HEADERS: Final[Mapping[str, str]] = {
     "x-presage-step": "step",
     "x-presage-workflow-end": "workflow_end",
 }
-SESSION_HEADERS: Final = ("x-session-id", "session-id", "session_id", "conversation_id")
-"""The first is that of vLLM, its router and Ray Serve; the last ones are Codex'."""
+SESSION_HEADERS: Final = ("x-session-id", "session-id", "session_id", "conversation_id", "x-claude-code-session-id")
+"""The first is that of vLLM, its router and Ray Serve; the next ones are Codex', the last one is Claude Code's."""
 _LONGEST_JSON: Final = 2**16
 _XARGS: Final = "vllm_xargs"
 NESTED: Final[tuple[MetadataField, ...]] = ("agentic_context", "app_metadata", "metadata")

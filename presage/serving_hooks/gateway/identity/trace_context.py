@@ -17,7 +17,8 @@ _TRACEPARENT: Final = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(
 _LONGEST_BAGGAGE: Final = 8192
 """Bytes that W3C Baggage asks for."""
 
-_SESSION: Final = ("gen_ai.conversation.id", "session.id", "traceloop.association.properties.session_id")
+_SESSION: Final = ("session.id", "traceloop.association.properties.session_id")
+_CONVERSATION: Final = ("gen_ai.conversation.id",)
 _WORKFLOW: Final = ("gen_ai.workflow.name", "traceloop.workflow.name", "service.name")
 _AGENT: Final = ("gen_ai.agent.name", "agent.name")
 
@@ -29,10 +30,12 @@ class TraceContext:
     Attributes:
         trace_id: 32 hexadecimal digits.
         session, workflow_type, agent: from the baggage.
+        conversation: from the baggage; of one agent, so a workflow may have several (pydantic-ai's delegates).
     """
 
     trace_id: str | None = None
     session: str | None = None
+    conversation: str | None = None
     workflow_type: str | None = None
     agent: str | None = None
 
@@ -53,7 +56,8 @@ def trace_context(headers: Mapping[str, str]) -> TraceContext:
         for member in baggage.split(","):
             key, _, value = member.partition(";")[0].partition("=")
             names.setdefault(key.strip(), unquote(value.strip()))
-    session, workflow_type, agent = (
-        next((names[key] for key in keys if names.get(key)), None) for keys in (_SESSION, _WORKFLOW, _AGENT)
+    session, conversation, workflow_type, agent = (
+        next((names[key] for key in keys if names.get(key)), None)
+        for keys in (_SESSION, _CONVERSATION, _WORKFLOW, _AGENT)
     )
-    return TraceContext(found[2] if found is not None else None, session, workflow_type, agent)
+    return TraceContext(found[2] if found is not None else None, session, conversation, workflow_type, agent)
