@@ -54,7 +54,7 @@ Hashes = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
-class PromptTokens:
+class TokenPrompt:
     """What is compared of a request.
 
     Attributes:
@@ -173,18 +173,18 @@ class PromptIndex(Generic[Known]):
         while len(self._workflows) > self._most:
             self.forget(next(iter(self._workflows.values())))
 
-    def find(self, prompt: PromptTokens) -> Link[Known] | None:
+    def find(self, prompt: TokenPrompt) -> Link[Known] | None:
         """The workflow that a prompt goes on from."""
         known = self._scopes.get(prompt.scope)
         return self._begins_with(known, prompt) or self._holds(known, prompt.tokens) if known is not None else None
 
-    def asked(self, of: Known, prompt: PromptTokens, now: float = 0.0) -> None:
+    def asked(self, of: Known, prompt: TokenPrompt, now: float = 0.0) -> None:
         """The workflow has sent this prompt."""
         of.steps += 1
         self._active(of, now)
         self._add_end(of, prompt, answered=False)
 
-    def answered(self, of: Known, both: PromptTokens, prompt_tokens: int, now: float = 0.0) -> None:
+    def answered(self, of: Known, both: TokenPrompt, prompt_tokens: int, now: float = 0.0) -> None:
         """A prompt of the workflow was answered: tokens and blocks are those of `both`, one after the other."""
         if of.number not in self._workflows or len(both.tokens) <= prompt_tokens:
             return
@@ -223,7 +223,7 @@ class PromptIndex(Generic[Known]):
 
     # Rule 1: beginnings.
 
-    def _begins_with(self, known: _Scope[Known], prompt: PromptTokens) -> Link[Known] | None:
+    def _begins_with(self, known: _Scope[Known], prompt: TokenPrompt) -> Link[Known] | None:
         lengths, blocks, tokens = known.lengths, prompt.blocks, prompt.tokens
         for place in reversed([0, *compress(count(1), map(lengths.__contains__, blocks))]):
             last = blocks[place - 1] if place else b""
@@ -236,7 +236,7 @@ class PromptIndex(Generic[Known]):
                     return None if begun.shared else Link(begun.owners[0], "answered" if begun.answered else "prompt")
         return None
 
-    def _add_end(self, of: Known, prompt: PromptTokens, answered: bool) -> None:
+    def _add_end(self, of: Known, prompt: TokenPrompt, answered: bool) -> None:
         blocks = prompt.blocks
         last, start = (blocks[-1], len(blocks) * self._block) if blocks else (b"", 0)
         length = len(prompt.tokens) - start
@@ -271,7 +271,7 @@ class PromptIndex(Generic[Known]):
                 if not scope.lengths:
                     del self._scopes[of.scope]
 
-    def _end(self, last: bytes, prompt: PromptTokens, start: int, end: int) -> bytes:
+    def _end(self, last: bytes, prompt: TokenPrompt, start: int, end: int) -> bytes:
         """The digest of the beginning up to `end`, from the hash of its last whole block and what follows that."""
         digest = blake2b(last, digest_size=16, key=self._key)
         digest.update(as_ids(prompt.tokens[start:end]).tobytes())

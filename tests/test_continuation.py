@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.continuation import MOST_SHARED, WINDOW, PromptTokens, PromptedWorkflow, PromptIndex, chained
+from presage.continuation import MOST_SHARED, WINDOW, PromptedWorkflow, PromptIndex, TokenPrompt, chained
 
 BLOCK = 16
 
@@ -19,8 +19,8 @@ class Asked:
         self.index: PromptIndex[PromptedWorkflow] = PromptIndex(b"a key of the tests", BLOCK, **options)
         self.by: str | None = None
 
-    def prompt(self, tokens: Sequence[int], scope: str = "") -> PromptTokens:
-        return PromptTokens(scope, chained(tokens, BLOCK), tokens)
+    def prompt(self, tokens: Sequence[int], scope: str = "") -> TokenPrompt:
+        return TokenPrompt(scope, chained(tokens, BLOCK), tokens)
 
     def ask(
         self, tokens: Sequence[int], answer: Sequence[int] = (), scope: str = "", now: float = 0.0
@@ -139,13 +139,13 @@ def test_images_that_look_alike_as_tokens_are_told_apart() -> None:
     index: PromptIndex[PromptedWorkflow] = PromptIndex(b"k", BLOCK)
     tokens, first = [5, 6, 7, 7, 7, 8], PromptedWorkflow("")
     index.begin(first)
-    index.asked(first, PromptTokens("", (), tokens, [(2, 5, b"a cat")]))
+    index.asked(first, TokenPrompt("", (), tokens, [(2, 5, b"a cat")]))
     later = [*tokens, 9]
-    link = index.find(PromptTokens("", (), later, [(2, 5, b"a cat")]))
+    link = index.find(TokenPrompt("", (), later, [(2, 5, b"a cat")]))
     assert link is not None
     assert link.workflow is first
-    assert index.find(PromptTokens("", (), later, [(2, 5, b"a dog")])) is None
-    assert index.find(PromptTokens("", (), later)) is None
+    assert index.find(TokenPrompt("", (), later, [(2, 5, b"a dog")])) is None
+    assert index.find(TokenPrompt("", (), later)) is None
 
 
 def test_forgotten_workflows_leave_nothing() -> None:
@@ -192,14 +192,14 @@ def test_a_lone_workflow_is_continued_by_whatever_goes_on_from_it(
     index: PromptIndex[PromptedWorkflow] = PromptIndex(b"k", block)
     of = PromptedWorkflow("")
     index.begin(of)
-    index.asked(of, PromptTokens("", chained(question, block), question))
+    index.asked(of, TokenPrompt("", chained(question, block), question))
     both = question + answer
-    index.answered(of, PromptTokens("", chained(both, block), both), len(question))
+    index.answered(of, TokenPrompt("", chained(both, block), both), len(question))
     for longer in (question + more, both + more):
-        link = index.find(PromptTokens("", chained(longer, block), longer))
+        link = index.find(TokenPrompt("", chained(longer, block), longer))
         assert link is not None
         assert link.workflow is of
-    link = index.find(PromptTokens("", chained(question, block), question))
+    link = index.find(TokenPrompt("", chained(question, block), question))
     assert link is None or link.by == "quoted", "a repeat continues nothing"
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from operator import add
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from presage.continuation import PromptTokens
+from presage.continuation import TokenPrompt
 from presage.errors import EngineError
 from presage.serving_hooks.policies.workload import attention_pairs
 from presage.serving_hooks.vllm.engine_check import check_scheduler, installed
@@ -540,7 +540,7 @@ def hands_over(request: EngineRequest) -> bool:
     return isinstance(params, Mapping) and bool(params.get("do_remote_decode"))
 
 
-def prompt_of(request: EngineRequest, tenant: str) -> PromptTokens | None:
+def prompt_of(request: EngineRequest, tenant: str) -> TokenPrompt | None:
     """What identity is inferred from: the request's tokens so far, with the scope in which they mean the same.
 
     None where tokens do not say what was asked, or are not all there yet.
@@ -552,7 +552,7 @@ def prompt_of(request: EngineRequest, tenant: str) -> PromptTokens | None:
         (of.mm_position.offset, of.mm_position.offset + of.mm_position.length, str(of.identifier).encode())
         for of in request.mm_features or ()
     ]
-    return PromptTokens((tenant, request.cache_salt, adapter), request.block_hashes, request.all_token_ids, media)
+    return TokenPrompt((tenant, request.cache_salt, adapter), request.block_hashes, request.all_token_ids, media)
 
 
 def state(request: EngineRequest) -> str:

@@ -27,7 +27,7 @@ from hashlib import blake2b
 from sys import intern
 from typing import Final, Generic, Literal, TypeVar
 
-from presage.continuation import PromptTokens, PromptedWorkflow, PromptIndex, as_ids
+from presage.continuation import PromptedWorkflow, PromptIndex, TokenPrompt, as_ids
 from presage.datasets.schema.names import NO_NAMES, NameMapping
 from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.choices import parent_of
@@ -118,7 +118,7 @@ class Inference:
     def arrives(
         self,
         request_id: str,
-        prompt: PromptTokens,
+        prompt: TokenPrompt,
         tenant: str,
         found: Observed = NOTHING,
         folded: NameMapping = NO_NAMES,
@@ -161,7 +161,7 @@ class Inference:
             self._parents.put((parent, prompt.scope), (of.number, step))
         return step
 
-    def named(self, request_id: str, prompt: PromptTokens, step: Step, workflow: Workflow | None) -> None:
+    def named(self, request_id: str, prompt: TokenPrompt, step: Step, workflow: Workflow | None) -> None:
         """A request whose client names its workflow, which is `workflow` if it runs already. One in eight is looked up.
 
         The choice is by the workflow, so that all requests of one are looked up, or none.
@@ -203,7 +203,7 @@ class Inference:
         of, steps = self._left.get(request_id) or (None, 0)
         return workflow_key(of.workflow_type, of.workflow_id) if of is not None and of.steps == steps else None
 
-    def answered(self, of: Candidate, both: PromptTokens, prompt_tokens: int) -> None:
+    def answered(self, of: Candidate, both: TokenPrompt, prompt_tokens: int) -> None:
         """A request of it was answered; see `PromptIndex.answered`."""
         self._known.answered(of, both, prompt_tokens, self._clock())
 
@@ -235,7 +235,7 @@ class Inference:
         return {"requests of prompted workflows": len(self._requests)}
 
     def _owner(
-        self, prompt: PromptTokens, ids: Sequence[tuple[IdentitySource, bytes]]
+        self, prompt: TokenPrompt, ids: Sequence[tuple[IdentitySource, bytes]]
     ) -> tuple[Candidate | None, IdentitySource, float]:
         known = {kind: of for kind, digest in ids if (of := self._with_id(digest, prompt.scope)) is not None}
         for kind, of in known.items():
@@ -293,7 +293,7 @@ class Inference:
         )
 
 
-def _head(prompt: PromptTokens) -> str:
+def _head(prompt: TokenPrompt) -> str:
     """The first tokens of a prompt as 8 hexadecimal digits, without a key; "" for a shorter prompt."""
     if len(prompt.tokens) < HEAD_TOKENS:
         return ""
