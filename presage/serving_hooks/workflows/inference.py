@@ -186,21 +186,22 @@ class Inference:
         if of is not None:
             workflow.prompted = of
 
-    def leaves(self, request_id: str, completed: bool) -> Candidate | None:
+    def leaves(self, request_id: str, completed: bool, name: str | None = None) -> Candidate | None:
         """A request has left the engine; returns what it belongs to if its answer is to be read, by `answered`.
 
-        A client that gives a first request up, and sends it again, has begun nothing with it.
+        A client that gives a first request up, and sends it again, has begun nothing with it. By its `name`, if it has
+        one, `answered_last` knows the request.
         """
         of = self._requests.pop(request_id, None)
         if of is not None and completed and of.runs:
-            self._left.put(request_id, (of, of.steps))
+            self._left.put(name or request_id, (of, of.steps))
         if of is not None and not completed and of.steps == 1 and not of.runs:
             self._known.forget(of)
         return of if completed else None
 
-    def answered_last(self, request_id: str) -> str | None:
-        """The key of the workflow whose latest step this completed request was."""
-        of, steps = self._left.get(request_id) or (None, 0)
+    def answered_last(self, name: str) -> str | None:
+        """The key of the workflow whose latest step this completed request was, by its name or id."""
+        of, steps = self._left.get(name) or (None, 0)
         return workflow_key(of.workflow_type, of.workflow_id) if of is not None and of.steps == steps else None
 
     def answered(self, of: Candidate, both: TokenPrompt, prompt_tokens: int) -> None:
