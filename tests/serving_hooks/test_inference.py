@@ -9,7 +9,7 @@ from serving_samples import Clock
 from presage.continuation import TokenPrompt, chained
 from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.inference import MEASURED, NAMED_FROM, REMEMBERED_S, Inference
+from presage.serving_hooks.workflows.inference import MEASURED, NAMED_FROM, REMEMBERED_S, UNKNOWN, Inference
 from presage.serving_hooks.workflows.observed import NOTHING, Observed
 
 BLOCK = 16
@@ -76,7 +76,7 @@ def test_an_agent_whose_first_requests_go_on_is_one_at_once_and_gets_a_name() ->
     assert first is not None
     assert second is not None
     assert (first.source, first.number, second.number) == ("new", 0, 1)
-    assert first.agent == second.agent != ""
+    assert first.agent == second.agent != UNKNOWN
     assert first.workflow_type == f"app-{first.agent.removeprefix('agent-')}"
 
 

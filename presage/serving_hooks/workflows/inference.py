@@ -39,6 +39,9 @@ BY_ID: Final[dict[IdentitySource, float]] = {
 }  # fmt: skip
 """Confidence of ids, as their protocols promise it."""
 
+UNKNOWN: Final = "assistant"
+"""The agent of requests that nothing tells apart, as at the gateway."""
+UNKNOWN_TYPE: Final = "app"
 HEAD_TOKENS: Final = 64
 """Tokens by which an agent is known where nothing else tells it."""
 NAMED_FROM: Final = 3
@@ -255,13 +258,13 @@ class Inference:
         return of if of is not None and of.scope == scope else None
 
     def _agent(self, head: tuple[str, str], of: Candidate) -> str:
-        """The name of an agent that only its first tokens identify; "" until several workflows have shown it."""
+        """The name of an agent that only its first tokens identify; `UNKNOWN` until several workflows have shown it."""
         if not head[1]:
-            return ""
+            return UNKNOWN
         seen = self._heads.at(head, _Head)
         if seen.latest != of.number:
             seen.latest, seen.workflows = of.number, seen.workflows + 1
-        return intern(f"agent-{head[1]}") if seen.workflows >= NAMED_FROM else ""
+        return intern(f"agent-{head[1]}") if seen.workflows >= NAMED_FROM else UNKNOWN
 
     def _step(
         self,
@@ -279,8 +282,8 @@ class Inference:
                 opening.began > NAMED_FROM and opening.went_on >= USUALLY * (opening.began - 1)
             ):
                 return None
-            known = opening.began >= NAMED_FROM and agent
-            of.workflow_type = workflow_type or (f"app-{agent.removeprefix('agent-')}" if known else "")
+            known = opening.began >= NAMED_FROM and agent != UNKNOWN
+            of.workflow_type = workflow_type or (f"app-{agent.removeprefix('agent-')}" if known else UNKNOWN_TYPE)
             of.workflow_id = scoped(tenant, f"inferred-{self._process}-{of.number}")
             of.runs = True
         return Step(
