@@ -11,8 +11,8 @@
 
 Policies: vLLM alone (`stock`); the same with the number of workflows at once that completes soonest (`fixed`, found by
 a sweep on the first seed: a bound, not a policy); ThunderAgent's published rule; `full` (everything on, forecasts from
-online counts); `unnamed` (the same, and no client names its workflow or says when it ends); `truth` (the same with the future known); and others as `presage replay` names them. Completion is over
-that of vLLM alone, seed by seed.
+online counts); `unnamed` (the same, and no client names its workflow or says when it ends); `truth` (as `full`, with
+the future known); and others as `presage replay` names them. Completion is over that of vLLM alone, seed by seed.
 
     python benchmarks/regimes.py [--real FOLDER] [--cells swe,mixed] [--policies stock,thunderagent,full] [--seeds 2]
     python benchmarks/regimes.py --real FOLDER --hour
