@@ -11,14 +11,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from heapq import heappop, heappush
-from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from presage.serving_hooks.counts import EVENTS, METADATA_LEFT_OUT, EventCounts
+from presage.serving_hooks.counts import METADATA_LEFT_OUT, EventCounts
 from presage.serving_hooks.workflows.choices import Choices
 from presage.serving_hooks.workflows.identity import Step, tenant_of
-from presage.serving_hooks.workflows.quiet import QuietLimits
 
 if TYPE_CHECKING:
     from presage.continuation import PromptedWorkflow
@@ -31,13 +28,6 @@ TIME_TO_LIVE_S: Final = 600.0
 
 MOST_WORKFLOWS: Final = 100_000
 """Running at once, by default. Requests of further workflows are counted, and served as requests without one."""
-
-QUIET_LEAST_S: Final = 1.0
-"""No workflow ends sooner by being quiet."""
-_LOOK_AGAIN_S: Final = 10.0
-"""Seconds after which a quiet workflow is looked at again: its type may return sooner than it did."""
-_MOST_ENDED: Final = 4096
-"""Workflows that ended by being quiet, and may come back."""
 
 TENANT_SHARE: Final = 4
 """One tenant may have a fourth of them, so that no tenant can fill the table."""
@@ -171,10 +161,6 @@ class WorkflowTable:
         self._steps: dict[str, RunningStep] = {}
         self._of_tenant: Counter[str] = Counter()
         self._subscribers: list[Subscriber] = []
-        self._quiet = QuietLimits()
-        self._due: list[tuple[float, int, str, float]] = []
-        self._order = count()
-        self._ended_quiet: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._running)
@@ -214,12 +200,8 @@ class WorkflowTable:
             self._of_tenant[tenant] += 1
             now = self._clock()
             running = self._running[workflow] = Workflow(step, now, now)
-            self._came_back(workflow, step, now)
         else:
-            now = self._clock()
-            if not running.requests:
-                self._quiet.returned(step.stats_key, now - running.active_at, running.steps + 1)
-            running.step, running.active_at = step, now
+            running.step, running.active_at = step, self._clock()
             self._running.move_to_end(workflow)
         running.steps += 1
         running.requests = running.requests or {}
@@ -237,8 +219,6 @@ class WorkflowTable:
                 running.requests = _NO_REQUESTS  # an emptied dict keeps its size
             running.active_at = self._clock()
             self._running.move_to_end(running.key)
-            if not running.requests:
-                self._look_again(running)
         return left
 
     def end(self, workflow: str, reason: EndReason) -> bool:
@@ -247,8 +227,6 @@ class WorkflowTable:
         if running is None:
             return False
         self.ends[reason] += 1
-        if reason is not EndReason.EXPIRED:
-            self._quiet.told(running.step.stats_key)
         tenant = tenant_of(running.step.workflow_id)
         self._of_tenant[tenant] -= 1
         if not self._of_tenant[tenant]:
@@ -262,18 +240,6 @@ class WorkflowTable:
     def expire(self) -> None:
         """Ends the workflows whose time to live has passed. Costs O(expired workflows + busy ones before them)."""
         now = self._clock()
-        while self._due and self._due[0][0] <= now:
-            _, _, workflow, active_at = heappop(self._due)
-            running = self._running.get(workflow)
-            if running is None or running.requests or running.active_at != active_at:
-                continue
-            if now > active_at + self._quiet_s(running):
-                self._ended_quiet[workflow] = active_at
-                if len(self._ended_quiet) > _MOST_ENDED:
-                    self._ended_quiet.popitem(last=False)
-                self.end(workflow, EndReason.EXPIRED)
-            else:
-                self._look_again(running)
         while self._running:
             workflow, running = next(iter(self._running.items()))
             if now - running.active_at < self._time_to_live_s:
@@ -283,22 +249,6 @@ class WorkflowTable:
                 self._running.move_to_end(workflow)
             else:
                 self.end(workflow, EndReason.EXPIRED)
-
-    def _quiet_s(self, running: Workflow) -> float:
-        """Seconds without a request after which it has probably ended."""
-        return max(QUIET_LEAST_S, self._quiet.seconds(running.step.stats_key))
-
-    def _look_again(self, running: Workflow) -> None:
-        now, active_at = self._clock(), running.active_at
-        due = min(max(now, active_at + self._quiet_s(running)), now + _LOOK_AGAIN_S)
-        heappush(self._due, (due, next(self._order), running.key, active_at))
-
-    def _came_back(self, workflow: str, step: Step, now: float) -> None:
-        """A workflow begins; if it was ended too early, its return is one after all."""
-        active_at = self._ended_quiet.pop(workflow, None)
-        if active_at is not None:
-            self._quiet.returned(step.stats_key, now - active_at, 1)
-            self._counts.add(EVENTS, "workflows that came back after their end")
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""

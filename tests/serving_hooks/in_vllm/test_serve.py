@@ -63,6 +63,10 @@ class Server:
         (told,) = self.http.get("/v1/workflows/status").raise_for_status().json()["engines"]
         return dict(told)
 
+    def named_workflows(self) -> int:
+        status = self.status()
+        return int(status["workflows"] - status["identity"]["inferred"])
+
     def count(self, name: str) -> int:
         return int(self.status()["counts"].get(name, 0))
 
@@ -218,6 +222,23 @@ def test_metadata_that_is_no_good_is_counted_and_the_request_served(
     assert server.count(counted) == before + 1
 
 
+def test_an_unchanged_client_in_a_loop_is_a_workflow_with_forecasts(server: Server) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, timeout=PATIENT_S, max_retries=0)
+    before = server.status()
+    messages: list[Any] = [{"role": "user", "content": " ".join(WORDS[200:230])}]
+    for turn in range(3):
+        answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=4, temperature=0)
+        messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+        messages.append({"role": "user", "content": " ".join(WORDS[300 + 10 * turn : 310 + 10 * turn])})
+    after = server.status()
+    found, known = after["identity"], before["identity"]
+    assert found["inferred"] == known["inferred"] + 1
+    assert sum(found["sources"].values()) == sum(known["sources"].values()) + 3
+    assert found["sources"]["new"] == known["sources"].get("new", 0) + 1
+    forecasts = [sum(n for key, n in one["counts"].items() if key.startswith("forecast:")) for one in (before, after)]
+    assert forecasts[1] > forecasts[0]
+
+
 def test_names_in_headers_and_in_metadata_reach_the_scheduler(server: Server) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, timeout=PATIENT_S, max_retries=0)
     messages: Any = [{"role": "user", "content": WORDS[0]}]
@@ -317,6 +338,7 @@ def test_the_status_is_shown_on_a_terminal(server: Server) -> None:
     )
     assert "models:/next-agent@champion, version 1" in shown.stdout
     assert "priority on, eviction on, admission on, prefetch off" in shown.stdout
+    assert "inferred workflows" in shown.stdout
 
 
 @pytest.mark.parametrize(
@@ -435,7 +457,7 @@ def test_the_gateway_before_it_changes_no_token_and_names_workflows(server: Serv
     try:
         front = Server(f"http://127.0.0.1:{port}", tmp_path, log)
         wait_for(front, process)
-        alive = server.status()["workflows"]
+        named = server.named_workflows()
         for words in (3, 17, 40):
             assert front.ask(words=words) == server.ask(words=words)
         direct, proxied = (
@@ -454,7 +476,7 @@ def test_the_gateway_before_it_changes_no_token_and_names_workflows(server: Serv
             for one in (direct, proxied)
         ]
         assert told[0] == told[1] != ""
-        assert server.status()["workflows"] == alive + 4  # the client named none
+        assert server.named_workflows() == named + 4  # by the gateway; the client named none
         wrong = openai.OpenAI(base_url=f"{front.url}/v1", api_key="wrong", max_retries=0)
         with pytest.raises(openai.AuthenticationError):  # the server's own refusal
             wrong.models.list()
