@@ -9,7 +9,7 @@ from serving_samples import Clock
 from presage.continuation import TokenPrompt, chained
 from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.inference import MEASURED, NAMED_FROM, REMEMBERED_S, UNKNOWN, Inference
+from presage.serving_hooks.workflows.inference import MEASURED, NAMED_FROM, REMEMBERED_S, SINGLE_S, UNKNOWN, Inference
 from presage.serving_hooks.workflows.observed import NOTHING, Observed
 
 BLOCK = 16
@@ -58,17 +58,14 @@ class Engine:
         return made
 
 
-def test_a_client_in_a_loop_is_a_workflow_from_its_second_request() -> None:
-    first, *later = Engine().run(1, 4)
-    assert first is None
-    steps = [one for one in later if one is not None]
-    assert len(steps) == 3
+def test_a_client_in_a_loop_is_a_workflow() -> None:
+    steps = [one for one in Engine().run(1, 4) if one is not None]
     assert len({one.workflow for one in steps}) == 1
-    assert [one.number for one in steps] == [1, 2, 3]
-    assert {(one.source, one.confidence) for one in steps} == {("answered", 0.99)}
+    assert [one.number for one in steps] == [0, 1, 2, 3]
+    assert [(one.source, one.confidence) for one in steps] == [("new", 1.0), *[("answered", 0.99)] * 3]
 
 
-def test_an_agent_whose_first_requests_go_on_is_one_at_once_and_gets_a_name() -> None:
+def test_an_agent_of_several_workflows_gets_a_name() -> None:
     of = Engine()
     for seed in range(1, NAMED_FROM + 1):
         of.run(seed, 3)
@@ -80,11 +77,28 @@ def test_an_agent_whose_first_requests_go_on_is_one_at_once_and_gets_a_name() ->
     assert first.workflow_type == f"app-{first.agent.removeprefix('agent-')}"
 
 
-def test_single_requests_are_never_workflows() -> None:
-    of = Engine()
-    assert [of.ask(SYSTEM + drawn(seed, 30), drawn(seed + 5000, 40)) for seed in range(1, 200)] == [None] * 199
-    assert of.inference.running == 0
+@pytest.mark.parametrize("opening", [SYSTEM, []])
+def test_single_requests_are_no_workflows_once_that_is_clear(opening: list[int]) -> None:
+    of, steps = Engine(), []
+    for seed in range(1, 200):
+        of.clock.now += 10
+        steps.append(of.ask(opening + drawn(seed, 90), drawn(seed + 5000, 40)))
+    clear = int(SINGLE_S / 10) + NAMED_FROM + 1
+    assert steps[clear:] == [None] * (199 - clear)
     assert of.inference.by_source() == {"new": 199}
+    loop = of.run(1000, 3, drawn(7777, 100))
+    assert [one is not None for one in loop] == [False, True, True], "a workflow among them is one from its second step"
+
+
+def test_what_goes_on_is_told_by_the_agent_before_it_is_by_the_tenant() -> None:
+    of = Engine()
+    for seed in range(1, 60):
+        of.clock.now += 10
+        of.ask(drawn(seed, 90), drawn(seed + 5000, 40))
+        if seed % 10 == 0:
+            of.run(seed, 3)
+    assert of.ask(SYSTEM + drawn(1, 30), drawn(2, 9)) is not None
+    assert of.ask(drawn(3, 90), drawn(4, 9)) is None
 
 
 def test_the_choices_of_one_request_are_one_step() -> None:
@@ -122,7 +136,9 @@ def test_an_id_joins_requests_whose_prompts_share_nothing(found: Observed, sourc
     step = of.ask(drawn(3, 50), drawn(4, 30), found)
     assert step is not None
     assert step.source == source
-    assert of.ask(drawn(5, 50), drawn(6, 30), found, tenant="key-1") is None, "another tenant's id says nothing"
+    other = of.ask(drawn(5, 50), drawn(6, 30), found, tenant="key-1")
+    assert other is not None
+    assert other.source == "new", "another tenant's id says nothing"
 
 
 def test_an_earlier_response_names_its_workflow() -> None:
@@ -149,8 +165,12 @@ def test_a_prompt_comes_before_a_cache_key_and_a_trace_before_a_prompt() -> None
 def test_tenants_never_share_a_workflow() -> None:
     of, history = Engine(), SYSTEM + drawn(1, 30)
     of.ask(history, drawn(2, 40), tenant="key-0")
-    assert of.ask(history + drawn(2, 40) + [5], tenant="key-1") is None
-    assert of.ask(history + drawn(2, 40) + [6], tenant="key-0") is not None
+    other = of.ask(history + drawn(2, 40) + [5], tenant="key-1")
+    same = of.ask(history + drawn(2, 40) + [6], tenant="key-0")
+    assert other is not None
+    assert same is not None
+    assert (other.source, same.source) == ("new", "answered")
+    assert other.workflow != same.workflow
 
 
 def test_the_servers_name_of_an_agent_counts_and_the_first_type_stays() -> None:
@@ -201,5 +221,6 @@ def test_what_a_table_ends_without_a_word_may_come_back() -> None:
     assert back is not None
     assert back.workflow == step.workflow
     of.clock.now += REMEMBERED_S + 1
-    assert of.ask([*history, *drawn(3, 40), 8, *drawn(4, 30), 9]) is None
+    late = of.ask([*history, *drawn(3, 40), 8, *drawn(4, 30), 9])
+    assert late is None or late.workflow != step.workflow
     assert of.inference.debug_state() == {"requests of prompted workflows": 0}

@@ -202,7 +202,12 @@ class Hooks(engine.SchedulerSeam):
             self._listeners.request_scheduled(request, step, found)
 
     def catch_up(self) -> None:
-        """Expires workflows and passes the latest forecasts to the block order; for iterations that skip `schedule`."""
+        """Expires workflows, reads answers and passes the latest forecasts to the block order.
+
+        Also for iterations that skip `schedule`.
+        """
+        if self.identity is not None:
+            self.identity.catch_up()
         self._bookkeeping.attempt(self.workflow_table.expire)
         self._bookkeeping.attempt(self.step_forecasts.flush)
 

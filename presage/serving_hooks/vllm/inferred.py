@@ -11,7 +11,7 @@ from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.status import IdentityStatus
 from presage.serving_hooks.vllm import engine
-from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
+from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest
 from presage.serving_hooks.vllm.listeners import Listener
 from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
@@ -65,9 +65,10 @@ class InferredIdentity(Listener):
             if len(self._unread) > _MOST_UNREAD:
                 self._read_answers()
 
-    def iteration(self, output: Iteration, began_at: float) -> None:
+    def catch_up(self) -> None:
         """Reads the answers of requests that have left."""
-        self._read_answers()
+        if self._unread:
+            self.switch.attempt(self._read_answers)
 
     def workflow_ended(self, workflow: Workflow, reason: EndReason) -> None:
         """Forgets the prompts of a workflow."""
@@ -84,7 +85,8 @@ class InferredIdentity(Listener):
         return IdentityStatus(self.switch.on, of.running, of.by_source(), of.checks())
 
     def debug_state(self) -> dict[str, int]:
-        """Entries of each table, to find leaks."""
+        """Entries of each table, to find leaks; what waits to be read is read first."""
+        self.catch_up()
         return {**self._inference.debug_state(), "unread answers": len(self._unread)}
 
     def _step(self, request: EngineRequest, named: Step | None, names: NameMapping) -> Step | None:

@@ -5,9 +5,9 @@ In this order: the id of an earlier response, a trace or a conversation that cam
 a prompt that continues one (`presage/continuation.py`); a cache key that came with one; else nothing. Choices of one
 request are one step; a repeated prompt begins anew.
 
-A request that continues nothing may be a single one, as most chats are, or the first of a workflow. It becomes a
-workflow at once only if requests like it, of its agent, usually went on; otherwise with the next request. Until then it
-is served as a request without a workflow, so single requests never weigh on those of workflows.
+A request that continues nothing may be a single one, as most chats are, or the first of a workflow. It is a workflow
+at once, unless requests like it, of its agent, mostly stayed single; then it becomes one with the next request. Until
+then it is served as a request without a workflow, so single requests do not weigh on those of workflows.
 
 Agents are as the HTTP server recognised them (`observed.py`), else known by their first tokens: a name is given once
 several workflows had them. Names are hashes without a key, the same after a restart.
@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from sys import intern
 from typing import Final, Generic, Literal, TypeVar
 
-from presage.continuation import PromptedWorkflow, PromptIndex, TokenPrompt, as_ids
+from presage.continuation import MOST_KNOWN, PromptedWorkflow, PromptIndex, TokenPrompt, as_ids
 from presage.datasets.schema.names import NO_NAMES, NameMapping
 from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.choices import parent_of
@@ -45,9 +45,9 @@ UNKNOWN_TYPE: Final = "app"
 HEAD_TOKENS: Final = 64
 """Tokens by which an agent is known where nothing else tells it."""
 NAMED_FROM: Final = 3
-"""Workflows in which an agent must have been seen to be named, and begun to be judged."""
-USUALLY: Final = 0.5
-"""Share of an agent's first requests that went on, from which such requests are workflows at once."""
+"""Workflows in which an agent must have been seen to be named, and first requests by which those like it are judged."""
+SINGLE_S: Final = 120.0
+"""Seconds from its answer after which a request that did not go on counts as a single one."""
 MEASURED: Final = 8
 """One in so many workflows whose clients name them is looked up too."""
 REMEMBERED_S: Final = 6 * 3600.0
@@ -83,10 +83,11 @@ class Candidate(PromptedWorkflow):
 
 @dataclass(slots=True)
 class _Opening:
-    """First requests that look alike: how many began something, and how many of these something that went on."""
+    """First requests that look alike: how many went on, how many stayed single, and how many came."""
 
-    began: int = 0
     went_on: int = 0
+    single: int = 0
+    came: int = 0
 
 
 @dataclass(slots=True)
@@ -113,6 +114,7 @@ class Inference:
         self._process = blake2b(b"process", digest_size=4, key=key[:64]).hexdigest()
         self._requests: dict[str, Candidate] = {}
         self._openings: _Latest[tuple[str, str], _Opening] = _Latest(_MOST_OPENINGS)
+        self._unjudged: deque[tuple[float, Candidate]] = deque(maxlen=MOST_KNOWN)
         self._heads: _Latest[tuple[str, str], _Head] = _Latest(_MOST_OPENINGS)
         self._ids: _Latest[bytes, int] = _Latest(_MOST_IDS)
         self._left: _Latest[str, tuple[Candidate, int]] = _Latest(_MOST_LEFT)
@@ -133,6 +135,7 @@ class Inference:
             folded: names as the models have them.
         """
         self._known.expire(self._clock() - REMEMBERED_S)
+        self._judge()
         parent = parent_of(request_id)
         if parent is not None and (choice := self._parents.get((parent, prompt.scope))) is not None:
             number, step = choice
@@ -147,9 +150,10 @@ class Inference:
             opening = (tenant, f"{found.workflow_type}\0{head[1]}")
             of = Candidate(prompt.scope, opening=opening)
             self._known.begin(of)
-            self._openings.at(opening, _Opening).began += 1
+            self._openings.at(opening, _Opening).came += 1
         elif of.steps == 1 and not of.named:
-            self._openings.at(of.opening, _Opening).went_on += 1
+            for alike in self._alike(of.opening):
+                alike.went_on += 1
         for kind, digest in ids:
             if kind != "response":
                 self._ids.put(digest, of.number)
@@ -198,6 +202,8 @@ class Inference:
         of = self._requests.pop(request_id, None)
         if of is not None and completed and of.runs:
             self._left.put(name or request_id, (of, of.steps))
+        if of is not None and completed and of.steps == 1 and not of.named:
+            self._unjudged.append((self._clock(), of))
         if of is not None and not completed and of.steps == 1 and not of.runs:
             self._known.forget(of)
         return of if completed else None
@@ -257,6 +263,25 @@ class Inference:
         of = self._known.get(number) if number is not None else None
         return of if of is not None and of.scope == scope else None
 
+    def _judge(self) -> None:
+        """Counts the first requests that stayed single, once that is clear."""
+        before = self._clock() - SINGLE_S
+        while self._unjudged and self._unjudged[0][0] < before:
+            _, of = self._unjudged.popleft()
+            if of.steps == 1:
+                for alike in self._alike(of.opening):
+                    alike.single += 1
+
+    def _goes_on(self, opening: tuple[str, str]) -> bool:
+        """Whether a first request is taken for that of a workflow: by those alike, else by all of its tenant."""
+        for alike in self._alike(opening):
+            if alike.went_on + alike.single >= NAMED_FROM:
+                return alike.went_on >= alike.single
+        return True
+
+    def _alike(self, opening: tuple[str, str]) -> tuple[_Opening, _Opening]:
+        return self._openings.at(opening, _Opening), self._openings.at((opening[0], ""), _Opening)
+
     def _agent(self, head: tuple[str, str], of: Candidate) -> str:
         """The name of an agent that only its first tokens identify; `UNKNOWN` until several workflows have shown it."""
         if not head[1]:
@@ -277,12 +302,9 @@ class Inference:
         confidence: float,
     ) -> Step | None:
         if not of.runs:
-            opening = self._openings.at(of.opening, _Opening)
-            if source == "new" and not (
-                opening.began > NAMED_FROM and opening.went_on >= USUALLY * (opening.began - 1)
-            ):
+            if source == "new" and not self._goes_on(of.opening):
                 return None
-            known = opening.began >= NAMED_FROM and agent != UNKNOWN
+            known = self._openings.at(of.opening, _Opening).came >= NAMED_FROM and agent != UNKNOWN
             of.workflow_type = workflow_type or (f"app-{agent.removeprefix('agent-')}" if known else UNKNOWN_TYPE)
             of.workflow_id = scoped(tenant, f"inferred-{self._process}-{of.number}")
             of.runs = True

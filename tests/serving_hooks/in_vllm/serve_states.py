@@ -261,6 +261,7 @@ def main(model: str, served: str) -> dict[str, Any]:
                 "recorder": {"folder": os.environ["RECORDING"], "states": "both"},
                 "state_layer": LAYER,
                 "forecast_deadline_ms": 1000,  # the machine may be busy
+                "infer_workflows": False,  # requests without names have no states
             }
         },
         **({"distributed_executor_backend": "mp"} if APART else {}),

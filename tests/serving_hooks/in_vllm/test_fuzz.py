@@ -131,7 +131,7 @@ def test_requests_without_workflows_are_evicted_as_vllm_evicts_them(
     tmp_path: Path, kind: type[Any], ahead: bool
 ) -> None:
     logs = []
-    for presage in (OFF, {"priority": False}):
+    for presage in (OFF, {"priority": False, "infer_workflows": False}):
         engine = Engine(build(tmp_path, kind, blocks=70, presage=presage), ahead)
         draw = random.Random(3)
         for number in range(300):
@@ -149,8 +149,9 @@ def test_requests_without_workflows_are_evicted_as_vllm_evicts_them(
 def test_a_request_that_resumes_has_not_begun_again_whichever_way_vllm_lists_it(tmp_path: Path) -> None:
     counts, logs = [], []
     for second_runner in (False, True):  # which lists it among the new ones
-        # Waits are bounded in real seconds, which differ from run to run.
-        scheduler = build(tmp_path, GuessingSync, blocks=70, presage={"objectives": {"factor": 1e6}})
+        # Waits are bounded in real seconds, and hashes of prompts have a random key: both differ from run to run.
+        presage = {"objectives": {"factor": 1e6}, "infer_workflows": False}
+        scheduler = build(tmp_path, GuessingSync, blocks=70, presage=presage)
         scheduler.use_v2_model_runner = second_runner
         engine = Engine(scheduler)
         pressed(engine, 400, 3)

@@ -161,7 +161,8 @@ def test_every_step_has_the_states_of_its_own_rows(
 ) -> None:
     reads = Reads()
     kind = hooked(WorkflowScheduler if ahead else SyncWorkflowScheduler, reads)
-    scheduler = build(tmp_path / "m", kind, blocks=60, presage={}, seqs=8, tokens=128, connector=connector)
+    presage = {"infer_workflows": False}  # each request is of the workflow that it names
+    scheduler = build(tmp_path / "m", kind, blocks=60, presage=presage, seqs=8, tokens=128, connector=connector)
     engine = Worked(scheduler, ahead, sent)
     wanted = served(scheduler, engine)
     assert reads.awaits
@@ -229,9 +230,8 @@ def test_under_another_scheduler_the_connector_does_nothing(tmp_path: Path, kind
 def test_decisions_are_those_of_an_engine_without_a_tap(tmp_path: Path) -> None:
     logs = []
     for connector in (None, ALONE):
-        scheduler = build(
-            tmp_path / "m", hooked(SyncWorkflowScheduler, Noise(0)), blocks=60, presage={}, seqs=8, connector=connector
-        )
+        kind, presage = hooked(SyncWorkflowScheduler, Noise(0)), {"infer_workflows": False}
+        scheduler = build(tmp_path / "m", kind, blocks=60, presage=presage, seqs=8, connector=connector)
         engine = Worked(scheduler) if connector else Engine(scheduler)
         served(scheduler, engine)
         logs.append((engine.log, engine.said))

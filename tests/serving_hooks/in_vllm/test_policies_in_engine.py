@@ -252,6 +252,7 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
         "_warned",
         "block_order",
         "engine_port",
+        "identity",
         "prefetcher",
         "queue_policies",
         "step_forecasts",

@@ -48,7 +48,7 @@ def test_a_sweep_is_figures_by_point_and_gains_are_paired() -> None:
 
 def test_settings_of_the_hooks_make_another_policy() -> None:
     short = replace(POLICIES["next-use"], more={"horizon": 1, "gamma": 0.5})
-    off = dict.fromkeys(("priority", "admission", "prefetch"), False)
+    off = dict.fromkeys(("priority", "admission", "prefetch", "infer_workflows"), False)
     assert short.presage() == {**off, "eviction": True, "horizon": 1, "gamma": 0.5}
     assert run_one(SETTING, short, 0).off == ()
 
