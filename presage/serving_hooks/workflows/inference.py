@@ -27,7 +27,7 @@ from hashlib import blake2b
 from sys import intern
 from typing import Final, Generic, Literal, TypeVar
 
-from presage.continuation import PromptedWorkflow, PromptIndex, TokenPrompt, as_ids
+from presage.continuation import REMEMBERED_S, PromptedWorkflow, PromptIndex, TokenPrompt, head_of
 from presage.datasets.schema.names import NO_NAMES, NameMapping
 from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.choices import parent_of
@@ -39,17 +39,12 @@ BY_ID: Final[dict[IdentitySource, float]] = {
 }  # fmt: skip
 """Confidence of ids, as their protocols promise it."""
 
-HEAD_TOKENS: Final = 64
-"""Tokens by which an agent is known where nothing else tells it."""
 NAMED_FROM: Final = 3
 """Workflows in which an agent must have been seen to be named, and begun to be judged."""
 USUALLY: Final = 0.5
 """Share of an agent's first requests that went on, from which such requests are workflows at once."""
 MEASURED: Final = 8
 """One in so many workflows whose clients name them is looked up too."""
-REMEMBERED_S: Final = 6 * 3600.0
-"""Seconds since its latest request within which a workflow may go on, though the table has ended it: people pause.
-`MOST_KNOWN` bounds the memory."""
 _MOST_IDS: Final = 2**16
 _MOST_OPENINGS: Final = 4096
 _MOST_PARENTS: Final = 64
@@ -139,7 +134,7 @@ class Inference:
         ids = _ids_of(tenant, found)
         of, source, confidence = self._owner(prompt, ids)
         self._sources[source] += 1
-        head = (tenant, found.agent or _head(prompt))
+        head = (tenant, found.agent or head_of(prompt.tokens))
         if of is None:
             opening = (tenant, f"{found.workflow_type}\0{head[1]}")
             of = Candidate(prompt.scope, opening=opening)
@@ -291,13 +286,6 @@ class Inference:
             source=source,
             confidence=confidence,
         )
-
-
-def _head(prompt: TokenPrompt) -> str:
-    """The first tokens of a prompt as 8 hexadecimal digits, without a key; "" for a shorter prompt."""
-    if len(prompt.tokens) < HEAD_TOKENS:
-        return ""
-    return blake2b(as_ids(prompt.tokens[:HEAD_TOKENS]).tobytes(), digest_size=4).hexdigest()
 
 
 _RESPONSE: Final = re.compile(r"resp_[^_]+(?=_)")
