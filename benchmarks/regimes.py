@@ -6,12 +6,13 @@
     claude     Claude Code sessions with long contexts, 43 at once in a cache for 6
     host       the same with the host's memory behind the cache, which holds all of them
     mixed      four made-up types with long system prompts that their workflows share, 52 at once
+    chats      1,000 single chat requests as Azure recorded them, most with one system prompt: nothing to gain either
     shared     retry loops with a common history, arriving 2.5 times as fast as one engine serves them
 
 Policies: vLLM alone (`stock`); the same with the number of workflows at once that completes soonest (`fixed`, found by
 a sweep on the first seed: a bound, not a policy); ThunderAgent's published rule; `full` (everything on, forecasts from
-online counts); `unnamed` (the same, and no client names its workflow or says when it ends); `truth` (the same with the future known); and others as `presage replay` names them. Completion is over
-that of vLLM alone, seed by seed.
+online counts); `unnamed` (the same, and no client names its workflow or says when it ends); `truth` (as `full`, with
+the future known); and others as `presage replay` names them. Completion is over that of vLLM alone, seed by seed.
 
     python benchmarks/regimes.py [--real FOLDER] [--cells swe,mixed] [--policies stock,thunderagent,full] [--seeds 2]
     python benchmarks/regimes.py --real FOLDER --hour
@@ -44,6 +45,7 @@ from papers import THUNDERAGENT
 from retry_loops import Written, draw
 
 from presage.datasets.read import read_traces
+from presage.datasets.requests import HASH_TOKENS, read_requests
 from presage.serving_hooks.replay.engine_file import Cost, EngineFile, read_engine
 from presage.serving_hooks.replay.policies import POLICIES, STOCK, Policy
 from presage.serving_hooks.replay.runs import Setting, best, check_vllm, most_at_once, run_one, tried
@@ -53,6 +55,7 @@ from presage.serving_hooks.replay.workload import (
     RecordedRequest,
     ReplayJob,
     assemble,
+    requests_workload,
     workload,
 )
 
@@ -172,6 +175,20 @@ def shared(_: Path | None, seed: int) -> Jobs:
     return tuple(jobs), convention
 
 
+def chats(folder: Path | None, seed: int) -> Jobs | None:
+    """Single requests; the first 512 tokens of longer ones are a system prompt that they share."""
+    file = folder.parent / "serving" / "azure2023_conv.jsonl.gz" if folder is not None else None
+    if file is None or not file.is_file():
+        return None
+    found = read_requests([file])[1000 * seed :][:1000]
+    first = found[0].arrives_s
+    asked = [
+        replace(one, arrives_s=one.arrives_s - first, hash_ids=(0, number + 1) if one.input_tokens > 600 else ())
+        for number, one in enumerate(found)
+    ]
+    return requests_workload(asked, HASH_TOKENS).jobs, PromptConvention("history-first")
+
+
 def h100(cache_tokens: int, host_cache_tokens: int = 0) -> EngineFile:
     """A model of 8B on one H100."""
     engine = read_engine("h100-8b-datasheet", cache_tokens, host_cache_tokens)
@@ -199,6 +216,7 @@ CELLS: Final = {
     "claude": Cell(CLAUDE, h100(407_104), Arrivals(43)),
     "host": Cell(CLAUDE, h100(407_104, 8_000_000), Arrivals(43)),
     "mixed": Cell(mixed, h100(357_056), Arrivals(52)),
+    "chats": Cell(chats, h100(40_000), Arrivals(as_recorded=True)),
     "shared": Cell(shared, SMALL, Arrivals(rate=4.17)),
 }
 
@@ -212,8 +230,8 @@ def played(setting: Setting, policy: Policy, seed: int) -> dict[str, float]:
         "makespan_s": figures["makespan_s"],
         "hit_rate": figures["hit_rate"],
         "recomputing": figures["recomputing_share"],
-        "start_p99_s": figures["start_delay_p99_s"],
-        "later_p99_s": figures["later_ttft_p99_s"],
+        "start_p99_s": figures.get("start_delay_p99_s", 0.0),
+        "later_p99_s": figures.get("later_ttft_p99_s", 0.0),  # chats have no later steps
     }
 
 
@@ -269,8 +287,8 @@ def an_hour(folder: Path | None) -> dict[str, float] | None:
         "open_p95": float(high),
         "recomputing": figures["recomputing_share"],
         "workflows_per_s": figures["workflows_per_s"],
-        "start_p99_s": figures["start_delay_p99_s"],
-        "later_p99_s": figures["later_ttft_p99_s"],
+        "start_p99_s": figures.get("start_delay_p99_s", 0.0),
+        "later_p99_s": figures.get("later_ttft_p99_s", 0.0),  # chats have no later steps
     }
 
 

@@ -43,6 +43,11 @@ MOST_ENDS: Final = 64
 """Beginnings of one workflow that are known, the latest ones."""
 HEAD_TOKENS: Final = 64
 """Tokens by which an agent is known where nothing else tells it."""
+NAMED_FROM: Final = 3
+"""Workflows in which an agent must have been seen to be named, and begun to be judged."""
+UNKNOWN: Final = "assistant"
+"""The agent of requests that nothing tells apart, as at the gateway."""
+UNKNOWN_TYPE: Final = "app"
 WINDOW: Final = 16
 """Tokens of a part of an answer."""
 LEAD: Final = 2

@@ -134,9 +134,27 @@ def _inputs(engine: EngineStatus) -> Rows:
 def _workflows(engine: EngineStatus) -> Rows:
     ends = ", ".join(f"{count} {reason}" for reason, count in (engine.ended or {}).items() if count)
     rows: Rows = [["workflows", f"{engine.workflows or 0} running" + (f", {ends}" if ends else "")]]
+    rows += _identity(engine)
     if engine.data_parallel > 1:
         told = f"one of {engine.data_parallel}; send all requests of a workflow to the same one (session affinity)"
         rows.append(["data-parallel engine", told])
+    return rows
+
+
+def _identity(engine: EngineStatus) -> Rows:
+    of = engine.identity
+    if of is None or not (of.sources or of.checked):
+        return []
+    parts = ", ".join(f"{times} {source}" for source, times in sorted(of.sources.items(), key=lambda one: -one[1]))
+    rows: Rows = [["inferred workflows", f"{of.inferred} running; requests: {parts}"]] if parts else []
+    if of.precision is not None:
+        share = f"{of.precision:.1%} of {of.checked.get('right', 0) + of.checked.get('wrong', 0)}"
+        rows.append(
+            [
+                "inference checked",
+                f"right for {share} requests that name a workflow; {of.checked.get('missed', 0)} not found",
+            ]
+        )
     return rows
 
 

@@ -376,6 +376,19 @@ METRICS: Final = (
         {"promoted": "ageing.promoted", "demoted": "ageing.demoted"},
     ),
     _number("presage_workflows", "Workflows alive.", "workflows"),
+    _number("presage_inferred_workflows", "Of these, those whose clients name none.", "identity.inferred"),
+    _table(
+        "presage_inferred_requests_total",
+        "source",
+        "Requests whose clients name no workflow, by what identified it; new if nothing did.",
+        lambda status: None if status.identity is None else status.identity.sources,
+    ),
+    _table(
+        "presage_inference_checked_total",
+        "outcome",
+        "Requests of named workflows that were looked up too: inferred right or wrong, or missed.",
+        lambda status: None if status.identity is None else status.identity.checked,
+    ),
     _table(
         "presage_workflows_ended_total",
         "how",

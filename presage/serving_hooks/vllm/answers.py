@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
 from typing import Any, Final
 
-from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.metadata import MAX_NAME, read
+from presage.serving_hooks.workflows.metadata import MAX_NAME
+from presage.serving_hooks.workflows.observed import answers_to
 
 PATH: Final = "/v1/chat/completions"
 LONGEST: Final = 2**18
@@ -26,8 +26,9 @@ MOST_TOOLS: Final = 32
 MOST_WAITING: Final = 1000
 """Answers that the engine has not taken yet; further ones are lost."""
 
-Report = Callable[[Step, str, list[str], int], Awaitable[Any]]
-"""Tells the engine of a step's finish reason and tools, and how many answers were lost since the last report."""
+Report = Callable[[Step | str, str, list[str], int], Awaitable[Any]]
+"""Tells the engine of a step's finish reason and tools, and how many answers were lost since the last report. The step
+is as `answers_to` returns it."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Answer:
 
     def __init__(self) -> None:
         self.requests: list[tuple[object, object]] = []
-        self.step: Step | None = None
+        self.step: Step | str | None = None
         self.streamed: bool | None = None
         self.finish_reason: str | None = None
         self.tools: list[str] = []
@@ -58,7 +59,7 @@ class Answer:
         Raises:
             Unread: the answer is one of several, or cannot be read.
         """
-        steps = [read(*request, EventCounts()) for request in self.requests]
+        steps = [answers_to(*request) for request in self.requests]
         if message["status"] != 200 or not any(steps):
             return False
         headers = {name.lower(): value for name, value in message["headers"]}
@@ -162,14 +163,14 @@ class AnswerMiddleware:
             self._lost += 1
         return False
 
-    def _tell(self, step: Step, finish_reason: str, tools: list[str]) -> None:
+    def _tell(self, step: Step | str, finish_reason: str, tools: list[str]) -> None:
         if len(self._waiting) >= MOST_WAITING:
             raise Unread
         task = asyncio.get_running_loop().create_task(self._told(step, finish_reason, tools))
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 
-    async def _told(self, step: Step, finish_reason: str, tools: list[str]) -> None:
+    async def _told(self, step: Step | str, finish_reason: str, tools: list[str]) -> None:
         lost, self._lost = self._lost, 0
         try:
             await self._report(step, finish_reason, tools, lost)

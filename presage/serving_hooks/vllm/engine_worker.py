@@ -4,8 +4,8 @@ It is a file of its own because a worker process imports it without a scheduler 
 
 vLLM has two model runners. The first (`gpu_model_runner.py`, also the CPU's where Triton is missing) computes logits
 from one row a request in the order of its input batch. The second (`gpu/model_runner.py`, the default on GPUs) passes
-the rows and the batch to `sample`. The path through the second, and everything about GPUs, tensor parallelism and
-pipelines, was written from vLLM's source and has not been run.
+the rows and the batch to `sample`. Both have run on one GPU (docs/states_in_vllm.md); everything about tensor
+parallelism and pipelines was written from vLLM's source and has not been run.
 """
 
 from __future__ import annotations

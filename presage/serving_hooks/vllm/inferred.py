@@ -18,7 +18,7 @@ from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step, scoped
 from presage.serving_hooks.workflows.inference import BY_ID, Candidate, Inference
 from presage.serving_hooks.workflows.metadata import sent_tenant
-from presage.serving_hooks.workflows.observed import Observed, observed
+from presage.serving_hooks.workflows.observed import Observed, observed, request_name
 
 _MOST_UNREAD: Final = 256
 """Answers that are read at once before the next iteration, if the model does not run."""
@@ -58,9 +58,10 @@ class InferredIdentity(Listener):
 
     def request_finished(self, request: EngineRequest, step: RunningStep | None, left: LeftStep | None) -> None:
         """Keeps the answer of a completed request, to be read later."""
-        of = self._inference.leaves(request.request_id, engine.completed(request))
+        sent = request.sampling_params.extra_args if request.sampling_params is not None else None
+        of = self._inference.leaves(request.request_id, engine.completed(request), request_name(sent))
         if of is not None:
-            self._unread.append((of, request, sent_tenant(request.sampling_params.extra_args) or ""))
+            self._unread.append((of, request, sent_tenant(sent) or ""))
             if len(self._unread) > _MOST_UNREAD:
                 self._read_answers()
 
@@ -72,9 +73,9 @@ class InferredIdentity(Listener):
         """Forgets the prompts of a workflow."""
         self._inference.ended(workflow, reason is not EndReason.EXPIRED)
 
-    def answered_last(self, request_id: str) -> Workflow | None:
-        """The running workflow whose latest step this completed request was."""
-        key = self._inference.answered_last(request_id)
+    def answered_last(self, name: str) -> Workflow | None:
+        """The running workflow whose latest step this completed request was, by the HTTP server's name or vLLM's id."""
+        key = self._inference.answered_last(name)
         return self._table.get(key) if key is not None else None
 
     def status(self) -> IdentityStatus:

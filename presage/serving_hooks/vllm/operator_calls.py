@@ -66,11 +66,23 @@ class OperatorCalls(Hooks):
         if running is not None:
             self._listeners.answer_parsed(running, finish_reason, tools)
 
-    def request_answered(self, request_id: str, finish_reason: str | None, tools: Sequence[str] | None) -> None:
-        """As `latest_answered`, of the step that this request was, where its workflow is inferred."""
-        running = self.identity.answered_last(request_id) if self.identity is not None else None
+    def request_answered(
+        self, name: str, finish_reason: str | None, tools: Sequence[str] | None, lost: int = 0
+    ) -> bool:
+        """As `step_answered`, of a request whose workflow is inferred, by the HTTP server's name or vLLM's id of it."""
+        if lost:
+            self._counts.add(EVENTS, "answers that could not be read", times=lost)
+        running = self.identity.answered_last(name) if self.identity is not None else None
         if running is not None:
             self._listeners.answer_parsed(running, finish_reason, tools)
+        return running is not None
+
+    def request_answer_text(self, name: str, features: dict[str, str]) -> bool:
+        """As `answer_text`, of a request whose workflow is inferred."""
+        running = self.identity.answered_last(name) if self.identity is not None else None
+        if running is not None:
+            self._bookkeeping.attempt(self.step_forecasts.answer_text, running, features)
+        return running is not None
 
     def text_models(self) -> dict[str, dict[str, str]]:
         """By kind the folder and digest of each predictor that reads texts."""

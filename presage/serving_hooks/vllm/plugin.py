@@ -43,6 +43,7 @@ from presage.serving_hooks.vllm.request_sources import RequestSources
 from presage.serving_hooks.vllm.texts import ServerTexts, TextMiddleware
 from presage.serving_hooks.workflows.identity import Step, scoped
 from presage.serving_hooks.workflows.metadata import MAX_NAME
+from presage.serving_hooks.workflows.observed import name_unnamed
 from presage.serving_hooks.workflows.tenants import TenantMiddleware, Tenants, keys_of, mark, tenant
 
 logger = logging.getLogger(__name__)
@@ -191,11 +192,17 @@ class WorkflowRoutes:
             if self.texts is not None:
                 self.texts.start()
 
-    async def _answered(self, step: Step, finish_reason: str, tools: list[str], lost: int) -> None:
+    async def _answered(self, step: Step | str, finish_reason: str, tools: list[str], lost: int) -> None:
+        if isinstance(step, str):
+            await self._call("request_answered", step, finish_reason, tools, lost)
+            return
         names = step.workflow_type, step.workflow_id, step.agent, step.number
         await self._call("step_answered", *names, finish_reason, tools, lost)
 
-    async def _answer_text(self, step: Step, features: dict[str, str]) -> None:
+    async def _answer_text(self, step: Step | str, features: dict[str, str]) -> None:
+        if isinstance(step, str):
+            await self._call("request_answer_text", step, features)
+            return
         names = step.workflow_type, step.workflow_id, step.agent, step.number
         await self._call("answer_text", *names, features)
 
@@ -215,6 +222,7 @@ def _generates(params: Any, session_id: object) -> None:
     try:
         carriers.generates(params, session_id)
         mark(params)
+        name_unnamed(params, session_id)
         answers.generates(params, session_id)
         texts.generates(params, session_id)
     except Exception as error:

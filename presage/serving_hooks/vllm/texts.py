@@ -27,10 +27,9 @@ from numpy.typing import NDArray
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.answer_reader import AnswerReader
-from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.gateway.request import PATHS, ApiRequest, Endpoint
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.metadata import read
+from presage.serving_hooks.workflows.observed import answers_to
 
 ARGUMENT: Final = "presage_text"
 """Key in `extra_args`; what a client writes there is discarded."""
@@ -52,7 +51,7 @@ INVALID: Final = "invalid"
 
 Ask = Callable[[], Awaitable[list[Any]]]
 """Asks each engine for the folder and digest of its predictors of texts, by kind."""
-Report = Callable[[Step, dict[str, str]], Awaitable[Any]]
+Report = Callable[[Step | str, dict[str, str]], Awaitable[Any]]
 """Tells the engine of the features of a step's answer, by kind of predictor."""
 
 _log = logging.getLogger(__name__)
@@ -161,7 +160,7 @@ class Exchange:
         self._body: bytearray | None = bytearray()
         self._reader: AnswerReader | None = None
         self._requests = 0
-        self.step: Step | None = None
+        self.step: Step | str | None = None
 
     def received(self, message: MutableMapping[str, Any]) -> None:
         """A part of the request."""
@@ -177,7 +176,7 @@ class Exchange:
         """
         self._requests += 1
         extra = getattr(params, "extra_args", None)
-        self.step = read(extra, session_id, EventCounts()) if self._requests == 1 else None
+        self.step = answers_to(extra, session_id) if self._requests == 1 else None
         if self.step is None or not isinstance(extra, dict | None):
             return
         body, self._body = self._body, None

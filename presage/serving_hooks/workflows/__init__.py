@@ -8,7 +8,7 @@ served as requests without a workflow.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
@@ -178,6 +178,10 @@ class WorkflowTable:
 
     def __len__(self) -> int:
         return len(self._running)
+
+    def __iter__(self) -> Iterator[Workflow]:
+        """The running workflows, least recently active first."""
+        return iter(self._running.values())
 
     def __contains__(self, workflow: str) -> bool:
         """Whether the workflow with this key is running."""

@@ -27,7 +27,16 @@ from hashlib import blake2b
 from sys import intern
 from typing import Final, Generic, Literal, TypeVar
 
-from presage.continuation import REMEMBERED_S, PromptedWorkflow, PromptIndex, TokenPrompt, head_of
+from presage.continuation import (
+    NAMED_FROM,
+    REMEMBERED_S,
+    UNKNOWN,
+    UNKNOWN_TYPE,
+    PromptedWorkflow,
+    PromptIndex,
+    TokenPrompt,
+    head_of,
+)
 from presage.datasets.schema.names import NO_NAMES, NameMapping
 from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.choices import parent_of
@@ -39,8 +48,6 @@ BY_ID: Final[dict[IdentitySource, float]] = {
 }  # fmt: skip
 """Confidence of ids, as their protocols promise it."""
 
-NAMED_FROM: Final = 3
-"""Workflows in which an agent must have been seen to be named, and begun to be judged."""
 USUALLY: Final = 0.5
 """Share of an agent's first requests that went on, from which such requests are workflows at once."""
 MEASURED: Final = 8
@@ -181,21 +188,22 @@ class Inference:
         if of is not None:
             workflow.prompted = of
 
-    def leaves(self, request_id: str, completed: bool) -> Candidate | None:
+    def leaves(self, request_id: str, completed: bool, name: str | None = None) -> Candidate | None:
         """A request has left the engine; returns what it belongs to if its answer is to be read, by `answered`.
 
-        A client that gives a first request up, and sends it again, has begun nothing with it.
+        A client that gives a first request up, and sends it again, has begun nothing with it. By its `name`, if it has
+        one, `answered_last` knows the request.
         """
         of = self._requests.pop(request_id, None)
         if of is not None and completed and of.runs:
-            self._left.put(request_id, (of, of.steps))
+            self._left.put(name or request_id, (of, of.steps))
         if of is not None and not completed and of.steps == 1 and not of.runs:
             self._known.forget(of)
         return of if completed else None
 
-    def answered_last(self, request_id: str) -> str | None:
-        """The key of the workflow whose latest step this completed request was."""
-        of, steps = self._left.get(request_id) or (None, 0)
+    def answered_last(self, name: str) -> str | None:
+        """The key of the workflow whose latest step this completed request was, by its name or id."""
+        of, steps = self._left.get(name) or (None, 0)
         return workflow_key(of.workflow_type, of.workflow_id) if of is not None and of.steps == steps else None
 
     def answered(self, of: Candidate, both: TokenPrompt, prompt_tokens: int) -> None:
@@ -249,13 +257,13 @@ class Inference:
         return of if of is not None and of.scope == scope else None
 
     def _agent(self, head: tuple[str, str], of: Candidate) -> str:
-        """The name of an agent that only its first tokens identify; "" until several workflows have shown it."""
+        """The name of an agent that only its first tokens identify; `UNKNOWN` until several workflows have shown it."""
         if not head[1]:
-            return ""
+            return UNKNOWN
         seen = self._heads.at(head, _Head)
         if seen.latest != of.number:
             seen.latest, seen.workflows = of.number, seen.workflows + 1
-        return intern(f"agent-{head[1]}") if seen.workflows >= NAMED_FROM else ""
+        return intern(f"agent-{head[1]}") if seen.workflows >= NAMED_FROM else UNKNOWN
 
     def _step(
         self,
@@ -273,8 +281,8 @@ class Inference:
                 opening.began > NAMED_FROM and opening.went_on >= USUALLY * (opening.began - 1)
             ):
                 return None
-            known = opening.began >= NAMED_FROM and agent
-            of.workflow_type = workflow_type or (f"app-{agent.removeprefix('agent-')}" if known else "")
+            known = opening.began >= NAMED_FROM and agent != UNKNOWN
+            of.workflow_type = workflow_type or (f"app-{agent.removeprefix('agent-')}" if known else UNKNOWN_TYPE)
             of.workflow_id = scoped(tenant, f"inferred-{self._process}-{of.number}")
             of.runs = True
         return Step(

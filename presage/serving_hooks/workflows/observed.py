@@ -10,11 +10,13 @@ it is never logged, and what is no sound name is left out and counted.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from secrets import token_hex
 from sys import intern
-from typing import Final
+from typing import Any, Final
 
 from presage.serving_hooks.counts import EVENTS, EventCounts
-from presage.serving_hooks.workflows.metadata import name
+from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.metadata import MAX_NAME, name, read
 
 OBSERVED: Final = "presage_observed"
 """Key in `extra_args`; what a client writes there is discarded."""
@@ -52,6 +54,33 @@ class Observed:
 
 
 NOTHING: Final = Observed()
+
+REQUEST: Final = "presage_request"
+"""Key in `extra_args` for the name that our HTTP server gives a request whose client names no workflow; what a client
+writes there is discarded. By it the server tells the engine of the answer, since only the engine infers whose it is."""
+
+
+def name_unnamed(params: Any, session_id: object) -> None:
+    """Gives a request whose client names no workflow a name of its own, in its sampling parameters."""
+    extra = getattr(params, "extra_args", None)
+    known = {key: value for key, value in extra.items() if key != REQUEST} if isinstance(extra, dict) else {}
+    if read(known, session_id, EventCounts()) is None:
+        known[REQUEST] = token_hex(8)
+    if known or extra:
+        params.extra_args = known
+
+
+def answers_to(extra_args: object, session_id: object) -> Step | str | None:
+    """What the answer to a request answers: a step that its client names, else the server's name of the request."""
+    step = read(extra_args, session_id, EventCounts())
+    return request_name(extra_args) if step is None else step
+
+
+def request_name(extra_args: object) -> str | None:
+    """The name that our HTTP server gave a request; None for requests that did not come through it."""
+    given = extra_args.get(REQUEST) if isinstance(extra_args, dict) else None
+    return given if isinstance(given, str) and len(given) <= MAX_NAME else None
+
 
 _UNCOUNTED: Final = EventCounts()
 """Its labels are of what clients send; one event counts for all that is unsound here."""

@@ -47,9 +47,15 @@ STOP = list(range(0, 512, 16))
 
 
 class Noted:
-    """What passes, by moment and request; the step that computed it, the step in which it is read."""
+    """What passes, by moment and request; the step that computed it, the step in which it is read.
+
+    An engine that schedules ahead may compute a row of a request that has stopped: `taken` has the rows of each
+    iteration, and a completion's is that of the iteration whose states are read when it ends.
+    """
 
     def __init__(self) -> None:
+        self.taken: list[tuple[Any, dict[str, Any]]] = []
+        self.came: list[Any] = []
         self.rows: dict[str, dict[str, Any]] = {PREFILL: {}, COMPLETION: {}}
         self.states: dict[str, dict[str, Any]] = {PREFILL: {}, COMPLETION: {}}
         self.computed: dict[str, int] = {}
@@ -60,20 +66,30 @@ class Noted:
     def watch(self, forecasts: Any) -> None:
         """Stands between the parts; each goes on as it would."""
         from presage.serving_hooks.forecasting.forecaster import Forecaster
-        from presage.serving_hooks.vllm.hidden_states.connector import StatesConnector
+        from presage.serving_hooks.vllm import engine
+        from presage.serving_hooks.vllm.hidden_states.connector import States, StatesConnector
+        from presage.serving_hooks.vllm.hidden_states.steps import RequestStates
         from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 
-        captured, prefill = StatesConnector.captured, StepForecasts.prefill_state
+        captured, read, prefill = StatesConnector.captured, RequestStates.read, StepForecasts.prefill_state
         again = Forecaster.on_prefill_state
         reader, last = forecasts.state_source or (None, None)
 
         def rows_pass(connector: Any, ids: Any, rows: Any) -> None:
-            for moment, names in connector.requested_rows.items():
-                for name in names:
-                    self.rows[moment][name] = rows()[list(ids).index(name)].float().numpy().copy()
-                    if moment == PREFILL:
-                        self.computed[name] = self.step
+            if wanted := connector.requested_rows:
+                every = rows().float().cpu().numpy().copy()
+                here = {moment: [name for name in names if name in ids] for moment, names in wanted.items()}
+                for name in here.get(PREFILL, ()):
+                    self.rows[PREFILL][name] = every[list(ids).index(name)]
+                    self.computed[name] = self.step
+                of = {name: every[list(ids).index(name)] for name in here.get(COMPLETION, ())}
+                self.taken.append((connector.build_connector_worker_meta(), of))
             captured(connector, ids, rows)
+
+        def read_passes(states: Any, iteration: Any, output: Any) -> None:
+            came = engine.worker_metadata(output)
+            self.came = [] if came is None else list(engine.of_kind(States, came))
+            read(states, iteration, output)
 
         def state_passes(workflows: Any, name: str, state: Any) -> None:
             self.states[PREFILL][name] = state
@@ -84,6 +100,9 @@ class Noted:
             found = last(name)
             if found is not None:
                 self.states[COMPLETION][name] = found
+                came = {id(states) for states in self.came}
+                rows = next(rows for states, rows in reversed(self.taken) if id(states) in came)
+                self.rows[COMPLETION][name] = rows[name]
             return found
 
         def answered(forecaster: Any, workflow_type: str, workflow_id: str, projected: Any, of: Any) -> Any:
@@ -93,6 +112,7 @@ class Noted:
             return live
 
         StatesConnector.captured, StepForecasts.prefill_state = rows_pass, state_passes  # type: ignore[assignment,method-assign]
+        RequestStates.read = read_passes  # type: ignore[method-assign]
         Forecaster.on_prefill_state = answered  # type: ignore[assignment,method-assign]
         if last is not None:
             forecasts.state_source = reader, last_passes
@@ -280,6 +300,7 @@ def main(model: str, served: str) -> dict[str, Any]:
         "status": status,
         "steps": noted.step,
         "late": {steps: late.count(steps) for steps in sorted(set(late))},
+        "ahead": scheduler.schedules_ahead,
         "changed": [sum(noted.changed), len(noted.changed)],
         "copied": dict(tier.Copies.copied) if tier is not None else {},
         **counted,

@@ -97,7 +97,7 @@ def served(llm: Any, settings: Any) -> dict[str, Any]:
                 tokens += [list(answer.outputs[0].token_ids) for answer in answers]
             while scheduler.has_requests():  # as the engine does in a process of its own
                 told, _ = core.step_fn()
-                assert not any(client.outputs for client in told.values())
+                assert not any(client.outputs for client in (told or {}).values())  # None: under way
     status = None if settings is None else scheduler.presage_status()
     return {"tokens": tokens, "preempted": len(preempted), "status": status}
 

@@ -27,6 +27,7 @@ from vllm.v1.core.sched.request_queue import PriorityRequestQueue
 from vllm_samples import TIER, AsyncScheduler, Scheduler, ask, build, everything_is_free
 
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
+from presage.serving_hooks.workflows import EndReason
 
 pytestmark = pytest.mark.vllm
 
@@ -279,9 +280,8 @@ class Loop(RuleBasedStateMachine):
             assert everything_is_free(core.scheduler)
         status = self.hooked.presage_status()
         assert not status["counted"].get("presage_errors_total")
-        for name in ("review", "search"):
-            for workflow in range(5):
-                self.hooked.workflow_ended(name, f"w{workflow}")
+        for workflow in list(self.hooked.workflow_table):  # inferred ones too
+            self.hooked.workflow_table.end(workflow.key, EndReason.FINISHED)
         self.hooked.schedule()
         left = {of: entries for of, entries in self.hooked.debug_state().items() if entries and of not in KEPT}
         assert not left, left

@@ -24,7 +24,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from presage.continuation import REMEMBERED_S, PromptedWorkflow, PromptIndex, TokenPrompt, chained, head_of
+from presage.continuation import (
+    NAMED_FROM,
+    REMEMBERED_S,
+    UNKNOWN,
+    UNKNOWN_TYPE,
+    PromptedWorkflow,
+    PromptIndex,
+    TokenPrompt,
+    chained,
+    head_of,
+)
 from presage.datasets.adapters.files.text import Documents, Place, files_of
 from presage.datasets.adapters.requests.logs import LoggedRequest, NotARequestError, logged_request
 from presage.datasets.schema import conform
@@ -33,10 +43,6 @@ from presage.errors import TraceError
 
 QUIET_S: Final = 600.0
 """A workflow that was active within so many seconds of the last time in the logs may go on: it is not complete."""
-NAMED_FROM: Final = 3
-"""Workflows in which the first tokens of prompts must have been seen to name an agent, as in an engine."""
-UNNAMED: Final = "assistant"
-NO_TYPE: Final = "app"
 
 EMPTY: Final = "request with an empty prompt"
 TWICE: Final = "request that the logs have twice"
@@ -225,9 +231,9 @@ def _tables(
     size = 0
     for place, number in enumerate(order.tolist()):
         request, of = spool.request(number), found.workflow[place]
-        agent = request.agent or agents.get(found.heads[place], UNNAMED)
+        agent = request.agent or agents.get(found.heads[place], UNKNOWN)
         if of not in types:
-            known = f"{NO_TYPE}-{agent.removeprefix('agent-')}" if agent in agents.values() else NO_TYPE
+            known = f"{UNKNOWN_TYPE}-{agent.removeprefix('agent-')}" if agent in agents.values() else UNKNOWN_TYPE
             types[of] = workflow_type or request.workflow_type or known
         confidence = found.confidence[place]
         rows.append(

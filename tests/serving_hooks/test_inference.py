@@ -1,0 +1,205 @@
+"""Whose request it is, where no client says so: sources, first requests, agents, choices, retries and measurement."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from serving_samples import Clock
+
+from presage.continuation import NAMED_FROM, REMEMBERED_S, UNKNOWN, TokenPrompt, chained
+from presage.serving_hooks.workflows import Workflow
+from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.inference import MEASURED, Inference
+from presage.serving_hooks.workflows.observed import NOTHING, Observed
+
+BLOCK = 16
+
+
+def drawn(seed: int, n: int) -> list[int]:
+    return random.Random(seed).choices(range(1, 50_000), k=n)
+
+
+SYSTEM = drawn(0, 100)
+
+
+class Engine:
+    """Requests that are asked and answered one after the other."""
+
+    def __init__(self) -> None:
+        self.clock, self.asked = Clock(), 0
+        self.inference = Inference(b"a key of the tests", BLOCK, self.clock)
+
+    def prompt(self, tokens: Sequence[int], tenant: str = "") -> TokenPrompt:
+        return TokenPrompt((tenant, None, ""), chained(tokens, BLOCK), tokens)
+
+    def ask(
+        self,
+        tokens: Sequence[int],
+        answer: Sequence[int] = (),
+        found: Observed = NOTHING,
+        tenant: str = "",
+        request_id: str | None = None,
+    ) -> Step | None:
+        self.asked += 1
+        name = request_id or f"r{self.asked}"
+        step = self.inference.arrives(name, self.prompt(tokens, tenant), tenant, found)
+        of = self.inference.leaves(name, completed=bool(answer))
+        if of is not None:
+            self.inference.answered(of, self.prompt([*tokens, *answer], tenant), len(tokens))
+        return step
+
+    def run(self, seed: int, steps: int, opening: Sequence[int] = SYSTEM) -> list[Step | None]:
+        """A client in a loop, as agents are: each prompt is the history so far."""
+        history, made = [*opening, *drawn(1000 * seed, 30)], list[Step | None]()
+        for number in range(steps):
+            answer = drawn(1000 * seed + 2 * number + 1, 40)
+            made.append(self.ask(history, answer))
+            history += answer + drawn(1000 * seed + 2 * number + 2, 20)
+        return made
+
+
+def test_a_client_in_a_loop_is_a_workflow_from_its_second_request() -> None:
+    first, *later = Engine().run(1, 4)
+    assert first is None
+    steps = [one for one in later if one is not None]
+    assert len(steps) == 3
+    assert len({one.workflow for one in steps}) == 1
+    assert [one.number for one in steps] == [1, 2, 3]
+    assert {(one.source, one.confidence) for one in steps} == {("answered", 0.99)}
+
+
+def test_an_agent_whose_first_requests_go_on_is_one_at_once_and_gets_a_name() -> None:
+    of = Engine()
+    for seed in range(1, NAMED_FROM + 1):
+        of.run(seed, 3)
+    first, second, _ = of.run(99, 3)
+    assert first is not None
+    assert second is not None
+    assert (first.source, first.number, second.number) == ("new", 0, 1)
+    assert first.agent == second.agent != UNKNOWN
+    assert first.workflow_type == f"app-{first.agent.removeprefix('agent-')}"
+
+
+def test_single_requests_are_never_workflows() -> None:
+    of = Engine()
+    assert [of.ask(SYSTEM + drawn(seed, 30), drawn(seed + 5000, 40)) for seed in range(1, 200)] == [None] * 199
+    assert of.inference.running == 0
+    assert of.inference.by_source() == {"new": 199}
+
+
+def test_the_choices_of_one_request_are_one_step() -> None:
+    of = Engine()
+    history = SYSTEM + drawn(1, 30)
+    of.ask(history, drawn(2, 40))
+    again = history + drawn(2, 40) + drawn(3, 20)
+    choices = [of.ask(again, drawn(10 + n, 30), request_id=f"{n}_a") for n in range(3)]
+    assert choices[0] is not None
+    assert choices == [choices[0]] * 3
+    for n in range(3):  # whichever answer the client goes on with
+        step = of.ask(again + drawn(10 + n, 30) + drawn(20 + n, 9), drawn(40 + n, 9))
+        assert step is not None
+        assert step.workflow == choices[0].workflow
+
+
+def test_a_first_request_that_was_given_up_and_sent_again_is_the_same() -> None:
+    of, history = Engine(), SYSTEM + drawn(1, 30)
+    of.ask(history)  # aborted
+    of.ask(history, drawn(2, 40))
+    assert of.ask(history + drawn(2, 40) + [5]) is not None
+
+
+@pytest.mark.parametrize(
+    ("found", "source"),
+    [
+        (Observed(trace="a" * 32), "trace"),
+        (Observed(conversation="c1"), "conversation"),
+        (Observed(cache_key="k" * 20), "cache key"),
+    ],
+)
+def test_an_id_joins_requests_whose_prompts_share_nothing(found: Observed, source: str) -> None:
+    of = Engine()
+    of.ask(drawn(1, 50), drawn(2, 30), found)
+    step = of.ask(drawn(3, 50), drawn(4, 30), found)
+    assert step is not None
+    assert step.source == source
+    assert of.ask(drawn(5, 50), drawn(6, 30), found, tenant="key-1") is None, "another tenant's id says nothing"
+
+
+def test_an_earlier_response_names_its_workflow() -> None:
+    of = Engine()
+    of.ask(drawn(1, 50), drawn(2, 30), request_id="resp_abc_0-7f")
+    step = of.ask(drawn(3, 50), found=Observed(response="resp_abc"))
+    assert step is not None
+    assert step.source == "response"
+
+
+def test_a_prompt_comes_before_a_cache_key_and_a_trace_before_a_prompt() -> None:
+    of = Engine()
+    one, other = SYSTEM + drawn(1, 30), SYSTEM + drawn(2, 30)
+    of.ask(one, drawn(3, 40), Observed(cache_key="k" * 20, trace="a" * 32))
+    of.ask(other, drawn(4, 40))
+    by_prompt = of.ask(other + drawn(4, 40) + [1], drawn(5, 9), Observed(cache_key="k" * 20))
+    by_trace = of.ask(other + drawn(4, 40) + [2], drawn(6, 9), Observed(trace="a" * 32))
+    assert by_prompt is not None
+    assert by_trace is not None
+    assert (by_prompt.source, by_trace.source) == ("answered", "trace")
+    assert by_prompt.workflow != by_trace.workflow
+
+
+def test_tenants_never_share_a_workflow() -> None:
+    of, history = Engine(), SYSTEM + drawn(1, 30)
+    of.ask(history, drawn(2, 40), tenant="key-0")
+    assert of.ask(history + drawn(2, 40) + [5], tenant="key-1") is None
+    assert of.ask(history + drawn(2, 40) + [6], tenant="key-0") is not None
+
+
+def test_the_servers_name_of_an_agent_counts_and_the_first_type_stays() -> None:
+    of, history = Engine(), SYSTEM + drawn(1, 30)
+    of.ask(history, drawn(2, 40), Observed(agent="planner", workflow_type="review"))
+    step = of.ask(history + drawn(2, 40) + [5], found=Observed(agent="coder", workflow_type="app-9"))
+    assert step is not None
+    assert step.agent == "coder"
+
+
+def named(number: int) -> Step:
+    return Step("t", f"w{number}", "a")
+
+
+def test_named_workflows_measure_the_inference() -> None:
+    of, measured = Engine(), 0
+    for number in range(20 * MEASURED):
+        history, workflow = SYSTEM + drawn(number, 30), Workflow(named(number), 0.0, 0.0)
+        for turn in range(3):
+            of.asked += 1
+            name, prompt = f"r{of.asked}", of.prompt(history)
+            of.inference.named(name, prompt, named(number), workflow)
+            of.inference.runs(name, workflow)
+            answer = drawn(10**6 + 10 * number + turn, 40)
+            left = of.inference.leaves(name, completed=True)
+            measured += turn > 0 and left is not None
+            if left is not None:
+                of.inference.answered(left, of.prompt([*history, *answer]), len(history))
+            history = history + answer + [7] if number % 2 else SYSTEM + drawn(9 * 10**6 + number + turn, 30)
+    checks = of.inference.checks()
+    assert checks.keys() == {"right", "missed"}
+    assert sum(checks.values()) == measured
+    assert measured > 10
+
+
+def test_what_a_table_ends_without_a_word_may_come_back() -> None:
+    of, history = Engine(), SYSTEM + drawn(1, 30)
+    of.ask(history, drawn(2, 40))
+    history += [*drawn(2, 40), 5]
+    step = of.ask(history, drawn(3, 40), request_id="r")
+    assert step is not None
+    workflow = Workflow(step, 0.0, 0.0)
+    of.inference.arrives("again", of.prompt([*history, *drawn(3, 40), 6]), "")
+    of.inference.runs("again", workflow)
+    of.inference.leaves("again", completed=False)
+    of.inference.ended(workflow, told=False)
+    back = of.ask([*history, *drawn(3, 40), 8], drawn(4, 30))
+    assert back is not None
+    assert back.workflow == step.workflow
+    of.clock.now += REMEMBERED_S + 1
+    assert of.ask([*history, *drawn(3, 40), 8, *drawn(4, 30), 9]) is None
+    assert of.inference.debug_state() == {"requests of prompted workflows": 0}
