@@ -24,7 +24,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from presage.datasets.recording import RECORDED_FINISHED
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import StepRecorder, start
+from presage.serving_hooks.workflows.identity import Step
 
 STEPS_A_WORKFLOW = 10
 COPY = "copy of the states alone"
@@ -44,28 +44,18 @@ WAYS = {"ids alone": (False, False), "ids and forecasts": (False, True), "ids an
 EVERYTHING = "ids, states, forecasts"
 
 
-@dataclass(frozen=True)
-class Named:
-    """What the hooks know of a step."""
-
-    workflow_type: str
-    workflow_id: str
-    agent: str
-    number: int
-
-
-def known(count: int) -> list[tuple[str, Named]]:
+def known(count: int) -> list[tuple[str, Step]]:
     """The request data that an engine has before it reports a step."""
     return [
         (
             f"request-{i}",
-            Named("application", f"run-{i // STEPS_A_WORKFLOW}", f"agent-{i % 7}", i % STEPS_A_WORKFLOW),
+            Step("application", f"run-{i // STEPS_A_WORKFLOW}", f"agent-{i % 7}", i % STEPS_A_WORKFLOW),
         )
         for i in range(count)
     ]
 
 
-def served(to: StepRecorder, i: int, request: str, step: Named, states: Any, forecasts: Any) -> None:
+def served(to: StepRecorder, i: int, request: str, step: Step, states: Any, forecasts: Any) -> None:
     """Step number i, as reported by an engine's hooks."""
     to.begun(request, step, input_tokens=1000 + i % 500, cached_input_tokens=512)
     if states is not None:

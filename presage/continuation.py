@@ -18,12 +18,14 @@ cache is. The measured shares of right links are `CONFIDENCE`.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import compress, count
 from typing import Final, Generic, Literal, TypeVar
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +37,17 @@ CONFIDENCE: Final[dict[LinkedBy, float]] = {"answered": 0.99, "prompt": 0.95, "q
 
 MOST_KNOWN: Final = 20_000
 """Workflows known at a time, by default."""
+REMEMBERED_S: Final = 6 * 3600.0
+"""Seconds since its latest request within which a workflow may go on: people pause."""
 MOST_ENDS: Final = 64
 """Beginnings of one workflow that are known, the latest ones."""
+HEAD_TOKENS: Final = 64
+"""Tokens by which an agent is known where nothing else tells it."""
+NAMED_FROM: Final = 3
+"""Workflows in which an agent must have been seen to be named, and begun to be judged."""
+UNKNOWN: Final = "assistant"
+"""The agent of requests that nothing tells apart, as at the gateway."""
+UNKNOWN_TYPE: Final = "app"
 WINDOW: Final = 16
 """Tokens of a part of an answer."""
 LEAD: Final = 2
@@ -363,3 +374,20 @@ def chained(tokens: Sequence[int], block_tokens: int) -> list[bytes]:
         last = blake2b(last + ids[end - block_tokens : end].tobytes(), digest_size=16).digest()
         found.append(last)
     return found
+
+
+def head_of(tokens: Sequence[int], least: int = HEAD_TOKENS) -> str:
+    """The first tokens of a prompt as 8 hexadecimal digits, without a key; "" for a prompt of fewer than `least`."""
+    if len(tokens) < least:
+        return ""
+    return blake2b(as_ids(tokens[:HEAD_TOKENS]).tobytes(), digest_size=4).hexdigest()
+
+
+_UNSPACED: Final = r"\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_PIECE: Final = re.compile(rf"[{_UNSPACED}]|[^\W\d_{_UNSPACED}]{{1,5}}|\d|\s+|.", re.DOTALL)
+
+
+def text_tokens(text: str) -> list[int]:
+    """Stands for an engine's tokenizer where logs hold texts only: five letters, a digit, a run of blanks or any other
+    character are a token, and so is each character of scripts without blanks. Equal in every process."""
+    return [crc32(piece.encode("utf-8", "surrogatepass")) for piece in _PIECE.findall(text)]

@@ -31,6 +31,7 @@ _To = Annotated[Path, typer.Option("--to", help="Folder of the store; created if
 @app.command(
     epilog="Example:  presage traces ingest runs/*.jsonl.gz --to traces/\n\n"
     "Names with ids in them:  presage traces ingest runs/ --to traces/ --agent-pattern 'researcher-.*=researcher'\n\n"
+    "Logs of requests, without workflows:  presage traces ingest requests.jsonl.gz --infer-workflows --to traces/\n\n"
     "A .csv or .parquet file has the columns of docs/traces.md, as pandas writes it.\n\n"
     "Ingesting a file twice adds nothing. To resume an interrupted ingestion, repeat the command.",
 )
@@ -75,6 +76,26 @@ def ingest(
         Path | None,
         typer.Option(help="TOML or JSON file of such patterns, for agents and for workflow types: see docs/traces.md."),
     ] = None,
+    infer_workflows: Annotated[
+        bool,
+        typer.Option(
+            "--infer-workflows",
+            help="The sources are JSONL logs of requests, each with a prompt, an answer and a time: infer from these "
+            "which requests are one workflow.",
+        ),
+    ] = False,
+    workflow_type: Annotated[
+        str | None,
+        typer.Option(help="With --infer-workflows: the type of all inferred workflows."),
+    ] = None,
+    min_identity_confidence: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Leave out workflows with a step that is less certain to be theirs, where no names tell.",
+        ),
+    ] = None,
     skip_bad: options.SkipBad = False,
     strict: Annotated[
         bool,
@@ -100,11 +121,20 @@ def ingest(
 ) -> None:
     """Validate traces and add them to a store, all or nothing, in bounded memory."""
     from presage.datasets.ingest import ingest as bring_in
+    from presage.datasets.ingest import request_logs
 
     out = Output(as_json)
     mapping = NameMapping.read(agent_pattern or (), names)
     moment = None if since is None else parse_moment(since, "--since")
+    if not infer_workflows and workflow_type is not None:
+        raise ConfigurationError(
+            "--workflow-type is of inferred workflows: give --infer-workflows too, or leave it out"
+        )
+    if infer_workflows and mlflow_experiment is not None:
+        raise ConfigurationError("--mlflow-experiment has workflows: ingest it by itself, without --infer-workflows")
     given: list[Path | Feed] = [*(sources or ())]
+    if infer_workflows:
+        given = [request_logs(sources or [], workflow_type, skip_bad)]
     if mlflow_experiment is not None:
         given.append(_experiment(mlflow_experiment, tracking_uri, moment, skip_bad))
     with out.working() as report:
@@ -118,6 +148,7 @@ def ingest(
             parents_elsewhere=parents_elsewhere,
             on_ray=on_ray,
             names=mapping,
+            min_identity_confidence=min_identity_confidence,
             progress=report,
         )
     data = {"store": str(to), **asdict(done)}

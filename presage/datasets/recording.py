@@ -18,11 +18,12 @@ import pyarrow as pa
 
 from presage.datasets.schema import STATE_COLUMNS, TIMESTAMP
 
-VERSION: Final = "4"
+VERSION: Final = "5"
 ADDED: Final = {
-    "1": ("model", "system_prompt", "decision", "tenant", "tools_called"),
-    "2": ("tenant", "tools_called"),
-    "3": ("tools_called",),
+    "1": ("model", "system_prompt", "decision", "tenant", "tools_called", "identity_confidence"),
+    "2": ("tenant", "tools_called", "identity_confidence"),
+    "3": ("tools_called", "identity_confidence"),
+    "4": ("identity_confidence",),
 }
 """Versions that are read too, and the last columns of STEPS that they lack."""
 VERSION_KEY: Final = b"presage.recording_version"
@@ -66,12 +67,14 @@ STEPS: Final = pa.schema(
         ("decision", pa.string()),
         ("tenant", pa.string()),
         ("tools_called", pa.list_(pa.string())),
+        ("identity_confidence", pa.float32()),
     ]
 )
 """A finished step. `run` counts the workflows of an engine, `step` the steps of a run in the order they began, both
 from 0; `client_step` is the client's number, `step_id` the engine's request id; `decision` is what a gateway decided on
 the step, as JSON; `model` where one recorder serves several; `tenant` where the server has several API keys;
-`tools_called` where the server has parsed the answer."""
+`tools_called` where the server has parsed the answer; `identity_confidence` where something else than its
+client's names told which workflow it continues."""
 
 FORECASTS: Final = pa.schema(
     [

@@ -216,3 +216,43 @@ def test_patterns_that_fold_nothing_soundly_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
     assert run("traces", "ingest", path, *to).code == 0
     assert "leave patterns out" in run("traces", "ingest", path, *to, "--agent-pattern", "a=c").complaint
+
+
+def requests(start: object = 1_767_225_600, later: object = 1_767_225_700_000) -> list[dict[str, Any]]:
+    """Two requests of one workflow, timed in seconds and in milliseconds, and one of another."""
+    return [
+        {"prompt": "What is a tree? ", "output": "A graph without circles.", "timestamp": start},
+        {"prompt": "Good morning!", "output": "Good morning to you.", "timestamp": "2026-01-01T00:00:30Z"},
+        {"prompt": "What is a tree? A graph without circles. And a forest?", "output": "Trees.", "timestamp": later},
+    ]
+
+
+def test_workflows_are_inferred_from_a_log_of_requests(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.jsonl", requests())
+    told = "a log of requests (a prompt and a time a line) without workflow_id"
+    assert told in (refused := run("traces", "ingest", path, "--to", tmp_path / "store").complaint)
+    assert "--infer-workflows" in refused
+    ran = run("traces", "ingest", path, "--infer-workflows", "--workflow-type", "chat", "--to", tmp_path / "store")
+    assert ran.code == 0
+    assert ran.out.splitlines() == [
+        f"{tmp_path / 'store'}: 2 workflows, 3 steps added",
+        "read with 1 × workflow of a single request: nothing in the logs goes on from it",
+    ]
+    table = read_store(tmp_path / "store")
+    assert sorted(table["step"].to_pylist()) == [0, 0, 1]
+    assert set(table["workflow_type"].to_pylist()) == {"chat"}
+    again = run("traces", "ingest", path, "--infer-workflows", "--workflow-type", "chat", "--to", tmp_path / "store")
+    assert "0 steps added; 2 workflows there already" in again.out
+
+
+def test_a_bad_log_and_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.jsonl", requests(later="soon"))
+    options = ("--infer-workflows", "--to", tmp_path / "store")
+    assert 'log.jsonl, line 3: "timestamp" is no time' in run("traces", "ingest", path, *options).complaint
+    ran = run("traces", "ingest", path, *options, "--skip-bad", "--json")
+    assert ran.json["skipped"] == {"line with timestamp that is no time": 1}
+    assert "no request logs given" in run("traces", "ingest", *options).complaint
+    alone = run("traces", "ingest", path, "--workflow-type", "chat", "--to", tmp_path / "other")
+    assert "--workflow-type is of inferred workflows" in alone.complaint
+    both = run("traces", "ingest", path, *options, "--mlflow-experiment", "e")
+    assert "--mlflow-experiment" in both.complaint

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import pytest
 from serving_samples import Clock
 
-from presage.continuation import TokenPrompt, chained
+from presage.continuation import NAMED_FROM, REMEMBERED_S, UNKNOWN, TokenPrompt, chained
 from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.inference import MEASURED, NAMED_FROM, REMEMBERED_S, SINGLE_S, UNKNOWN, Inference
+from presage.serving_hooks.workflows.inference import MEASURED, SINGLE_S, Inference
 from presage.serving_hooks.workflows.observed import NOTHING, Observed
 
 BLOCK = 16

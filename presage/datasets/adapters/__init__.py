@@ -22,6 +22,8 @@ from presage.datasets.adapters.files.jsonl import read_jsonl
 from presage.datasets.adapters.files.tables import read_csv, read_parquet
 from presage.datasets.adapters.files.text import JSON_SUFFIXES, TABLE_SUFFIXES, CsvRows, first_document
 from presage.datasets.adapters.recording import is_recording, read_recording
+from presage.datasets.adapters.requests.inferred import read_request_logs
+from presage.datasets.adapters.requests.logs import is_log
 from presage.datasets.adapters.spans.documents import is_mlflow, is_otlp, is_span
 from presage.datasets.adapters.spans.exports import are_spans, names_of_unread, unwrapped
 from presage.datasets.adapters.spans.reader import read_mlflow, read_spans
@@ -88,6 +90,27 @@ def open_sources(
     ]
 
 
+def open_request_logs(paths: Sequence[Path], workflow_type: str | None = None, skip_bad: bool = False) -> Chunks:
+    """What reads logs of requests, all together as one source; see `read_request_logs`.
+
+    Raises TraceError if a path is missing, no JSON, or a source whose requests have workflows.
+    """
+    if not paths:
+        raise TraceError("no request logs given: name at least one file, or folder of files")
+    for path in paths:
+        if not path.exists():
+            raise TraceError(f"{path}: no such file or folder; expected a log of requests: check the path")
+        if is_store(path) or detect(path) in ("recording", *JOINING):
+            raise TraceError(
+                f"{path}: its requests have workflows; expected a log of requests without: ingest it by itself, and "
+                "infer nothing"
+            )
+        if not path.is_dir() and not path.name.endswith(JSON_SUFFIXES):
+            known = ", ".join(JSON_SUFFIXES)
+            raise TraceError(f"{path}: not {known}; expected a log of one JSON object a request: write it as JSONL")
+    return partial(read_request_logs, paths, workflow_type, skip_bad)
+
+
 def _reader(path: Path, source_format: str) -> Reader:
     if not path.exists():
         raise TraceError(f"{path}: no such file or folder; expected a trace: check the path")
@@ -119,6 +142,12 @@ def _reader(path: Path, source_format: str) -> Reader:
         raise TraceError(
             f"{path}: these are outcomes, which a router learns from; expected a trace: rows of steps, with "
             "workflow_type, workflow_id, step and agent (docs/traces.md)"
+        )
+    if name == "jsonl" and is_log(columns):
+        raise TraceError(
+            f"{path}: a log of requests (a prompt and a time a line) without workflow_id; expected rows of steps. "
+            "Which requests are one workflow can be inferred from prompts: presage traces ingest LOG --infer-workflows "
+            "--to STORE"
         )
     return READERS[name]
 

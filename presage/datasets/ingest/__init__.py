@@ -18,9 +18,10 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from presage.datasets.adapters.spans.conventions import doubtful
-from presage.datasets.ingest.sources import FOLDED, Feed, Gathered, Progress, feeds_of, gather
+from presage.datasets.ingest.sources import FOLDED, Feed, Gathered, Progress, feeds_of, gather, request_logs
 from presage.datasets.ingest.spill import Journal, Planned, RangeWritten, ranges, read_range
 from presage.datasets.schema import conform, workflow_codes, workflow_count
 from presage.datasets.schema.names import NO_NAMES, NameMapping
@@ -30,7 +31,7 @@ from presage.datasets.store import against, differing, names_of
 from presage.datasets.store.parts import MANIFEST, Manifest, commit, is_store, write_parts, writing
 from presage.errors import OutputError, PresageError, TraceError
 
-__all__ = ["Feed", "IngestReport", "Progress", "append", "ingest"]
+__all__ = ["Feed", "IngestReport", "Progress", "append", "ingest", "request_logs"]
 
 RANGE_BYTES: Final = 64 * 2**20
 _NO_TIME: Final = np.iinfo(np.int64).max
@@ -68,6 +69,7 @@ def ingest(
     parents_elsewhere: bool = False,
     on_ray: bool = False,
     names: NameMapping = NO_NAMES,
+    min_identity_confidence: float | None = None,
     progress: Progress = lambda _doing, _share: None,
 ) -> IngestReport:
     """Validate traces and add them to a store, creating it if needed; all or nothing.
@@ -86,6 +88,7 @@ def ingest(
         on_ray: read the paths with Ray Data, in groups; all workers share a file system.
         names: folds names of agents and workflow types. A new store keeps it, with that of the stores among the
             sources, and folds all that is ingested later.
+        min_identity_confidence: leave out and count workflows with a step whose `identity_confidence` is lower.
         progress: called with the current activity and the share done.
 
     Raises:
@@ -103,7 +106,8 @@ def ingest(
         with writing(root, lambda: progress("waiting for another writer of the store", None)) as manifest:
             manifest = _naming(root, manifest, names)
             options = (since, skip_bad, source_format, parents_elsewhere, manifest.names.to_dict())
-            command = [*map(str, options), *(str(Path(one.name).absolute()) for one in inputs)]
+            least = [] if min_identity_confidence is None else [str(min_identity_confidence)]
+            command = [*map(str, options), *least, *(str(Path(one.name).absolute()) for one in inputs)]
             journal = Journal(root, command)
             try:
                 gathered = gather(
@@ -122,7 +126,10 @@ def ingest(
                     found = doubtful(gathered.notices)
                     refuse_notices({what: of for what, of in found.items() if not what.startswith(FOLDED)})
                 of = [one.name for one in inputs]
-                report = _SecondPass(of, gathered, root, manifest, journal, since, skip_bad).run(progress)
+                writing_pass = _SecondPass(
+                    of, gathered, root, manifest, journal, since, skip_bad, min_identity_confidence
+                )
+                report = writing_pass.run(progress)
             except (PresageError, OSError):
                 journal.discard()
                 raise
@@ -161,6 +168,7 @@ class _SecondPass:
     journal: Journal
     since: dt.datetime | None
     skip_bad: bool
+    min_identity_confidence: float | None
 
     def run(self, progress: Progress) -> IngestReport:
         more = len(self.names) - 5
@@ -177,7 +185,7 @@ class _SecondPass:
             skipped.update(one.skipped)
         counts = ("workflows", "steps", "already_present", "repeated", "extended")
         total = {name: sum(getattr(one, name) for one in done) for name in counts}
-        if self.since is None:
+        if self.since is None and self.min_identity_confidence is None:
             refuse_all_skipped(total["workflows"] + total["already_present"] + total["extended"], skipped, named)
         notices = self.gathered.notices
         return IngestReport(**total, skipped=dict(skipped), resumed=self.gathered.resumed, notices=notices)
@@ -218,6 +226,9 @@ class _SecondPass:
         if self.since is not None:
             table, origin, too_early = _begun_since(table, origin, self.since)
             skipped.update(too_early)
+        if self.min_identity_confidence is not None:
+            table, origin, uncertain = _certain(table, origin, self.min_identity_confidence)
+            skipped.update(uncertain)
         table, origin, repeated = drop_repeats(table, origin)
         if self.skip_bad:
             table, dropped = drop_invalid(table, origin)
@@ -261,6 +272,18 @@ def _begun_since(table: pa.Table, origin: Origin, since: dt.datetime) -> tuple[p
     keep = ~(untimed | early)[codes]
     counted = {reason: count for reason, count in reasons.items() if count}
     return table.filter(pa.array(keep)), origin.part(keep), counted
+
+
+def _certain(table: pa.Table, origin: Origin, least: float) -> tuple[pa.Table, Origin, dict[str, int]]:
+    """The rows of workflows without a step that is theirs less certainly, their origin, and the number of others."""
+    less = pc.fill_null(pc.less(table["identity_confidence"], pa.scalar(least, pa.float32())), False).to_numpy()
+    if not less.any():
+        return table, origin, {}
+    codes = workflow_codes(table)
+    left_out = np.unique(codes[less])
+    keep = ~np.isin(codes, left_out)
+    reason = f"workflow with a step of an identity less certain than {least:g}"
+    return table.filter(pa.array(keep)), origin.part(keep), {reason: len(left_out)}
 
 
 def drop_repeats(table: pa.Table, origin: Origin) -> tuple[pa.Table, Origin, int]:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from presage.datasets.adapters import Chunks, open_sources
+from presage.datasets.adapters import Chunks, open_request_logs, open_sources
 from presage.datasets.ingest.spill import Journal, SortedRun, SourcesRead, Spilled, spill
 from presage.datasets.schema import CommonSizes, trace_schema
 from presage.datasets.schema.names import NameMapping
@@ -90,6 +90,15 @@ def feeds_of(
             files = "\n".join(f"{path.absolute()}:{one}" for path, one in zip(paths, identities, strict=True))
             found.append(Feed(named(paths), begin, hashlib.sha256(files.encode()).hexdigest(), sum(sizes)))
     return found + [feed for feed in sources if isinstance(feed, Feed)]
+
+
+def request_logs(paths: Sequence[str | Path], workflow_type: str | None = None, skip_bad: bool = False) -> Feed:
+    """Logs of requests without workflows as one source, whose workflows are inferred; see `open_request_logs`."""
+    of = [Path(path) for path in paths]
+    begin = open_request_logs(of, workflow_type, skip_bad)
+    identities, sizes = zip(*map(_identity, of), strict=True)
+    told = "\n".join([str(workflow_type), *map(str, of), *identities])
+    return Feed(named(of), begin, hashlib.sha256(told.encode()).hexdigest(), sum(sizes))
 
 
 def gather(

@@ -52,6 +52,7 @@ _COLUMNS: Final[dict[str, pa.DataType]] = {
     "output_text": pa.large_string(),
     "success": pa.bool_(),
     "complete": pa.bool_(),
+    "identity_confidence": pa.float32(),
 }
 _AFTER_TEXT: Final = "output_text"  # the state columns stand between the texts and the outcome
 _NEVER_NULL: Final = (*REQUIRED, "kind", "complete")
@@ -273,7 +274,7 @@ def take_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
 
 
 _ADDED: Final = frozenset(
-    {"finish_reason", "tools_called", "state_layer", "prefix_blocks"}
+    {"finish_reason", "tools_called", "state_layer", "prefix_blocks", "identity_confidence"}
 )  # later than the first release
 
 
@@ -315,7 +316,8 @@ def _column_digest(column: pa.ChunkedArray) -> bytes:
             values.update(_bytes(chunk.flatten()))
         else:
             shapes.update(_bytes(chunk.is_valid().cast(pa.int8())))
-            values.update(_bytes(chunk.drop_null().cast(pa.int64())))
+            wide = pa.float64() if pa.types.is_floating(data_type) else pa.int64()
+            values.update(_bytes(chunk.drop_null().cast(wide)))
     return shapes.digest() + values.digest()
 
 

@@ -119,6 +119,7 @@ KINDS: Final[Mapping[pa.DataType, ColumnKind]] = {
     pa.string(): _TEXT,
     pa.large_string(): _TEXT,
     pa.int32(): ColumnKind("a whole number of at most 32 bits", _is_number, int | float, (pa.float64(),)),
+    pa.float32(): ColumnKind("a number", _is_number, int | float, (pa.float64(),)),
     pa.bool_(): ColumnKind(
         "true or false",
         lambda source: bool(pa.types.is_boolean(source)) or _is_number(source),

@@ -34,14 +34,14 @@ def split_system(value: Any) -> tuple[str | None, str | None]:
     """(system text, other text) of a model's input."""
     system: list[str] = []
     other: list[str] = []
-    for role, text in _messages(value, "user"):
+    for role, text in spoken(value, "user"):
         (system if role == "system" else other).append(text)
     return _BETWEEN.join(system) or None, _BETWEEN.join(other) or None
 
 
 def plain(value: Any) -> str | None:
     """All text of a value: a model's or tool's output, or system instructions."""
-    return _BETWEEN.join(text for _, text in _messages(value, "assistant")) or None
+    return _BETWEEN.join(text for _, text in spoken(value, "assistant")) or None
 
 
 def finish_reason(value: Any) -> str | None:
@@ -94,7 +94,7 @@ def fields(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _messages(value: Any, role: str) -> Iterator[tuple[str, str]]:
+def spoken(value: Any, role: str) -> Iterator[tuple[str, str]]:
     """(role, text) of each message in a value, in order."""
     value = _numbered(from_json(value))
     if isinstance(value, list):
@@ -102,11 +102,11 @@ def _messages(value: Any, role: str) -> Iterator[tuple[str, str]]:
             yield from _one(role, value)  # parts of one message, as in system instructions
         else:
             for part in value:
-                yield from _messages(part, role)
+                yield from spoken(part, role)
     elif not isinstance(value, dict):
         yield from _one(role, value)
     elif isinstance(value.get("message"), dict | list):
-        yield from _messages(value["message"], role)
+        yield from spoken(value["message"], role)
     elif _is_message(value):
         speaker = str(value.get("role", value.get("type")))
         yield from _one(_ROLES.get(speaker, speaker), value)
@@ -114,7 +114,7 @@ def _messages(value: Any, role: str) -> Iterator[tuple[str, str]]:
         for key in ("instructions", "system"):
             yield from _one("system", value.get(key))
         inner = next((key for key in _CONTAINERS if value.get(key) and key != "contents"), None)
-        yield from _messages(value[inner], role) if inner is not None else _one(role, value)
+        yield from spoken(value[inner], role) if inner is not None else _one(role, value)
 
 
 def _one(role: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -87,6 +87,7 @@ class StepRow:
     cached_input_tokens: int | None
     input_text: Text | None
     system_prompt: str | None = None
+    identity_confidence: float | None = None
     output_tokens: int | None = None
     output_text: Text | None = None
     finish_reason: str | None = None
@@ -323,6 +324,7 @@ class RowAssembler:
             _count_or_none(cached_input_tokens),
             input_text,
             system_prompt,
+            None if step.source in ("explicit", "new") else step.confidence,
         )
         run.running += 1
         self.running[request_id] = row

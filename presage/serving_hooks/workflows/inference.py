@@ -27,7 +27,17 @@ from hashlib import blake2b
 from sys import intern
 from typing import Final, Generic, Literal, TypeVar
 
-from presage.continuation import MOST_KNOWN, PromptedWorkflow, PromptIndex, TokenPrompt, as_ids
+from presage.continuation import (
+    MOST_KNOWN,
+    NAMED_FROM,
+    REMEMBERED_S,
+    UNKNOWN,
+    UNKNOWN_TYPE,
+    PromptedWorkflow,
+    PromptIndex,
+    TokenPrompt,
+    head_of,
+)
 from presage.datasets.schema.names import NO_NAMES, NameMapping
 from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.choices import parent_of
@@ -39,20 +49,10 @@ BY_ID: Final[dict[IdentitySource, float]] = {
 }  # fmt: skip
 """Confidence of ids, as their protocols promise it."""
 
-UNKNOWN: Final = "assistant"
-"""The agent of requests that nothing tells apart, as at the gateway."""
-UNKNOWN_TYPE: Final = "app"
-HEAD_TOKENS: Final = 64
-"""Tokens by which an agent is known where nothing else tells it."""
-NAMED_FROM: Final = 3
-"""Workflows in which an agent must have been seen to be named, and first requests by which those like it are judged."""
 SINGLE_S: Final = 120.0
 """Seconds from its answer after which a request that did not go on counts as a single one."""
 MEASURED: Final = 8
 """One in so many workflows whose clients name them is looked up too."""
-REMEMBERED_S: Final = 6 * 3600.0
-"""Seconds since its latest request within which a workflow may go on, though the table has ended it: people pause.
-`MOST_KNOWN` bounds the memory."""
 _MOST_IDS: Final = 2**16
 _MOST_OPENINGS: Final = 4096
 _MOST_PARENTS: Final = 64
@@ -145,7 +145,7 @@ class Inference:
         ids = _ids_of(tenant, found)
         of, source, confidence = self._owner(prompt, ids)
         self._sources[source] += 1
-        head = (tenant, found.agent or _head(prompt))
+        head = (tenant, found.agent or head_of(prompt.tokens))
         if of is None:
             opening = (tenant, f"{found.workflow_type}\0{head[1]}")
             of = Candidate(prompt.scope, opening=opening)
@@ -317,13 +317,6 @@ class Inference:
             source=source,
             confidence=confidence,
         )
-
-
-def _head(prompt: TokenPrompt) -> str:
-    """The first tokens of a prompt as 8 hexadecimal digits, without a key; "" for a shorter prompt."""
-    if len(prompt.tokens) < HEAD_TOKENS:
-        return ""
-    return blake2b(as_ids(prompt.tokens[:HEAD_TOKENS]).tobytes(), digest_size=4).hexdigest()
 
 
 _RESPONSE: Final = re.compile(r"resp_[^_]+(?=_)")

@@ -26,6 +26,8 @@ class Named:
     agent: str = "a"
     number: int | None = None
     workflow_type: str = "t"
+    source: str = "explicit"
+    confidence: float = 1.0
 
     @property
     def sent(self) -> tuple[str, str]:

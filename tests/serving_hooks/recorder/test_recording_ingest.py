@@ -47,6 +47,19 @@ def test_a_recording_is_known_by_itself(tmp_path: Path) -> None:
     assert taken(tmp_path / "r" / "engine-one") == {"w@one.0": ("ab", True)}
 
 
+def test_how_certain_an_identity_is_is_recorded_where_its_client_did_not_name_it(tmp_path: Path) -> None:
+    one = recorder(tmp_path / "r")
+    for number, (source, confidence) in enumerate(
+        [("new", 1.0), ("quoted", 0.95), ("explicit", 1.0), ("session", 1.0)]
+    ):
+        one.begun(f"r{number}", Named("w", "a", source=source, confidence=confidence))
+        one.completed(f"r{number}")
+    one.ended("t", "w", RECORDED_FINISHED)
+    one.close()
+    confidences = read_traces([tmp_path / "r"]).table["identity_confidence"].to_pylist()
+    assert confidences == [None, pytest.approx(0.95), None, 1.0]
+
+
 def test_names_are_folded_for_the_models_recorded_as_sent_and_folded_again_by_the_store(tmp_path: Path) -> None:
     names = NameMapping(((r"(\w+)-\d+", r"\1"),), ((r"(\w+) run \d+", r"\1"),))
     one = recorder(tmp_path / "r")
