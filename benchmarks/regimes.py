@@ -6,7 +6,8 @@
     claude     Claude Code sessions with long contexts, 43 at once in a cache for 6
     host       the same with the host's memory behind the cache, which holds all of them
     mixed      four made-up types with long system prompts that their workflows share, 52 at once
-    chats      1,000 single chat requests as Azure recorded them, most with one system prompt: nothing to gain either
+    chats      1,000 single chat requests of Azure, most with one system prompt, arriving faster than they are served:
+               nothing to gain either
     shared     retry loops with a common history, arriving 2.5 times as fast as one engine serves them
 
 Policies: vLLM alone (`stock`); the same with the number of workflows at once that completes soonest (`fixed`, found by
@@ -216,7 +217,7 @@ CELLS: Final = {
     "claude": Cell(CLAUDE, h100(407_104), Arrivals(43)),
     "host": Cell(CLAUDE, h100(407_104, 8_000_000), Arrivals(43)),
     "mixed": Cell(mixed, h100(357_056), Arrivals(52)),
-    "chats": Cell(chats, h100(40_000), Arrivals(as_recorded=True)),
+    "chats": Cell(chats, h100(40_000), Arrivals(rate=20.0)),
     "shared": Cell(shared, SMALL, Arrivals(rate=4.17)),
 }
 
