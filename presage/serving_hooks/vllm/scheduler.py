@@ -190,7 +190,7 @@ class Policies(OperatorCalls):
             self.prefetcher.left(request.request_id)
         step, left = self._bookkeeping.attempt(self._as_left, request) or (None, None)
         self._listeners.request_finished(request, step, left)
-        if step is not None and left is not None and step.step.last:
+        if step is not None and left is not None and (step.step.last or _given_up(step, left)):
             reason = EndReason.FINISHED if left.completed else EndReason.ABORTED
             self._bookkeeping.attempt(self.workflow_table.end, step.step.workflow, reason)
 
@@ -198,6 +198,11 @@ class Policies(OperatorCalls):
         of, completed, reason = request.request_id, engine.completed(request), self.finish_reason(request)
         left = self.workflow_table.choices.leaves(of, completed, request.num_output_tokens, reason)
         return self.workflow_table.finished(of), left
+
+
+def _given_up(step: RunningStep, left: LeftStep) -> bool:
+    """Whether a client has aborted the first request of a workflow that it did not name: it may send it again."""
+    return step.step.source == "new" and not left.completed and step.workflow.steps == 1
 
 
 class SyncWorkflowScheduler(Policies, Scheduler):  # type: ignore[misc]

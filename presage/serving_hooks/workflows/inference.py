@@ -1,5 +1,4 @@
-"""Identity of requests whose clients do not name their workflow: from ids that they send
-anyway, else from their prompts.
+"""Identity of requests whose clients do not name their workflow: from ids that they send anyway, else from prompts.
 
 In this order: the id of an earlier response, a trace or a conversation that came with an earlier request of a workflow;
 a prompt that continues one (`presage/continuation.py`); a cache key that came with one; else nothing. Choices of one
@@ -204,7 +203,7 @@ class Inference:
             self._left.put(name or request_id, (of, of.steps))
         if of is not None and completed and of.steps == 1 and not of.named:
             self._unjudged.append((self._clock(), of))
-        if of is not None and not completed and of.steps == 1 and not of.runs:
+        if of is not None and not completed and of.steps == 1 and not of.named:
             self._known.forget(of)
         return of if completed else None
 
