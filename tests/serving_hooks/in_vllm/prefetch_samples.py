@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from vllm_samples import HASHER, Engine, Request, ask, build
+from vllm_samples import HASHER, NAMED, Engine, Request, ask, build
 
 from presage.features.moment import COMPLETION, Moment
 from presage.serving_hooks.forecasting.forecasts import Forecasts
@@ -110,7 +110,7 @@ def prefetching(
 ) -> Idling:
     knows = {"says": Says(chances or {}), "returns": None if back_s is None else Returns(back_s), "clock": Clock()}
     kind = type("Kind", (KnowsAsync if ahead else KnowsSync,), knows)
-    presage = {"prefetch": True, **more.pop("presage", {})}
+    presage = {"prefetch": True, **NAMED, **more.pop("presage", {})}
     return Idling(build(folder, kind, **{"blocks": 90, "presage": presage, **more}), ahead)
 
 

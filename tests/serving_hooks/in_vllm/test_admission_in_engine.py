@@ -15,7 +15,7 @@ import turns
 from crowds import Workflow, rows
 from test_fuzz import GuessingAsync, GuessingSync, answered, drawn, pressed
 from turns import Clock, Turns, draw
-from vllm_samples import Engine, Scheduler, ask, build, everything_is_free
+from vllm_samples import NAMED, Engine, Scheduler, ask, build, everything_is_free
 
 from presage.serving_hooks.policies.accounts import Account
 from presage.serving_hooks.policies.admission import Admission, Decision, Outlook, Phase, WorkflowColumns
@@ -35,7 +35,9 @@ class Ticking(Engine):
     def __init__(self, folder: Path, kind: type[Any], *, ahead: bool = False, step_s: float = 0.05, **more: Any):
         self.clock = Clock()
         made = type(kind.__name__, (kind,), {"clock": self.clock})
-        super().__init__(build(folder, made, **{"blocks": 70, "presage": {}, **more}), ahead)
+        presage = more.pop("presage", {})
+        presage = None if presage is None else {**NAMED, **presage}
+        super().__init__(build(folder, made, **{"blocks": 70, "presage": presage, **more}), ahead)
         self.step_s = step_s
 
     def step(self) -> None:

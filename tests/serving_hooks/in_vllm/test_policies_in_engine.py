@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from vllm_samples import Engine, Scheduler, ask, build
+from vllm_samples import NAMED, Engine, Scheduler, ask, build
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.forecasting.forecaster import Forecaster
@@ -74,7 +74,8 @@ def served(
 ) -> tuple[Engine, Known]:
     known_ = Known(returns or {}, left or {})
     kind = type("Kind", (Told,), {"known": known_, "clock": clock or Clock()})
-    return Engine(build(folder, kind, **{"blocks": 90, **more})), known_
+    presage = {**NAMED, **more.pop("presage", {})}
+    return Engine(build(folder, kind, **{"blocks": 90, "presage": presage, **more})), known_
 
 
 def prompt(start: int, tokens: int) -> list[int]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_hidden_states import ALONE, TOGETHER, WIDTH, Worked, hooked, number
 from told import AGENTS, send, serve
-from vllm_samples import Engine, ask, build, token
+from vllm_samples import NAMED, Engine, ask, build, token
 
 from presage.datasets.read import read_traces
 from presage.datasets.recorded_forecasts import read_forecasts
@@ -31,7 +31,7 @@ OFF = {"priority": False, "eviction": False, "admission": False}
 def recording(folder: Path, kind: type[Any] = SyncWorkflowScheduler, **more: Any) -> Any:
     """A scheduler that records into `folder`/r; `recorder` has more of its settings."""
     settings = {"folder": str(folder / "r"), **more.pop("recorder", {})}
-    presage = {"next_agent": None, "remaining_length": None, "recorder": settings, **more.pop("presage", {})}
+    presage = {"next_agent": None, "remaining_length": None, "recorder": settings, **NAMED, **more.pop("presage", {})}
     return build(folder / "m", kind, presage=presage, **{"blocks": 400, **more})
 
 

@@ -18,6 +18,9 @@ from presage.testing.engine import ScriptedEngine as Engine
 TIER = {"kv_connector": "MadeUpTier", "kv_role": "kv_both", "kv_connector_module_path": "made_up_tier"}
 """A connector that has blocks of its own."""
 
+NAMED = {"infer_workflows": False}
+"""Settings under which requests that name no workflow are of none."""
+
 BUILT: list[Any] = []
 """Schedulers; a test does not shut them down, so `conftest.py` ends what they have beside them."""
 
@@ -33,6 +36,7 @@ __all__ = [
     "BUILT",
     "HASH",
     "HASHER",
+    "NAMED",
     "QWEN",
     "TIER",
     "AsyncScheduler",
