@@ -478,7 +478,7 @@ class _Prefixes:
             if before not in self._answered and prompt + output <= one.input_tokens:
                 continues, repeated = before, prompt + output
                 self._answered.add(before)
-            elif prompt <= one.input_tokens:
+            elif prompt <= one.input_tokens and prompt - repeated < PREFIX_BLOCK_TOKENS:
                 continues, repeated = before, prompt
         if one.prefix:
             self._ending[one.prefix[-1][1] + 1] = number

@@ -143,11 +143,13 @@ class WorkflowRoutes:
     def __init__(self) -> None:
         self._engines: EngineClient | None = None
         self.texts: ServerTexts | None = None
+        self._infers = False
 
     def attach_router(self, app: FastAPI) -> None:
         """Adds the routes, and the middleware that isolates tenants and reads names, prompts and answers."""
         args = getattr(app.state, "args", None)
         config = read_config(getattr(args, "additional_config", None))
+        self._infers = config.infer_workflows
         if config.answers:
             app.add_middleware(AnswerMiddleware, report=self._answered)
         if config.texts:
@@ -188,7 +190,7 @@ class WorkflowRoutes:
         """Receives the engine's client; None on a server without an engine."""
         if engine_client is not None:
             self._engines = EngineClient(engine_client)
-            self._engines.on_generate(_generates)
+            self._engines.on_generate(partial(_generates, self._infers))
             if self.texts is not None:
                 self.texts.start()
 
@@ -217,12 +219,12 @@ class WorkflowRoutes:
         return await self._engines.call(METHOD, method, args)
 
 
-def _generates(params: Any, session_id: object) -> None:
+def _generates(infers: bool, params: Any, session_id: object) -> None:
     """A request is about to reach the engine. Does not raise: `call_before` would not mark the next one."""
     try:
         carriers.generates(params, session_id)
         mark(params)
-        name_unnamed(params, session_id)
+        name_unnamed(params, session_id, infers)
         answers.generates(params, session_id)
         texts.generates(params, session_id)
     except Exception as error:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from presage.serving_hooks.counts import EVENTS, EventCounts
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.metadata import MAX_NAME, name, read
+from presage.serving_hooks.workflows.metadata import MAX_NAME, name, read, sent_tenant
 
 OBSERVED: Final = "presage_observed"
 """Key in `extra_args`; what a client writes there is discarded."""
@@ -60,11 +60,14 @@ REQUEST: Final = "presage_request"
 writes there is discarded. By it the server tells the engine of the answer, since only the engine infers whose it is."""
 
 
-def name_unnamed(params: Any, session_id: object) -> None:
-    """Gives a request whose client names no workflow a name of its own, in its sampling parameters."""
+def name_unnamed(params: Any, session_id: object, infers: bool) -> None:
+    """Gives a request a name of its own, in its sampling parameters, if the engine `infers` whose it is.
+
+    It does not where the client names the workflow, or sends no key to a server that has keys.
+    """
     extra = getattr(params, "extra_args", None)
     known = {key: value for key, value in extra.items() if key != REQUEST} if isinstance(extra, dict) else {}
-    if read(known, session_id, EventCounts()) is None:
+    if infers and sent_tenant(known) is not None and read(known, session_id, EventCounts()) is None:
         known[REQUEST] = token_hex(8)
     if known or extra:
         params.extra_args = known

@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 
 from presage.serving_hooks.vllm import answers, plugin
 from presage.serving_hooks.workflows.identity import scoped
+from presage.serving_hooks.workflows.observed import REQUEST
 
 CHAT = "/v1/chat/completions"
 SENT = {"workflow_type": "review", "workflow_id": "r1", "agent": "main", "step": 4}
@@ -113,13 +114,27 @@ def test_a_workflow_is_that_of_the_requests_tenant() -> None:
 
 @pytest.mark.parametrize(
     ("sent", "path", "settings"),
-    [({"agent": "main"}, CHAT, {}), (SENT, "/v1/completions", {}), (SENT, CHAT, {"answers": False})],
+    [
+        ({"agent": "main"}, CHAT, {"infer_workflows": False}),
+        (SENT, "/v1/completions", {}),
+        (SENT, CHAT, {"answers": False}),
+    ],
 )
 def test_what_is_no_step_or_not_asked_for_is_not_read(sent: Any, path: str, settings: Any) -> None:
     http, engine = server(WHOLE, "application/json", 200, **settings)
     with http:
         assert http.post(path, json=sent).text == WHOLE
     assert engine.told == []
+
+
+def test_the_answer_to_an_unnamed_request_is_told_by_a_name_that_no_client_chooses() -> None:
+    http, engine = server(WHOLE)
+    with http:
+        for _ in range(2):
+            http.post(CHAT, json={"agent": "main", REQUEST: "mine"})
+    names = [told[1] for told in engine.told]
+    assert engine.told == [("request_answered", name, "tool_calls", ["grep", "read"], 0) for name in names]
+    assert len({*names, "mine"}) == 3
 
 
 @pytest.mark.parametrize(

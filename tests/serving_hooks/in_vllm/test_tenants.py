@@ -22,6 +22,7 @@ from presage.serving_hooks.vllm.plugin import admin_key
 from presage.serving_hooks.workflows import TENANT_SHARE, EndReason, WorkflowTable
 from presage.serving_hooks.workflows.identity import MARK, scoped, tenant_of, unscoped, workflow_key
 from presage.serving_hooks.workflows.metadata import read
+from presage.serving_hooks.workflows.observed import REQUEST
 from presage.serving_hooks.workflows.tenants import ANONYMOUS, ARGUMENT, Tenants
 
 ADMIN = "an admin's long key"
@@ -37,7 +38,8 @@ class Engine:
         self.engine_core = self
 
     async def generate(self, prompt: str, sampling_params: Any, request_id: str, **more: Any) -> AsyncIterator[str]:
-        self.told.append(sampling_params.extra_args)
+        sent = sampling_params.extra_args
+        self.told.append(sent and {key: value for key, value in sent.items() if key != REQUEST})
         yield prompt
 
     async def call_utility_all_async(self, name: str, method: str, args: tuple[Any, ...]) -> list[Any]:
@@ -97,7 +99,7 @@ def test_with_one_key_or_none_nobody_is_told_apart_and_claims_are_thrown_away() 
         http.post("/v1/answer", json={ARGUMENT: "key-1", "agent": "a"}, headers=bearer("one"))
         http.post("/v1/answer", json={ARGUMENT: "key-1"}, headers=bearer("one"))
         http.post("/v1/answer", content="null", headers=bearer("one"))
-        assert engine.told == [{"agent": "a"}, {}, None]
+        assert engine.told == [{"agent": "a"}, {}, {}]
     http, engine = server()
     http.post("/v1/answer", json={"agent": "a"})
     assert engine.told == [{"agent": "a"}]

@@ -26,6 +26,7 @@ from presage.predictors.common.artefact import artefact_digest
 from presage.serving_hooks.vllm import plugin, texts
 from presage.serving_hooks.vllm.texts import ARGUMENT, Readers, ServerTexts, TextFeatures, decoded
 from presage.serving_hooks.workflows.identity import scoped
+from presage.serving_hooks.workflows.observed import REQUEST
 
 CHAT = "/v1/chat/completions"
 SENT = {"workflow_type": "review", "workflow_id": "r1", "agent": "main", "step": 4}
@@ -169,15 +170,18 @@ def test_what_a_client_writes_there_is_discarded(settings: Any) -> None:
     assert engine.told == []
 
 
-def test_what_is_no_step_has_no_features(reads: Readers) -> None:
-    http, engine = server(json.dumps(WHOLE), reads, answers=False)
+@pytest.mark.parametrize("infers", [True, False])
+def test_what_cannot_be_a_step_has_no_features(reads: Readers, infers: bool) -> None:
+    http, engine = server(json.dumps(WHOLE), reads, answers=False, infer_workflows=infers)
     with http:
         for sent in ({"agent": "main"}, None):
             assert http.post(CHAT, json={"messages": MESSAGES, "vllm_xargs": sent}).json() == WHOLE
         http.post(CHAT, json={"messages": MESSAGES, "vllm_xargs": SENT, "n": 2})
         http.post(CHAT, json={"messages": [], "vllm_xargs": SENT})
-    assert [ARGUMENT in (extra or {}) for extra in engine.extra] == [False, False, True, False, False]
-    assert [told[0] for told in engine.told] == ["answer_text"], "the answer to an empty prompt is still one"
+    assert [ARGUMENT in (extra or {}) for extra in engine.extra] == [infers, infers, True, False, False]
+    named = [(told[0], told[1] if told[0] == "request_answer_text" else "") for told in engine.told]
+    inferred = [("request_answer_text", extra[REQUEST]) for extra in engine.extra[:2]] if infers else []
+    assert named == [*inferred, ("answer_text", "")], "the answer to an empty prompt is still one"
 
 
 class Failing:

@@ -101,7 +101,7 @@ def test_gains_are_shares_of_what_can_be_gained_by_the_same_means() -> None:
 
 def test_a_policy_switches_everything_else_off() -> None:
     assert POLICIES["stock"].presage() is None
-    off = dict.fromkeys(("priority", "admission", "prefetch"), False)
+    off = dict.fromkeys(("priority", "admission", "prefetch", "infer_workflows"), False)
     assert POLICIES["lifecycle"].presage() == {**off, "eviction": True}
 
 
