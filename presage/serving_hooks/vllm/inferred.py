@@ -15,8 +15,8 @@ from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest
 from presage.serving_hooks.vllm.listeners import Listener
 from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
-from presage.serving_hooks.workflows.identity import Step, scoped
-from presage.serving_hooks.workflows.inference import BY_ID, Candidate, Inference
+from presage.serving_hooks.workflows.identity import BY_ID, Step, scoped
+from presage.serving_hooks.workflows.inference import Candidate, Inference
 from presage.serving_hooks.workflows.metadata import sent_tenant
 from presage.serving_hooks.workflows.observed import Observed, observed, request_name
 

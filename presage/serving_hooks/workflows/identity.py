@@ -7,6 +7,7 @@ sent it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from sys import intern
@@ -65,6 +66,11 @@ IdentitySource = Literal[
 ]  # fmt: skip
 """What identified the workflow of a request: its client's names, an id, or how its prompt continues an earlier one
 (`presage.continuation.LinkedBy`); "new" if nothing did."""
+
+BY_ID: Final[Mapping[str, float]] = {
+    "session": 1.0, "response": 1.0, "trace": 0.95, "conversation": 0.95, "cache key": 0.9,
+}  # fmt: skip
+"""Confidence of ids, as their protocols promise it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,13 +40,8 @@ from presage.continuation import (
 from presage.datasets.schema.names import NO_NAMES, NameMapping
 from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.choices import parent_of
-from presage.serving_hooks.workflows.identity import IdentitySource, Step, scoped, workflow_key
+from presage.serving_hooks.workflows.identity import BY_ID, IdentitySource, Step, scoped, workflow_key
 from presage.serving_hooks.workflows.observed import NOTHING, Observed
-
-BY_ID: Final[dict[IdentitySource, float]] = {
-    "session": 1.0, "response": 1.0, "trace": 0.95, "conversation": 0.95, "cache key": 0.9,
-}  # fmt: skip
-"""Confidence of ids, as their protocols promise it."""
 
 SINGLE_S: Final = 120.0
 """Seconds from its answer after which a request that did not go on counts as a single one."""

@@ -55,7 +55,7 @@ from presage.serving_hooks.gateway.identity.turns import (
 )
 from presage.serving_hooks.gateway.request import ApiRequest
 from presage.serving_hooks.workflows import Workflow
-from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of, workflow_key
+from presage.serving_hooks.workflows.identity import BY_ID, Step, scoped, tenant_of, workflow_key
 from presage.serving_hooks.workflows.metadata import SentNames, name
 from presage.serving_hooks.workflows.tenants import ANONYMOUS
 
@@ -65,10 +65,7 @@ AgentSource = Literal["explicit", "trace", "fingerprint", "none"]
 ANSWERED, PROMPT, SHARED, TOOL_ID, PASSED_ON = "answered", "prompt", "shared", "tool id", "passed on"
 CONFIDENCE: Final[Mapping[str, float]] = {
     "explicit": 1.0,
-    "session": 1.0,
-    "response": 1.0,
-    "trace": 0.95,
-    "cache key": 0.9,
+    **BY_ID,
     ANSWERED: 0.99,
     PROMPT: 0.95,
     SHARED: 0.9,
