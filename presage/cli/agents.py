@@ -34,7 +34,7 @@ def name(
     as_json: options.Json = False,
 ) -> None:
     """Give agents names, or other names; `presage serve` and `presage gateway` read them when they start."""
-    from presage.serving_hooks.gateway.identity.agent_names import AgentNames
+    from presage.features.agent_names import AgentNames
 
     out = Output(as_json)
     with out.working():

@@ -222,7 +222,7 @@ def agents(
     as_json: options.Json = False,
 ) -> None:
     """Learn by which system prompts `presage gateway` recognises your agents; traces need the column system_prompt."""
-    from presage.serving_hooks.gateway.identity.agent_names import AgentNames
+    from presage.features.agent_names import AgentNames
 
     out = Output(as_json)
     with out.working() as report:

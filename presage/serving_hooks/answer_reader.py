@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from presage.datasets.schema.messages import plain
+from presage.datasets.schema.names import MAX_NAME
 
 LONGEST_EVENT: Final = 2**20
 """Bytes of one event of a stream."""
@@ -17,7 +18,6 @@ LONGEST: Final = 2**24
 """Bytes of an answer that are read; of a longer one only the finish reason and the usage of a stream."""
 MOST_CHOICES: Final = 128
 MOST_TOOLS: Final = 32
-MAX_NAME: Final = 256
 
 Api = Literal["chat", "completions", "responses"]
 

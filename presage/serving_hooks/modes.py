@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.datasets.schema.names import MAX_NAME
 from presage.errors import ConfigurationError
 from presage.serving_hooks.counts import ERRORS, EventCounts, Part
 from presage.serving_hooks.forecasting.live import LiveForecast
@@ -28,7 +29,6 @@ from presage.serving_hooks.monitoring.drift import SHARES
 from presage.serving_hooks.monitoring.outcomes import Followed, OutcomeTracker, Tally, model_of
 from presage.serving_hooks.status import EvidenceStatus, ModeRule, ModesStatus
 from presage.serving_hooks.workflows.identity import unscoped
-from presage.serving_hooks.workflows.metadata import MAX_NAME
 
 logger = logging.getLogger(__name__)
 

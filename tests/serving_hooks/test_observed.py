@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from presage.datasets.schema.names import MAX_NAME
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.workflows.metadata import MAX_NAME, check, read
+from presage.serving_hooks.workflows.metadata import check, read
 from presage.serving_hooks.workflows.observed import NOTHING, OBSERVED, UNSOUND, Observed, observed
 
 WHOLE = {

@@ -27,8 +27,10 @@ from presage.errors import ConfigurationError
 NAMES_KEY: Final = b"presage.names"
 """In the metadata of a table that was read from a store with a mapping."""
 
+MAX_NAME: Final = 256
+"""Characters of a name; with a longer one nothing is served or recorded."""
+
 _ROUNDS: Final = 32
-_LONGEST: Final = 256
 _REMEMBERED: Final = 4096
 _SECTIONS: Final = ("agents", "workflow_types")
 _FORM: Final = "expected REGEX=NAME, such as 'researcher-.*=researcher' or '(.+)-[0-9a-f]+=\\1'"
@@ -114,7 +116,7 @@ class NameMapping:
                 if not _sound(names[one].as_py()):
                     raise ConfigurationError(
                         f"the patterns of {section} fold {before[one].as_py()!r} to {names[one].as_py()[:80]!r}; "
-                        f"expected a name of 1 to {_LONGEST} printable characters: change the patterns"
+                        f"expected a name of 1 to {MAX_NAME} printable characters: change the patterns"
                     )
         raise ConfigurationError(
             f"the patterns of {section} fold {before[one].as_py()!r} to {names[one].as_py()!r} and so on without end; "
@@ -204,4 +206,4 @@ def _replaced(names: pa.Array, pattern: str, name: str) -> pa.Array:
 
 
 def _sound(name: str) -> bool:
-    return 0 < len(name.strip()) <= len(name) <= _LONGEST and name.isprintable()
+    return 0 < len(name.strip()) <= len(name) <= MAX_NAME and name.isprintable()

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from presage.datasets.recording import RECORDED_EXPIRED, RECORDED_FINISHED
+from presage.datasets.schema.names import MAX_NAME
 from presage.serving_hooks.answer_reader import AnswerReader
 from presage.serving_hooks.counts import FORECASTS, EventCounts
 from presage.serving_hooks.explain import MOST_SHOWN, LastForecasts, reasons, return_as_plain
@@ -34,7 +35,6 @@ from presage.serving_hooks.recorder.rows import LateColumns
 from presage.serving_hooks.status import EngineStatus, model_versions, read_status
 from presage.serving_hooks.workflows import EndReason, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step, unscoped
-from presage.serving_hooks.workflows.metadata import MAX_NAME
 
 LEAST_PROBABILITY: Final = 0.01
 """Of a next agent in an annotation."""

@@ -16,13 +16,13 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
+from presage.features.agent_names import AgentNames
 from presage.predictor_kinds import KINDS
 from presage.serving_hooks.counts import FORECASTS, RECORDER, EventCounts
 from presage.serving_hooks.forecasting.champions import load_forecasts
 from presage.serving_hooks.gateway.config import POLICIES, GatewayConfig
 from presage.serving_hooks.gateway.decisions import Decisions
 from presage.serving_hooks.gateway.front import Front
-from presage.serving_hooks.gateway.identity.agent_names import AgentNames
 from presage.serving_hooks.gateway.identity.identifier import Identifier
 from presage.serving_hooks.gateway.metrics import GatewayMetrics
 from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from presage.datasets.schema.names import MAX_NAME
 from presage.features.moment import PREFILL, Moment
 from presage.serving_hooks.counts import RECORDER, EventCounts
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from presage.serving_hooks.forecasting.live import LiveForecast
     from presage.serving_hooks.workflows.identity import Step
 
-MAX_NAME: Final = 256
-"""Longest name, in characters; steps with a longer one are not recorded."""
 NO_NAME: Final = f"no name, or none of at most {MAX_NAME} printable characters"
 FULL: Final = "queue full"
 _CLOSED: Final = "recorder closed"

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
 from typing import Any, Final
 
+from presage.datasets.schema.names import MAX_NAME
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.metadata import MAX_NAME
 from presage.serving_hooks.workflows.observed import answers_to
 
 PATH: Final = "/v1/chat/completions"

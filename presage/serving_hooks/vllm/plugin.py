@@ -29,9 +29,10 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, FastAPI, Header, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from presage.datasets.schema.names import MAX_NAME
 from presage.errors import ConfigurationError
+from presage.features.agent_names import AgentNames
 from presage.serving_hooks import admin
-from presage.serving_hooks.gateway.identity.agent_names import AgentNames
 from presage.serving_hooks.mode_names import ADMIN_KEY_HEADER, ModeName, PolicyName
 from presage.serving_hooks.vllm import answers, carriers, engine, texts
 from presage.serving_hooks.vllm.answers import AnswerMiddleware
@@ -42,7 +43,6 @@ from presage.serving_hooks.vllm.metrics_page import Appended, StatusCache
 from presage.serving_hooks.vllm.request_sources import RequestSources
 from presage.serving_hooks.vllm.texts import ServerTexts, TextMiddleware
 from presage.serving_hooks.workflows.identity import Step, scoped
-from presage.serving_hooks.workflows.metadata import MAX_NAME
 from presage.serving_hooks.workflows.observed import name_unnamed
 from presage.serving_hooks.workflows.tenants import TenantMiddleware, Tenants, keys_of, mark, tenant
 

@@ -22,10 +22,10 @@ from typing import Any, Final, TypedDict
 
 import msgspec
 
+from presage.features.agent_fingerprint import LONGEST_SYSTEM
+from presage.features.agent_names import AgentNames
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.gateway.identity.agent_names import AgentNames
 from presage.serving_hooks.gateway.identity.agents import Agents
-from presage.serving_hooks.gateway.identity.fingerprint import LONGEST_SYSTEM
 from presage.serving_hooks.gateway.identity.identifier import CONFIDENCE
 from presage.serving_hooks.gateway.identity.sent_names import sent_session
 from presage.serving_hooks.gateway.identity.trace_context import TraceContext, trace_context

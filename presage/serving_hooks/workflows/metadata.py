@@ -20,14 +20,11 @@ from functools import lru_cache
 from sys import intern
 from typing import Any, Final, Literal, get_args
 
-from presage.datasets.schema.names import NO_NAMES, NameMapping
+from presage.datasets.schema.names import MAX_NAME, NO_NAMES, NameMapping
 from presage.serving_hooks.counts import EVENTS, METADATA_LEFT_OUT, EventCounts, MetadataField, Reason
 from presage.serving_hooks.workflows.identity import Step, scoped
 from presage.serving_hooks.workflows.tenants import ANONYMOUS, ARGUMENT
 from presage.wording import nearest
-
-MAX_NAME: Final = 256
-"""Characters of a name; longer ones are ignored."""
 
 MAX_STEP: Final = 2**31 - 1
 

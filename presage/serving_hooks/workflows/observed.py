@@ -14,9 +14,10 @@ from secrets import token_hex
 from sys import intern
 from typing import Any, Final
 
+from presage.datasets.schema.names import MAX_NAME
 from presage.serving_hooks.counts import EVENTS, EventCounts
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.metadata import MAX_NAME, name, read, sent_tenant
+from presage.serving_hooks.workflows.metadata import name, read, sent_tenant
 
 OBSERVED: Final = "presage_observed"
 """Key in `extra_args`; what a client writes there is discarded."""

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from presage.errors import ArtefactError, InputError, OutputError
+from presage.features.agent_fingerprint import fingerprint
+from presage.features.agent_names import AgentNames
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.gateway.identity.agent_names import AgentNames
 from presage.serving_hooks.gateway.identity.agents import CONFIDENCE, MOST_CLUSTERS, MOST_ROLES, UNKNOWN, Agents
-from presage.serving_hooks.gateway.identity.fingerprint import fingerprint
 from presage.serving_hooks.gateway.identity.identifier import Identifier
 from presage.serving_hooks.gateway.request import ApiRequest
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from presage.datasets.schema.names import MAX_NAME
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.workflows.identity import Step, workflow_key
-from presage.serving_hooks.workflows.metadata import MAX_NAME, check, read
+from presage.serving_hooks.workflows.metadata import check, read
 
 
 def counted(sent: object, session_id: object = None) -> tuple[Step | None, dict[str, int]]:

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import ArtefactError
-from presage.serving_hooks.gateway.identity.agent_names import AgentNames
+from presage.features.agent_fingerprint import LONGEST_SYSTEM
+from presage.features.agent_names import AgentNames
 from presage.serving_hooks.gateway.identity.agents import Agents
-from presage.serving_hooks.gateway.identity.fingerprint import LONGEST_SYSTEM
 from presage.serving_hooks.gateway.identity.turns import system_text
 from presage.serving_hooks.gateway.request import PATHS, ApiRequest
 from presage.serving_hooks.vllm import carriers

@@ -11,6 +11,7 @@ from test_fuzz import GuessingSync, answered
 from test_step_forecasts import Told
 from vllm_samples import Engine, ask, build, everything_is_free
 
+from presage.datasets.schema.names import MAX_NAME
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.forecasts import Forecasts
@@ -19,7 +20,7 @@ from presage.serving_hooks.modes import Modes
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.workflows import EndReason, WorkflowTable
-from presage.serving_hooks.workflows.metadata import MAX_NAME, read
+from presage.serving_hooks.workflows.metadata import read
 from presage.serving_hooks.workflows.tenants import ARGUMENT
 
 FIELDS = ("workflow_type", "workflow_type_id", "workflow_id", "agent", "agent_id", "step", "session_id", "workflow_end")

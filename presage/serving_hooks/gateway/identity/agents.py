@@ -1,9 +1,9 @@
 """Recognises the agent of a request by its system prompt and its tools.
 
-Named from a trace where its fingerprint is known (`agent_names.py`), else `agent-<8 hex>`, unless the file of names has
-a name for that. Prompts of one agent form a cluster, whose first prompt names it. Clusters are of one tenant each and
-bounded; one that was dropped and comes back has the same name, since the name is a hash of the prompt's head and the
-tools.
+Named from a trace where its fingerprint is known (`features/agent_names.py`), else `agent-<8 hex>`, unless the file of
+names has a name for that. Prompts of one agent form a cluster, whose first prompt names it. Clusters are of one tenant
+each and bounded; one that was dropped and comes back has the same name, since the name is a hash of the prompt's head
+and the tools.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
-from presage.serving_hooks.gateway.identity.agent_names import AgentNames
-from presage.serving_hooks.gateway.identity.fingerprint import (
+from presage.features.agent_fingerprint import (
     Fingerprint,
     MaskedPrompt,
     Pieces,
     masked_prompt,
     tools_digest,
 )
+from presage.features.agent_names import AgentNames
 
 UNKNOWN: Final = "assistant"
 """The agent of requests without system prompt and tools."""

@@ -36,11 +36,11 @@ from secrets import token_hex
 from sys import intern
 from typing import Any, Final, Literal
 
+from presage.features.agent_fingerprint import LONGEST_SYSTEM
+from presage.features.agent_names import AgentNames
 from presage.serving_hooks.counts import ERRORS, IDENTITIES, EventCounts
-from presage.serving_hooks.gateway.identity.agent_names import AgentNames
 from presage.serving_hooks.gateway.identity.agents import Agents, RecognisedAgent
 from presage.serving_hooks.gateway.identity.continuation import Conversation, Conversations, Kind, Owners, TenantIndex
-from presage.serving_hooks.gateway.identity.fingerprint import LONGEST_SYSTEM
 from presage.serving_hooks.gateway.identity.sent_names import sent_names, sent_session
 from presage.serving_hooks.gateway.identity.trace_context import TraceContext, trace_context
 from presage.serving_hooks.gateway.identity.turns import (

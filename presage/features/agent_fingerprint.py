@@ -1,6 +1,6 @@
 """Fingerprints of system prompts: the same for all requests of an agent, whatever user, date or path stands in them.
 
-Identifiers are masked (`features/text_tokens.py`), and so are names: capitalised words within a sentence, unless they
+Identifiers are masked (`text_tokens.py`), and so are names: capitalised words within a sentence, unless they
 name the role (`You are the Planner`). What remains is compared
 
 - exactly, by a digest of the masked text;

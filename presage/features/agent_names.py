@@ -21,9 +21,9 @@ from typing import Any, Final, NoReturn
 import msgspec
 import pyarrow as pa
 
+from presage.datasets.schema.names import MAX_NAME
 from presage.errors import ArtefactError, InputError, OutputError
-from presage.serving_hooks.gateway.identity.fingerprint import Fingerprint, fingerprint
-from presage.serving_hooks.workflows.metadata import MAX_NAME
+from presage.features.agent_fingerprint import Fingerprint, fingerprint
 from presage.wording import nearest
 
 FORMAT: Final = "presage-agent-names"
