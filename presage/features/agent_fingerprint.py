@@ -146,11 +146,6 @@ def masked_prompt(system: str, known: Pieces) -> MaskedPrompt:
     return MaskedPrompt(exact, _hex("\0".join(head[:HEAD_TOKENS])), sequence, frozenset(words))
 
 
-def fingerprint(system: str) -> Fingerprint:
-    """The fingerprint of a system prompt."""
-    return masked_prompt(system, {}).fingerprint()
-
-
 def masked(sentence: str, *, role: bool = False) -> list[str]:
     """Lower-case tokens of a sentence, each identifier, date and name as its kind.
 

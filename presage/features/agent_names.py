@@ -1,10 +1,11 @@
-"""Names of agents by fingerprints of their system prompts, learnt from a trace: a JSON file.
+"""Names of agents by fingerprints of their system prompts, learnt from a trace: JSON, in an artefact or in a file.
 
     {"format": "presage-agent-names", "format_version": 1, "agents": [
       {"workflow_type": "review", "agent": "coder", "exact": "…", "head": "…", "sketch": [1, …], "words": [5, …]}, …]}
 
 It holds names and hashes, and no text. A trace has no sets of tools, so two agents with one system prompt have none of
-its names. Agents that were seen while serving can be named by their ids; a file with such names is of format version 2:
+its names. An artefact has those of its training traces: an engine calls an agent what its models call it. Agents that
+were seen while serving can be named by their ids; a file with such names is of format version 2:
 
     "ids": {"agent-0a1b2c3d": ["review", "coder"], …}
 """
@@ -13,8 +14,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -23,13 +26,19 @@ import pyarrow as pa
 
 from presage.datasets.schema.names import MAX_NAME
 from presage.errors import ArtefactError, InputError, OutputError
-from presage.features.agent_fingerprint import Fingerprint, fingerprint
+from presage.features.agent_fingerprint import Fingerprint, Pieces, masked_prompt
 from presage.wording import nearest
 
 FORMAT: Final = "presage-agent-names"
 FORMAT_VERSIONS: Final = (1, 2)
+ARTEFACT_FILE: Final = "agent_names.json"
+"""Of a predictor, in its artefact."""
 MOST_PROMPTS: Final = 64
-"""Fingerprints of one agent that are kept, the most frequent ones."""
+"""Fingerprints of one agent that a file has, the most frequent ones."""
+FEW_PROMPTS: Final = 4
+"""Of one agent in an artefact, none of which resembles another one: 3 kB each, where a model may have 1.5 MB."""
+_MOST_READ: Final = 1024
+"""System prompts of one agent that are read, the most frequent ones: one with a clock in it has one a request."""
 _COLUMNS: Final = ("workflow_type", "agent", "system_prompt")
 
 ID: Final = re.compile(r"agent-[0-9a-f]{8}")
@@ -113,13 +122,14 @@ class AgentNames:
         """
         if any(name not in table.column_names for name in _COLUMNS):
             raise InputError("the trace has no column system_prompt: agents cannot be recognised by it; record texts")
-        rows = table.select(_COLUMNS).group_by(list(_COLUMNS)).aggregate([([], "count_all")]).to_pylist()
         by_name: dict[Name, dict[str, tuple[int, Fingerprint]]] = defaultdict(dict)
-        for row in rows:
-            if row["system_prompt"]:
-                one = fingerprint(row["system_prompt"])
-                prompts = by_name[row["workflow_type"], row["agent"]]
-                prompts[one.exact] = prompts.get(one.exact, (0, one))[0] + row["count_all"], one
+        known_pieces: Pieces = {}
+        read = Counter[Name]()
+        for name, prompt, times in _prompts(table):
+            read[name] += 1
+            if read[name] <= _MOST_READ:
+                one = masked_prompt(prompt, known_pieces).fingerprint()
+                by_name[name][one.exact] = by_name[name].get(one.exact, (0, one))[0] + times, one
         if not by_name:
             raise InputError(
                 "no step of the trace has a system prompt: agents cannot be recognised by it; record texts"
@@ -130,12 +140,29 @@ class AgentNames:
             known += [(one, name) for _, one in often]
         return cls(known)
 
-    def save(self, path: Path) -> None:
-        """Writes the file.
+    @classmethod
+    def of_traces(cls, table: pa.Table) -> AgentNames | None:
+        """As `learn`, few for each agent; None for a trace without system prompts."""
+        if "system_prompt" not in table.column_names or table["system_prompt"].null_count == table.num_rows:
+            return None
+        try:
+            learnt = cls.learn(table)
+        except InputError:
+            return None
+        few: dict[Name, list[Fingerprint]] = defaultdict(list)
+        for one, name in learnt._known:
+            if len(few[name]) < FEW_PROMPTS and not any(one.same_agent(other) for other in few[name]):
+                few[name].append(one)
+        return cls((one, name) for name, kept in few.items() for one in kept)
 
-        Raises:
-            OutputError: it cannot be written.
-        """
+    @cached_property
+    def digest(self) -> str:
+        """Of the names, 16 hexadecimal digits."""
+        return blake2b(self.as_json, digest_size=8).hexdigest()
+
+    @cached_property
+    def as_json(self) -> bytes:
+        """The content of a file."""
         agents = [
             {
                 "workflow_type": name[0],
@@ -151,9 +178,17 @@ class AgentNames:
         content = {"format": FORMAT, "format_version": version, "agents": agents}
         if self._ids:
             content["ids"] = self._ids
+        return json.dumps(content, separators=(",", ":")).encode() + b"\n"
+
+    def save(self, path: Path) -> None:
+        """Writes the file.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
         fresh = path.with_name(f".{path.name}.new")
         try:
-            fresh.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+            fresh.write_bytes(self.as_json)
             fresh.replace(path)
         except OSError as error:
             fresh.unlink(missing_ok=True)
@@ -167,9 +202,16 @@ class AgentNames:
             ArtefactError: it is no file of agent names, of another version, or damaged.
         """
         try:
-            content: Any = msgspec.json.decode(path.read_bytes())
+            written = path.read_bytes()
         except OSError as error:
             _refuse(path, f"no readable file ({error.strerror})", "a file of agent names")
+        return cls.from_json(written, path)
+
+    @classmethod
+    def from_json(cls, written: bytes, path: Path) -> AgentNames:
+        """From `as_json`, read from the file that an error names; raises as `load`."""
+        try:
+            content: Any = msgspec.json.decode(written)
         except (msgspec.DecodeError, RecursionError):
             _refuse(path, "no valid JSON", "a file of agent names")
         if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -183,10 +225,32 @@ class AgentNames:
             ids = msgspec.convert(content.get("ids", {}), dict[str, _Name])
         except msgspec.ValidationError as error:
             _refuse(path, f"a damaged entry ({error})", "names, digests and hashes; copy the file again")
-        return cls(
+        made = cls(
             ((one.fingerprint(), (one.workflow_type, one.agent)) for one in entries),
             {agent_id: (name.workflow_type, name.agent) for agent_id, name in ids.items()},
         )
+        made.as_json = written  # megabytes, of many agents: an engine has no time to write them again
+        return made
+
+
+def as_files(names: AgentNames | None) -> dict[str, bytes]:
+    """The further files of an artefact that keeps these names."""
+    return {} if names is None else {ARTEFACT_FILE: names.as_json}
+
+
+def from_files(files: Mapping[str, bytes], folder: str | Path) -> AgentNames | None:
+    """The names that the artefact in this folder keeps; raises ArtefactError if they are damaged."""
+    return AgentNames.from_json(files[ARTEFACT_FILE], Path(folder, ARTEFACT_FILE)) if ARTEFACT_FILE in files else None
+
+
+def _prompts(table: pa.Table) -> Iterator[tuple[Name, str, int]]:
+    """Agent, system prompt and its number of steps, the most frequent first."""
+    counted = table.select(_COLUMNS).group_by(list(_COLUMNS)).aggregate([([], "count_all")])
+    order = [("count_all", "descending"), *((column, "ascending") for column in _COLUMNS)]
+    for batch in counted.sort_by(order).to_batches(max_chunksize=1024):
+        for row in batch.to_pylist():
+            if row["system_prompt"]:
+                yield (row["workflow_type"], row["agent"]), row["system_prompt"], row["count_all"]
 
 
 class _Name(msgspec.Struct, array_like=True):

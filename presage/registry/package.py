@@ -69,7 +69,7 @@ _LONGEST: Final = 500
 _METRICS: Final = 1000
 """Metrics in one call; MLflow's limit."""
 _LIBRARIES: Final = ("mlflow", "numpy", "pandas", "safetensors", "torch", "scikit-learn", "pyarrow", "lightgbm")
-_NEEDED: Final = ("mlflow", "numpy", "pandas", "scipy", "numba", "pyarrow", "safetensors")
+_NEEDED: Final = ("mlflow", "numpy", "pandas", "scipy", "numba", "msgspec", "pyarrow", "safetensors")
 """Libraries that forecasts need, beside those of a transformer if the predictor has one."""
 _TRANSFORMER: Final = ("torch", "transformers")
 

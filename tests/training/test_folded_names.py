@@ -136,7 +136,7 @@ def test_a_served_workflow_with_raw_names_gets_the_very_forecasts_of_folded_name
     table: pa.Table, agents: NextAgentPredictor
 ) -> None:
     forecaster = Forecaster(agents, lengths=few(table))
-    assert forecaster.folded == [MAPPING, MAPPING]
+    assert [of.names for of in forecaster.loaded] == [MAPPING, MAPPING]
     for number in range(90, 94):
         said = []
         for ids in (True, False):

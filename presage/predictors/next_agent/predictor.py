@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.datasets.schema.names import NameMapping
+from presage.features.agent_names import AgentNames, as_files, from_files
 from presage.features.input_profiles import ANSWERS, STATES, TEXT, TOKENS, Source, Sources
 from presage.features.inputs import inputs_size, known, sums_size
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
@@ -69,6 +70,8 @@ class NextAgentPredictor:
     horizon: int
     source: StateSource
     trained_on: NDArray[np.uint64]
+    agent_names: AgentNames | None = None
+    """By the system prompts of the training traces."""
 
     def __init__(self, config: NextAgentConfig | None = None, seed: int = 0) -> None:
         self.config = config or NextAgentConfig()
@@ -312,6 +315,7 @@ class NextAgentPredictor:
                 **nested({"training": {"tasks": self.trained_on}, "states": self.source.to_tensors()}),
             },
             training_data=training_data or {},
+            files=as_files(self.agent_names),
         )
 
     @classmethod
@@ -332,6 +336,7 @@ class NextAgentPredictor:
                     )
             predictor.trained_on = tensors["training/tasks"].astype(np.uint64)
             predictor._hold(parts)
+        predictor.agent_names = from_files(artefact.files, folder)
         return predictor
 
 

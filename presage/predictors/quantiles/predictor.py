@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from presage.datasets.schema.names import NameMapping
+from presage.features.agent_names import AgentNames, as_files, from_files
 from presage.features.rows import LabelledRows, Target
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.common import Progress
@@ -34,6 +35,8 @@ class QuantilePredictor(ABC):
     estimator: LogEstimator
     """The fitted one; with `auto`, the selected one."""
     trained_on: NDArray[np.uint64]
+    agent_names: AgentNames | None = None
+    """By the system prompts of the training traces."""
     losses: dict[str, list[float]]
     """Mean pinball loss on the selection part: one a quantile, by estimator; empty after `load`."""
 
@@ -129,6 +132,7 @@ class QuantilePredictor(ABC):
             config=config | self._config(),
             tensors=nested(self._tensors()),
             training_data=training_data or {},
+            files=as_files(self.agent_names),
         )
 
     @classmethod
@@ -152,6 +156,7 @@ class QuantilePredictor(ABC):
             if estimator.numbers != len(predictor.encoder.names):
                 raise ValueError("the estimator was fitted on other inputs than the encoder produces")
             predictor._take(config, artefact.tensors)
+        predictor.agent_names = from_files(artefact.files, folder)
         return predictor
 
     @staticmethod

@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from presage.datasets.schema.names import NameMapping
 from presage.predictors.length.context import ContextGrowthPredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
+from presage.serving_hooks.forecasting.forecasts import LoadedPredictor
 from presage.serving_hooks.forecasting.live import LiveLengths
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Step, unscoped
@@ -41,9 +41,9 @@ class ContextForecaster:
         self._versions = VersionedForecaster(self._forecaster(predictor, version))
 
     @property
-    def folded(self) -> list[NameMapping]:
-        """How the model folds names, if there is one."""
-        return self._versions.folded
+    def loaded(self) -> list[LoadedPredictor]:
+        """The model, if there is one."""
+        return self._versions.loaded
 
     def take_over(self, predictor: ContextGrowthPredictor | None, version: int | None) -> None:
         """Makes this model that of new workflows; running ones keep theirs."""

@@ -23,7 +23,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.datasets.schema.names import NameMapping
 from presage.features.input_profiles import ANSWERS, STATES, TEXT, TOKENS
 from presage.features.lengths import PROMPT_READ, LengthWorkflow
 from presage.features.moment import COMPLETION, PREFILL, Moment
@@ -34,7 +33,7 @@ from presage.predictors.next_agent.predictor import NextAgentPredictor, Workflow
 from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthAdapter, NextAgentAdapter
 from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker, Refused
-from presage.serving_hooks.forecasting.forecasts import TextModel
+from presage.serving_hooks.forecasting.forecasts import LoadedPredictor, TextModel
 from presage.serving_hooks.forecasting.live import (
     BESIDE,
     LITTLE_SEEN,
@@ -205,9 +204,9 @@ class Forecaster:
         return len(self._workflows)
 
     @property
-    def folded(self) -> list[NameMapping]:
-        """How each of its predictors folds names."""
-        return [of.names for of in (self.predictor, self.lengths) if of is not None]
+    def loaded(self) -> list[LoadedPredictor]:
+        """Its predictors."""
+        return [of for of in (self.predictor, self.lengths) if of is not None]
 
     def follows(self, workflow_type: str, workflow_id: str) -> bool:
         """Whether it keeps a state of this workflow."""
@@ -638,9 +637,9 @@ class VersionedForecaster:
         self._early: dict[Key, list[tuple[str, int | None, LiveForecast]]] = {}  # in the order of arrival
 
     @property
-    def folded(self) -> list[NameMapping]:
-        """That of the latest version."""
-        return self.latest.folded
+    def loaded(self) -> list[LoadedPredictor]:
+        """Those of the latest version."""
+        return self.latest.loaded
 
     @property
     def under_older(self) -> int:

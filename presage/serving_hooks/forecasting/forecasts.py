@@ -11,12 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.datasets.schema.names import NO_NAMES, NameMapping
+from presage.features.agent_names import AgentNames
 from presage.features.moment import Moment
 from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths, LiveReturn, Projection
 from presage.serving_hooks.status import ModelStatus
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Step
+
+
+class LoadedPredictor(Protocol):
+    """A predictor that a source asks, as far as it tells how agents are called."""
+
+    @property
+    def names(self) -> NameMapping: ...  # noqa: D102
+
+    agent_names: AgentNames | None
 
 
 class NextAgents(Protocol):
@@ -196,6 +206,14 @@ class Forecasts:
     def names(self) -> NameMapping:
         """How the names of requests are folded: as those that all models learnt from were; not at all if these differ,
         which leaves it to each model."""
-        sources = (self.next_agents, self.returns, self.contexts)
-        found: set[NameMapping] = set().union(*(getattr(source, "folded", ()) for source in sources))
+        found = {of.names for of in self._loaded()}
         return found.pop() if len(found) == 1 else NO_NAMES
+
+    @property
+    def agent_names(self) -> AgentNames | None:
+        """What the models call agents, by system prompt: those of the first model whose training traces had any."""
+        return next((of.agent_names for of in self._loaded() if of.agent_names is not None), None)
+
+    def _loaded(self) -> list[LoadedPredictor]:
+        sources = (self.next_agents, self.returns, self.contexts)
+        return [of for source in sources for of in getattr(source, "loaded", ())]

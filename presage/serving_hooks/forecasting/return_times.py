@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from presage.datasets.schema.names import NameMapping
 from presage.features.return_times import BegunStep, ReturnWorkflow, Row, milliseconds
 from presage.predictors.common.forecast import Source
 from presage.predictors.return_time.predictor import ReturnForecast, ReturnTimePredictor
 from presage.serving_hooks.forecasting.adapters import checked_quantiles
 from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker, Refused
+from presage.serving_hooks.forecasting.forecasts import LoadedPredictor
 from presage.serving_hooks.forecasting.live import (
     DRIFTED,
     LITTLE_SEEN,
@@ -132,9 +132,9 @@ class ReturnTimeForecaster:
         return len(self._courses)
 
     @property
-    def folded(self) -> list[NameMapping]:
-        """How the model folds names, if there is one."""
-        return [self._model.adapter.predictor.names] if self._model is not None else []
+    def loaded(self) -> list[LoadedPredictor]:
+        """The model, if there is one."""
+        return [self._model.adapter.predictor] if self._model is not None else []
 
     @property
     def breaker(self) -> CircuitBreaker | None:

@@ -22,7 +22,7 @@ from presage.datasets.schema.names import MAX_NAME
 from presage.serving_hooks.answer_reader import AnswerReader
 from presage.serving_hooks.counts import FORECASTS, EventCounts
 from presage.serving_hooks.explain import MOST_SHOWN, LastForecasts, reasons, return_as_plain
-from presage.serving_hooks.forecasting.forecasts import Forecasts
+from presage.serving_hooks.forecasting.forecasts import Forecasts, Upkeep
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.gateway.agent_quantiles import RecentQuantiles
 from presage.serving_hooks.gateway.annotation import Annotation
@@ -145,6 +145,7 @@ class Decisions:
         self._status_switch = Switch("status of models", counts)
         self.table.subscribe(self._ended)
         self.table.subscribe(identifier.ended)
+        identifier.agents.take_names(forecasts.agent_names)
 
     def arrived(self, request: ApiRequest) -> GatewayDecision:
         """A request has arrived."""
@@ -206,15 +207,18 @@ class Decisions:
     def tick(self) -> None:
         """Once a second: workflows expire, and newer models go live."""
         self._workflows.attempt(self.table.expire)
-        upkeep = self._forecasts.upkeep
-        if upkeep is not None:
-            self._models_switch.attempt(upkeep.renew)
+        if self._forecasts.upkeep is not None:
+            self._models_switch.attempt(self._renew, self._forecasts.upkeep)
 
     def close(self) -> None:
         """Writes what is recorded."""
         if self._forecasts.upkeep is not None:
             self._models_switch.attempt(self._forecasts.upkeep.close)
         self._recorder_switch.attempt(self.recorder.close)
+
+    def _renew(self, upkeep: Upkeep) -> None:
+        if upkeep.renew():
+            self.identifier.agents.take_names(self._forecasts.agent_names)
 
     def status(self) -> EngineStatus:
         """As an engine's status: modes, models, forecasts against outcomes, drift, counts."""

@@ -88,6 +88,13 @@ class OperatorCalls(Hooks):
         """By kind the folder and digest of each predictor that reads texts."""
         return self.step_forecasts.texts.models
 
+    def agent_names(self, known: str) -> dict[str, str]:
+        """The digest of what the models call agents, and unless the server knows that digest, the names as JSON."""
+        names = self.step_forecasts.sources.agent_names
+        if names is None:
+            return {}
+        return {"digest": names.digest} | ({} if names.digest == known else {"names": names.as_json.decode()})
+
     def answer_text(
         self, workflow_type: str, workflow_id: str, agent: str, number: int | None, features: dict[str, str]
     ) -> bool:

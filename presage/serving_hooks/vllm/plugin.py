@@ -40,7 +40,7 @@ from presage.serving_hooks.vllm.carriers import CarrierMiddleware
 from presage.serving_hooks.vllm.config import read_config
 from presage.serving_hooks.vllm.engine import EngineClient
 from presage.serving_hooks.vllm.metrics_page import Appended, StatusCache
-from presage.serving_hooks.vllm.request_sources import RequestSources
+from presage.serving_hooks.vllm.request_sources import RequestSources, ServerNames
 from presage.serving_hooks.vllm.texts import ServerTexts, TextMiddleware
 from presage.serving_hooks.workflows.identity import Step, scoped
 from presage.serving_hooks.workflows.observed import name_unnamed
@@ -135,6 +135,7 @@ class WorkflowRoutes:
 
     Attributes:
         texts: what computes features of texts; None where the setting `texts` is off.
+        names: what the models call agents; None before there are routes.
     """
 
     name = "presage"
@@ -143,6 +144,7 @@ class WorkflowRoutes:
     def __init__(self) -> None:
         self._engines: EngineClient | None = None
         self.texts: ServerTexts | None = None
+        self.names: ServerNames | None = None
         self._infers = False
 
     def attach_router(self, app: FastAPI) -> None:
@@ -155,8 +157,9 @@ class WorkflowRoutes:
         if config.texts:
             self.texts = ServerTexts(partial(self._call, "text_models"))
             app.add_middleware(TextMiddleware, texts=self.texts, report=self._answer_text)
-        names = AgentNames.load(FilePath(config.agent_names)) if config.agent_names else None
-        app.add_middleware(CarrierMiddleware, sources=RequestSources(names))
+        sources = RequestSources(AgentNames.load(FilePath(config.agent_names)) if config.agent_names else None)
+        self.names = ServerNames(partial(self._call, "agent_names"), sources.agents)
+        app.add_middleware(CarrierMiddleware, sources=sources)
         app.add_middleware(TenantMiddleware, tenants=Tenants(keys_of(args)))
         key = admin_key(args)
         if key is not None:
@@ -191,8 +194,9 @@ class WorkflowRoutes:
         if engine_client is not None:
             self._engines = EngineClient(engine_client)
             self._engines.on_generate(partial(_generates, self._infers))
-            if self.texts is not None:
-                self.texts.start()
+            for followed in (self.texts, self.names):
+                if followed is not None:
+                    followed.start()
 
     async def _answered(self, step: Step | str, finish_reason: str, tools: list[str], lost: int) -> None:
         if isinstance(step, str):

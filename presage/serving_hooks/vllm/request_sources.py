@@ -15,9 +15,12 @@ hold the interpreter for as long.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, TypedDict
 
 import msgspec
@@ -31,6 +34,7 @@ from presage.serving_hooks.gateway.identity.sent_names import sent_session
 from presage.serving_hooks.gateway.identity.trace_context import TraceContext, trace_context
 from presage.serving_hooks.gateway.identity.turns import is_unique, system_text
 from presage.serving_hooks.gateway.request import PATHS, ApiRequest, Endpoint
+from presage.serving_hooks.vllm.texts import follow
 from presage.serving_hooks.workflows.metadata import name
 from presage.serving_hooks.workflows.tenants import ANONYMOUS
 
@@ -70,16 +74,21 @@ _MESSAGES: Final = msgspec.json.Decoder(list[_Message])
 _TOOLS: Final = msgspec.json.Decoder(list[_Tool])
 _ANY: Final = msgspec.json.Decoder()
 
+_log = logging.getLogger(__name__)
+
 
 class RequestSources:
     """Reads requests, on one thread.
 
     Args:
-        names: of agents by their fingerprints.
+        names: of agents by their fingerprints, from a file.
+
+    Attributes:
+        agents: whose requests they are.
     """
 
     def __init__(self, names: AgentNames | None = None) -> None:
-        self._agents = Agents(names)
+        self.agents = Agents(names)
 
     def read(self, path: str, headers: Mapping[str, str], top: Top, tenant: str, session_id: object) -> dict[str, Any]:
         """What a request tells, as `workflows/observed.py` reads it; nothing of what is not sound.
@@ -113,14 +122,14 @@ class RequestSources:
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
-        return self._agents.debug_state()
+        return self.agents.debug_state()
 
     def _agent(
         self, request: ApiRequest, trace: TraceContext, unsound: EventCounts
     ) -> tuple[list[str | float] | None, str | None]:
         """([agent, confidence], workflow type); None for what nothing tells."""
         system = system_text(request, LONGEST_SYSTEM)
-        known = self._agents.recognise(request.tenant, system, request.tools)
+        known = self.agents.recognise(request.tenant, system, request.tools)
         workflow_type = name(trace.workflow_type, "workflow_type", unsound)
         if known.confidence:
             workflow_type = workflow_type or known.workflow_type or f"app-{known.key}"
@@ -128,6 +137,41 @@ class RequestSources:
         if named is not None:
             return [named, CONFIDENCE["trace"]], workflow_type
         return [known.name, known.confidence] if known.confidence else None, workflow_type
+
+
+class ServerNames:
+    """What the engine's models call agents, for the agents that this process recognises.
+
+    Args:
+        ask: each engine, for names unless their digest is the one given.
+    """
+
+    def __init__(self, ask: Callable[[str], Awaitable[list[Any]]], agents: Agents) -> None:
+        self._ask, self._agents = ask, agents
+        self._digest = ""
+        self._following: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Follows the engine from now on; called in the server's loop."""
+        self._following = asyncio.get_running_loop().create_task(follow(self.renew))
+
+    async def renew(self) -> None:
+        """Takes the names that the engine has now. Does not raise."""
+        try:
+            found: dict[str, str] = next(filter(None, await self._ask(self._digest)), {})
+            digest = found.get("digest", "")
+            if digest == self._digest:
+                return
+            names = None
+            if digest:
+                names = await asyncio.to_thread(
+                    AgentNames.from_json, found["names"].encode(), Path("the engine's model")
+                )
+                _log.info("%d system prompts of agents are known from the models", len(names))
+            self._agents.take_names(names)
+            self._digest = digest
+        except Exception as error:
+            _log.debug("the engine did not say what its models call agents: %s", type(error).__name__)
 
 
 def _body(path: str, endpoint: Endpoint, top: Top) -> dict[str, Any]:

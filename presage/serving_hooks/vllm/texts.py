@@ -231,6 +231,14 @@ def generates(params: Any, session_id: object) -> None:
         exchange.generates(params, session_id)
 
 
+async def follow(renew: Callable[[], Awaitable[None]]) -> None:
+    """Follows what the engine has, from soon after the start on."""
+    await asyncio.sleep(FIRST_S)
+    while True:
+        await renew()
+        await asyncio.sleep(POLL_S)
+
+
 class ServerTexts:
     """The predictors of texts that the engine has, loaded in this process.
 
@@ -246,7 +254,7 @@ class ServerTexts:
 
     def start(self) -> None:
         """Follows the engine from now on; called in the server's loop."""
-        self._following = asyncio.get_running_loop().create_task(self._follow())
+        self._following = asyncio.get_running_loop().create_task(follow(self.renew))
 
     async def renew(self) -> None:
         """Loads the predictors that the engine has now, in a thread. Does not raise."""
@@ -267,12 +275,6 @@ class ServerTexts:
             except Exception as error:
                 self._refused[kind] = digest
                 _log.warning("the %s model gets no texts: %s: %s", kind, type(error).__name__, error)
-
-    async def _follow(self) -> None:
-        await asyncio.sleep(FIRST_S)
-        while True:
-            await self.renew()
-            await asyncio.sleep(POLL_S)
 
 
 class TextMiddleware:

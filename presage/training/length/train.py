@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from presage.datasets.tasks import task_keys
+from presage.features.agent_names import AgentNames
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.missing_counts import CountEstimates, FilledTrace
 from presage.features.rows import CONTEXT_TARGETS, LabelledRows, Target
@@ -65,6 +66,7 @@ def fit_lengths(
     predictor = of_target(config, seed).fit(
         inner, selection, encoder=choice.encoder, trained_on=task_keys(table), progress=report
     )
+    predictor.agent_names = AgentNames.of_traces(table)
     return FittedQuantiles(
         predictor,
         counts,

@@ -22,6 +22,7 @@ from presage.datasets.describe import describe
 from presage.datasets.split import Split
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError
+from presage.features.agent_names import AgentNames
 from presage.features.input_profiles import PROFILES
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, prefixes_of
@@ -273,6 +274,7 @@ def fit_predictor(
         trained_on=task_keys(table),
         progress=report,
     )
+    predictor.agent_names = AgentNames.of_traces(table)
     inner, validation = (learning.take(part) for part in traces.parts)
     return FittedPredictor(predictor, learning, inner, validation, choice, time.perf_counter() - begun)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from presage.datasets.tasks import task_keys
+from presage.features.agent_names import AgentNames
 from presage.features.missing_counts import CountEstimates, FilledTrace
 from presage.features.return_times import ReturnEncoder, return_rows
 from presage.features.rows import LabelledRows
@@ -39,6 +40,7 @@ def fit_return_times(
     predictor = ReturnTimePredictor(config, seed).fit(
         rows.take(~apart), rows.take(apart), encoder=encoder, trained_on=task_keys(table), progress=progress
     )
+    predictor.agent_names = AgentNames.of_traces(table)
     return FittedQuantiles(
         predictor,
         counts,

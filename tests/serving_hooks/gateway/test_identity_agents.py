@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from presage.errors import ArtefactError, InputError, OutputError
-from presage.features.agent_fingerprint import fingerprint
-from presage.features.agent_names import AgentNames
+from presage.features.agent_fingerprint import masked_prompt
+from presage.features.agent_names import FEW_PROMPTS, MOST_PROMPTS, AgentNames
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.gateway.identity.agents import CONFIDENCE, MOST_CLUSTERS, MOST_ROLES, UNKNOWN, Agents
 from presage.serving_hooks.gateway.identity.identifier import Identifier
@@ -124,6 +124,44 @@ def test_agents_have_the_names_of_the_trace(tmp_path: Path) -> None:
     assert identified("You help.")[1].startswith("agent-")  # two agents of the trace have this prompt
 
 
+def test_names_of_a_file_count_before_those_of_a_model_and_these_go_with_the_model() -> None:
+    model, file = AgentNames.learn(TRACE), AgentNames.learn(TRACE).renamed({"clerk": "seller"})
+    agents = Agents()
+    unnamed = name(agents)
+    agents.take_names(model)
+    assert name(agents) == "clerk"
+    agents.take_names(None)
+    assert name(agents) == unnamed
+    given = Agents(AgentNames.learn(trace(("shop", "judge", TEMPLATE.format(**FIRST | {"role": "judge"})))))
+    given.take_names(file)
+    assert (name(given), name(given, role="judge")) == ("seller", "judge")
+    given = Agents(file)
+    given.take_names(model)
+    assert name(given) == "seller"
+
+
+def test_of_prompts_with_a_clock_in_them_a_bounded_number_is_kept_and_the_agent_known_by_it() -> None:
+    moments = [f"2026-{at // 28 % 12 + 1:02}-{at % 28 + 1:02}T{at % 24:02}:{at % 60:02}:07Z" for at in range(3000)]
+    clock = [TEMPLATE.format(**FIRST | {"date": moment}) for moment in moments]
+    names = AgentNames.learn(trace(*(("travel", "planner", text) for text in clock), ("travel", "guide", "You guide.")))
+    assert len(names) <= 2 * MOST_PROMPTS
+    agents = Agents(names)
+    assert agents.recognise("", TEMPLATE.format(**FIRST | {"date": "2027-01-01T11:00:00Z"}), ()).name == "planner"
+    assert agents.recognise("", "You guide.", ()).name == "guide"
+
+
+def test_a_model_keeps_few_prompts_of_an_agent_and_knows_it_by_them_with_other_values() -> None:
+    users = [("shop", "clerk", TEMPLATE.format(**FIRST | {"user": f"Ana {chr(65 + at % 26)}ovak"})) for at in range(40)]
+    parts = [("shop", "clerk", f"Part {chr(0x4E00 + at)} of the desk says {chr(0x5E00 + at)}.") for at in range(40)]
+    names = AgentNames.of_traces(trace(*users, *parts, ("shop", "judge", TEMPLATE.format(**FIRST | {"role": "judge"}))))
+    assert names is not None
+    assert len(names) <= FEW_PROMPTS + 1
+    agents = Agents()
+    agents.take_names(names)
+    assert (name(agents, user="Chen Wei"), name(agents, role="judge")) == ("clerk", "judge")
+    assert AgentNames.of_traces(trace(("shop", "clerk", None))) is None
+
+
 def test_an_agent_that_was_seen_is_named_by_its_id_with_all_its_prompts(tmp_path: Path) -> None:
     seen = name(Agents(None), ("search",))
     names = AgentNames(()).renamed({seen: "clerk"}, "shop")
@@ -205,6 +243,7 @@ def test_a_missing_file_and_a_trace_without_system_prompts_say_so(tmp_path: Path
 
 
 def test_similarity_is_one_for_itself_and_small_for_another_text() -> None:
-    one, other = fingerprint(RULES), fingerprint("Something else entirely, about ships and harbours in the north.")
+    texts = (RULES, "Something else entirely, about ships and harbours in the north.")
+    one, other = (masked_prompt(text, {}).fingerprint() for text in texts)
     assert one.similarity(one) == 1.0
     assert one.similarity(other) == other.similarity(one) < 0.1

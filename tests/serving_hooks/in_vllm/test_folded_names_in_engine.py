@@ -81,6 +81,6 @@ def test_a_workflow_keeps_the_type_it_began_with_when_newer_models_fold_otherwis
 def test_where_models_learnt_from_names_folded_otherwise_the_engine_leaves_it_to_each(tiny: Tiny) -> None:
     one = Forecaster(folding(tiny, NAMES))
     other = Forecaster(folding(tiny, NameMapping()))
-    assert Forecasts(one).names == Forecasts(one, contexts=whole(None, folded=[NAMES])).names == NAMES
-    assert not Forecasts(one, contexts=whole(None, folded=other.folded)).names
+    assert Forecasts(one).names == Forecasts(one, contexts=whole(None, loaded=one.loaded)).names == NAMES
+    assert not Forecasts(one, contexts=whole(None, loaded=other.loaded)).names
     assert not Forecasts().names

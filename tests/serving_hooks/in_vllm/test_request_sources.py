@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import logging
@@ -25,7 +26,7 @@ from presage.serving_hooks.gateway.identity.turns import system_text
 from presage.serving_hooks.gateway.request import PATHS, ApiRequest
 from presage.serving_hooks.vllm import carriers
 from presage.serving_hooks.vllm.carriers import LONGEST, Carriers
-from presage.serving_hooks.vllm.request_sources import MESSAGES, RequestSources
+from presage.serving_hooks.vllm.request_sources import MESSAGES, RequestSources, ServerNames
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.observed import NOTHING, OBSERVED, Observed
 
@@ -204,6 +205,41 @@ def test_agents_have_the_names_of_a_file(tmp_path: Path) -> None:
     assert served.observe(body, {"baggage": "agent.name=own,service.name=app"}).agent == "own"
     with pytest.raises(ArtefactError, match="no readable file"):
         Served(agent_names=str(tmp_path / "none.json"))
+
+
+def test_agents_have_the_names_that_the_models_of_the_engine_call_them_by() -> None:
+    columns = {"workflow_type": ["travel"], "agent": ["planner"], "system_prompt": [SYSTEM]}
+    models = {
+        "old": AgentNames.learn(pa.table(columns)),
+        "new": AgentNames.learn(pa.table(columns | {"agent": ["p2"]})),
+    }
+    sources, asked, live = RequestSources(), list[str](), ["old"]
+
+    async def ask(known: str) -> list[dict[str, str]]:
+        asked.append(known)
+        if live == ["lost"]:
+            raise ConnectionError
+        names = models.get(live[0])
+        if names is None:
+            return [{}, {}]
+        return [{}, {"digest": names.digest} | ({} if names.digest == known else {"names": names.as_json.decode()})]
+
+    follows = ServerNames(ask, sources.agents)
+    top = {"messages": msgspec.Raw(json.dumps([{"role": "system", "content": SYSTEM}, *TALK]).encode())}
+
+    def called() -> Any:
+        asyncio.run(follows.renew())
+        return sources.read(CHAT, {}, top, "", None)["agent"]
+
+    unnamed = sources.read(CHAT, {}, top, "", None)["agent"]
+    assert called() == called() == ["planner", 1.0]
+    assert asked == ["", models["old"].digest]
+    live[:] = ["new"]
+    assert called() == ["p2", 1.0]
+    live[:] = ["lost"]
+    assert called() == ["p2", 1.0]
+    live[:] = ["none"]
+    assert called() == unnamed
 
 
 NAMES = {"workflow_type": "review", "workflow_id": "r1", "agent": "coder"}

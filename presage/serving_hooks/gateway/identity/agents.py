@@ -71,10 +71,14 @@ class _Tenant:
 
 
 class Agents:
-    """The agents of all tenants."""
+    """The agents of all tenants.
 
-    def __init__(self, names: AgentNames | None) -> None:
-        self._names = names
+    Args:
+        names: of agents, which count before those of models.
+    """
+
+    def __init__(self, names: AgentNames | None = None) -> None:
+        self._given, self._names = names, [names] if names is not None else []
         self._tenants: dict[str, _Tenant] = {}
         self._pieces: Pieces = {}
 
@@ -107,6 +111,13 @@ class Agents:
             of.prompts.popitem(last=False)
         return found
 
+    def take_names(self, names: AgentNames | None) -> None:
+        """From now on, agents have the names that the models call them by."""
+        known = [one for one in (self._given, names) if one is not None]
+        if known != self._names:
+            self._names = known
+            self._tenants.clear()  # who an agent is, is asked anew
+
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
         return {
@@ -119,7 +130,8 @@ class Agents:
             return RecognisedAgent(UNKNOWN, "", prompt.exact[:8], 0.0)
         one, offered = prompt.fingerprint(), tools_digest(tools)
         key = blake2b(f"{one.head}\0{offered}".encode(), digest_size=4).hexdigest()
-        named = self._names.find(one) if self._names is not None and system.strip() else None
+        found = (names.find(one) for names in self._names) if system.strip() else ()
+        named = next(filter(None, found), None)
         if named is not None:
             (workflow_type, name), similarity = named
             return RecognisedAgent(name, workflow_type, key, similarity)
@@ -134,7 +146,8 @@ class Agents:
         if key in of.clusters:
             key = blake2b(f"{one.exact}\0{offered}".encode(), digest_size=4).hexdigest()
         agent_id = f"agent-{key}"
-        workflow_type, name = (self._names.of_id(agent_id) if self._names is not None else None) or ("", agent_id)
+        given = next(filter(None, (names.of_id(agent_id) for names in self._names)), None)
+        workflow_type, name = given or ("", agent_id)
         agent = RecognisedAgent(name, workflow_type, key, CONFIDENCE)
         of.clusters[key] = _Cluster(one, offered, agent)
         if len(of.clusters) > MOST_CLUSTERS:

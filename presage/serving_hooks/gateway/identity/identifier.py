@@ -157,15 +157,18 @@ class Identifier:
     """Identity of requests, on one thread.
 
     Args:
-        names: of agents, from a trace.
+        names: of agents, from a file.
         counts: where identities are counted by their sources.
         most_conversations: workflows that are known at a time.
+
+    Attributes:
+        agents: whose requests they are.
     """
 
     def __init__(self, *, names: AgentNames | None = None, counts: EventCounts, most_conversations: int) -> None:
         self._counts = counts
         self._conversations = Conversations(most_conversations)
-        self._agents = Agents(names)
+        self.agents = Agents(names)
         self._process, self._numbers = token_hex(4), count()
 
     def identify(self, request: ApiRequest) -> Identity:
@@ -194,11 +197,11 @@ class Identifier:
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
-        return {**self._conversations.debug_state(), **self._agents.debug_state()}
+        return {**self._conversations.debug_state(), **self.agents.debug_state()}
 
     def _identify(self, request: ApiRequest) -> Identity:
         tenant, system = request.tenant, system_text(request, LONGEST_SYSTEM)
-        agent = self._agents.recognise(tenant, system, request.tools)
+        agent = self.agents.recognise(tenant, system, request.tools)
         if tenant == ANONYMOUS:  # whoever they are, they are not one client
             step = Step(f"app-{agent.key}", scoped(tenant, self._new_id()), agent.name)
             return Identity(step, "new", CONFIDENCE["new"], "fingerprint" if agent.confidence else "none", 0.0)
