@@ -80,8 +80,8 @@ def ingest(
         bool,
         typer.Option(
             "--infer-workflows",
-            help="The sources are JSONL logs of requests, each with a prompt, an answer and a time: infer from these "
-            "which requests are one workflow.",
+            help="The sources are logs of requests, each with a prompt, an answer and a time (JSONL, CSV, Parquet, or "
+            "vLLM's own log): infer from these which requests are one workflow.",
         ),
     ] = False,
     workflow_type: Annotated[

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -226,7 +227,7 @@ def test_sources_that_have_workflows_or_are_no_logs_are_refused(tmp_path: Path) 
     ingest([request_logs([log(tmp_path / "a.jsonl", run("x", T))])], tmp_path / "s")
     with pytest.raises(TraceError, match="its requests have workflows"):
         request_logs([tmp_path / "s"])
-    with pytest.raises(TraceError, match=r"not \.json"):
+    with pytest.raises(TraceError, match=r"neither \.json.* nor vLLM's own log"):
         request_logs([log(tmp_path / "a.txt", run("x", T))])
     with pytest.raises(TraceError, match="no such file"):
         request_logs([tmp_path / "nothing.jsonl"])
@@ -234,6 +235,29 @@ def test_sources_that_have_workflows_or_are_no_logs_are_refused(tmp_path: Path) 
         read(log(tmp_path / "b.jsonl", [{"prompt": "", "timestamp": T}]))
     with pytest.raises(TraceError, match="--infer-workflows"):
         read_traces(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
+def test_tables_of_requests_are_read(kind: str, tmp_path: Path) -> None:
+    lines = [
+        {
+            "timestamp": line["start_time"],
+            "end_time": line["end_time"],
+            "messages": json.dumps(line["messages"]),
+            "response": line["choices"][0]["message"]["content"],
+            "prompt_tokens": line["usage"]["prompt_tokens"],
+        }
+        for line in run("x", T)
+    ]
+    path, frame = tmp_path / f"log.{kind}", pd.DataFrame(lines)
+    if kind == "parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False)
+    found = rows(path)
+    assert by_workflow(found) == [[0, 10, 20]]
+    assert [row["input_tokens"] for row in found] == [40, 41, 42]
+    assert {row["system_prompt"] for row in found} == {SYSTEM}
 
 
 @st.composite

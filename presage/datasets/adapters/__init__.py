@@ -22,8 +22,9 @@ from presage.datasets.adapters.files.jsonl import read_jsonl
 from presage.datasets.adapters.files.tables import read_csv, read_parquet
 from presage.datasets.adapters.files.text import JSON_SUFFIXES, TABLE_SUFFIXES, CsvRows, first_document
 from presage.datasets.adapters.recording import is_recording, read_recording
-from presage.datasets.adapters.requests.inferred import read_request_logs
+from presage.datasets.adapters.requests.inferred import READ_SUFFIXES, read_request_logs
 from presage.datasets.adapters.requests.logs import is_log
+from presage.datasets.adapters.requests.vllm_log import is_vllm_log
 from presage.datasets.adapters.spans.documents import is_mlflow, is_otlp, is_span
 from presage.datasets.adapters.spans.exports import are_spans, names_of_unread, unwrapped
 from presage.datasets.adapters.spans.reader import read_mlflow, read_spans
@@ -105,9 +106,12 @@ def open_request_logs(paths: Sequence[Path], workflow_type: str | None = None, s
                 f"{path}: its requests have workflows; expected a log of requests without: ingest it by itself, and "
                 "infer nothing"
             )
-        if not path.is_dir() and not path.name.endswith(JSON_SUFFIXES):
-            known = ", ".join(JSON_SUFFIXES)
-            raise TraceError(f"{path}: not {known}; expected a log of one JSON object a request: write it as JSONL")
+        if not path.is_dir() and not path.name.endswith(READ_SUFFIXES) and not is_vllm_log(path):
+            known = ", ".join(READ_SUFFIXES)
+            raise TraceError(
+                f"{path}: neither {known} nor vLLM's own log; expected a log of one JSON object a request: write it as "
+                "JSONL"
+            )
     return partial(read_request_logs, paths, workflow_type, skip_bad)
 
 

@@ -10,7 +10,7 @@ import datetime as dt
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -338,3 +338,37 @@ def _frame_column(series: pd.Series, name: str, origin: Origin) -> pa.Array | pa
     except REFUSALS as error:
         message = f"dtype {series.dtype}, expected {KINDS[COLUMN_TYPES[name]].words}: convert the column"
         raise TraceError(f'{origin.names[0]}, column "{name}": {message}') from error
+
+
+def table_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a CSV or Parquet file, without missing values, with their lines or rows, from 1.
+
+    Raises TraceError if it cannot be read.
+    """
+    if not path.name.endswith(".parquet"):
+        reading = CsvRows(path)
+        for row in reading:
+            if row.problem:
+                raise TraceError(f"{path}, line {row.line}: {row.problem}")
+            yield row.line, {name: field for name, field in zip(reading.names, row.fields, strict=True) if field}
+        return
+    try:
+        with open_parquet(path) as file:
+            rows = (row for rows, _ in row_batches(file, file.schema_arrow.names) for row in rows.to_pylist())
+            yield from enumerate(map(_without_missing, rows), start=1)
+    except (pa.ArrowException, OSError) as error:
+        raise TraceError(f"{path}: cannot be read as Parquet ({first_line(error)}): write the file again") from error
+
+
+def frame_rows(frame: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a pandas data frame, without missing values, numbered from 0; a named index is a column."""
+    named = frame.reset_index([name for name in frame.index.names if name is not None])
+    yield from enumerate(map(_without_missing, named.to_dict("records")))
+
+
+def _without_missing(row: Mapping[Any, Any]) -> dict[str, Any]:
+    return {
+        str(name): value.isoformat() if isinstance(value, dt.datetime) else value
+        for name, value in row.items()
+        if value is not None and (isinstance(value, list | dict) or hasattr(value, "__len__") or value == value)
+    }

@@ -35,8 +35,17 @@ from presage.continuation import (
     chained,
     head_of,
 )
-from presage.datasets.adapters.files.text import Documents, Place, files_of
+from presage.datasets.adapters.files.tables import table_rows
+from presage.datasets.adapters.files.text import JSON_SUFFIXES, TABLE_SUFFIXES, Documents, OnTorn, Place, files_of
 from presage.datasets.adapters.requests.logs import LoggedRequest, NotARequestError, logged_request
+from presage.datasets.adapters.requests.vllm_log import (
+    CUT,
+    LOG_SUFFIXES,
+    NO_PROMPTS,
+    UNANSWERED,
+    VllmLogs,
+    is_vllm_log,
+)
 from presage.datasets.schema import conform
 from presage.datasets.schema.source import Origin, Source, named
 from presage.errors import TraceError
@@ -48,6 +57,8 @@ EMPTY: Final = "request with an empty prompt"
 TWICE: Final = "request that the logs have twice"
 SINGLE: Final = "workflow of a single request: nothing in the logs goes on from it"
 IDS: Final = "request with a workflow_id, which was not read, to infer workflows"
+
+READ_SUFFIXES: Final = (*JSON_SUFFIXES, *TABLE_SUFFIXES, *LOG_SUFFIXES)
 
 _BLOCK: Final = 16
 _KEY: Final = b"the same in every process: logs hold the texts"
@@ -64,7 +75,7 @@ def read_request_logs(
     Raises TraceError for a line that is no request, which `skip_bad` leaves out and counts, or if there is none.
     """
     name = named(paths)
-    files = [file for path in paths for file in files_of(path)]
+    files = [file for path in paths for file in files_of(path, READ_SUFFIXES)]
     with tempfile.TemporaryFile() as file:
         spool = _Spool(file)
         skipped, notices = Counter[str](), Counter[str]()
@@ -102,20 +113,31 @@ class _Spool:
                 raise TraceError(f"{files[place.file]}, line {place.line}: {message}")
             skipped[f"line with {reason}"] += 1
 
-        documents = Documents(files, bad, msgspec.json.decode)
+        logs = [number for number, file in enumerate(files) if is_vllm_log(file)]
+        vllm = VllmLogs([files[number] for number in logs], bad, logs)
+        others = [number for number in range(len(files)) if number not in set(logs)]
+        torn: OnTorn = lambda place, *of: bad(Place(others[place.file], place.line), *of)  # noqa: E731
+        documents = Documents([files[number] for number in others], torn, msgspec.json.decode, table_rows)
+
+        def requests() -> Iterator[tuple[Place, LoggedRequest]]:
+            yield from vllm
+            for at, document in documents:
+                try:
+                    yield Place(others[at.file], at.line), logged_request(document)
+                except NotARequestError as error:
+                    message, reason = error.args
+                    torn(at, message, reason, b"")
+                    continue
+                if document.get("workflow_id") is not None:
+                    notices[IDS] += 1
+
         encode, at = msgspec.msgpack.Encoder().encode, 0
-        for place, document in documents:
+        for place, request in requests():
             try:
-                request = logged_request(document)
                 packed = encode(request)
-            except NotARequestError as error:
-                bad(place, *error.args)
-                continue
             except (UnicodeEncodeError, OverflowError):
                 bad(place, "not Unicode, or a number that does not fit: repair the line", "what does not fit")
                 continue
-            if document.get("workflow_id") is not None:
-                notices[IDS] += 1
             if request.empty:
                 skipped[EMPTY] += 1
                 continue
@@ -127,7 +149,10 @@ class _Spool:
             self.lines.append(place.line)
             self.digests += blake2b(packed, digest_size=_DIGEST).digest()
             at += len(packed)
-        return documents.read_bytes
+        if logs and not vllm.found:
+            raise TraceError(f"{files[logs[0]]}: {NO_PROMPTS}")
+        notices[UNANSWERED], notices[CUT] = vllm.unanswered, vllm.cut
+        return vllm.read_bytes + documents.read_bytes
 
     def order(self, notices: Counter[str]) -> NDArray[np.int64]:
         """The requests in time order, int64 [n], each once: of equal times by their content."""

@@ -28,7 +28,7 @@ STARTS: Final = (
     *("created_at", "created", "ts"),
 )
 _ENDS: Final = ("ended_at", "end_time", "endTime", "finished_at", "completed_at")
-_REQUESTS: Final = ("request", "request_body", "body")
+REQUESTS: Final = ("request", "request_body", "body")
 _RESPONSES: Final = ("response", "response_body")
 _INPUT_TOKENS: Final = ("input_tokens", "prompt_tokens")
 _OUTPUT_TOKENS: Final = ("output_tokens", "completion_tokens")
@@ -108,7 +108,7 @@ class NotARequestError(ValueError):
 
 def is_log(names: frozenset[str]) -> bool:
     """Whether a line with these keys may be a request that names neither a workflow nor its step."""
-    asks = not names.isdisjoint(PROMPTS) or not names.isdisjoint(_REQUESTS)
+    asks = not names.isdisjoint(PROMPTS) or not names.isdisjoint(REQUESTS)
     return asks and not names.isdisjoint((*STARTS, *_ENDS)) and names.isdisjoint(("workflow_id", "step"))
 
 
@@ -116,7 +116,7 @@ def logged_request(line: Any) -> LoggedRequest:
     """What a line tells of a request; raises NotARequestError, without values, since they may be prompts."""
     if not isinstance(line, dict):
         raise NotARequestError("no JSON object; expected one request a line: repair the line", "no JSON object")
-    asked = _inside(line, _REQUESTS, PROMPTS)
+    asked = _inside(line, REQUESTS, PROMPTS)
     replied = _inside(line, _RESPONSES, _ANSWERS)
     started, ended = _time(line, STARTS), _time(line, _ENDS)
     if started is None:
@@ -125,7 +125,7 @@ def logged_request(line: Any) -> LoggedRequest:
         raise NotARequestError(f"no time; expected one of {', '.join(STARTS)}: add when it began", "no time")
     if ended is not None and ended < started:
         raise NotARequestError("ends before it starts: check the clock", "an end before its start")
-    said, prompt_ids = _prompt(asked)
+    said, prompt_ids = prompt_of(asked)
     answer, answer_ids = _answer(replied)
     usage = fields(replied.get("usage")) or fields(line.get("usage"))
     cached = fields(usage.get("prompt_tokens_details") or usage.get("input_tokens_details")).get("cached_tokens")
@@ -156,13 +156,16 @@ def _inside(line: dict[str, Any], names: tuple[str, ...], wanted: tuple[str, ...
     return line
 
 
-def _prompt(asked: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[int] | None]:
+def prompt_of(asked: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[int] | None]:
+    """Role and text of each message, and token ids, of the body of a request; raises NotARequestError for none."""
     name = next((name for name in PROMPTS if asked.get(name) is not None), None)
     if name is None:
         raise NotARequestError(f"no prompt; expected one of {', '.join(PROMPTS)}: add it", "no prompt")
     value = asked[name]
     if name.endswith("_token_ids") or (isinstance(value, list) and value and type(value[0]) is int):
-        return [], _ids(value, name)
+        ids = _ids(from_json(value), name)
+        texts = {of: asked[of] for of in PROMPTS if not of.endswith("_token_ids") and asked.get(of) is not None}
+        return (prompt_of({**texts, "system": asked.get("system")})[0] if texts and name not in texts else []), ids
     begin = [("system", text) for key in ("system", "instructions") if (text := plain(asked.get(key)))]
     if name == "messages":
         value = from_json(value)
@@ -183,7 +186,7 @@ def _answer(replied: Mapping[str, Any]) -> tuple[str | None, list[int] | None]:
         if value is None or (name in ("output", "content") and replied.get("choices") is not None):
             continue
         if name.endswith("_token_ids") or (isinstance(value, list) and value and type(value[0]) is int):
-            ids = _ids(value, name) if ids is None else ids
+            ids = _ids(from_json(value), name) if ids is None else ids
         elif answer is None:
             first = value[:1] if name == "choices" and isinstance(value, list) else value
             answer = value if isinstance(value, str) else plain(first)
@@ -236,4 +239,6 @@ def _count(
 
 def _whole(value: Any) -> int | None:
     """A count of tokens; 0 is none, since no request and no answer is empty."""
+    if isinstance(value, str) and value.isdecimal():  # of a CSV file
+        value = int(value[:10])
     return value if type(value) is int and 0 < value < _MOST_TOKENS else None

@@ -24,11 +24,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from presage.datasets.adapters.files.tables import frame_rows, table_rows
 from presage.datasets.adapters.files.text import Decode, Documents, Place, files_of
 from presage.datasets.adapters.spans import tree
 from presage.datasets.adapters.spans.conventions import CONTINUED, COPIED, LINKS_DOUBTED, LINKS_MISSING
 from presage.datasets.adapters.spans.documents import decode, take_mlflow, take_spans
-from presage.datasets.adapters.spans.exports import frame_rows, span_rows
 from presage.datasets.adapters.spans.intake import Intake, Partitions
 from presage.datasets.adapters.spans.steps import (
     NOT_WHOLE,
@@ -296,7 +296,7 @@ def _read(
         lined = len(files) == 1
         intake = Intake([*map(str, files)], spill, skip_bad, lined=lined, parents_elsewhere=parents_elsewhere)
         workflows = SpanWorkflows(named(paths), intake)
-        reading = Documents(files, intake.torn, decode, span_rows)
+        reading = Documents(files, intake.torn, decode, table_rows)
         reported = 0
         for place, document in reading:
             take(document, place, intake)
