@@ -14,7 +14,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed; this test writes its 
 from vllm import SamplingParams
 from vllm.entrypoints.serve.utils import request_logger
 from vllm.entrypoints.serve.utils.request_logger import RequestLogger
-from vllm.logger import _DATE_FORMAT, _FORMAT
+from vllm.logger import DEFAULT_LOGGING_CONFIG
 from vllm.logging_utils import NewLineFormatter
 from vllm.lora.request import LoRARequest
 
@@ -30,7 +30,8 @@ def _from_the_server(record: logging.LogRecord) -> bool:
 
 def test_what_vllm_logs_of_requests_becomes_a_workflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handler = logging.FileHandler(tmp_path / "server.log")
-    formatter = NewLineFormatter(_FORMAT, datefmt=_DATE_FORMAT)
+    written: dict[str, Any] = DEFAULT_LOGGING_CONFIG["formatters"]["vllm"]
+    formatter = NewLineFormatter(written["format"], datefmt=written["datefmt"])
     handler.setFormatter(formatter)
     handler.addFilter(_from_the_server)
     monkeypatch.setenv("VLLM_REQUEST_BODY_LOG_LEVEL", "DEBUG")
