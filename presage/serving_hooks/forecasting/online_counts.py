@@ -105,6 +105,7 @@ class _OfType:
     def __init__(self, config: BackoffConfig) -> None:
         self.config = config
         self.names: tuple[str, ...] = ()
+        self._used = np.array([config.agents])  # columns
         self.columns: OrderedDict[str, int] = OrderedDict()
         self.rows: OrderedDict[tuple[str, ...], int] = OrderedDict()
         self.free = list(range(config.contexts, 0, -1))
@@ -127,14 +128,14 @@ class _OfType:
         evidence = int(self.counts[row, 0].sum())
         if evidence < self.config.min_evidence:
             return None
-        used = [*range(len(self.names)), self.config.agents]
         pair = self.rows.get(tuple(last[-ORDER:])) if len(last) >= ORDER else None
-        counted = self.counts[[0, row] if pair is None else [0, row, pair]][:, :, used].astype(np.float64)
-        distinct = np.maximum(np.count_nonzero(counted, axis=2), 1)[:, :, None]  # 1 of nothing: the wider row's mixture
-        total = counted.sum(axis=2, keepdims=True) + distinct
+        used = self._used
+        counted = self.counts[[0, row] if pair is None else [0, row, pair]].take(used, 2).astype(np.float64)
+        distinct = np.maximum((counted > 0).sum(2, keepdims=True), 1)  # 1 of nothing: the wider row's mixture
+        total = counted.sum(2, keepdims=True) + distinct
         mixed: NDArray[np.float64] = np.full(counted.shape[1:], 1.0 / len(used))
-        for place in range(len(counted)):
-            mixed = (counted[place] + distinct[place] * mixed) / total[place]
+        for count, different, of in zip(counted, distinct, total, strict=True):
+            mixed = (count + different * mixed) / of
         return Counted(evidence, mixed.astype(np.float32), self.names)
 
     def left(self, agent: str, tokens: float) -> None:
@@ -153,6 +154,7 @@ class _OfType:
             self.columns[agent] = column
             by_column = sorted(self.columns.items(), key=lambda item: item[1])
             self.names = tuple(name for name, _ in by_column)
+            self._used = np.array([*range(len(self.names)), self.config.agents])
         self.columns.move_to_end(agent)
         return column
 

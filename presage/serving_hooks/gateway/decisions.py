@@ -127,6 +127,7 @@ class Decisions:
     ) -> None:
         self.table = WorkflowTable(time_to_live_s, clock, counts, most_workflows)
         self.identifier, self.modes, self.recorder = identifier, modes, recorder or NoRecorder()
+        self._records = not isinstance(self.recorder, NoRecorder)  # what is recorded takes time to put together
         self.counts = counts
         self._forecasts, self._clock, self._target = forecasts, clock, retention_target
         self._next: Any = forecasts.next_agents  # takes texts, if it is the registry's
@@ -266,7 +267,8 @@ class Decisions:
                 self._returns_switch.attempt(self._returns.arrived, step, decision.prompt_tokens, now)
             decision.annotation = self._annotation(decision, number)
             decision.acts = mode is Mode.ON
-        self._recorder_switch.attempt(self._record, decision)
+        if self._records:
+            self._recorder_switch.attempt(self._record, decision)
 
     def _on_prefill(self, decision: GatewayDecision) -> LiveForecast | None:
         if self._next is None:
@@ -337,7 +339,8 @@ class Decisions:
             if self._returns is not None:
                 self._returns_switch.attempt(self._returns.answered, step, reason, answer.tools)
         self._decided.append((now, step.workflow, decision.facts()))
-        self._recorder_switch.attempt(self._record_left, decision, answer)
+        if self._records:
+            self._recorder_switch.attempt(self._record_left, decision, answer)
         if step.last:
             self.table.end(step.workflow, EndReason.FINISHED if answer is not None else EndReason.ABORTED)
 

@@ -199,16 +199,19 @@ class Front:
             if FORECAST_HEADER in request.headers:
                 back += _forecast(decision)
             await send({"type": "http.response.start", "status": response.status, "headers": back})
+            left = response.content_length if filtered is None else None
             async for part in response.content.iter_any():
                 passed = part if filtered is None else filtered.passed(part)
+                left = None if left is None else left - len(part)
                 if passed:
-                    await send({"type": "http.response.body", "body": passed, "more_body": True})
+                    await send({"type": "http.response.body", "body": passed, "more_body": left != 0})
                 if not answer.first:
                     self.upstreams.monitor.first_token(upstream.name, decision.id)
                     self.metrics.first_token(upstream.name, self.clock() - began)
                 answer.add(part)
-            rest = filtered.rest() if filtered is not None else b""
-            await send({"type": "http.response.body", "body": rest, "more_body": False})
+            if left != 0:
+                rest = filtered.rest() if filtered is not None else b""
+                await send({"type": "http.response.body", "body": rest, "more_body": False})
             answer.end()
             self.metrics.answered(upstream.name, response.status, self.clock() - began)
             return answer if good else None
