@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
@@ -80,18 +81,20 @@ def kept(headers: Mapping[str, str]) -> dict[str, str]:
 PROXIES: Final = {"httpx": over_httpx, "aiohttp": over_aiohttp}
 
 
-def run(kind: str, port: int, upstream: str) -> None:
-    """Serves one application until it is terminated."""
+def run(kind: str, port: int, *upstream: str, token_s: float = 0.0) -> None:
+    """Serves one application until it is terminated; a gateway before each of the upstreams."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1] if kind == "engine" else cores[0]})
     if kind == "gateway":
         forecasts = {"next_agent": None, "remaining_length": None, "return_time": None, "reload_s": None}
-        upstreams = [{"url": upstream, "dialect": "presage"}]
+        upstreams = [{"url": url, "dialect": "presage", "models": ["simulated"]} for url in upstream]
         given = {"listen": f"127.0.0.1:{port}", "upstreams": upstreams, "forecasts": forecasts}
         serve(gateway_config(given, ""))
         return
     app = (
-        SimulatedEngine(slots=10_000, token_s=0.0, prefill_s=0.0).app() if kind == "engine" else PROXIES[kind](upstream)
+        SimulatedEngine(slots=10_000, token_s=token_s, prefill_s=0.0).app()
+        if kind == "engine"
+        else PROXIES[kind](*upstream)
     )
     uvicorn.run(app, port=port, log_level="error", access_log=False)
 
@@ -119,7 +122,7 @@ class Connection:
             answer = await reader.readexactly(int(head.partition(b"content-length:")[2].split(b"\r\n")[0]))
             return time.perf_counter() - began, answer
         first, answer = 0.0, b""
-        while size := int(await reader.readline(), 16):
+        while size := int(await reader.readuntil(b"\r\n"), 16):
             first = first or time.perf_counter() - began
             answer += await reader.readexactly(size)
             await reader.readline()
@@ -127,14 +130,13 @@ class Connection:
         return first, answer
 
 
-async def measure(url: str, rate: float, seconds: float, streams: int) -> tuple[list[float], int]:
-    """Latencies of one way, milliseconds to the first part, and failed requests."""
+async def measure(url: str, rate: float, seconds: float, streams: int) -> tuple[list[float], Counter[str]]:
+    """Latencies of one way, milliseconds to the first part, and failed requests by the name of their errors."""
     found: list[float] = []
-    failed = 0
+    failed = Counter[str]()
 
     async def talk(number: int) -> None:
         """One conversation after the other, a request every `streams` / `rate` seconds."""
-        nonlocal failed
         connection, step = Connection(url), 0
         due = began + number / rate
         while due < began + seconds:
@@ -148,8 +150,9 @@ async def measure(url: str, rate: float, seconds: float, streams: int) -> tuple[
                 found.append(1e3 * first)
                 said = answer if step % 2 == 0 else b'{"choices":[{"message":{"role":"assistant","content":"so"}}]}'
                 messages.append(json.loads(said)["choices"][0]["message"])
-            except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError):
-                failed, connection = failed + 1, Connection(url)
+            except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError) as error:
+                failed[type(error).__name__] += 1
+                connection = Connection(url)
             step += 1
             due += streams / rate
 
@@ -190,7 +193,7 @@ def main() -> None:
             times, lost = asyncio.run(measure(url, args.rate, args.turn, args.streams))
             if turn >= 0:
                 found[way] += times
-                failed += lost
+                failed += lost.total()
     for process in processes:
         process.terminate()
         process.join(20)

@@ -26,7 +26,7 @@ _HOP_BY_HOP: Final = frozenset(
 _NOT_BACK: Final = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"proxy-authenticate", b"trailer"))
 
 UNREACHABLE: Final = "upstream_unreachable"
-"""Code of the error of a server to which no connection could be made: it has not seen the request."""
+"""Code of the error of a server that gave nothing of an answer, since no connection could be made or it ended."""
 
 MOST_MODELS: Final = 1000
 _IDLE_S: Final = 4.0

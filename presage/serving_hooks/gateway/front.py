@@ -182,7 +182,10 @@ class Front:
     async def _forwarded(
         self, scope: Scope, send: Send, decision: GatewayDecision, upstream: Upstream, raw: bytes
     ) -> AnswerReader | None:
-        """Proxies one request; returns its whole answer, None if it is no success."""
+        """Proxies one request; returns its whole answer, None if it is no success.
+
+        Nothing is sent before a part of the answer has come, so another server can still be asked.
+        """
         began, request = self.clock(), decision.request
         body, headers, added = self.annotated(decision, upstream, raw)
         self.upstreams.sent(decision, upstream)
@@ -198,9 +201,11 @@ class Front:
             back = back_headers(response, (b"content-length",) if filtered else ())
             if FORECAST_HEADER in request.headers:
                 back += _forecast(decision)
-            await send({"type": "http.response.start", "status": response.status, "headers": back})
             left = response.content_length if filtered is None else None
-            async for part in response.content.iter_any():
+            parts = response.content.iter_any()
+            part = await self._first(parts, upstream)
+            await send({"type": "http.response.start", "status": response.status, "headers": back})
+            while part:
                 passed = part if filtered is None else filtered.passed(part)
                 left = None if left is None else left - len(part)
                 if passed:
@@ -209,6 +214,7 @@ class Front:
                     self.upstreams.monitor.first_token(upstream.name, decision.id)
                     self.metrics.first_token(upstream.name, self.clock() - began)
                 answer.add(part)
+                part = await anext(parts, b"")
             if left != 0:
                 rest = filtered.rest() if filtered is not None else b""
                 await send({"type": "http.response.body", "body": rest, "more_body": False})
@@ -220,6 +226,14 @@ class Front:
             raise
         finally:
             response.close()
+
+    async def _first(self, parts: AsyncIterator[bytes], upstream: Upstream) -> bytes:
+        """The first part of an answer; empty if it has none."""
+        try:
+            return await anext(parts, b"")
+        except aiohttp.ClientError as error:
+            self.metrics.upstream_failed(upstream.name, type(error).__name__)
+            raise Refusal(502, "The server behind the gateway broke off; retry.", UNREACHABLE) from error
 
     async def _passed_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request that is proxied as it is, to the upstream of its model or the first."""

@@ -171,6 +171,30 @@ def test_an_answer_that_breaks_off_is_not_passed_as_whole() -> None:
         assert eventually(lambda: front.decisions.table.debug_state()["requests"] == 0)
 
 
+def test_a_server_that_breaks_off_before_its_first_token_gives_its_request_to_another() -> None:
+    async def breaks(_: Request) -> Response:
+        async def parts() -> AsyncIterator[bytes]:
+            await asyncio.sleep(0.05)
+            raise ConnectionResetError
+            yield b""
+
+        return StreamingResponse(parts(), media_type="text/event-stream")
+
+    app = Starlette(routes=[Route(CHAT, breaks, methods=["POST"])])
+    engine = SimulatedEngine(token_s=0.0)
+    with served(app) as dying, served(engine.app()) as alive:
+        settings = {"upstream": {"models": ["simulated"]}, "routing": "round-robin"}
+        with gateway(dying, alive, **settings) as (url, front):
+            for _ in range(4):
+                answer = httpx.post(url + CHAT, json={**BODY, "model": "simulated", "stream": True})
+                assert answer.status_code == 200
+                assert answer.text.endswith("data: [DONE]\n\n")
+            assert eventually(lambda: front.decisions.table.debug_state()["requests"] == 0)
+        with gateway(dying) as (url, _):
+            answer = httpx.post(url + CHAT, json={**BODY, "stream": True})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_unreachable")
+
+
 @pytest.mark.parametrize(
     "garbage",
     [
