@@ -143,10 +143,8 @@ def test_the_first_report_stands(tmp_path: Path) -> None:
 
 def test_a_late_report_completes_what_a_store_already_has(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    with recording(tmp_path / "r", forecasts={"recorder": {"folder": str(tmp_path / "r"), "flush_s": 0.01}}) as (
-        url,
-        _,
-    ):
+    forecasts = {"recorder": {"folder": str(tmp_path / "r"), "flush_s": 0.01}}
+    with recording(tmp_path / "r", forecasts=forecasts) as (url, _):
         answer = ask(url, "w", "one")
         ask(url, "w", "two", names={"workflow_end": "true"})
         time.sleep(0.5)
@@ -313,6 +311,7 @@ def question(number: int) -> tuple[str, bool]:
     return f"{what}, case {number} of the day", hard
 
 
+@pytest.mark.slow
 def test_a_router_learns_from_what_was_reported_and_the_gateway_chooses_by_it(tmp_path: Path) -> None:
     folder, learnt = tmp_path / "served", tmp_path / "router"
     with recording(folder) as (url, _):
