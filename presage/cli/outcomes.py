@@ -1,4 +1,4 @@
-"""`presage outcomes`: describe outcomes, or generate synthetic ones with known probabilities."""
+"""`presage outcomes`: describe outcomes, take them from traces, or generate synthetic ones with known probabilities."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ Files = Annotated[
     typer.Argument(
         metavar="OUTCOMES",
         help=".jsonl, .jsonl.gz, .csv or .parquet files, or folders of them: prompt, model, correct; optionally "
-        "task, output_tokens and cost.",
+        "task, output_tokens, cost and group.",
     ),
 ]
+
+ToFile = Annotated[Path, typer.Option("--to", help="The .jsonl file to write.")]
 
 app = typer.Typer(
     cls=Boundary, no_args_is_help=True, help="Outcomes: which model solved which prompt; what a router learns from."
@@ -56,9 +58,36 @@ def describe(outcomes: Files, skip_bad: options.SkipBad = False, as_json: option
     out.result(data, *(_render(data) if not as_json else ()))
 
 
+@app.command("from-traces", epilog="Example:  presage outcomes from-traces traces/ --to outcomes.jsonl")
+def from_traces(
+    traces: options.Traces,
+    to: ToFile,
+    skip_bad: options.SkipBad = False,
+    as_json: options.Json = False,
+) -> None:
+    """Take outcomes from traces: of each LLM step with a text, a model, and its own score or its workflow's success.
+
+    The prompt is what a gateway's router reads: the input without the system prompt.
+    """
+    from presage.datasets.outcomes.files import write_outcomes
+    from presage.datasets.outcomes.traced import outcomes_of
+
+    out = Output(as_json)
+    _check_jsonl(to)
+    with out.working() as report:
+        table = options.read(traces, skip_bad, out, report)
+        report("taking outcomes", None)
+        found = outcomes_of(table)
+        for reason, count in found.skipped.items():
+            out.note(f"skipped {count} × {reason}")
+        data = {"file": str(to), **_description(found), "skipped": dict(found.skipped)}
+        write_outcomes(found.outcomes, to)
+    out.result(data, f"{to}:", *(_render(data) if not as_json else ()))
+
+
 @app.command(epilog="Example:  presage outcomes generate --prompts 2000 --to outcomes.jsonl")
 def generate(
-    to: Annotated[Path, typer.Option(help="The .jsonl file to write.")],
+    to: ToFile,
     prompts: Annotated[int, typer.Option(help="How many.", min=1)] = 2000,
     seed: options.Seed = 0,
     missing: Annotated[float, typer.Option(help="Share of missing labels.", min=0, max=0.99)] = 0.1,
@@ -69,8 +98,7 @@ def generate(
     from presage.datasets.synthetic.outcomes import generate_outcomes
 
     out = Output(as_json)
-    if to.suffix != ".jsonl":
-        raise ConfigurationError(f"--to {to}: wanted a .jsonl file")
+    _check_jsonl(to)
     with out.working() as report:
         report("drawing prompts", None)
         rows = write_outcomes(generate_outcomes(prompts, seed, missing=missing).outcomes, to)
@@ -78,6 +106,11 @@ def generate(
         {"file": str(to), "seed": seed, "prompts": prompts, "rows": rows},
         f"{to}: {counted(prompts, 'prompt')}, {counted(rows, 'row')}",
     )
+
+
+def _check_jsonl(to: Path) -> None:
+    if to.suffix != ".jsonl":
+        raise ConfigurationError(f"--to {to}: wanted a .jsonl file")
 
 
 def _description(found: OutcomesRead) -> dict[str, Any]:

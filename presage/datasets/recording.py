@@ -3,7 +3,7 @@
     RECORDING/engine-INSTANCE/lock                        held while the engine records
                               steps-000001.arrows         whole
                               steps-000002.open.arrows    being written, or left by a killed engine
-                              forecasts-…, ends-…         likewise; files of one number were written together
+                              forecasts-…, ends-…, outcomes-…   likewise; files of one number were written together
 
 Files are Arrow IPC streams, readable up to the last whole batch wherever they end (Parquet is not). States are raw
 bytes, float16 in the byte order of this machine: lists of numbers would cost the engine's machine ten times as much.
@@ -18,14 +18,15 @@ import pyarrow as pa
 
 from presage.datasets.schema import STATE_COLUMNS, TIMESTAMP
 
-VERSION: Final = "5"
+VERSION: Final = "6"
 ADDED: Final = {
     "1": ("model", "system_prompt", "decision", "tenant", "tools_called", "identity_confidence"),
     "2": ("tenant", "tools_called", "identity_confidence"),
     "3": ("tools_called", "identity_confidence"),
     "4": ("identity_confidence",),
+    "5": (),
 }
-"""Versions that are read too, and the last columns of STEPS that they lack."""
+"""Versions that are read too, and the last columns of STEPS that they lack; none of them has outcomes."""
 VERSION_KEY: Final = b"presage.recording_version"
 INSTANCE_KEY: Final = b"presage.engine_instance"
 MODEL_KEY: Final = b"presage.served_model"
@@ -35,7 +36,7 @@ INSTANCE_FOLDER: Final = "engine-"
 LOCK: Final = "lock"
 OPEN: Final = ".open.arrows"
 WHOLE: Final = ".arrows"
-FILE_NAME: Final = re.compile(r"(steps|forecasts|ends)-\d{6,}(\.open)?\.arrows")
+FILE_NAME: Final = re.compile(r"(steps|forecasts|ends|outcomes)-\d{6,}(\.open)?\.arrows")
 
 RECORDED_FINISHED: Final = "finished"
 """How an end is recorded that the client reported."""
@@ -112,7 +113,21 @@ ENDS: Final = pa.schema(
 )
 """The end of a run, written after its last step."""
 
-TABLES: Final = {"steps": STEPS, "forecasts": FORECASTS, "ends": ENDS}
+OUTCOMES: Final = pa.schema(
+    [
+        pa.field("run", pa.int64(), False),
+        ("step", pa.int32()),
+        pa.field("workflow_type", pa.string(), False),
+        pa.field("workflow_id", pa.string(), False),
+        pa.field("success", pa.bool_(), False),
+        ("score", pa.float32()),
+        pa.field("reported_at", TIMESTAMP, False),
+    ]
+)
+"""What an application reported of an answer: the run, its step, and how right it was; or, without step and score, of
+the whole run. Each is reported once, at any time after it began."""
+
+TABLES: Final = {"steps": STEPS, "forecasts": FORECASTS, "ends": ENDS, "outcomes": OUTCOMES}
 
 
 def described(schema: pa.Schema, instance: str, model: str | None, state_layer: int | None = None) -> pa.Schema:

@@ -263,3 +263,29 @@ def test_outcomes_are_described_and_generated(tmp_path: Path) -> None:
     assert (told["prompts"], told["rows"], told["duplicates"], told["contradictions"]) == (40, len(rows), 1, 1)
     assert "1 contradictory" in run("outcomes", "describe", path).out
     assert "wanted a .jsonl file" in run("outcomes", "generate", "--to", tmp_path / "o.csv").complaint
+
+
+def test_outcomes_are_taken_from_traces(tmp_path: Path) -> None:
+    base = {"workflow_type": "t", "step": 0, "agent": "a", "input_text": "What is 2+2?", "system_prompt": "Answer."}
+    steps = [
+        {**base, "workflow_id": "w0", "model": "small", "success": False, "output_tokens": 4},
+        {**base, "workflow_id": "w1", "model": "large", "success": True},
+        {**base, "workflow_id": "w2", "model": "large"},
+    ]
+    traces, to = write(tmp_path / "traces.jsonl", steps), tmp_path / "new" / "outcomes.jsonl"
+    done = run("outcomes", "from-traces", traces, "--to", to, "--json")
+    assert done.code == 0, done.err
+    assert (done.json["rows"], done.json["prompts"]) == (2, 1)
+    assert done.json["skipped"] == {"step without an outcome": 1}
+    rows = [json.loads(line) for line in to.read_text().splitlines()]
+    group = rows[0]["group"]
+    assert rows == [
+        {"prompt": "What is 2+2?", "model": "large", "correct": 1.0, "task": "t/a", "group": group},
+        {"prompt": "What is 2+2?", "model": "small", "correct": 0.0, "task": "t/a", "group": group, "output_tokens": 4},
+    ]
+    assert run("outcomes", "describe", to, "--json").json["rows"] == 2
+    assert "wanted a .jsonl file" in run("outcomes", "from-traces", traces, "--to", tmp_path / "o.csv").complaint
+    nothing = write(tmp_path / "nothing.jsonl", steps[2:])
+    complaint = run("outcomes", "from-traces", nothing, "--to", to).complaint
+    assert "1 × step without an outcome" in complaint
+    assert "2+2" not in complaint

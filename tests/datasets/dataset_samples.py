@@ -77,6 +77,7 @@ def traces(draw: st.DrawFn, min_workflows: int = 1) -> pa.Table:
                 "output_text": draw(TEXT),
                 "state_layer": draw(COUNT),
                 "identity_confidence": draw(st.none() | st.floats(0, 1, width=32)),
+                "step_score": draw(st.none() | st.floats(0, 1, width=32)),
             }
             for name, size in zip(("prefill_state", "completion_state"), sizes, strict=True):
                 if size is not None:

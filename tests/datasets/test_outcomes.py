@@ -242,11 +242,12 @@ def test_keys_are_those_of_the_normalised_prompt_and_the_digest_knows_no_order(t
 
 def test_written_and_read_are_the_same(tmp_path: Path) -> None:
     drawn = generate_outcomes(80, 3).outcomes
+    drawn = replace(drawn, group=tuple(f"g{i // 2}" if i % 3 else None for i in range(80)))
     rows = write_outcomes(drawn, tmp_path / "new" / "outcomes.jsonl")
     found = read_outcomes([tmp_path / "new"])
     assert rows == found.rows == int((~np.isnan(drawn.correct)).sum())
     assert outcomes_digest(found.outcomes) == outcomes_digest(drawn)
-    assert found.outcomes.task == drawn.task
+    assert (found.outcomes.task, found.outcomes.group) == (drawn.task, drawn.group)
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

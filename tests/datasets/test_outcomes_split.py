@@ -1,5 +1,7 @@
 """Splits of outcomes by prompt, the choice of models, families of tasks, and the law that makes outcomes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -35,6 +37,17 @@ def test_the_side_depends_on_prompt_and_seed_alone() -> None:
     assert set(split_outcomes(outcomes, 0.3, 1)[1].prompts) != apart
 
 
+def test_no_split_divides_a_group() -> None:
+    outcomes = matrix([[1, 0]] * 60)
+    grouped = replace(outcomes, group=tuple(f"g{i // 3}" if i < 30 else None for i in range(60)))
+    for seed in range(10):
+        kept, apart = split_outcomes(grouped, 0.4, seed)
+        assert not set(kept.group) & set(apart.group) - {None}
+        assert sorted(kept.prompts + apart.prompts) == sorted(outcomes.prompts)
+    with pytest.raises(TraceError, match="1 prompt or group of prompts"):
+        split_outcomes(grouped.take(np.arange(3)), 0.5, 0)
+
+
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -1.0])
 def test_a_fraction_outside_is_refused(fraction: float) -> None:
     with pytest.raises(ConfigurationError, match="between 0 and 1"):
@@ -42,7 +55,7 @@ def test_a_fraction_outside_is_refused(fraction: float) -> None:
 
 
 def test_a_single_prompt_cannot_be_divided() -> None:
-    with pytest.raises(TraceError, match="1 prompt; expected at least 2"):
+    with pytest.raises(TraceError, match="1 prompt or group of prompts; expected at least 2"):
         split_outcomes(matrix([[1, 0]]), 0.5, 0)
 
 

@@ -22,7 +22,7 @@ def test_schema_carries_its_version_and_the_columns_of_the_design_in_order() -> 
     assert schema.metadata == {b"presage.schema_version": b"1"}
     assert SCHEMA_VERSION == 1
     assert schema.names[:4] == ["workflow_type", "workflow_id", "step", "agent"]
-    assert schema.names[-5:-1] == ["prefill_state", "completion_state", "success", "complete"]
+    assert schema.names[-6:-2] == ["prefill_state", "completion_state", "success", "complete"]
     assert schema.field("prefill_state").type == pa.list_(pa.float16(), 8)
     assert "prefill_state" not in trace_schema().names
 
@@ -139,6 +139,7 @@ def test_concat_fills_absent_states_and_refuses_mixed_sizes() -> None:
         ([row(input_tokens=-1)], "input_tokens", "negative"),
         ([row(prefix_blocks=[[2, 1]])], "prefix_blocks", "the first not above the last"),
         ([row(identity_confidence=1.5)], "identity_confidence", "expected 0 to 1"),
+        ([row(step_score=-0.5)], "step_score", "expected 0 to 1"),
         ([row(prefix_blocks=[[-1, 1]])], "prefix_blocks", "0 or more"),
         ([row(prefix_blocks=[[0, 1], [2]])], "prefix_blocks", r"runs \[first, last\]"),
         ([row(prefix_blocks=[[0, 1], None])], "prefix_blocks", r"runs \[first, last\]"),

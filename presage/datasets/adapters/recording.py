@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import fcntl
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +33,7 @@ _OF_TRACE: Final = tuple(name for name in layout.STEPS.names if name in trace_sc
 _READ: Final = {"run", "step", "client_step", "workflow_type", "workflow_id", "agent", "input_tokens", "finish_reason"}
 NUMBERS: Final = tuple(name for name in layout.STEPS.names if name in _READ)
 END_NUMBERS: Final = ("run", "steps", "how")
+_REPORTED: Final = ("run", "step", "success", "score")
 UNNUMBERED: Final = -1
 
 WAITING: Final = "workflow still running: left for a later ingestion"
@@ -57,7 +58,8 @@ def read_recording(path: Path, skip_bad: bool = False) -> Iterator[Source]:
         ends = [batch for batch, _ in batches(engine, "ends", END_NUMBERS, skipped)]
         numbers = (batch for batch, _ in batches(engine, "steps", NUMBERS, Counter()))
         planned = plan(numbers, ends, engine.records, skipped)
-        for table in _tables(engine, planned, skipped):
+        judged = _judged(planned, [batch for batch, _ in batches(engine, "outcomes", _REPORTED, skipped)])
+        for table in _tables(engine, planned, judged, skipped):
             origin = Origin.of(name, table.num_rows, first=rows + 1)
             rows += table.num_rows
             yield Source(conform(table, origin), origin, _taken(skipped))
@@ -77,7 +79,9 @@ def _taken(skipped: Counter[str]) -> dict[str, int]:
     return found
 
 
-def _tables(engine: RecordedEngine, planned: RowPlan, skipped: Counter[str]) -> Iterator[pa.Table]:
+def _tables(
+    engine: RecordedEngine, planned: RowPlan, judged: Mapping[str, pa.Array], skipped: Counter[str]
+) -> Iterator[pa.Table]:
     """The raw rows of an engine, in tables of bounded size."""
     waiting: list[pa.Table] = []
     seen = np.zeros(len(planned.keys) + 1, bool)
@@ -89,7 +93,10 @@ def _tables(engine: RecordedEngine, planned: RowPlan, skipped: Counter[str]) -> 
         seen[places] = True
         if not fresh.any():
             continue
-        waiting.append(_table(batch.take(pa.array(rows[fresh])), engine, served, planned, places[fresh]))
+        table = _table(batch.take(pa.array(rows[fresh])), engine, served, planned, places[fresh])
+        for name, column in judged.items():
+            table = table.append_column(name, column.take(pa.array(places[fresh])))
+        waiting.append(table)
         if sum(t.num_rows for t in waiting) >= _CHUNK_ROWS or sum(t.nbytes for t in waiting) >= _CHUNK_BYTES:
             yield pa.concat_tables(waiting, promote_options="default")
             waiting = []
@@ -143,6 +150,34 @@ class RowPlan(NamedTuple):
         places = np.searchsorted(self.keys, wanted)
         found = np.append(self.keys, -1)[places] == wanted  # keys are never negative
         return np.where(found, places, -1)
+
+
+def _judged(planned: RowPlan, outcomes: Sequence[pa.RecordBatch]) -> dict[str, pa.Array]:
+    """What was reported of each of the n planned steps: `success` of its run, and its own `step_score`.
+
+    A report on the last answer of a complete run says the same of the run, unless the run has a report of its own.
+    """
+    run = planned.keys >> 32
+    success, score = np.full(len(run), -1, np.int8), np.full(len(run), np.nan, np.float32)
+    last = np.append(run[1:] != run[:-1], True)[: len(run)] & planned.complete
+    for of_whole in (False, True):
+        for batch in outcomes:
+            found = batch.filter(pc.equal(batch["step"].is_null(), of_whole))
+            runs = found["run"].to_numpy()
+            told = found["success"].to_numpy(zero_copy_only=False).astype(np.int8)
+            if not of_whole:
+                place = planned.find(runs, found["step"].to_numpy().astype(np.int64))
+                score[place[place >= 0]] = found["score"].to_numpy()[place >= 0]
+                ends = np.append(last, False)[place]
+                runs, told = runs[ends], told[ends]
+            order = np.argsort(runs, kind="stable")
+            place = np.searchsorted(runs[order], run)
+            known = np.append(runs[order], -1)[place] == run
+            success[known] = told[order][place[known]]
+    return {
+        "success": pa.array(success.astype(bool), mask=success < 0),
+        "step_score": pa.array(score, from_pandas=True),
+    }
 
 
 def key(runs: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -261,7 +296,7 @@ def engines(path: Path) -> list[RecordedEngine]:
 def batches(
     engine: RecordedEngine, table: str, columns: Sequence[str] | None, lost: Counter[str]
 ) -> Iterator[tuple[pa.RecordBatch, Served]]:
-    """All whole batches of a table (steps, forecasts or ends) in write order, each with what the engine served.
+    """All whole batches of a table in write order, each with what the engine served.
 
     Reads all columns, or those given, and counts unreadable items in `lost` by reason. Raises TraceError if a file has
     another version, or is not part of a recording.

@@ -31,6 +31,7 @@ class Outcomes:
     output_tokens: NDArray[np.float32]  # [n, M], of the model for the prompt
     cost: NDArray[np.float32]  # [n, M], of the response, in the unit of the rows
     task: tuple[str | None, ...]  # n names of the prompts' tasks
+    group: tuple[str | None, ...] = ()  # n names of what no split divides, such as one workflow; empty without any
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -50,6 +51,7 @@ class Outcomes:
             self.output_tokens[places],
             self.cost[places],
             tuple(self.task[i] for i in places),
+            tuple(self.group[i] for i in places) if self.group else (),
         )
 
     def of_models(self, models: Sequence[str]) -> Outcomes:
@@ -60,12 +62,16 @@ class Outcomes:
         correct, tokens, cost = (
             np.concatenate([of, blank], axis=1)[:, columns] for of in (self.correct, self.output_tokens, self.cost)
         )
-        return Outcomes(self.prompts, tuple(models), correct, tokens, cost, self.task)
+        return Outcomes(self.prompts, tuple(models), correct, tokens, cost, self.task, self.group)
 
 
 def prompt_keys(outcomes: Outcomes) -> NDArray[np.uint64]:
-    """A hash key for each prompt, uint64 [n], equal for all spellings of a prompt in any set."""
-    return _hashes(map(normalise, outcomes.prompts))
+    """A hash key for each prompt, uint64 [n], equal for all spellings of a prompt, and all prompts of a group, in any
+    set: what has one key never stands on both sides of a split.
+    """
+    groups = outcomes.group or (None,) * len(outcomes)
+    pairs = zip(outcomes.prompts, groups, strict=True)
+    return _hashes(normalise(prompt) if group is None else f"\0{group}" for prompt, group in pairs)
 
 
 def _hashes(texts: Iterable[str]) -> NDArray[np.uint64]:
@@ -76,7 +82,7 @@ def _hashes(texts: Iterable[str]) -> NDArray[np.uint64]:
 
 def outcomes_digest(outcomes: Outcomes) -> str:
     """SHA-256 over prompts, models, labels, tokens and costs, as 64 hexadecimal digits, whatever their order."""
-    keys = prompt_keys(outcomes)
+    keys = _hashes(map(normalise, outcomes.prompts))
     order = np.lexsort((_hashes(outcomes.prompts), keys))
     total = hashlib.sha256("\0".join(outcomes.models).encode())
     for array in (keys, outcomes.correct, outcomes.output_tokens, outcomes.cost):

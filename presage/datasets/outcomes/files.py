@@ -1,8 +1,8 @@
 """Files of outcomes: JSONL, CSV or Parquet, read in portions.
 
-A row is a prompt, a model and whether the model solved it, and optionally the task, output tokens and cost; other
-columns are ignored. Rows of one prompt are joined across files; several rows of one prompt and model are averaged.
-Error messages never contain a prompt.
+A row is a prompt, a model and whether the model solved it, and optionally the task, output tokens, cost, and a group
+that no split divides; other columns are ignored. Rows of one prompt are joined across files; several rows of one prompt
+and model are averaged. Error messages never contain a prompt.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def read_outcomes(
     paths = [paths] if isinstance(paths, str | Path) else paths
     if not paths:
         raise TraceError("no outcomes given: name at least one .jsonl, .jsonl.gz, .csv or .parquet file")
-    gathered, skipped = _Gathered(), Counter[str]()
+    gathered, skipped = GatheredOutcomes(), Counter[str]()
 
     def on_bad(message: str, reason: str) -> None:
         if not skip_bad:
@@ -89,28 +89,35 @@ def read_outcomes(
     return gathered.finish(dict(skipped))
 
 
-class _Gathered:
+class GatheredOutcomes:
+    """Rows joined by prompt and model."""
+
     def __init__(self) -> None:
         self.prompts: list[str] = []
         self.task: list[str | None] = []
+        self.group: list[str | None] = []
         self.row_of: dict[str, int] = {}
         self.model_of: dict[str, int] = {}
         self.row, self.model = array("q"), array("q")
         self.numbers = {name: array("d") for name in _NUMBERS}
 
     def add(self, row: OutcomeRow) -> None:
+        """Adds a row."""
         at = self.row_of.setdefault(row.prompt, len(self.prompts))
         if at == len(self.prompts):
             self.prompts.append(row.prompt)
             self.task.append(row.task)
-        elif self.task[at] is None:
-            self.task[at] = row.task
+            self.group.append(row.group)
+        else:
+            self.task[at] = row.task if self.task[at] is None else self.task[at]
+            self.group[at] = row.group if self.group[at] is None else self.group[at]
         self.row.append(at)
         self.model.append(self.model_of.setdefault(row.model, len(self.model_of)))
         for name, values in self.numbers.items():
             values.append(getattr(row, name))
 
     def finish(self, skipped: Mapping[str, int]) -> OutcomesRead:
+        """All rows together; at least one."""
         models = sorted(self.model_of)
         column = np.argsort([self.model_of[name] for name in models])  # of each model, in the order first read
         keys = [np.frombuffer(self.row, np.int64), column[np.frombuffer(self.model, np.int64)]]
@@ -120,7 +127,15 @@ class _Gathered:
         matrices[:, means.index.get_level_values(0), means.index.get_level_values(1)] = means.to_numpy().T
         correct, tokens, cost = matrices
         return OutcomesRead(
-            Outcomes(tuple(self.prompts), tuple(models), correct, tokens, cost, tuple(self.task)),
+            Outcomes(
+                tuple(self.prompts),
+                tuple(models),
+                correct,
+                tokens,
+                cost,
+                tuple(self.task),
+                tuple(self.group) if any(self.group) else (),
+            ),
             rows=len(self.row),
             duplicates=len(self.row) - len(means),
             contradictions=int((cells["correct"].nunique() > 1).sum()),
@@ -130,7 +145,7 @@ class _Gathered:
 
 _NUMBERS: Final = ("correct", "output_tokens", "cost")
 REQUIRED: Final = ("prompt", "model", "correct")
-_COLUMNS: Final = (*REQUIRED, "task", "output_tokens", "cost")
+_COLUMNS: Final = (*REQUIRED, "task", "output_tokens", "cost", "group")
 PARQUET: Final = ".parquet"
 CSV: Final = (".csv", ".csv.gz")
 _SUFFIXES: Final = (*JSON_SUFFIXES, PARQUET, *CSV)
@@ -146,6 +161,7 @@ class OutcomeRow(NamedTuple):
     task: str | None
     output_tokens: float
     cost: float
+    group: str | None = None
 
 
 OnBad = Callable[[str, str], None]
@@ -188,7 +204,7 @@ def _csv(file: Path, on_bad: OnBad) -> Iterator[tuple[str, Any]]:
             continue
         found: dict[str, Any] = dict(zip(rows.names, row.fields, strict=True))
         meant = {name: _meant(found[name]) for name in _NUMBERS if name in found}
-        yield f"line {row.line}", found | meant | {"task": found.get("task") or None}
+        yield f"line {row.line}", found | meant | {name: found.get(name) or None for name in ("task", "group")}
 
 
 def _meant(field: str) -> bool | float | str | None:
@@ -231,7 +247,7 @@ def _checked(row: Any) -> OutcomeRow | None:
         message = "no text but white space; expected the text of the request: drop the row"
         raise _BadRowError("prompt", message, "no text")
     tokens, cost = _amount(row, "output_tokens"), _amount(row, "cost")
-    task = None if row.get("task") is None else _text(row, "task")
+    task, group = (None if row.get(name) is None else _text(row, name) for name in ("task", "group"))
     correct = row["correct"]
     if correct is None or correct != correct:  # NaN of a float column without pandas' nulls
         return None
@@ -239,7 +255,7 @@ def _checked(row: Any) -> OutcomeRow | None:
         what = str(correct) if isinstance(correct, int | float) else f"type {type(correct).__name__}"
         message = f"{what}; expected 0 or 1, or a share of tries between them: correct it"
         raise _BadRowError("correct", message, "label not 0..1")
-    return OutcomeRow(prompt, model, float(correct), task, tokens, cost)
+    return OutcomeRow(prompt, model, float(correct), task, tokens, cost, group)
 
 
 def _text(row: Mapping[str, Any], column: str) -> str:
@@ -295,6 +311,8 @@ def _row(outcomes: Outcomes, prompt: int, model: int) -> dict[str, object]:
     row: dict[str, object] = {"prompt": outcomes.prompts[prompt], "model": outcomes.models[model], "correct": correct}
     if outcomes.task[prompt] is not None:
         row["task"] = outcomes.task[prompt]
+    if outcomes.group and outcomes.group[prompt] is not None:
+        row["group"] = outcomes.group[prompt]
     if not np.isnan(tokens):
         row["output_tokens"] = int(tokens)
     if not np.isnan(cost):

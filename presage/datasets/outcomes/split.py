@@ -1,6 +1,6 @@
-"""Splits by whole prompts, models with enough labels, and benchmark families.
+"""Splits by whole prompts and groups of prompts, models with enough labels, and benchmark families.
 
-The part of a prompt depends only on the prompt and the seed, not on the other prompts.
+The part of a prompt depends only on the prompt, or its group, and the seed, not on the other prompts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def split_outcomes(outcomes: Outcomes, fraction: float, seed: int) -> tuple[Outc
         raise ConfigurationError(f"fraction {fraction}: expected a number between 0 and 1, such as 0.2")
     keys = prompt_keys(outcomes)
     if (prompts := len(np.unique(keys))) < 2:
-        raise TraceError(f"{prompts} prompt; expected at least 2, so that one can be set apart: add outcomes")
+        raise TraceError(
+            f"{prompts} prompt or group of prompts; expected at least 2, so that one can be set apart: add outcomes"
+        )
     rank = _draw(keys, seed)
     apart: NDArray[np.bool_] = rank < fraction
     if apart.all() or not apart.any():

@@ -53,6 +53,7 @@ _COLUMNS: Final[dict[str, pa.DataType]] = {
     "success": pa.bool_(),
     "complete": pa.bool_(),
     "identity_confidence": pa.float32(),
+    "step_score": pa.float32(),
 }
 _AFTER_TEXT: Final = "output_text"  # the state columns stand between the texts and the outcome
 _NEVER_NULL: Final = (*REQUIRED, "kind", "complete")
@@ -274,7 +275,7 @@ def take_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
 
 
 _ADDED: Final = frozenset(
-    {"finish_reason", "tools_called", "state_layer", "prefix_blocks", "identity_confidence"}
+    {"finish_reason", "tools_called", "state_layer", "prefix_blocks", "identity_confidence", "step_score"}
 )  # later than the first release
 
 

@@ -39,6 +39,11 @@ def split_system(value: Any) -> tuple[str | None, str | None]:
     return _BETWEEN.join(system) or None, _BETWEEN.join(other) or None
 
 
+def routed_prompt(system: str | None, other: str | None) -> str | None:
+    """What a router reads of these two: the input without the system text, whose instructions tell it nothing."""
+    return other or system or None
+
+
 def plain(value: Any) -> str | None:
     """All text of a value: a model's or tool's output, or system instructions."""
     return _BETWEEN.join(text for _, text in spoken(value, "assistant")) or None

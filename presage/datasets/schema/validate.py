@@ -103,7 +103,7 @@ def _problems(
         _two_sources(table, origin, codes),
         _broken_numbering(table, codes, order),
         _negative_tokens(table),
-        _wrong_confidences(table),
+        _wrong_shares(table),
         _backward_times(table, codes, order),
         _wrong_parents(table),
         _wrong_prefixes(table, codes),
@@ -183,11 +183,10 @@ def _negative_tokens(table: pa.Table) -> Iterator[_Problem]:
         yield _Problem(rows, column, f"negative {column}", lambda _: "a negative count; expected 0 or more: correct it")
 
 
-def _wrong_confidences(table: pa.Table) -> Iterator[_Problem]:
-    column = table.column("identity_confidence")
-    rows = _where(pc.or_(pc.less(column, 0), pc.greater(column, 1)))
-    message = "no share; expected 0 to 1: correct it"
-    yield _Problem(rows, "identity_confidence", "identity_confidence out of range", lambda _: message)
+def _wrong_shares(table: pa.Table) -> Iterator[_Problem]:
+    for column in ("identity_confidence", "step_score"):
+        rows = _where(pc.or_(pc.less(table[column], 0), pc.greater(table[column], 1)))
+        yield _Problem(rows, column, f"{column} out of range", lambda _: "no share; expected 0 to 1: correct it")
 
 
 def _backward_times(table: pa.Table, codes: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[_Problem]:

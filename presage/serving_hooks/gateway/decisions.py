@@ -27,11 +27,12 @@ from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.gateway.agent_quantiles import RecentQuantiles
 from presage.serving_hooks.gateway.annotation import Annotation
 from presage.serving_hooks.gateway.identity.identifier import Identifier, Identity
+from presage.serving_hooks.gateway.outcomes import ReportableOutcomes
 from presage.serving_hooks.gateway.request import ApiRequest
 from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.wait_bounds import Objectives
 from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder
-from presage.serving_hooks.recorder.rows import LateColumns
+from presage.serving_hooks.recorder.rows import LateColumns, RecordedStep
 from presage.serving_hooks.status import EngineStatus, model_versions, read_status
 from presage.serving_hooks.workflows import EndReason, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step, unscoped
@@ -55,6 +56,7 @@ class GatewayDecision:
         acts: whether the request is annotated; otherwise the annotation is only shown.
         prompt_tokens: estimated from the characters of the prompt.
         forecast: made when the request arrived.
+        recorded: where its step is recorded; None if it is not.
         model, model_reason, upstream, placement_reason: chosen by the front, for explanations and headers.
     """
 
@@ -65,6 +67,7 @@ class GatewayDecision:
     acts: bool = False
     prompt_tokens: int = 0
     forecast: LiveForecast | None = None
+    recorded: RecordedStep | None = None
     model: str = ""
     model_reason: str = ""
     upstream: str = ""
@@ -108,6 +111,9 @@ class Decisions:
         objectives: deadlines by tenant and workflow type.
         shown: latest forecasts and decisions that are kept for explanations, over all workflows.
         clock: monotonic seconds.
+
+    Attributes:
+        reportable: answers and workflows whose outcomes applications may report.
     """
 
     def __init__(
@@ -138,6 +144,7 @@ class Decisions:
         self._courses: dict[str, _Course] = {}
         self._ratio: dict[str, float] = {}
         self.outputs, self.returns = RecentQuantiles(), RecentQuantiles()
+        self.reportable = ReportableOutcomes(self.recorder, most_workflows, clock)
         self._workflows = Switch("bookkeeping of workflows", counts)
         self._agents_switch = Switch("forecasts of next agents", counts)
         self._returns_switch = Switch("forecasts of return times", counts)
@@ -201,13 +208,16 @@ class Decisions:
             "decisions": found[-MOST_SHOWN:],
         }
         explanation["reasons"] = reasons(explanation) + [
-            f"its last request went to {last['upstream']}: {_why(last)}" for last in found[-1:] if "upstream" in last
+            f"its last request went to {last['upstream']}, model {last.get('model', 'unknown')}: {_why(last)}"
+            for last in found[-1:]
+            if "upstream" in last
         ]
         return explanation
 
     def tick(self) -> None:
         """Once a second: workflows expire, and newer models go live."""
         self._workflows.attempt(self.table.expire)
+        self.reportable.expire()
         if self._forecasts.upkeep is not None:
             self._models_switch.attempt(self._renew, self._forecasts.upkeep)
 
@@ -246,6 +256,7 @@ class Decisions:
             "courses": len(self._courses),
             "agents": len(self.outputs) + len(self.returns),
             "models": len(self._ratio),
+            "reportable outcomes": len(self.reportable),
             **getattr(self._next, "debug_state", dict)(),
         }
 
@@ -358,7 +369,10 @@ class Decisions:
     def _record(self, decision: GatewayDecision) -> None:
         system_prompt, input_text = decision.request.texts
         step = decision.identity.step
-        self.recorder.begun(decision.id, step, input_text=input_text, system_prompt=system_prompt)
+        recorded = self.recorder.begun(decision.id, step, input_text=input_text, system_prompt=system_prompt)
+        if recorded is not None:
+            decision.recorded = recorded
+            self.reportable.began(step, recorded)
         if decision.forecast is not None:
             self.recorder.forecast(decision.id, decision.forecast)
 
@@ -375,6 +389,8 @@ class Decisions:
                 decision.explained(),
             ),
         )
+        if answer is not None and decision.recorded is not None:
+            self.reportable.answered(decision.identity.step, answer.response_id, decision.recorded)
 
     def _prompt_tokens(self, request: ApiRequest) -> int:
         characters = sum(len(text) for text in request.texts if text)

@@ -39,6 +39,7 @@ from presage.serving_hooks.gateway.forward import (
     listed_models,
 )
 from presage.serving_hooks.gateway.metrics import GatewayMetrics
+from presage.serving_hooks.gateway.outcomes import outcome_report
 from presage.serving_hooks.gateway.refusal import Message, Refusal, Send
 from presage.serving_hooks.gateway.request import PATHS, ApiRequest
 from presage.serving_hooks.gateway.streams import UsageFilter
@@ -93,6 +94,7 @@ class Front:
         routes = [
             *(Route(path, _Endpoint(self, self._decided), methods=["POST"]) for path in PATHS),
             *(Route(path, _Endpoint(self, self._passed_on), methods=["GET", "POST"]) for path in PASSED_ON),
+            Route("/v1/outcomes", _Endpoint(self, self._outcome), methods=["POST"]),
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
@@ -253,6 +255,15 @@ class Front:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             response.close()
+
+    async def _outcome(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Records whether an answer, or a workflow of the caller's tenant, was right."""
+        tenant = self.tenant(_headers(scope))
+        report = outcome_report(parsed_body(await self._body(receive)), tenant)
+        if not self.decisions.recorder.status().on:
+            raise Refusal(404, "Outcomes are recorded with steps; start the gateway with --record FOLDER.", "not_found")
+        new = self.decisions.reportable.report(tenant, report)
+        await JSONResponse({"recorded": True, "repeated": not new})(scope, receive, send)
 
     def tenant(self, headers: Mapping[str, str]) -> str:
         """The tenant of a request; "" without tenants."""

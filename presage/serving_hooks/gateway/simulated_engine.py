@@ -13,6 +13,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from hashlib import blake2b
+from secrets import token_hex
 from typing import Any, Final
 
 import msgspec
@@ -61,6 +62,7 @@ class SimulatedEngine:
         self._reply = reply or _words
         self._queue: list[tuple[float, int, asyncio.Future[None]]] = []
         self._order = itertools.count()
+        self._name = token_hex(4)
         self._running = 0
 
     def app(self) -> Starlette:
@@ -82,7 +84,7 @@ class SimulatedEngine:
         message = _message(self._reply(body))
         choices = range(max(1, int(body.get("n") or 1)))
         usage = _usage(body.get("messages"), _written(message), len(choices))
-        head = {"id": f"chatcmpl-{next(self._order)}", "model": body["model"], "created": 0}
+        head = {"id": f"chatcmpl-{self._id()}", "model": body["model"], "created": 0}
         if body.get("stream"):
             return self._stream(self._chat_events(body, head, message, choices, usage))
         await self._decode(body, _written(message))
@@ -115,7 +117,7 @@ class SimulatedEngine:
         if isinstance(body, Response):
             return body
         text = _written(_message(self._reply(body)))
-        head = {"id": f"cmpl-{next(self._order)}", "object": "text_completion", "model": body["model"], "created": 0}
+        head = {"id": f"cmpl-{self._id()}", "object": "text_completion", "model": body["model"], "created": 0}
         usage = _usage(body.get("prompt"), text, 1)
         if not body.get("stream"):
             await self._decode(body, text)
@@ -145,7 +147,7 @@ class SimulatedEngine:
             "output_tokens_details": {"reasoning_tokens": 0},
         }  # fmt: skip
         whole = {
-            "id": f"resp_{next(self._order)}", "object": "response", "created_at": 0, "status": "completed",
+            "id": f"resp_{self._id()}", "object": "response", "created_at": 0, "status": "completed",
             "model": body["model"], "output": _items(message), "usage": usage,
             "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
         }  # fmt: skip
@@ -169,6 +171,10 @@ class SimulatedEngine:
             yield b"event: response.completed\n" + _event(done)
 
         return self._stream(events())
+
+    def _id(self) -> str:
+        """Of an answer; two engines have different ones."""
+        return f"{self._name}{next(self._order)}"
 
     async def _taken(self, request: Request) -> dict[str, Any] | Response:
         """The body of a request, or the error that it gets."""

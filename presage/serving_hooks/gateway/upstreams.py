@@ -181,10 +181,11 @@ class Upstreams:
             prompt_tokens=decision.prompt_tokens,
             predicted_tokens=None if of is None or of.output_tokens is None else of.output_tokens[0],
         )
-        decision.model_reason = chosen.reason
         self._metrics.model_chosen(chosen.model, chosen.reason)
         if mode is Mode.ON:
-            decision.model = chosen.model
+            decision.model, decision.model_reason = chosen.model, chosen.reason
+        else:
+            decision.model_reason = f"model choice is in shadow; it would choose {chosen.model}: {chosen.reason}"
 
     async def _place(self, decision: GatewayDecision, able: list[Upstream]) -> Upstream:
         placements, among = self._fleets.get(decision.model) or self._fleet(decision.model, able)

@@ -25,6 +25,7 @@ from presage.serving_hooks.recorder.rows import (
     NO_NAME,
     EventBuffer,
     LateColumns,
+    RecordedStep,
     RecordedWorkflow,
     RowAssembler,
     RowQueue,
@@ -116,27 +117,28 @@ class Recorder:
         cached_input_tokens: int | None = None,
         input_text: Text | None = None,
         system_prompt: str | None = None,
-    ) -> None:
+    ) -> RecordedStep | None:
         """A request was selected for the first time; its step and workflow are numbered from here on.
 
         Names are recorded as they were sent: ingestion folds them. The `number` of the step is recorded beside ours.
         `input_text` is the prompt or its token ids, which must not be changed later; it is ignored unless text is on,
-        like `system_prompt`, the part of the prompt that never varies.
+        like `system_prompt`, the part of the prompt that never varies. Returns where the step is recorded, for
+        `outcome`; None if it is not.
         """
         try:
             run = self._runs.get((step.sent[0], step.workflow_id)) or self._new_run(step)
             if run is not None and request_id in self._running:
-                return
+                return None
             self._offered, self._lost = self._offered + 1, self._lost + 1  # until it is in the buffer
             if self._offered >= _LOSING_STEPS:
                 self._watch_losses()
             if run is None:
-                return
+                return None
             number = run.steps
             run.steps = number + 1
             if len(self._running) >= _MAX_RUNNING:
                 self._counts.add(RECORDER, "not recorded", "too many steps at once")
-                return
+                return None
             text, size = self._kept_text(input_text) if self._text else (None, 0)
             system, more = self._kept_text(system_prompt) if self._text and system_prompt else (None, 0)
             size += more
@@ -145,8 +147,10 @@ class Recorder:
                 self._running.add(request_id)
                 run.known = True
                 self._lost -= 1
+                return RecordedStep(run, number)
         except Exception as error:
             self._failed(error)
+        return None
 
     def states(self, request_ids: Sequence[str], moment: Moment, states: Any) -> None:
         """Hidden states of steps that are running, or completed and await theirs.
@@ -203,6 +207,14 @@ class Recorder:
             self._put(self._rows.answered, (request_id, tools))
         except Exception as error:
             self._failed(error)
+
+    def outcome(self, of: RecordedStep, success: bool, score: float | None) -> bool:
+        """Somebody reported whether an answer was right; without a score, whether its workflow as a whole was.
+
+        The workflow may have ended. Returns whether it is recorded.
+        """
+        step = None if score is None else of.number
+        return self._put(self._rows.outcome, (self._now_s(), of.run, step, success, score))
 
     def ended(self, workflow_type: str, workflow_id: str, how: str) -> None:
         """A workflow ended: RECORDED_FINISHED or RECORDED_EXPIRED.
@@ -308,7 +320,7 @@ class NoRecorder:
     def begun(self, *_: Any, **__: Any) -> None:
         """Does nothing."""
 
-    states = forecast = completed = answered = ended = close = begun
+    states = forecast = completed = answered = outcome = ended = close = begun
 
     def debug_state(self) -> dict[str, int]:
         """Nothing is in memory."""

@@ -69,6 +69,13 @@ class RecordedWorkflow:
     how: str | None = None
 
 
+class RecordedStep(NamedTuple):
+    """Where a step is recorded: its run, and its number there."""
+
+    run: RecordedWorkflow
+    number: int
+
+
 @dataclass(slots=True, eq=False)
 class StepRow:
     """A step; times in microseconds since 1970, `completed_s` by the monotonic clock.
@@ -148,7 +155,18 @@ class EndRow(NamedTuple):
     size: int = _ROW_BYTES
 
 
-Row = StepRow | ForecastRow | EndRow
+class ReportRow(NamedTuple):
+    """What was reported of an answer; without a step, of the whole run."""
+
+    run: RecordedWorkflow
+    step: int | None
+    success: bool
+    score: float | None
+    reported_at: int
+    size: int = _ROW_BYTES
+
+
+Row = StepRow | ForecastRow | EndRow | ReportRow
 
 
 class RowQueue:
@@ -386,6 +404,10 @@ class RowAssembler:
         """A run ended; no other step of it begins."""
         run.how = how
         self._enqueue_end(at_s, run)
+
+    def outcome(self, at_s: float, run: RecordedWorkflow, step: int | None, success: bool, score: float | None) -> None:
+        """Somebody reported whether an answer, or a whole run, was right."""
+        self._queue.offer(ReportRow(run, step, success, score, self._at_us(at_s)))
 
     def finish(self, at_s: float) -> None:
         """Queues the steps that have not completed, with their known columns."""

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from presage.datasets.recording import ENDS, FORECASTS, STEPS, TABLES, described
+from presage.datasets.recording import ENDS, FORECASTS, OUTCOMES, STEPS, TABLES, described
 from presage.datasets.schema import STATE_COLUMNS
 from presage.serving_hooks.counts import RECORDER, EventCounts, RecorderEvent
 from presage.serving_hooks.recorder.config import RecorderConfig, Redact, load_redact
@@ -24,6 +24,7 @@ from presage.serving_hooks.recorder.rows import (
     EndRow,
     EventBuffer,
     ForecastRow,
+    ReportRow,
     RowQueue,
     State,
     StepRow,
@@ -151,6 +152,7 @@ class BatchBuilder:
             "steps": self._steps,
             "forecasts": _forecasts,
             "ends": _ends,
+            "outcomes": _outcomes,
         }
 
     def build(self, table: str, rows: Sequence[Any]) -> pa.RecordBatch | None:
@@ -199,8 +201,15 @@ def _ends(rows: Sequence[EndRow]) -> pa.RecordBatch:
     return _batch(rows, {name: [getattr(row, name) for row in rows] for name in ("steps", "how", "ended_at")}, ENDS)
 
 
+def _outcomes(rows: Sequence[ReportRow]) -> pa.RecordBatch:
+    columns = {name: [getattr(row, name) for row in rows] for name in ("step", "success", "score", "reported_at")}
+    return _batch(rows, columns, OUTCOMES)
+
+
 def _batch(
-    rows: Sequence[StepRow] | Sequence[ForecastRow] | Sequence[EndRow], columns: dict[str, Any], schema: pa.Schema
+    rows: Sequence[StepRow] | Sequence[ForecastRow] | Sequence[EndRow] | Sequence[ReportRow],
+    columns: dict[str, Any],
+    schema: pa.Schema,
 ) -> pa.RecordBatch:
     columns = columns | {
         "run": [row.run.number for row in rows],
@@ -336,8 +345,10 @@ class Writer:
                     return False  # its last state may still arrive
                 row.awaits_state = False
                 table = "steps"
+            elif isinstance(row, EndRow):
+                table = "ends"
             else:
-                table = "ends" if isinstance(row, EndRow) else "forecasts"
+                table = "outcomes" if isinstance(row, ReportRow) else "forecasts"
             self._taken[table].append(self._queue.take())
         return True
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
+from presage.datasets.schema.messages import routed_prompt
 from presage.errors import ConfigurationError
 from presage.serving_hooks.gateway.models.router_client import RouterAnswer, Skipped
 from presage.serving_hooks.gateway.monitor.fleet_monitor import FleetMonitor
@@ -176,8 +177,8 @@ class ModelChooser:
             if prompt_tokens is None:
                 prompt_tokens = (len(system or "") + len(prompt or "")) / _CHARS_OF_A_TOKEN
             answer: RouterAnswer | Skipped | None = None
-            if len(pool.models) > 1 and (prompt or system):
-                answer = await self._router.forecast(prompt or system or "")
+            if len(pool.models) > 1 and (routed := routed_prompt(system, prompt)):
+                answer = await self._router.forecast(routed)
             last = self._last.get(workflow_key)
             chosen = self._chosen(pool, answer, last, prompt_tokens, predicted_tokens)
             if workflow_key and chosen.upstream_hint is not None:
