@@ -188,7 +188,7 @@ def test_no_tenant_reports_on_another(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"response_id": "r", "success": True, "score": 1.5}, "score is 1.5; send a number from 0 to 1"),
         ({"response_id": "r", "success": True, "score": float("nan")}, "score is nan"),
         ({"response_id": "r", "success": True, "score": True}, "score is a JSON bool"),
-        ({"response_id": "r", "sucess": True}, "Unknown field 'sucess'"),
+        ({"response_id": "r", "sucess": True}, "Unknown field 'sucess'; did you mean success?"),
     ],
 )
 def test_a_malformed_report_says_what_to_send(report: Mapping[str, Any], message: str) -> None:
