@@ -110,6 +110,8 @@ def main() -> None:
         sent += len(found) + lost.total()
         broken += lost["IncompleteReadError"]
         failed += lost.total() - lost["IncompleteReadError"]
+        if lost:
+            print(dict(lost))
         memory.append(mib(pid))
         times += found
         status = httpx.get(url + "/v1/workflows/status", timeout=60).json()["engines"][0]

@@ -148,7 +148,7 @@ class Forwarder:
             except (aiohttp.ClientError, ValueError) as error:  # ValueError: a header that HTTP has no form for
                 failed = error
                 break
-        if isinstance(failed, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+        if isinstance(failed, aiohttp.ServerConnectionError | aiohttp.ClientOSError):  # ends before it answers
             raise Refusal(502, "The server behind the gateway cannot be reached; retry.", UNREACHABLE) from failed
         raise Refusal(502, "The server behind the gateway broke off; retry.", "upstream_failed") from failed
 
