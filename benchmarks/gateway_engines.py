@@ -5,8 +5,8 @@ arrive by themselves, faster than the engines serve them. Each agent continues a
 answer of the agent before it; clients name no workflow. Each run draws other workflows, and every way serves the same
 ones with empty caches, in random order:
 
-    round-robin, cache-aware   vllm-router with this policy
-    gateway                    `presage gateway`, routing "presage", dialect "vllm"
+    vllm-router …              vllm-router with this policy
+    presage, session-affinity… `presage gateway` with this routing, dialect "vllm"
 
 First the gateway stands in shadow before two engines that write their step times; its recording trains the models, and
 the step times give the costs of the replay. Completion: from a workflow's first request to its last answer, without its
@@ -45,6 +45,7 @@ from presage.testing.models import WORDS, save_qwen, save_tokenizer
 from presage.testing.servers import free_port
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+ROUTERS: Final = {"vllm-router round-robin": "round_robin", "vllm-router cache-aware": "cache_aware"}
 BLOCK, LENGTH, SEQS = 32, 4096, 16
 PAUSE_S, OPENING = 0.05, 160
 TEMPLATE: Final = "{% for message in messages %}{{ message.content }} {% endfor %}"
@@ -119,11 +120,13 @@ def engines(folder: Path, blocks: int, step_times: bool) -> Iterator[list[str]]:
 
 
 @contextmanager
-def gateway(folder: Path, urls: Sequence[str], forecasts: Mapping[str, Any], mode: str) -> Iterator[str]:
+def gateway(
+    folder: Path, urls: Sequence[str], forecasts: Mapping[str, Any], mode: str, routing: str = "session-affinity"
+) -> Iterator[str]:
     """The gateway before the engines."""
     port, file = free_port(), folder / f"gateway-{mode}.toml"
     settings = {"time_to_live_s": 20.0, "reload_s": None, **forecasts}
-    lines = [f'listen = "127.0.0.1:{port}"', 'routing = "presage"', "[modes]", f'default = "{mode}"', "[forecasts]"]
+    lines = [f'listen = "127.0.0.1:{port}"', f'routing = "{routing}"', "[modes]", f'default = "{mode}"', "[forecasts]"]
     lines += [f"{key} = {json.dumps(value)}" for key, value in settings.items() if value is not None]
     if mode == "shadow":
         lines += ["[forecasts.recorder]", f"folder = {json.dumps(str(folder / 'served'))}"]
@@ -257,6 +260,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2.0, help="workflows a second")
     parser.add_argument("--blocks", type=int, default=250, help="of 32 tokens, in each engine's cache")
     parser.add_argument("--hidden-size", type=int, default=256, help="of the model that is made")
+    parser.add_argument("--routing", default="session-affinity", help="the gateway's policies, separated by commas")
     parser.add_argument("--folder", type=Path, help="keeps what was learnt, and uses it again")
     args = parser.parse_args()
     if not args.router:
@@ -270,7 +274,8 @@ def main() -> None:
         save_tokenizer(folder / "model", [" ".join(WORDS)])
         learn(folder, args.blocks, args.workflows, args.rate)
     models = {kind.replace("-", "_"): str(folder / kind) for kind in ("remaining-length", "next-agent", "return-time")}
-    ways = ["round-robin", "cache-aware", "gateway"]
+    ours = args.routing.split(",")
+    ways = [*ROUTERS, *ours]
     found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     predicted = []
     for run in range(args.runs):
@@ -283,22 +288,18 @@ def main() -> None:
             for way in random.Random(run).sample(ways, len(ways)):
                 for url in urls:
                     httpx.post(f"{url}/reset_prefix_cache", timeout=60).raise_for_status()
-                if way == "gateway":
-                    front = gateway(folder, urls, models, "on")
+                if way in ROUTERS:
+                    front = vllm_router(args.router, folder, urls, ROUTERS[way])
                 else:
-                    front = vllm_router(args.router, folder, urls, way.replace("-", "_"))
+                    front = gateway(folder, urls, models, "on", way)
                 with front as url:
                     found[way].append(serve(url, workflows, arrivals))
-                print(f"run {run} {way:12} {json.dumps(found[way][-1])}", flush=True)
+                print(f"run {run} {way:24} {json.dumps(found[way][-1])}", flush=True)
     means = {way: np.array([one["mean_s"] for one in values]) for way, values in found.items()}
-    ratios = {way: list(means[way] / means["gateway"]) for way in ways[:2]}
-    told = {
-        way: [one[policy] / one["presage"] for one in predicted]
-        for way, policy in (("round-robin", "round-robin"), ("cache-aware", "longest-prefix"))
-    }
-    for way in ways[:2]:
-        print(f"{way}: {ratios[way]} times the gateway's mean completion; replay predicted {told[way]}")
-    print(json.dumps({"benchmark": "gateway_engines", "ways": found, "ratios": ratios, "predicted": told}))
+    ratios = {f"{way} / {own}": list(means[way] / means[own]) for own in ours for way in ROUTERS}
+    for pair, values in ratios.items():
+        print(f"mean completion, {pair}: {', '.join(f'{value:.2f}' for value in values)}")
+    print(json.dumps({"benchmark": "gateway_engines", "ways": found, "ratios": ratios, "predicted": predicted}))
 
 
 if __name__ == "__main__":
