@@ -28,6 +28,7 @@ import argparse
 import gzip
 import json
 import random
+import textwrap
 import time
 import tracemalloc
 import uuid
@@ -342,6 +343,32 @@ def desk(rng: random.Random, run: str) -> Workflow:
     yield [Request(run, "editor", {"messages": [head, {"role": "user", "content": ask}]}, [prose(rng, 3)])]
 
 
+def handed_on(rng: random.Random, run: str, form: str) -> Workflow:
+    """A planner, and a worker that gets the plan in some form."""
+    han = ["".join(chr(rng.randrange(0x4E00, 0x9FA5)) for _ in range(rng.randrange(12, 23))) for _ in range(8)]
+    said, passed = {
+        "chinese": ("\u3002".join(han), "\u3002".join(han[3:7])),
+        "json": ((text := lines(rng, 6)), json.dumps({"plan": text})),
+        "wrapped": ((text := prose(rng, 6)), textwrap.fill(text, 72)),
+        "code": ((text := "\n".join(f"{word} = {rng.choice(WORDS)}[7]" for word in rng.sample(WORDS, 20))), text),
+    }[form]
+    head = {"role": "system", "content": f"You are the planner of a team. {RULES}"}
+    yield [Request(run, "planner", {"messages": [head, {"role": "user", "content": sentence(rng)}]}, [said])]
+    head = {"role": "system", "content": f"You are the worker in a factory. {RULES}"}
+    ask = f"Do what this says:\n{passed}\nNow begin."
+    yield [Request(run, "worker", {"messages": [head, {"role": "user", "content": ask}]}, [prose(rng, 2)])]
+
+
+def other_forms(rng: random.Random, run: str) -> Workflow:
+    """Some sentences of a plan in Chinese, or lines in a JSON string."""
+    return handed_on(rng, run, rng.choice(("chinese", "json")))
+
+
+def without_sentences(rng: random.Random, run: str) -> Workflow:
+    """A plan whose lines are wrapped anew, or code with short lines."""
+    return handed_on(rng, run, rng.choice(("wrapped", "code")))
+
+
 def rivals(rng: random.Random, run: str) -> Workflow:
     """Two applications, compared on the same forty questions at the same time: a worst case, see `SHARED_S`."""
     question = f"Question {rng.randrange(40)}: how does a warehouse count its parcels at night?"
@@ -413,6 +440,8 @@ APPS: dict[str, App] = {
     "map-reduce": map_reduce,
     "map-reduce-traced": map_reduce_traced,
     "desk": desk,
+    "other-forms": other_forms,
+    "without-sentences": without_sentences,
     "rivals": rivals,
     "trace-each": trace_each,
     "late-roles": late_roles,

@@ -19,6 +19,7 @@ LATER = {"role": "system", "content": "You are a planner. Today is Monday, 2 Mar
 OTHER = {"role": "system", "content": "You settle refunds. Be brief and kind."}
 TASK = "The nightly export of invoices fails for customers without an address."
 PLAN = "First reproduce the failure with an empty address, then guard the formatter."
+CHINESE = "\u3002".join("".join(chr(0x4E00 + 97 * line + at) for at in range(14)) for line in range(6))
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 Message = Mapping[str, Any]
 
@@ -154,6 +155,20 @@ def test_agents_that_hand_texts_on_are_of_one_workflow() -> None:
     coded = gateway.sent(coder, user(f"Write the code for this plan:\n{plan}\nNothing else."))
     assert same(planned, coded)
     assert planned.step.agent != coded.step.agent
+
+
+@pytest.mark.parametrize(
+    ("plan", "passed_on"),
+    [
+        pytest.param(CHINESE, "\u3002".join(CHINESE.split("\u3002")[1:4]), id="chinese"),
+        pytest.param(f"{PLAN}\n{TASK}", json.dumps({"plan": f"{PLAN}\n{TASK}"}), id="json"),
+        pytest.param(f"{TASK[:-1]}! {PLAN[:-1]}?", f"> {PLAN[:-1]}? {TASK[:-1]}! Go.", id="marks"),
+    ],
+)
+def test_sentences_are_found_in_other_scripts_and_in_json(plan: str, passed_on: str) -> None:
+    gateway = Gateway()
+    planned = gateway.sent(SYSTEM, user("Begin."), answers=(assistant(plan),))
+    assert same(planned, gateway.sent(OTHER, user(f"Do this:\n{passed_on}\nNothing else.")))
 
 
 def test_a_sub_agent_is_found_by_the_argument_of_the_call_that_began_it() -> None:

@@ -32,8 +32,11 @@ _CALL: Final = b"\0call "
 
 LEAST_SENTENCE: Final = 32
 _LONGEST_SENTENCE: Final = 512
-_LABEL: Final = re.compile(rb"\s*[A-Za-z_][\w ]{0,30}:\s+")
-_AROUND: Final = b" \t\r\n*->#`\"'|:,."
+_LABEL: Final = re.compile(rb"[\s{\"]*[A-Za-z_][\w ]{0,30}(?:\":|:\s)\s*")
+_ENDS: Final = (b". ", b"! ", b"? ", b"\\n")
+"""Of sentences, and of lines in JSON."""
+_WIDE_ENDS: Final = tuple(end.encode() for end in "\u3002\uff01\uff1f")
+_AROUND: Final = b" \t\r\n*->#`\"'|:,.!?{}"
 
 _SYSTEM: Final = ("system", "developer")
 _URLS: Final = ("image_url", "file_id", "url", "data", "input_audio", "file")
@@ -145,7 +148,8 @@ def sentences(text: bytes, most: int) -> list[bytes]:
     if len(text) > LONGEST_TEXT:
         text = text[: LONGEST_TEXT // 2] + b"\n" + text[-LONGEST_TEXT // 2 :]
     found: list[bytes] = []
-    text = text.replace(b". ", b".\n").replace(b"! ", b"!\n").replace(b"? ", b"?\n")  # much faster than a pattern
+    for end in _ENDS if text.isascii() else (*_ENDS, *_WIDE_ENDS):  # much faster than a pattern
+        text = text.replace(end, b"\n")
     for part in text.split(b"\n"):
         if len(part) < LEAST_SENTENCE:
             continue
