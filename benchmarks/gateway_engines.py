@@ -169,7 +169,7 @@ async def _serve(url: str, workflows: Mapping[str, Sequence[Planned]], arrivals:
                 system = {"role": "system", "content": words(100, "base") + " " + words(60, step.agent)}
                 messages = conversations.setdefault(step.agent, [system])
                 new = words(len(step.new), name, number)
-                messages.append({"role": "user", "content": f"{before} {new}".strip()})
+                messages.append({"role": "user", "content": f"{before}\n{new}".strip()})
                 body = {"model": "tiny", "messages": messages, "max_tokens": step.answer, "temperature": 1.0}
                 began = time.perf_counter()
                 sent = {**body, "ignore_eos": True}  # without a seed, which ends vLLM 0.32 on CPUs after a preemption
