@@ -1,9 +1,10 @@
 """Two real engines under overload: what does the gateway bring over vllm-router, and did the fleet replay predict it?
 
-Two ordinary `vllm serve` processes with a model of random weights, and workflows with retry loops (retry_loops.py) that
-arrive by themselves, faster than the engines serve them. Each agent continues a conversation of its own and gets the
-answer of the agent before it; clients name no workflow. Each run draws other workflows, and every way serves the same
-ones with empty caches, in random order:
+Two ordinary `vllm serve` processes with a model of random weights, and workflows that arrive by themselves, faster than
+the engines serve them: three of five are short questions of a desk with two agents, the others have retry loops
+(retry_loops.py). With `--loops 1` all have loops: what is left of those does not depend on what was done, so no order
+can gain. Each agent continues a conversation of its own and gets the answer of the agent before it; clients name no
+workflow. Each run draws other workflows, and every way serves the same ones with empty caches, in random order:
 
     vllm-router …              vllm-router with this policy
     presage, session-affinity… `presage gateway` with this routing, dialect "vllm"
@@ -47,10 +48,21 @@ from presage.testing.servers import free_port
 ROOT: Final = Path(__file__).resolve().parents[1]
 ROUTERS: Final = {"vllm-router round-robin": "round_robin", "vllm-router cache-aware": "cache_aware"}
 BLOCK, LENGTH, SEQS = 32, 4096, 16
-PAUSE_S, OPENING = 0.05, 160
+PAUSE_S: Final = 0.05
+DESK: Final = ("desk triage", "desk clerk")
 TEMPLATE: Final = "{% for message in messages %}{{ message.content }} {% endfor %}"
 PRESAGE: Final = "from presage.cli.presage import main; main()"
 TRAIN: Final = "from presage.cli.train_predictor import main; main()"
+
+
+def drawn(count: int, seed: int, loops: float) -> dict[str, list[Planned]]:
+    """Workflows by id, this share of them with retry loops."""
+    rng = random.Random(seed)
+    found: dict[str, list[Planned]] = {}
+    for name, steps in draw(count, seed).items():
+        desk = [Planned(agent, steps[0].new[:40], rng.randint(8, 24), 0) for agent in DESK]
+        found[name] = steps if rng.random() < loops else desk
+    return found
 
 
 def words(count: int, *seed: object) -> str:
@@ -92,8 +104,11 @@ def wait_for(url: str, path: str = "/health") -> None:
 
 
 @contextmanager
-def engines(folder: Path, blocks: int, step_times: bool) -> Iterator[list[str]]:
-    """Two engines; with step times they are `presage serve` with all policies off, else `vllm serve`."""
+def engines(folder: Path, blocks: int, device: str, step_times: bool) -> Iterator[list[str]]:
+    """Two engines; with step times they are `presage serve` with all policies off, else `vllm serve`.
+
+    `device`: as TIMED_EXECUTOR; "" leaves an iteration as long as it takes.
+    """
     with ExitStack() as stack:
         urls = []
         for number in range(2):
@@ -109,9 +124,17 @@ def engines(folder: Path, blocks: int, step_times: bool) -> Iterator[list[str]]:
             if step_times:
                 command += ["--additional-config.presage.step_times_file", str(folder / f"steps-{number}.jsonl")]
                 command += ["--additional-config.presage.mode", "off"]
-            given = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_SERVER_DEV_MODE": "1"}
+            if device:
+                command += ["--distributed-executor-backend", "timed_executor.TimedExecutor"]
+            given = {
+                "TIMED_EXECUTOR": device,
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "OMP_NUM_THREADS": "1",
+                "VLLM_SERVER_DEV_MODE": "1",
+            }
             given["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = "600"  # after 5 s vllm-router meets connections that were closed
-            environment = {**given, "PYTHONPATH": str(ROOT), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+            path = f"{ROOT}{os.pathsep}{ROOT / 'benchmarks'}"
+            environment = {**given, "PYTHONPATH": path, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
             stack.enter_context(process(command, folder / f"engine-{number}-{step_times}.log", **environment))
             urls.append(f"http://127.0.0.1:{port}")
         for url in urls:
@@ -166,7 +189,7 @@ async def _serve(url: str, workflows: Mapping[str, Sequence[Planned]], arrivals:
             spent, before = 0.0, ""
             conversations: dict[str, list[dict[str, str]]] = {}
             for number, step in enumerate(steps):
-                system = {"role": "system", "content": words(100, "base") + " " + words(60, step.agent)}
+                system = {"role": "system", "content": words(60, "base") + " " + words(100, step.agent)}
                 messages = conversations.setdefault(step.agent, [system])
                 new = words(len(step.new), name, number)
                 messages.append({"role": "user", "content": f"{before}\n{new}".strip()})
@@ -212,10 +235,11 @@ def command(code: str, *arguments: str) -> str:
     return done.stdout
 
 
-def learn(folder: Path, blocks: int, count: int, rate: float) -> dict[str, str]:
+def learn(folder: Path, args: argparse.Namespace) -> dict[str, str]:
     """Records and trains; the models by setting. Leaves step times for the costs."""
-    with engines(folder, blocks, step_times=True) as urls, gateway(folder, urls, {}, "shadow") as front:
-        found = serve(front, draw(count, 1000), poisson(count, rate, 1000))
+    blocks, count = args.blocks, args.workflows
+    with engines(folder, blocks, args.device, step_times=True) as urls, gateway(folder, urls, {}, "shadow") as front:
+        found = serve(front, drawn(count, 1000, args.loops), poisson(count, args.rate, 1000))
         print(f"learning: {found}", flush=True)
         time.sleep(25)  # the last workflows expire
     command(PRESAGE, "traces", "ingest", str(folder / "served"), "--to", str(folder / "traces"))
@@ -260,6 +284,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2.0, help="workflows a second")
     parser.add_argument("--blocks", type=int, default=250, help="of 32 tokens, in each engine's cache")
     parser.add_argument("--hidden-size", type=int, default=256, help="of the model that is made")
+    parser.add_argument("--loops", type=float, default=0.4, help="share of workflows with retry loops")
+    parser.add_argument("--device", default="", help="as TIMED_EXECUTOR (timed_executor.py); default: as it takes")
     parser.add_argument("--routing", default="session-affinity", help="the gateway's policies, separated by commas")
     parser.add_argument("--folder", type=Path, help="keeps what was learnt, and uses it again")
     args = parser.parse_args()
@@ -272,19 +298,20 @@ def main() -> None:
             folder / "model", hidden_size=args.hidden_size, inner=4 * args.hidden_size, length=LENGTH, spread=0.02
         )
         save_tokenizer(folder / "model", [" ".join(WORDS)])
-        learn(folder, args.blocks, args.workflows, args.rate)
+        learn(folder, args)
     models = {kind.replace("-", "_"): str(folder / kind) for kind in ("remaining-length", "next-agent", "return-time")}
     ours = args.routing.split(",")
     ways = [*ROUTERS, *ours]
     found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     predicted = []
     for run in range(args.runs):
-        drawn = draw(args.workflows, run)
-        predicted.append(replayed(folder, drawn, poisson(args.workflows, args.rate, run), args.blocks))
+        workflows = drawn(args.workflows, run, args.loops)
+        predicted.append(replayed(folder, workflows, poisson(args.workflows, args.rate, run), args.blocks))
         print(f"run {run} replay      {json.dumps(predicted[-1])}", flush=True)
-    with engines(folder, args.blocks, step_times=False) as urls:
+    with engines(folder, args.blocks, args.device, step_times=False) as urls:
         for run in range(args.runs):
-            workflows, arrivals = draw(args.workflows, run), poisson(args.workflows, args.rate, run)
+            workflows = drawn(args.workflows, run, args.loops)
+            arrivals = poisson(args.workflows, args.rate, run)
             for way in random.Random(run).sample(ways, len(ways)):
                 for url in urls:
                     httpx.post(f"{url}/reset_prefix_cache", timeout=60).raise_for_status()
