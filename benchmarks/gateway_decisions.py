@@ -53,6 +53,7 @@ def main() -> None:
         "next_agent": None,
         "remaining_length": None,
         "return_time": None,
+        "profile": None,
         "reload_s": None,
         "time_to_live_s": 60.0,
     }

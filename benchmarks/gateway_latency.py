@@ -86,7 +86,13 @@ def run(kind: str, port: int, *upstream: str, token_s: float = 0.0) -> None:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1] if kind == "engine" else cores[0]})
     if kind == "gateway":
-        forecasts = {"next_agent": None, "remaining_length": None, "return_time": None, "reload_s": None}
+        forecasts = {
+            "next_agent": None,
+            "remaining_length": None,
+            "return_time": None,
+            "profile": None,
+            "reload_s": None,
+        }
         upstreams = [{"url": url, "dialect": "presage", "models": ["simulated"]} for url in upstream]
         given = {"listen": f"127.0.0.1:{port}", "upstreams": upstreams, "forecasts": forecasts}
         serve(gateway_config(given, ""))

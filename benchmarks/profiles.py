@@ -7,8 +7,12 @@
 3. Public traces: five folds by task, so that every workflow is judged once, by a profile of the other folds. Coverage
    of whole workflows and of calls, the former also with every edge below 5 % pruned (min_coverage 0); the next step
    beside an n-gram. Intervals are bootstrapped over workflows.
+4. Served: the same folds, forecast step by step where no model of next agents has evidence, by the profile with online
+   counts behind it and by online counts alone. The counts begin empty (`new`), or have followed the workflows that the
+   profile learnt from (`warm`). A step without a forecast counts as wrong; END is an outcome. The last columns are the
+   share of steps that the profile forecast, and µs of one event: median of all, with circuit breaker and counts.
 
-    python benchmarks/profiles.py [FOLDER] [--parts size,known,traces] [--sets autocoderover,hyperagent]
+    python benchmarks/profiles.py [FOLDER] [--parts size,known,traces,served] [--sets autocoderover,hyperagent]
 
 FOLDER has the public traces as .jsonl.gz; without it the first two parts run. Prints tables and one JSON line.
 """
@@ -37,11 +41,14 @@ from presage.datasets.synthetic.processes import END as PROCESS_END
 from presage.datasets.synthetic.processes import PROCESSES
 from presage.datasets.synthetic.workflows import generate
 from presage.datasets.tasks import task_of
-from presage.features.sequences import sequences_of
+from presage.features.sequences import WorkflowSteps, sequences_of
 from presage.predictors.common.bootstrap import ratio_ci, share_ci
 from presage.predictors.profile.automaton import END
 from presage.predictors.profile.predictor import ProfilePredictor
 from presage.predictors.profile.profile import ProfileConfig, TypeProfile, profile_of
+from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.online_counts import OnlineCounts
+from presage.serving_hooks.monitoring.outcomes import likeliest
 from presage.training.profile.evaluate import NGRAM, ProfileCounts, evaluate, fit_profile_baseline
 
 FOLDS = 5
@@ -230,6 +237,61 @@ def public_traces(folder: Path, sets: Sequence[str]) -> dict[str, object]:
     return result
 
 
+def followed(forecaster: Forecaster, kind: str, name: str, workflow: WorkflowSteps) -> tuple[int, int, list[float]]:
+    """Next steps forecast rightly and forecasts by the profile, of a workflow served step by step; µs of each event."""
+    right, profiled, took = 0, 0, []
+    for agent, following in pairwise([*workflow.agents, ""]):
+        begun = time.perf_counter()
+        live = forecaster.on_prefill(kind, name, agent)
+        took.append(1e6 * (time.perf_counter() - begun))
+        forecaster.on_completion(kind, name, output_tokens=1)
+        right += len(live.probabilities) > 0 and likeliest(live) == following
+        profiled += live.source == "profile"
+    forecaster.close(kind, name)
+    return right, profiled, took
+
+
+def served_traces(folder: Path, sets: Sequence[str]) -> dict[str, object]:
+    head = ["traces", "workflows", "confident folds", "profile", "counts, new", "difference", "counts, warm"]
+    head += ["difference", "by the profile", "µs: profile, counts"]
+    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
+    result: dict[str, object] = {}
+    for name in sets:
+        whole = read_traces(folder / f"{name}.jsonl.gz").table
+        for kind in sorted(pc.unique(whole["workflow_type"]).to_pylist()):
+            table = whole.filter(pc.equal(whole["workflow_type"], kind))
+            fold, rows, confident = folds_of(table), [], 0
+            took: tuple[list[float], ...] = ([], [])
+            for number in range(FOLDS):
+                train, test = (
+                    sequences_of(table.filter(pa.array(of)))[kind].workflows for of in (fold != number, fold == number)
+                )
+                profiles = ProfilePredictor().fit(sequences_of(table.filter(pa.array(fold != number))))
+                confident += profiles.profiles[kind].confident
+                ours = Forecaster(None, profile=profiles, back_off=OnlineCounts())
+                new, warm = (Forecaster(None, back_off=OnlineCounts()) for _ in range(2))
+                for at, workflow in enumerate(train):
+                    followed(warm, kind, f"t{at}", workflow)
+                order = np.random.default_rng(number).permutation(len(test))
+                for at in [at for at in order if test[at].complete]:
+                    found = [followed(of, kind, f"w{at}", test[at]) for of in (ours, new, warm)]
+                    rows.append([len(test[at].agents), *(right for right, _, _ in found), found[0][1]])
+                    for times, (_, _, more) in zip(took, found[:2], strict=True):
+                        times += more
+            steps, mine, fresh, warmed, by = np.array(rows).T
+            shown = {"workflows": len(rows), "confident": confident, "by_profile": by.sum() / steps.sum()}
+            shown |= {of: n.sum() / steps.sum() for of, n in (("profile", mine), ("new", fresh), ("warm", warmed))}
+            gaps = [ratio_ci(mine - of, steps, np.random.default_rng(0)) for of in (fresh, warmed)]
+            us = [float(np.median(times)) for times in took]
+            result[kind] = {**shown, "gaps": gaps, "us": us}
+            between = [f"[{low:+.3f}, {high:+.3f}]" for low, high in gaps]
+            cells = [kind, str(len(rows)), f"{confident} of {FOLDS}", f"{shown['profile']:.3f}"]
+            cells += [f"{shown['new']:.3f}", between[0], f"{shown['warm']:.3f}", between[1]]
+            cells += [f"{shown['by_profile']:.2f}", f"{us[0]:.0f}, {us[1]:.0f}"]
+            print(f"| {' | '.join(cells)} |", flush=True)
+    return result
+
+
 def many(draw: Callable[[random.Random], Steps]) -> list[Steps]:
     rng, found, steps = random.Random(0), [], 0
     while steps < STEPS:
@@ -268,7 +330,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--parts", default="size,known,traces")
+    parser.add_argument("--parts", default="size,known,traces,served")
     chosen = parser.parse_args()
     result: dict[str, object] = {"benchmark": "profiles"}
     parts = chosen.parts.split(",")
@@ -278,6 +340,8 @@ def main() -> None:
         result["known"] = known_applications(chosen.seeds)
     if "traces" in parts and chosen.folder is not None:
         result["traces"] = public_traces(chosen.folder, chosen.sets.split(","))
+    if "served" in parts and chosen.folder is not None:
+        result["served"] = served_traces(chosen.folder, chosen.sets.split(","))
     print(json.dumps(result))
 
 

@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 from typing import Any, Final, Literal
 
 ServedKind = Literal["next-agent", "remaining-length", "context-growth", "return-time"]
-"""The kinds that an engine serves."""
+"""The kinds whose forecasts an engine serves and counts; a profile stands in for `next-agent`."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,8 @@ _ALL: Final = (
         },
         types=attrgetter("profiles"),
         panels={"whole workflows covered": ("coverage", None), "accuracy of the next step": ("accuracy", None)},
+        trial=Lazy("presage.serving_hooks.forecasting.trials:try_profile"),
+        in_gateway=True,
     ),
     Kind(
         "router",

@@ -129,9 +129,13 @@ class EventCounts:
 FORECASTS: Final = CounterMetric[ModelKind, Source](
     "presage_forecasts_total",
     ("kind", "source"),
-    "Forecasts, by kind of model and by source: champion, back-off counts, or none.",
+    "Forecasts, by kind of model and by source: champion, workflow profile, back-off counts, or none.",
     lambda kind, source: str(KINDS[kind].counted).format(source),
-    tuple(product(get_args(ModelKind), get_args(Source))),
+    tuple(
+        (kind, source)
+        for kind, source in product(get_args(ModelKind), get_args(Source))
+        if source != "profile" or kind == "next-agent"
+    ),
 )
 HIDDEN_STATES: Final = CounterMetric[Moment, Literal["used", "late", "missing"]](
     "presage_hidden_states_total",

@@ -103,6 +103,8 @@ def reasons(explanation: dict[str, Any]) -> list[str]:
         sentences.append("it has no recent forecast")
     elif explanation["forecasts"][-1]["source"] == "none":
         sentences.append(f"its last forecast is unknown: {explanation['forecasts'][-1]['reason']}")
+    if explanation["position"] is not None:
+        sentences += _stands(explanation["position"])
     if explanation["growth"] is not None:
         sentences.append(_grows(explanation["growth"], admission))
     if explanation["returns"] is not None:
@@ -114,6 +116,22 @@ def reasons(explanation: dict[str, Any]) -> list[str]:
             f"{blocks['free']} of its {blocks['blocks']} blocks are free; {before} others are evicted before the first"
         )
     return sentences
+
+
+def _stands(position: dict[str, Any]) -> list[str]:
+    """Where it is on the profile of its type, and what workflows of its type do."""
+    by = "profile" if position["version"] is None else f"profile {position['version']}"
+    if position["state"] is None:
+        return [f"{by} does not know where it is: no workflow that it learnt from ran this agent"]
+    where = f"state {position['state']}, {' ‖ '.join(position['at'])}" if position["at"] else "its start"
+    graph = "on the graph" if position["on_graph"] else "off the graph since a call that no workflow made before"
+    left = "how many steps are left is unknown"
+    if position["left"]:
+        left = (
+            f"{position['left']['mean']:.1f} further steps are expected (90 %: at most {position['left']['0.9']:.0f})"
+        )
+    doubt = "" if position["confident"] else f"; {by} is not confident"
+    return [f"by {by} it is in {where}, {graph}; {left}{doubt}", f"workflows of its type run {position['expression']}"]
 
 
 def _grows(growth: dict[str, Any], admission: dict[str, Any] | None) -> str:

@@ -88,6 +88,8 @@ class ForecastSettings(BaseModel):
     """return-time model: when a workflow's next request comes; given like next_agent"""
     context_growth: str | None = Field("models:/context-growth@champion", min_length=1)
     """context-growth model, for admission: how far a workflow's context grows; given like next_agent"""
+    profile: str | None = Field("models:/profile@champion", min_length=1)
+    """workflow profile, which forecasts next agents where that model cannot; given like next_agent"""
     answers: bool = True
     """read from the HTTP server's chat responses why they ended and the names of the tools they call, for return
     times"""

@@ -130,7 +130,7 @@ def test_people_read_tables(made: Made) -> None:
         "remaining-length none: no [bold]registry",
         "workflows 3 running, 9 finished, 1 expired",
         "data-parallel engine one of 2; send all requests of a workflow to the same one (session affinity)",
-        "next-agent 6 champion, 0 back-off, 0 none",
+        "next-agent 6 champion, 0 profile, 0 back-off, 0 none",
         "accuracy: review, version 3, before the output 0.750 / 0.500",
         "returns: review, back-off 0.475 within 0.5, 0.925 within 0.9",
         "found in the cache 640 (64.0%)",

@@ -158,7 +158,13 @@ def test_only_models_that_read_texts_are_named_with_the_numbers_that_they_read(t
     fit_lengths(generate("retry", 20, 0).table, config, texts="none").predictor.save(tmp_path / "none")
     found: dict[str, Any] = {}
     for name in ("texts", "none"):
-        settings = {"next_agent": None, "return_time": None, "reload_s": None, "remaining_length": str(tmp_path / name)}
+        settings = {
+            "next_agent": None,
+            "return_time": None,
+            "profile": None,
+            "reload_s": None,
+            "remaining_length": str(tmp_path / name),
+        }
         source = load_forecasts(ForecastSettings(**settings)).next_agents
         assert isinstance(source, ReadsTexts)
         found[name] = source.text_models

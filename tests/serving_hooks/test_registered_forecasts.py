@@ -200,7 +200,7 @@ def test_a_folder_needs_no_registry_and_null_no_model(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    without = dict.fromkeys(("remaining_length", "return_time", "context_growth"))
+    without = dict.fromkeys(("remaining_length", "return_time", "context_growth", "profile"))
     config = PresageConfig(next_agent=str(tiny.folder), forecast_deadline_ms=7, **without)
     made = load_forecasts(config)
     assert {kind: str(model) for kind, model in made.models.items()} == {
@@ -208,6 +208,7 @@ def test_a_folder_needs_no_registry_and_null_no_model(
         "remaining-length": "none: no model",
         "return-time": "none: no model",
         "context-growth": "none: no model",
+        "profile": "none: no model",
     }
     assert made.next_agents is not None
     assert made.next_agents.on_prefill("retry", "w", "planner", step=0, input_tokens=100).source == "champion"

@@ -82,7 +82,7 @@ class ProfileState:
         """Share of the known outcomes that was pruned."""
         return sum(times for to, times in self.counts.items() if to not in self.kept) / max(self.known, 1)
 
-    def agents(self) -> dict[str | None, float]:
+    def agents(self) -> dict[str, float]:
         """Shares of the agents of a step here."""
         total = sum(self.members.values())
         return {agent: times / total for agent, times in self.members.items()}
@@ -157,26 +157,30 @@ class Automaton:
             to = self._usual(name, block)
         return ProfilePlace(to, 1, on_graph, frozenset((index,)))
 
-    def outcomes(self, place: ProfilePlace) -> dict[str | None, float]:
-        """Probability of each next agent and of END (None); a block that has begun continues with those of its agents.
+    def moves(self, at: int, within: int) -> Iterator[tuple[int, int, float]]:
+        """Where one further step leads from a state of whose block so many steps have begun, and how likely.
 
-        Empty where nothing is known.
+        Each is a state or END, and the steps of its block that have begun then. A block that has begun may continue.
         """
-        if place.state is None:
-            return {}
-        state = self.states[place.state]
-        found: dict[str | None, float] = {}
-        ended: dict[str | None, float] = {None: 1.0}
-        longer = sum(times for size, times in state.sizes.items() if size > place.within)
-        more = longer / max(longer + state.sizes.get(place.within, 0), 1) if isinstance(state.symbol, tuple) else 0.0
-        for agent, share in state.agents().items() if more else ():
-            found[agent] = more * share
+        state = self.states[at]
+        longer = sum(times for size, times in state.sizes.items() if size > within)
+        more = longer / max(longer + state.sizes.get(within, 0), 1) if isinstance(state.symbol, tuple) else 0.0
+        if more:
+            yield at, within + 1, more
         for to, times in state.counts.items():
             p = (1 - more) * times / state.known
-            if not p:
-                continue
-            for agent, share in (ended if to == END else self.states[to].agents()).items():
-                found[agent] = found.get(agent, 0.0) + p * share
+            if p:
+                yield to, 1, p
+
+    def outcomes(self, place: ProfilePlace) -> dict[str | None, float]:
+        """Probability of each next agent and of END (None); empty where nothing is known."""
+        found: dict[str | None, float] = {}
+        for to, _, p in () if place.state is None else self.moves(place.state, place.within):
+            if to == END:
+                found[None] = p
+            else:
+                for agent, share in self.states[to].agents().items():
+                    found[agent] = found.get(agent, 0.0) + p * share
         return found
 
     def dominant_path(self) -> tuple[list[int], float]:

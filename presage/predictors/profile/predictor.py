@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from presage.datasets.schema.names import NO_NAMES, NameMapping
 from presage.errors import ArtefactError, TraceError
+from presage.features.agent_names import AgentNames
 from presage.features.input_profiles import Sources
 from presage.features.sequences import TypeSequences
 from presage.predictors.common import Progress
@@ -81,6 +82,8 @@ class ProfilePredictor:
     trained_on: NDArray[np.uint64]
     names: NameMapping = NO_NAMES
     """How names of workflow types and agents are folded before they are looked up."""
+    agent_names: AgentNames | None = None
+    """It learns no system prompts."""
 
     def __init__(self, config: ProfileConfig | None = None, seed: int = 0) -> None:
         self.config = config or ProfileConfig()
@@ -146,10 +149,9 @@ class ProfilePredictor:
             return ProfileForecast("none", 0, None, False, {}, 0.0, {}, None, profile.text)
         state = profile.automaton.states[place.state]
         outcomes = profile.automaton.outcomes(place)
-        sure = profile.confident and place.on_graph and state.visits >= self.config.min_evidence
         left = state.left
         return ProfileForecast(
-            "champion" if sure else "back-off",
+            "champion" if self.sure(profile, place) else "back-off",
             state.visits,
             place.state,
             place.on_graph,
@@ -159,6 +161,11 @@ class ProfilePredictor:
             state.distance,
             profile.text,
         )
+
+    def sure(self, profile: TypeProfile, place: ProfilePlace) -> bool:
+        """Whether to act on a forecast there: the profile is confident, and the place on the graph and well known."""
+        known = place.state is not None and profile.automaton.states[place.state].visits >= self.config.min_evidence
+        return known and place.on_graph and profile.confident
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
         """Write the artefact: config.json, model.safetensors (keys of the training tasks) and the files named above."""

@@ -54,6 +54,12 @@ def _distributions(out: NDArray[np.float32]) -> bool:
     return True
 
 
+def check_distributions(rows: NDArray[np.float32]) -> None:
+    """Raises NotAForecast unless every row is a distribution."""
+    if not _distributions(rows):
+        raise NotAForecast("the probabilities are no distributions")
+
+
 def warm() -> None:
     """Compiles `_distributions` once in a process; takes most of a second and holds the interpreter lock."""
     _distributions(np.ones((1, 1), np.float32))
@@ -126,8 +132,9 @@ class NextAgentAdapter:
 
     def _checked(self, moment: Moment, evidence: int, out: NDArray[np.float32], left: LiveLengths) -> LiveForecast:
         agents = self.predictor.vocabulary.agents
-        if out.shape[1] != len(agents) + 1 or not _distributions(out):
+        if out.shape[1] != len(agents) + 1:
             raise NotAForecast("the probabilities are no distributions")
+        check_distributions(out)
         source: Source = "back-off" if evidence < self.predictor.config.min_evidence else "champion"
         return LiveForecast(source, evidence, moment, out, agents, self.version, self._reason, left)
 

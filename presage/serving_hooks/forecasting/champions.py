@@ -1,7 +1,7 @@
 """Forecasts from the registry's models, the default of an engine.
 
-They are the champions of next agents, remaining lengths, return times and context growth. Without them, or while the
-registry is down, online counts forecast once they have enough data.
+They are the champions of next agents, remaining lengths, return times, context growth and profiles. Without them, or
+while the registry is down, online counts forecast once they have enough data.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class Champions:
         if found is None:
             return False
         before, forecaster = self.source.latest, self._forecaster(found)
-        for kind, predictor in (("next-agent", before.predictor), ("remaining-length", before.lengths)):
+        earlier = {"next-agent": before.predictor, "remaining-length": before.lengths, "profile": before.profile}
+        for kind, predictor in earlier.items():
             # The abandoned thread may still change the predictor.
             if found[kind].predictor is predictor and before.breakers[kind].hung:
                 forecaster.breakers[kind].follow(before.breakers[kind])
@@ -178,6 +179,8 @@ class Champions:
             found["next-agent"].version,
             lengths=found["remaining-length"].predictor,
             lengths_version=found["remaining-length"].version,
+            profile=found["profile"].predictor,
+            profile_version=found["profile"].version,
             back_off=self._counts,
             served_model=self._served_model,
             state_layer=self._state_layer,

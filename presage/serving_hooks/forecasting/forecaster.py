@@ -3,11 +3,12 @@
 The forecaster keeps a state for each workflow, so an event costs one step and not the whole prefix. Forecasts equal
 those of `NextAgentPredictor.forecast` and `RemainingLengthPredictor.forecast` on the steps so far. Not thread-safe.
 
-Events raise no exceptions: if a predictor fails, online counts forecast; if they have too little data, the forecast has
-source "none" and a reason. For an agent with little evidence the model uses its own back-off; online counts with more
-evidence take precedence. During a drift alarm online counts forecast whenever they have enough data; the model still
-runs, so that the monitor notices when it is accurate again. After a failed call a model's state of the workflow is half
-a step behind, so the workflow gets no more forecasts from that model.
+Events raise no exceptions: if the predictor of next agents fails, or knows too little of an agent, the profile of the
+workflow type forecasts where it is sure (`profile_places.py`), else online counts do; if they have too little data, the
+forecast has source "none" and a reason. For an agent with little evidence the model uses its own back-off; a profile
+that is sure and online counts with more evidence take precedence. During a drift alarm online counts forecast whenever
+they have enough data; the model still runs, so that the monitor notices when it is accurate again. After a failed call
+a model's state of the workflow is half a step behind, so the workflow gets no more forecasts from that model.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from presage.features.served_steps import TOOLS_CALLED
 from presage.predictors.common.forecast import Source
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.predictor import NextAgentPredictor, Workflow
+from presage.predictors.profile.predictor import ProfilePredictor
 from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthAdapter, NextAgentAdapter
 from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker, Refused
@@ -49,6 +51,7 @@ from presage.serving_hooks.forecasting.live import (
     no_lengths,
 )
 from presage.serving_hooks.forecasting.online_counts import MOST_OPEN, OnlineCounts, WorkflowHistory
+from presage.serving_hooks.forecasting.profile_places import ProfileAdapter, ProfiledWorkflow
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.outcomes import likeliest
 from presage.serving_hooks.workflows import EndReason
@@ -77,6 +80,7 @@ class ForecastState:
 
     Attributes:
         agents, lengths: its state in each predictor, or why there is none.
+        profiled: its place on the profile of its type; None where there is none, or it is not known any more.
         steps: the number after the highest that has begun; without numbers, how many have begun.
         missing: lower numbers that have not begun yet, as steps that run at once may begin in any order.
         open: number and agent of the steps that have not completed, in the order of their starts; aborted ones stay.
@@ -88,12 +92,18 @@ class ForecastState:
     """
 
     __slots__ = (
-        "agents", "awaited", "history", "latest", "lengths", "missing", "open", "remaining", "stats_key", "steps",
-        "within",
+        "agents", "awaited", "history", "latest", "lengths", "missing", "open", "profiled", "remaining", "stats_key",
+        "steps", "within",
     )  # fmt: skip
 
-    def __init__(self, agents: Workflow | Refused, lengths: LengthWorkflow | Refused, stats_key: str) -> None:
-        self.stats_key = stats_key
+    def __init__(
+        self,
+        agents: Workflow | Refused,
+        lengths: LengthWorkflow | Refused,
+        profiled: ProfiledWorkflow | None,
+        stats_key: str,
+    ) -> None:
+        self.stats_key, self.profiled = stats_key, profiled
         self.agents, self.lengths, self.remaining = agents, lengths, NO_LENGTHS
         self.steps, self.missing, self.within = 0, _NO_NUMBERS, False
         self.open: tuple[tuple[int | None, str], ...] = ()
@@ -105,7 +115,7 @@ class ForecastState:
         """Steps before number `step` were missed: predictors no longer know the state of the workflow."""
         self.agents = self.lengths = Refused(MISSED_STEP)
         self.history.missed()
-        self.awaited = self.latest = None
+        self.awaited = self.latest = self.profiled = None
         self.steps, self.missing, self.open = step, _NO_NUMBERS, ()
 
     def begins(self, number: int | None, agent: str) -> None:
@@ -141,6 +151,7 @@ class Forecaster:
     Args:
         predictor, version: of next agents, and its version in the registry; None leaves next agents to `back_off`.
         lengths, lengths_version, lengths_kind: likewise of remaining output tokens, or of context growth.
+        profile, profile_version: likewise of workflow profiles, which forecast next agents before `back_off` does.
         back_off: online counts, which learn from the events and forecast if a predictor does not; None for none.
         served_model, state_layer: whose hidden states the engine captures; see `NextAgentAdapter`.
         max_workflows: states kept; the least recently active one is dropped first. If a dropped workflow continues, the
@@ -168,6 +179,8 @@ class Forecaster:
         lengths: RemainingLengthPredictor | None = None,
         lengths_version: int | None = None,
         lengths_kind: ModelKind = "remaining-length",
+        profile: ProfilePredictor | None = None,
+        profile_version: int | None = None,
         back_off: OnlineCounts | None = None,
         served_model: str | None = None,
         state_layer: int | None = None,
@@ -179,18 +192,20 @@ class Forecaster:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.predictor, self.version, self.max_workflows = predictor, version, max_workflows
-        self.lengths, self.text_models, self._served_model = lengths, text_models, served_model
+        self.profile, self.lengths, self.text_models, self._served_model = profile, lengths, text_models, served_model
         self.counts: Counter[tuple[ModelKind, Source, str | None]] = Counter()
         self.states: Counter[str | None] = Counter()
         self.errors: Counter[str] = Counter()
         self.inputs: Counter[str] = Counter() if inputs is None else inputs
         self.awaits_states = self.awaits_answers = False
-        self.breakers = {
+        self.breakers: dict[str, CircuitBreaker] = {
             kind: CircuitBreaker(kind if number is None else f"{kind} version {number}", budget or Budget(), clock)
-            for kind, number in (("next-agent", version), (lengths_kind, lengths_version))
+            for kind, number in (("next-agent", version), (lengths_kind, lengths_version), ("profile", profile_version))
         }
         self._call_agents = self.breakers["next-agent"].call
         self._call_lengths, self._lengths_kind = self.breakers[lengths_kind].call, lengths_kind
+        self._call_profile = self.breakers["profile"].call
+        self._profile = ProfileAdapter(profile, profile_version) if profile is not None else None
         self._agents: NextAgentAdapter | None = None
         if predictor is not None:
             self._agents = NextAgentAdapter(predictor, version, served_model, state_layer)
@@ -206,7 +221,7 @@ class Forecaster:
     @property
     def loaded(self) -> list[LoadedPredictor]:
         """Its predictors."""
-        return [of for of in (self.predictor, self.lengths) if of is not None]
+        return [of for of in (self.predictor, self.lengths, self.profile) if of is not None]
 
     def follows(self, workflow_type: str, workflow_id: str) -> bool:
         """Whether it keeps a state of this workflow."""
@@ -391,6 +406,14 @@ class Forecaster:
         except Exception as error:
             self.errors[type(error).__name__] += 1
 
+    def position(self, workflow_type: str, workflow_id: str) -> dict[str, Any] | None:
+        """Where a running workflow is on the profile of its type, for people; None if that is not known."""
+        running = self._workflows.get((short(workflow_type), short(workflow_id)))
+        if self._profile is None or running is None or running.profiled is None:
+            return None
+        found = self._call_profile(partial(self._profile.position, running.profiled))
+        return None if isinstance(found, Refused) else found
+
     def reset(self) -> None:
         """Closes all circuit breakers. A workflow that missed a step of a predictor gets no more of its forecasts."""
         for breaker in self.breakers.values():
@@ -406,8 +429,8 @@ class Forecaster:
     def _forecast(self, moment: Moment, event: Callable[[], LiveForecast | str]) -> LiveForecast:
         """Returns and counts the event's forecast; of source "none" if the event is invalid or fails."""
         try:
-            no_source = self._agents is None and self._lengths is None and self._back_off is None
-            live = NO_MODEL if no_source else event()
+            sources = (self._agents, self._lengths, self._profile, self._back_off)
+            live = NO_MODEL if all(source is None for source in sources) else event()
         except Exception as error:
             live = type(error).__name__  # the message might contain text of the request
         if isinstance(live, str):
@@ -426,6 +449,7 @@ class Forecaster:
             running = self._workflows[key] = ForecastState(
                 self._call_agents(partial(agents.predictor.open, workflow_type)) if agents is not None else _NONE,
                 self._call_lengths(partial(lengths.predictor.open, workflow_type)) if lengths is not None else _NONE,
+                self._opened(workflow_type),
                 shared(scoped(tenant_of(workflow_id), workflow_type)),
             )
             if len(self._workflows) > self.max_workflows:
@@ -475,6 +499,10 @@ class Forecaster:
         before = None
         if self.awaits_states and not isinstance(running.agents, Refused):
             before = running.agents.copy()
+        if self._profile is not None and running.profiled is not None:
+            beside = len(running.open) > 1
+            begun = self._call_profile(partial(self._profile.begun, running.profiled, step["agent"], beside))
+            running.profiled = None if isinstance(begun, Refused) else begun
         if self._back_off is not None:
             running.history.begun(self._back_off, running.stats_key, shared(step["agent"]))
         made: LiveLengths | Refused = _why_not(self._lengths, running.lengths)
@@ -557,13 +585,16 @@ class Forecaster:
         live: LiveForecast | Refused,
         left: LiveLengths,
     ) -> LiveForecast:
-        """The forecast of next agents, from the model or the counts; sets `_claimed`."""
+        """The forecast of next agents, from the model, the profile or the counts; sets `_claimed`."""
         stands_back = self._stands_back(workflow_type, "next-agent")
         self._claimed = None if isinstance(live, Refused) else live
         if isinstance(live, Refused):
             running.agents = live
         elif live.source == "champion" and stands_back is None:
             return live
+        found = self._profiled(moment, running, live, left) if stands_back is None else None
+        if found is not None:
+            return found
         recent = running.history.recent
         counted = self._back_off.next_agents(running.stats_key, recent) if self._back_off is not None else None
         if counted is not None and (isinstance(live, Refused) or stands_back or counted.evidence > live.evidence):
@@ -572,6 +603,26 @@ class Forecaster:
                 "back-off", counted.evidence, moment, counted.probabilities, counted.agents, None, reason, left
             )
         return self._nothing(moment, live.reason, left) if isinstance(live, Refused) else live
+
+    def _opened(self, workflow_type: str) -> ProfiledWorkflow | None:
+        """A new workflow on the profile of its type; None if there is none."""
+        if self._profile is None:
+            return None
+        opened = self._call_profile(partial(self._profile.open, workflow_type))
+        return None if isinstance(opened, Refused) else opened
+
+    def _profiled(
+        self, moment: Moment, running: ForecastState, live: LiveForecast | Refused, left: LiveLengths
+    ) -> LiveForecast | None:
+        """The forecast of next agents from the profile; None where it is not sure."""
+        if self._profile is None or running.profiled is None:
+            return None
+        reason = live.reason if isinstance(live, Refused) else LITTLE_SEEN
+        found = self._call_profile(partial(self._profile.forecast, running.profiled, moment, reason, left))
+        if isinstance(found, Refused):
+            running.profiled = None
+            return None
+        return found
 
     def _left(self, workflow_type: str, running: ForecastState, made: LiveLengths | Refused) -> LiveLengths:
         """The forecast of remaining tokens, from the model or the counts."""
@@ -762,6 +813,10 @@ class VersionedForecaster:
     def await_answers(self) -> None:
         """Expects the features of answers by `on_completion_state` from now on."""
         self.latest.awaits_answers = True
+
+    def position(self, workflow_type: str, workflow_id: str) -> dict[str, Any] | None:
+        """As `Forecaster.position`."""
+        return self._of(workflow_type, workflow_id).position(workflow_type, workflow_id)
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""

@@ -124,6 +124,18 @@ class ReadsTools(Protocol):
     ) -> LiveForecast | None: ...
 
 
+@runtime_checkable
+class ReadsProfiles(Protocol):
+    """A next-agent source that follows workflows on the profiles of their types; see `Forecaster`."""
+
+    def position(self, workflow_type: str, workflow_id: str) -> dict[str, Any] | None: ...  # noqa: D102
+
+
+def position(source: NextAgents | None, workflow_type: str, workflow_id: str) -> dict[str, Any] | None:
+    """Where a running workflow is on the profile of its type, for people; None if the source does not know."""
+    return source.position(workflow_type, workflow_id) if isinstance(source, ReadsProfiles) else None
+
+
 class RemainingTokens(Protocol):
     """Forecasts the remaining output tokens of a workflow."""
 

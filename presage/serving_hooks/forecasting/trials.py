@@ -11,12 +11,15 @@ from typing import Any, Final
 import numpy as np
 
 from presage.errors import ArtefactError
+from presage.features.moment import PREFILL
 from presage.features.states import STATE_COLUMN
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.predictor import NextAgentPredictor
+from presage.predictors.profile.predictor import ProfilePredictor
 from presage.predictors.router.predictor import RouterPredictor
 from presage.serving_hooks.forecasting.adapters import LengthAdapter, NextAgentAdapter
 from presage.serving_hooks.forecasting.live import NO_LENGTHS
+from presage.serving_hooks.forecasting.profile_places import ProfileAdapter
 
 TRIAL_STEPS: Final = 3
 """Steps of a trial; the later ones have a prefix."""
@@ -51,6 +54,19 @@ def try_lengths(predictor: RemainingLengthPredictor, texts: Mapping[str, str]) -
         for agent in (*vocabulary.agents[:TRIAL_STEPS], ""):
             adapter.prefilled(workflow, {"agent": agent, "input_tokens": 1, **texts})
             workflow.completed({"output_tokens": 1, **texts})
+
+
+def try_profile(predictor: ProfilePredictor, texts: Mapping[str, str]) -> None:
+    """Likewise, along the likeliest path of every workflow type; a profile reads no `texts`."""
+    adapter = ProfileAdapter(predictor, None)
+    for workflow_type, profile in predictor.profiles.items():
+        workflow = adapter.open(workflow_type)
+        assert workflow is not None
+        states = (profile.automaton.states[at] for at in profile.automaton.dominant_path()[0][:TRIAL_STEPS])
+        for agent in (*(next(iter(state.members)) for state in states), ""):
+            workflow = adapter.begun(workflow, agent, beside=False)
+            adapter.forecast(workflow, PREFILL, None, NO_LENGTHS)
+            adapter.position(workflow)
 
 
 def try_router(predictor: RouterPredictor, texts: Mapping[str, str]) -> None:

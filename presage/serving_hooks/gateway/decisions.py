@@ -22,7 +22,7 @@ from presage.datasets.schema.names import MAX_NAME
 from presage.serving_hooks.answer_reader import AnswerReader
 from presage.serving_hooks.counts import FORECASTS, EventCounts
 from presage.serving_hooks.explain import MOST_SHOWN, LastForecasts, reasons, return_as_plain
-from presage.serving_hooks.forecasting.forecasts import Forecasts, Upkeep
+from presage.serving_hooks.forecasting.forecasts import Forecasts, Upkeep, position
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.gateway.agent_quantiles import RecentQuantiles
 from presage.serving_hooks.gateway.annotation import Annotation
@@ -200,6 +200,7 @@ class Decisions:
             "alive": running is not None,
             "modes": {policy: self.modes.of(policy, step.stats_key).word for policy in self.modes.whole},
             "forecasts": self._shown.of(step.workflow),
+            "position": position(self._forecasts.next_agents, workflow_type, workflow_id),
             "returns": None if away is None else return_as_plain(away[0], now - away[1], self._target),
             "growth": None,
             "requests": [],

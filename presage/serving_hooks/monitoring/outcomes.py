@@ -35,6 +35,9 @@ from presage.serving_hooks.workflows.identity import Key, shared, short
 COUNTS: Final = "counts"
 """The model of forecasts from online counts (`online_counts.py`)."""
 
+PROFILE: Final = "profile"
+"""Begins the name of a workflow profile among models."""
+
 END: Final = ""
 """The end of a workflow in place of an agent, which always has a name; as the first of a pair, the start."""
 
@@ -48,12 +51,21 @@ LEAST_PROBABILITY: Final = 1e-12
 def model_of(source: Source, version: int | None, reason: str | None) -> str:
     """The model that made a forecast: "version 3", "no version" for a predictor from a folder, or `COUNTS`.
 
+    A profile is "profile version 3" or "profile no version".
+
     A forecast from counts gives the reason why the predictor made none; a predictor's own back-off gives no reason, or
     one about its hidden states.
     """
+    if source == "profile":
+        return f"{PROFILE} {'no version' if version is None else f'version {version}'}"
     if version is not None:
         return f"version {version}"
     return COUNTS if source == "back-off" and reason not in (None, STATES_LEFT_OUT, LAYER_LEFT_OUT) else "no version"
+
+
+def is_predictor(model: str) -> bool:
+    """Whether the name of a model is that of a predictor, which promoted figures and counts are compared with."""
+    return model != COUNTS and not model.startswith(PROFILE)
 
 
 def likeliest(forecast: LiveForecast | Counted) -> str:
@@ -341,7 +353,7 @@ class _Course:
 
     def _judge(self, agent: str, step: int, counted: str | None) -> None:
         """Judges open forecasts of this step by its agent, or by `END` after the last step."""
-        if counted is not None and self.open and self.open[-1][0] == step - 1 and self.open[-1][1] != COUNTS:
+        if counted is not None and self.open and self.open[-1][0] == step - 1 and is_predictor(self.open[-1][1]):
             self.against_counts.judged += 1
             self.against_counts.model += likeliest(self.open[-1][2]) == agent
             self.against_counts.counts += counted == agent

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from presage.errors import ArtefactError, ConfigurationError
 from presage.features.moment import MOMENTS
-from presage.serving_hooks.monitoring.outcomes import COUNTS, END, Followed
+from presage.serving_hooks.monitoring.outcomes import END, Followed, is_predictor
 
 PAIRS_KEPT: Final = 4096
 PAIRS_WATCHED: Final = 64
@@ -236,7 +236,7 @@ def reach_of(name: str) -> float:
 
 def _latest(tallies: Mapping[str, Of]) -> Of | None:
     """The tally of the predictor that forecast last."""
-    names = [name for name in tallies if name != COUNTS]
+    names = [name for name in tallies if is_predictor(name)]
     return tallies[names[-1]] if names else None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from presage.serving_hooks.counts import ERRORS, EVENTS
 from presage.serving_hooks.explain import lengths_as_plain, reasons, return_as_plain
+from presage.serving_hooks.forecasting.forecasts import position
 from presage.serving_hooks.modes import POLICIES, Mode
 from presage.serving_hooks.status import (
     EngineStatus,
@@ -177,6 +178,7 @@ class OperatorCalls(Hooks):
             "alive": running is not None,
             "modes": {policy: self._modes.of(policy, stats_key).word for policy in POLICIES},
             "forecasts": self._last_forecasts.of(workflow) if self._last_forecasts is not None else [],
+            "position": position(self.step_forecasts.sources.next_agents, workflow_type, workflow_id),
             "returns": self._explain_return(workflow),
             "growth": lengths_as_plain(running.forecasts.growth) if running and running.forecasts.growth else None,
             "requests": [self._explain(one) for one in running.requests.values()] if running else [],

@@ -38,7 +38,7 @@ def served(app: Any, **options: Any) -> Iterator[str]:
         listening.close()
 
 
-WITHOUT_MODELS = {"next_agent": None, "remaining_length": None, "return_time": None, "reload_s": None}
+WITHOUT_MODELS = {"next_agent": None, "remaining_length": None, "return_time": None, "profile": None, "reload_s": None}
 """Settings of forecasts: online counts alone."""
 
 

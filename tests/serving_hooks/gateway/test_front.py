@@ -8,10 +8,12 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from profile_samples import coding, table_of
 from served import gateway, served
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -19,6 +21,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from typer.testing import CliRunner
 
+from presage.features.sequences import sequences_of
+from presage.predictors.profile.predictor import ProfilePredictor
 from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine
 
 CHAT = "/v1/chat/completions"
@@ -396,6 +400,18 @@ def test_presage_explain_says_why_a_request_went_where_it_went(behind: str) -> N
     assert "workflow by explicit" in found.stdout
     unknown = CliRunner().invoke(app, ["explain", behind, "another"])
     assert unknown.exit_code == 2
+
+
+def test_presage_explain_says_where_a_workflow_is_on_its_profile(engine: Any, tmp_path: Path) -> None:
+    ProfilePredictor().fit(sequences_of(table_of(coding(100)))).save(tmp_path / "profile")
+    with gateway(engine[1], forecasts={"profile": str(tmp_path / "profile")}) as (url, _):
+        for agent in ("planner", "explorer"):
+            named = {"vllm_xargs": {"workflow_type": "app", "workflow_id": "w", "agent": agent}}
+            httpx.post(url + CHAT, json={**BODY, **named})
+        (found,) = httpx.get(f"{url}/v1/workflows/w/explain?workflow_type=app").json()["engines"]
+        assert (found["position"]["at"], found["position"]["on_graph"]) == (["explorer"], True)
+        assert {made["source"] for made in found["forecasts"]} == {"profile"}
+        assert any(told.startswith("workflows of its type run planner explorer{3,12} ") for told in found["reasons"])
 
 
 def test_state_does_not_outlive_its_workflows(engine: Any) -> None:

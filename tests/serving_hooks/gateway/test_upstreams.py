@@ -19,7 +19,7 @@ from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine
 
 CHAT = "/v1/chat/completions"
 ASKED = [{"role": "user", "content": "Which way to the sea?"}]
-WITHOUT = {"next_agent": None, "remaining_length": None, "return_time": None, "reload_s": None}
+WITHOUT = {"next_agent": None, "remaining_length": None, "return_time": None, "profile": None, "reload_s": None}
 
 
 @contextmanager

@@ -31,9 +31,8 @@ SECONDS = (*("time_to_live_s", "reload_s", "forecast_deadline_ms", "held_at_most
 def test_what_is_not_said_is_the_policies_own_default(additional: Any) -> None:
     config = read_config(additional)
     assert (config.priority, config.eviction, config.forecasts, config.registry) == (True, True, None, None)
-    assert (config.next_agent, config.remaining_length, config.return_time, config.context_growth) == tuple(
-        f"models:/{kind}@champion" for kind in ("next-agent", "remaining-length", "return-time", "context-growth")
-    )
+    kinds = ("next_agent", "remaining_length", "return_time", "context_growth", "profile")
+    assert {getattr(config, kind) for kind in kinds} == {f"models:/{kind.replace('_', '-')}@champion" for kind in kinds}
     assert config.forecast_budget() == Budget(first_hang_s=HANG_S)
     assert config.priority_settings() == PriorityConfig()
     assert config.score_settings() == ScoreConfig()

@@ -14,7 +14,7 @@ from presage.training.length.train import fit_lengths
 pytestmark = pytest.mark.vllm
 
 ADMISSION = {"priority": False, "eviction": False, "reload_s": None, "forecast_deadline_ms": 1000.0}
-NO_MODELS = dict.fromkeys(("next_agent", "remaining_length", "return_time", "context_growth"))
+NO_MODELS = dict.fromkeys(("next_agent", "remaining_length", "return_time", "context_growth", "profile"))
 
 
 @pytest.fixture(scope="module")

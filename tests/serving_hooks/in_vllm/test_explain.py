@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from profile_samples import coding, table_of
 from test_admission_in_engine import ALONE, Ticking, busy, told, work
 from test_policies_in_engine import prompt, served, step
-from vllm_samples import ask
+from vllm_samples import Engine, ask, build
 
+from presage.features.sequences import sequences_of
+from presage.predictors.profile.predictor import ProfilePredictor
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.workflows.identity import scoped
 from presage.serving_hooks.workflows.tenants import ARGUMENT
@@ -97,3 +100,24 @@ def test_each_tenant_is_told_of_its_own_under_the_name_it_gave(tmp_path: Path) -
         assert (told["workflow_id"], told["blocks"]["blocks"]) == ("w", blocks)
         assert "key-" not in json.dumps(told)
     assert not engine.scheduler.explain("t", "w")["alive"]
+
+
+def test_a_workflow_is_told_where_it_is_on_the_profile_of_its_type(tmp_path: Path) -> None:
+    ProfilePredictor().fit(sequences_of(table_of(coding(100)))).save(tmp_path / "profile")
+    without = dict.fromkeys(("next_agent", "remaining_length", "return_time", "context_growth"))
+    presage = {**without, "profile": str(tmp_path / "profile"), "reload_s": None, "forecast_deadline_ms": 1000.0}
+    engine = Engine(build(tmp_path / "served", SyncWorkflowScheduler, blocks=90, presage=presage))
+    for number, agent in enumerate(("planner", "explorer", "explorer")):
+        of = {"workflow_type": "app", "workflow_id": "w", "agent": agent, "step": number}
+        engine.scheduler.add_request(ask(f"w-{number}", prompt(0, 40 + number), 2, **of))
+        engine.run()
+    explained = engine.scheduler.explain("app", "w")
+    assert (explained["position"]["at"], explained["position"]["on_graph"]) == (["explorer"], True)
+    assert explained["forecasts"][-1]["source"] == "profile"
+    assert any(told.startswith("workflows of its type run planner explorer{3,12} ") for told in explained["reasons"])
+    status = engine.scheduler.presage_status()
+    assert status["counts"]["forecast: profile"] == 6
+    assert status["models"]["profile"] == str(tmp_path / "profile")
+    engine.scheduler.add_request(ask("w-3", prompt(0, 44), 2, **{**of, "step": 3}, workflow_end=True))
+    engine.run()
+    assert engine.scheduler.explain("app", "w")["position"] is None

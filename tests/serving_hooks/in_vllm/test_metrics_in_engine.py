@@ -25,7 +25,7 @@ from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 pytestmark = pytest.mark.vllm
 
 
-NOTHING_FOUND = dict.fromkeys(get_args(ServedKind), Held(None, None))
+NOTHING_FOUND = dict.fromkeys((*get_args(ServedKind), "profile"), Held(None, None))
 
 
 def reported(engine: Engine) -> EngineStatus:

@@ -19,7 +19,7 @@ from presage.training.next_agent.train import fit_predictor
 
 pytestmark = pytest.mark.vllm
 
-NO_MODELS = {"next_agent": None, "remaining_length": None, "reload_s": None}
+NO_MODELS = {"next_agent": None, "remaining_length": None, "profile": None, "reload_s": None}
 
 
 @pytest.fixture(autouse=True)

@@ -297,6 +297,7 @@ def test_the_page_of_metrics_has_all_that_the_dashboard_shows(server: Server) ->
         ("remaining-length", "none", ""): 1,
         ("return-time", "none", ""): 1,
         ("context-growth", "none", ""): 1,
+        ("profile", "none", ""): 1,
     }
 
 

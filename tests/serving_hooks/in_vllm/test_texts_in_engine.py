@@ -66,7 +66,7 @@ def built(folder: Path, **settings: Any) -> tuple[Any, Engine]:
     text_predictor().save(folder / "predictor")
     text_lengths().save(folder / "lengths")
     models = {"next_agent": str(folder / "predictor"), "remaining_length": str(folder / "lengths")}
-    given = {**models, "return_time": None, "reload_s": None}
+    given = {**models, "return_time": None, "profile": None, "reload_s": None}
     scheduler = build(
         folder / "model", Watched, blocks=256, presage={**given, "forecast_deadline_ms": 60_000.0, **settings}
     )

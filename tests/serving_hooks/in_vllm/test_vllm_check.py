@@ -57,6 +57,7 @@ def test_the_command_tells_all_as_one_object(tmp_path: Path) -> None:
         "model: remaining-length": "less",
         "model: return-time": "less",
         "model: context-growth": "less",
+        "model: profile": "less",
     }
     assert not list(tmp_path.iterdir())
 
