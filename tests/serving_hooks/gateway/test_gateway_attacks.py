@@ -59,8 +59,19 @@ def raw(answer: bytes = b"") -> Iterator[tuple[str, RawServer]]:
     try:
         yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", server
     finally:
+        asyncio.run_coroutine_threadsafe(closed(listening), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
+        loop.close()
+
+
+async def closed(listening: asyncio.Server) -> None:
+    """Stops listening, and ends what is served."""
+    listening.close()
+    serving = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
 
 
 def connected(url: str) -> socket.socket:
