@@ -191,6 +191,22 @@ def test_what_the_log_lacks_is_said(tmp_path: Path) -> None:
     assert (chunk.notices[TWICE], chunk.table.num_rows) == (3, 3)
 
 
+def test_ids_that_clients_choose_are_told_apart_and_their_bodies_counted_once(tmp_path: Path) -> None:
+    body = {"messages": [{"role": "user", "content": "Go."}]}
+    asked = [line for at in (1, 12, 13) for line in request(f"chatcmpl-run-{at}", f"Go {at}.", [at, 2], 1)]
+    bodies = [line for at in (1, 12, 13) for line in request(f"x-{at}abc", None, None, 1, body=body)[:1]]
+    answers = [line for at in (13, 1, 12) for line in answer(f"chatcmpl-run-{at}", f"Done {at}", [at], 2)]
+    found = rows(written(tmp_path / "a.log", [*bodies, *asked, *answers]))
+    assert sorted((row["input_text"], row["output_text"]) for row in found) == [
+        (f"Go {at}.", f"Done {at}") for at in (1, 12, 13)
+    ]
+
+
+def test_prompts_of_one_request_to_completions_are_requests_of_their_own(tmp_path: Path) -> None:
+    lines = [line for at in range(3) for line in request(f"cmpl-a-{at}", f"Go {at}.", [at, 2], 1)]
+    assert {row["input_text"] for row in rows(written(tmp_path / "a.log", lines))} == {"Go 0.", "Go 1.", "Go 2."}
+
+
 def test_an_id_that_comes_again_is_another_request(tmp_path: Path) -> None:
     lines = [*request("chatcmpl-a", "One", [1, 2], 1), *request("chatcmpl-a", "Two", [3, 4], 2)]
     found = rows(written(tmp_path / "a.log", [*lines, *answer("chatcmpl-a", "Done", [5], 3)]))

@@ -36,7 +36,7 @@ from presage.continuation import (
     head_of,
 )
 from presage.datasets.adapters.files.tables import table_rows
-from presage.datasets.adapters.files.text import JSON_SUFFIXES, TABLE_SUFFIXES, Documents, OnTorn, Place, files_of
+from presage.datasets.adapters.files.text import JSON_SUFFIXES, TABLE_SUFFIXES, Documents, Place, files_of
 from presage.datasets.adapters.requests.logs import LoggedRequest, NotARequestError, logged_request
 from presage.datasets.adapters.requests.vllm_log import (
     CUT,
@@ -113,10 +113,12 @@ class _Spool:
                 raise TraceError(f"{files[place.file]}, line {place.line}: {message}")
             skipped[f"line with {reason}"] += 1
 
-        logs = [number for number, file in enumerate(files) if is_vllm_log(file)]
-        vllm = VllmLogs([files[number] for number in logs], bad, logs)
-        others = [number for number in range(len(files)) if number not in set(logs)]
-        torn: OnTorn = lambda place, *of: bad(Place(others[place.file], place.line), *of)  # noqa: E731
+        def torn(place: Place, message: str, reason: str, line: bytes) -> None:
+            bad(Place(others[place.file], place.line), message, reason, line)
+
+        logs = {number: file for number, file in enumerate(files) if is_vllm_log(file)}
+        others = [number for number in range(len(files)) if number not in logs]
+        vllm = VllmLogs(logs, bad)
         documents = Documents([files[number] for number in others], torn, msgspec.json.decode, table_rows)
 
         def requests() -> Iterator[tuple[Place, LoggedRequest]]:
@@ -150,7 +152,7 @@ class _Spool:
             self.digests += blake2b(packed, digest_size=_DIGEST).digest()
             at += len(packed)
         if logs and not vllm.found:
-            raise TraceError(f"{files[logs[0]]}: {NO_PROMPTS}")
+            raise TraceError(f"{next(iter(logs.values()))}: {NO_PROMPTS}")
         notices[UNANSWERED], notices[CUT] = vllm.unanswered, vllm.cut
         return vllm.read_bytes + documents.read_bytes
 

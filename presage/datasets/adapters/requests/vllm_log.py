@@ -15,7 +15,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -46,10 +46,11 @@ _PROMPT: Final = re.compile(rf"{_TEXT}, (?:.*, )?prompt_token_ids: {_IDS}(?:, |$
 _OUTPUT: Final = re.compile(rf"{_TEXT}(?:, output_token_ids: {_IDS})?, finish_reason: (\S+)$")
 """Both also as vLLM wrote them when token ids stood at the level INFO, in the same line."""
 _ADAPTER: Final = re.compile(r"lora_request: LoRARequest\(.*?lora_name='([^']+)'")
-_API: Final = re.compile(r"^(?:chatcmpl|cmpl|resp)[-_]|(?<=.)-\d{1,3}$")
-"""What vLLM puts around the id of a request: its API, and the number of the prompt in it."""
+_API: Final = re.compile(r"(?:chatcmpl-|resp_)(?P<one>.+)|cmpl-(?P<several>.+)-\d+")
+"""What vLLM puts around the id of a request: its API, and of completions the number of the prompt."""
 _ISO: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?")
 _MONTH_AND_DAY: Final = re.compile(r"(?<![\d-])(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?!\d)")
+_BODY: Final = " JSON body: "
 _MESSAGES: Final = ("message", "log", "msg")
 _TIMES: Final = ("asctime", "time", "timestamp", "@timestamp")
 _SNIFFED: Final = 2000
@@ -78,19 +79,19 @@ def is_vllm_log(path: Path) -> bool:
 class VllmLogs:
     """Iterates over the requests of vLLM's logs with the places of their prompts.
 
-    Files are read in the order of their first times, since an answer may stand in the next one. `bad` is called for a
-    line that cannot be used; `read_bytes` are those on disk so far.
+    Files, by the numbers of their places, are read in the order of their first times, since an answer may stand in the
+    next one. `bad` is called for a line that cannot be used; `read_bytes` are those on disk so far.
 
     Attributes:
         found: requests with a prompt.
         unanswered: those without an answer.
     """
 
-    def __init__(self, files: Sequence[Path], bad: Callable[..., None], numbers: Sequence[int]) -> None:
+    def __init__(self, files: Mapping[int, Path], bad: OnTorn) -> None:
         self.read_bytes, self.found, self.unanswered = 0, 0, 0
         self._lengths = Counter[int]()  # of prompts that may have been cut
-        self._bad: OnTorn = bad
-        self._files = sorted(zip(numbers, files, strict=True), key=lambda one: _first_us(one[1]))
+        self._bad = bad
+        self._files = sorted(files.items(), key=lambda one: _first_us(one[1]))
         self._open: OrderedDict[str, _Request] = OrderedDict()
 
     def __iter__(self) -> Iterator[tuple[Place, LoggedRequest]]:
@@ -125,7 +126,7 @@ class VllmLogs:
         if moment is None:
             self._bad(place, "no time before the message; expected the log as vLLM writes it", "no time", line)
             return
-        key, rest = _API.sub("", found["id"]), text[found.end() :].rstrip("\r\n")
+        key, rest = _key(found["id"]), text[found.end() :].rstrip("\r\n")
         if found["what"].endswith(("output_token_ids: ", "output: ")):
             request = self._open.get(key)
             if request is not None and request.reply(found["what"], found["part"], rest, moment):
@@ -171,7 +172,7 @@ class _Request:
     def ask(self, what: str, rest: str) -> None:
         """A line about the prompt."""
         self.told.add(what)
-        if what == " JSON body: ":
+        if what == _BODY:
             try:
                 self._said, _ = prompt_of(msgspec.json.decode(rest))
                 self._from_body = True
@@ -204,8 +205,11 @@ class _Request:
         return True
 
     def made(self) -> LoggedRequest | None:
-        """The request; None if the log has no prompt of it."""
-        if not self._said and not self._prompt_ids:
+        """The request; None if the log has no prompt of it.
+
+        Neither if it has a body alone: a client that sends ids of its own has another one in the details.
+        """
+        if (not self._said and not self._prompt_ids) or self.told == {_BODY}:
             return None
         counts = (len(ids) if ids else None for ids in (self._prompt_ids, self._answer_ids))
         return LoggedRequest(
@@ -285,6 +289,12 @@ def _unwrapped(line: bytes) -> tuple[str | None, str | None]:
         return None, None
     text = next((document[name] for name in _MESSAGES if isinstance(document.get(name), str)), None)
     return text, next((document[name] for name in _TIMES if isinstance(document.get(name), str)), None)
+
+
+def _key(name: str) -> str:
+    """The id of a request as its JSON body has it."""
+    found = _API.fullmatch(name)
+    return name if found is None else found["one"] or found["several"]
 
 
 def _text(literal: str) -> str | None:
