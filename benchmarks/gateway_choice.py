@@ -6,6 +6,10 @@ rows of all upstreams and the arithmetic. `busy µs` is the CPU time of the gate
 other request advances; `waits µs` is from asking to answer. Median and 99th percentile; `at once` requests ask
 together, and their answers come in batches.
 
+Then a transformer, an untrained ModernBERT of a third of a million parameters, with prompts of 25 words that come 16 at
+once, or one by one at random: how many answers of it arrive together, how long a request waits, and how often the
+linear head answers in its place because it is late, or nothing does.
+
     .venv/bin/python benchmarks/gateway_choice.py
 """
 
@@ -14,11 +18,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -28,12 +34,17 @@ import numpy as np
 from presage.datasets.outcomes.split import split_outcomes
 from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.predictors.common.artefact import artefact_digest
-from presage.predictors.router.predictor import RouterPredictor
+from presage.predictors.router.predictor import RouterConfig, RouterPredictor
+from presage.predictors.router.transformer import TransformerScorer
 from presage.serving_hooks.gateway.models.model_choice import AUTO, TOO_FAR, ModelChooser, Pool
 from presage.serving_hooks.gateway.models.router_client import RouterAnswer, RouterClient
 from presage.serving_hooks.gateway.monitor.fleet_monitor import FleetMonitor, FleetUpstream
 from presage.serving_hooks.gateway.request import ApiRequest
 from presage.serving_hooks.policies.routing.chimera import WORTH
+from presage.testing.models import MODELS, planted, save_encoder
+
+SAME_BATCH_S = 0.0005
+"""Answers of a batch arrive together."""
 
 Cells = dict[str, dict[str, float]]
 
@@ -100,6 +111,49 @@ async def measured(one: Callable[[int], Awaitable[object]], choices: int, at_onc
     return found | {f"waits{name}_us": float(np.percentile(waits, at)) / 1e3 for name, at in percentiles.items()}
 
 
+def beside_a_transformer(encoder: Path) -> RouterPredictor:
+    texts, correct = planted(2000, seed=0)
+    scorer = TransformerScorer.from_encoder(str(save_encoder(encoder)), models=MODELS, head_tokens=128, tail_tokens=120)
+    parts = texts[:1000], correct[:1000], texts[1000:], correct[1000:]
+    return RouterPredictor(RouterConfig(head="transformer")).fit(*parts, models=MODELS, scorer=scorer)
+
+
+async def batched(folder: Path, rate: float, requests: int, within_s: float) -> dict[str, float]:
+    """Requests that come one by one, or all at once: sizes of batches, waits and shares."""
+    client = RouterClient(time.monotonic, deadline_s=within_s)
+    await client.load(str(folder), artefact_digest(folder))
+    rng, prompts = random.Random(0), planted(200, seed=9, words=(20, 25))[0]
+    done: list[tuple[float, float, RouterAnswer | str]] = []
+
+    async def one(number: int) -> None:
+        begun = time.perf_counter()
+        found = await client.forecast(prompts[number % len(prompts)])
+        done.append((time.perf_counter(), time.perf_counter() - begun, found))
+
+    for start in range(0, 160, 16):
+        await asyncio.gather(*(one(start + at) for at in range(16)))
+    done.clear()
+    tasks = []
+    for number in range(requests):
+        tasks.append(asyncio.create_task(one(number)))
+        if math.isfinite(rate):
+            await asyncio.sleep(rng.expovariate(rate))
+        elif number % 16 == 15:
+            await asyncio.gather(*tasks)
+    await asyncio.gather(*tasks)
+    await client.close()
+    whole = [at for at, _, found in done if isinstance(found, RouterAnswer) and not found.fallback]
+    batches = 1 + sum(later - sooner > SAME_BATCH_S for sooner, later in pairwise(whole))
+    waits = [1e3 * wait for _, wait, _ in done]
+    return {
+        "batch": len(whole) / batches,
+        "waits_ms": float(np.median(waits)),
+        "waits_p99_ms": float(np.percentile(waits, 99)),
+        "linear": sum(isinstance(found, RouterAnswer) and found.fallback for *_, found in done) / requests,
+        "nothing": sum(isinstance(found, str) for *_, found in done) / requests,
+    }
+
+
 async def compared(router: RouterPredictor, folder: Path, upstreams: int, choices: int) -> Cells:
     models = router.models
     monitor = FleetMonitor(
@@ -151,10 +205,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         router.save(Path(folder) / "router")
         found = asyncio.run(compared(router, Path(folder) / "router", args.upstreams, args.choices))
+        beside_a_transformer(Path(folder) / "encoder").save(Path(folder) / "transformer")
+        rows = {
+            f"{name}, within {within_s * 1e3:g} ms": asyncio.run(
+                batched(Path(folder) / "transformer", rate, args.choices, within_s)
+            )
+            for name, rate in (("16 at once", math.inf), ("200 a second", 200.0), ("1,000 a second", 1000.0))
+            for within_s in (0.05, 0.005)
+        }
     print(f"{'':37}{'busy µs':>8}{'p99':>8}{'waits µs':>10}{'p99':>8}")
     for name, of in found.items():
         print(f"{name:37}{of['busy_us']:8.0f}{of['busy_p99_us']:8.0f}{of['waits_us']:10.0f}{of['waits_p99_us']:8.0f}")
-    print(json.dumps({"benchmark": "gateway_choice", "upstreams": args.upstreams, "choices": found}))
+    print(f"\n{'transformer':37}{'a batch':>8}{'waits ms':>10}{'p99':>8}{'linear':>8}{'nothing':>9}")
+    for name, of in rows.items():
+        print(f"{name:37}{of['batch']:8.1f}{of['waits_ms']:10.1f}{of['waits_p99_ms']:8.1f}", end="")
+        print(f"{of['linear']:8.1%}{of['nothing']:9.1%}")
+    results = {"upstreams": args.upstreams, "choices": found, "transformer": rows}
+    print(json.dumps({"benchmark": "gateway_choice", **results}))
 
 
 if __name__ == "__main__":

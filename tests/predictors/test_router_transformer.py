@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from presage.errors import ArtefactError, ConfigurationError
 from presage.features.text_encoder import batches_of_like_length
 from presage.predictors.common.artefact import read_artefact, write_artefact
+from presage.predictors.router.predictor import RouterConfig, RouterPredictor
 from presage.predictors.router.transformer import TransformerScorer
 from presage.testing.models import MODELS, WORDS, planted, save_encoder, save_tokenizer
 
@@ -267,3 +268,47 @@ def test_an_encoder_of_another_family_is_read_where_its_logits_are_linear(tmp_pa
     np.testing.assert_allclose(load_again(bert).logits(["word1 word2"]), bert.logits(["word1 word2"]), atol=1e-6)
     with pytest.raises(ConfigurationError, match="not a linear layer `classifier`"):
         TransformerScorer.from_encoder(str(tmp_path / "RobertaModel"), models=MODELS, **SHORT)
+
+
+def routed(scorer: TransformerScorer, prompts: int = 240) -> RouterPredictor:
+    """A router around an encoder that is not trained."""
+    texts, correct = planted(prompts, seed=5)
+    half = prompts // 2
+    return RouterPredictor(RouterConfig(head="transformer")).fit(
+        texts[:half], correct[:half], texts[half:], correct[half:], models=MODELS, scorer=scorer
+    )
+
+
+def test_beside_a_transformer_stands_a_linear_head_of_the_same_labels(short: TransformerScorer, tmp_path: Path) -> None:
+    router = routed(short)
+    router.save(tmp_path / "router")
+    loaded = RouterPredictor.load(tmp_path / "router")
+    for of in (router, loaded):
+        assert of.fallback is not None
+        assert of.fallback.models == of.models
+        assert of.fallback.labels.tolist() == of.labels.tolist()
+    texts, correct = planted(400, seed=6, unknown=0.0)
+    found = loaded.fallback.probabilities(texts)
+    assert found.tolist() == router.fallback.probabilities(texts).tolist()
+    right = np.mean((found - correct) ** 2)
+    assert right < 0.5 * np.mean((router.base - correct) ** 2)  # this encoder knows nothing; the linear head does
+    assert loaded.probabilities(texts[:9]).tolist() == router.probabilities(texts[:9]).tolist()
+
+
+def test_without_a_common_term_there_is_no_linear_head(short: TransformerScorer, tmp_path: Path) -> None:
+    texts = [chr(ord("a") + n) * 3 for n in range(8)]
+    correct = np.array([[n % 2, 1, 0] for n in range(8)], np.float32)[:, : len(MODELS)]
+    router = RouterPredictor(RouterConfig(head="transformer", min_evidence=1))
+    router.fit(texts[:4], correct[:4], texts[4:], correct[4:], models=MODELS, scorer=short)
+    assert router.fallback is None
+    router.save(tmp_path / "router")
+    assert RouterPredictor.load(tmp_path / "router").fallback is None
+
+
+def test_a_linear_head_of_other_models_is_refused(short: TransformerScorer, tmp_path: Path) -> None:
+    router = routed(short)
+    assert router.fallback is not None
+    router.fallback.models = ("others", *router.models[1:])
+    router.save(tmp_path / "router")
+    with pytest.raises(ArtefactError, match="linear head"):
+        RouterPredictor.load(tmp_path / "router")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
@@ -117,6 +117,9 @@ class RouterPredictor:
     """How deviations from the base rates shrink with distance. None with too few families or a given scorer: a prompt
     that is too far then gets base rates."""
     trained_on: NDArray[np.uint64]
+    fallback: RouterPredictor | None = None
+    """Of a router with a transformer: one with the linear head, of the same labels, for answers that cannot wait.
+    None where no two prompts share a term, and in artefacts of before."""
 
     def __init__(self, config: RouterConfig | None = None, seed: int = 0) -> None:
         self.config = config or RouterConfig()
@@ -173,6 +176,8 @@ class RouterPredictor:
             scorer, away = LinearScorer.fit(
                 prompts, correct, calibration, calibration_correct, folds, rank=self.config.rank, encoder=encoder
             )
+        else:
+            self.fallback = self._linear(prompts, correct, calibration, calibration_correct, models, groups)
         self.scorer = scorer
         report("calibrating", 0.6)
         everything = np.concatenate([correct, calibration_correct])
@@ -196,6 +201,21 @@ class RouterPredictor:
             assert isinstance(self.scorer, LinearScorer)
             self.scorer = self.scorer.learn_again([*prompts, *calibration], everything)
         return self
+
+    def _linear(
+        self,
+        prompts: Sequence[str],
+        correct: NDArray[np.float32],
+        calibration: Sequence[str],
+        calibration_correct: NDArray[np.float32],
+        models: Sequence[str],
+        groups: Sequence[str | None] | None,
+    ) -> RouterPredictor | None:
+        linear = RouterPredictor(replace(self.config, head="linear", encoder=""), self.seed)
+        try:
+            return linear.fit(prompts, correct, calibration, calibration_correct, models=models, groups=groups)
+        except InputError:
+            return None
 
     def _left_out(
         self,
@@ -278,60 +298,73 @@ class RouterPredictor:
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
         """Write the artefact: config.json, model.safetensors and the scorer's files, nothing executable."""
+        config, tensors = self._to_config(), self._to_tensors()
+        if self.fallback is not None:
+            config["fallback"] = self.fallback._to_config()
+            tensors |= nested({"fallback": self.fallback._to_tensors()})
         write_artefact(
             Path(folder),
             kind=KIND,
-            config={
-                "predictor": asdict(self.config),
-                "models": list(self.models),
-                "scorer": self.scorer.to_config(),
-                "evidence": self.evidence.to_config(),
-                "trust": self.trust,
-                "widening": None if self.widening is None else asdict(self.widening),
-                "seed": self.seed,
-            },
-            tensors={
-                **nested(
-                    {
-                        "scorer": self.scorer.to_tensors(),
-                        "calibration": self.calibration.to_tensors(),
-                        "evidence": self.evidence.to_tensors(),
-                        "training": {"prompts": self.trained_on},
-                    }
-                ),
-                "base": self.base,
-                "labels": self.labels,
-            },
+            config=config,
+            tensors=tensors,
             training_data=training_data or {},
             files={} if isinstance(self.scorer, LinearScorer) else self.scorer.to_files(),
         )
+
+    def _to_config(self) -> dict[str, Any]:
+        return {
+            "predictor": asdict(self.config),
+            "models": list(self.models),
+            "scorer": self.scorer.to_config(),
+            "evidence": self.evidence.to_config(),
+            "trust": self.trust,
+            "widening": None if self.widening is None else asdict(self.widening),
+            "seed": self.seed,
+        }
+
+    def _to_tensors(self) -> dict[str, NDArray[Any]]:
+        parts = {
+            "scorer": self.scorer.to_tensors(),
+            "calibration": self.calibration.to_tensors(),
+            "evidence": self.evidence.to_tensors(),
+            "training": {"prompts": self.trained_on},
+        }
+        return {**nested(parts), "base": self.base, "labels": self.labels}
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
         """Load an artefact folder; raises ArtefactError unless it is a valid artefact and its text encoder is there."""
         artefact = read_artefact(Path(folder), kind=KIND)
         with rebuilding(folder, KIND):
-            config, tensors = artefact.config, artefact.tensors
-            predictor = cls(RouterConfig.from_dict(config["predictor"]), config["seed"])
-            predictor.models = tuple(config["models"])
-            predictor.base, predictor.labels = tensors["base"], tensors["labels"]
-            predictor.trust = float(config["trust"])
-            if not predictor.base.shape == predictor.labels.shape == (len(predictor.models),):
-                raise ValueError("base rates and labels do not match the models")
-            if not (0 <= predictor.trust <= 1 and ((predictor.base > 0) & (predictor.base < 1)).all()):
-                raise ValueError("a base rate or the trust is not between 0 and 1")
-            predictor.calibration = Calibration.from_tensors(under(tensors, "calibration/"))
-            predictor.calibration.check(len(predictor.models))
-            predictor.evidence = PromptEvidence.from_artefact(config["evidence"], under(tensors, "evidence/"))
-            predictor.widening = None if config["widening"] is None else Widening(**config["widening"])
-            if predictor.widening is not None:
-                predictor.widening.check()
-            predictor.scorer = _scorer_of(predictor.config.head).from_artefact(
-                config["scorer"], under(tensors, "scorer/"), Path(folder)
-            )
-            if predictor.scorer.logits([""]).shape != (1, len(predictor.models)):
-                raise ValueError("the scorer's models do not match the artefact's")
-            predictor.trained_on = tensors["training/prompts"].astype(np.uint64)
+            predictor = cls._rebuilt(artefact.config, artefact.tensors, Path(folder))
+            if "fallback" in artefact.config:
+                linear = under(artefact.tensors, "fallback/")
+                predictor.fallback = cls._rebuilt(artefact.config["fallback"], linear, Path(folder))
+                if predictor.fallback.models != predictor.models:
+                    raise ValueError("the linear head's models do not match the artefact's")
+        return predictor
+
+    @classmethod
+    def _rebuilt(cls, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], folder: Path) -> Self:
+        predictor = cls(RouterConfig.from_dict(config["predictor"]), config["seed"])
+        predictor.models = tuple(config["models"])
+        predictor.base, predictor.labels = tensors["base"], tensors["labels"]
+        predictor.trust = float(config["trust"])
+        if not predictor.base.shape == predictor.labels.shape == (len(predictor.models),):
+            raise ValueError("base rates and labels do not match the models")
+        if not (0 <= predictor.trust <= 1 and ((predictor.base > 0) & (predictor.base < 1)).all()):
+            raise ValueError("a base rate or the trust is not between 0 and 1")
+        predictor.calibration = Calibration.from_tensors(under(tensors, "calibration/"))
+        predictor.calibration.check(len(predictor.models))
+        predictor.evidence = PromptEvidence.from_artefact(config["evidence"], under(tensors, "evidence/"))
+        predictor.widening = None if config["widening"] is None else Widening(**config["widening"])
+        if predictor.widening is not None:
+            predictor.widening.check()
+        scorer = _scorer_of(predictor.config.head)
+        predictor.scorer = scorer.from_artefact(config["scorer"], under(tensors, "scorer/"), folder)
+        if predictor.scorer.logits([""]).shape != (1, len(predictor.models)):
+            raise ValueError("the scorer's models do not match the artefact's")
+        predictor.trained_on = tensors["training/prompts"].astype(np.uint64)
         return predictor
 
 

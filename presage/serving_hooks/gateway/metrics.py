@@ -56,6 +56,11 @@ class GatewayMetrics:
             ["model", "reason"],
             registry=registry,
         )
+        self._fallbacks = Counter(
+            "presage_gateway_router_fallbacks",
+            "Models chosen by the router's linear head, because its transformer was late.",
+            registry=registry,
+        )
         self._placed = Counter(
             "presage_gateway_placements",
             "Requests placed among several upstreams, by reason.",
@@ -105,9 +110,10 @@ class GatewayMetrics:
         """A request was decided on."""
         self._decision.observe(seconds)
 
-    def model_chosen(self, model: str, reason: str) -> None:
-        """A model was chosen of a pool."""
+    def model_chosen(self, model: str, reason: str, fallback: bool) -> None:
+        """A model was chosen of a pool, by the linear head in place of a late transformer or not."""
         self._chosen.labels(model, reason).inc()
+        self._fallbacks.inc(fallback)
 
     def placed(self, upstream: str, reason: str) -> None:
         """A request was placed among several upstreams."""

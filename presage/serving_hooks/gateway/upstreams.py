@@ -181,11 +181,12 @@ class Upstreams:
             prompt_tokens=decision.prompt_tokens,
             predicted_tokens=None if of is None or of.output_tokens is None else of.output_tokens[0],
         )
-        self._metrics.model_chosen(chosen.model, chosen.reason)
+        self._metrics.model_chosen(chosen.model, chosen.reason, chosen.fallback)
+        reason = chosen.reason + " (linear head: the transformer was late)" * chosen.fallback
         if mode is Mode.ON:
-            decision.model, decision.model_reason = chosen.model, chosen.reason
+            decision.model, decision.model_reason = chosen.model, reason
         else:
-            decision.model_reason = f"model choice is in shadow; it would choose {chosen.model}: {chosen.reason}"
+            decision.model_reason = f"model choice is in shadow; it would choose {chosen.model}: {reason}"
 
     async def _place(self, decision: GatewayDecision, able: list[Upstream]) -> Upstream:
         placements, among = self._fleets.get(decision.model) or self._fleet(decision.model, able)

@@ -23,7 +23,8 @@ from presage.datasets.outcomes.split import split_outcomes
 from presage.datasets.synthetic.outcomes import generate_outcomes
 from presage.errors import ArtefactError, ConfigurationError
 from presage.predictors.common.artefact import artefact_digest
-from presage.predictors.router.predictor import RouterPredictor
+from presage.predictors.router.predictor import RouterConfig, RouterPredictor
+from presage.predictors.router.transformer import TransformerScorer
 from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.serving_hooks.forecasting.reload import ProcessEnded, RegistryClient
@@ -46,10 +47,12 @@ from presage.serving_hooks.gateway.models.model_choice import (
     Pool,
 )
 from presage.serving_hooks.gateway.models.router_client import MOST_WAITING, RouterAnswer, RouterClient, Skipped
+from presage.serving_hooks.gateway.models.router_process import FILL_S
 from presage.serving_hooks.gateway.models.router_versions import NOT_YET, RouterVersions
 from presage.serving_hooks.gateway.monitor.fleet_monitor import FleetMonitor, FleetUpstream
 from presage.serving_hooks.gateway.request import ApiRequest
 from presage.serving_hooks.policies.routing.chimera import CONFIDENT, FASTEST, WORTH
+from presage.testing.models import MODELS, planted, save_encoder
 
 SLOW = FleetUpstream("slow", "http://slow", ("large",))
 FAST = FleetUpstream("fast", "http://fast", ("small",))
@@ -360,6 +363,40 @@ async def until(holds: Callable[[], bool], client: RouterClient) -> None:
         assert time.monotonic() - begun < PATIENT_S
 
 
+BESIDE = "answer(models=['small'], fallback=True)"
+EARLY = "answer(probabilities={'small': 0.2}, far=False, early=True)"
+LATE_ANSWER = RouterAnswer({"small": 0.2}, far=False, fallback=True)
+
+
+def test_the_linear_head_answers_where_the_transformer_is_late_or_has_too_many_waiting() -> None:
+    async def use(client: RouterClient, clock: Hand) -> None:
+        await client.load("f", "d")
+        found = await asyncio.gather(*(client.forecast("p") for _ in range(MOST_WAITING + 5)))
+        assert found == [LATE_ANSWER] * (MOST_WAITING + 5)
+        assert await client.forecast("p") == LATE_ANSWER  # the transformer has still too many
+        more = await asyncio.gather(*(client.forecast("slow") for _ in range(MOST_WAITING + 1)))
+        assert more == ["late"] * MOST_WAITING + ["overloaded"]
+
+    quick = "answer(probabilities={'small': 0.2}, far=False) if query['prompt'] == 'p' else None"
+    does = f"{BESIDE} if 'load' in query else ({quick}) if query['quick'] else {EARLY}"
+    with_client(does, use, deadline_s=0.5)
+
+
+def test_a_transformer_in_time_is_not_replaced() -> None:
+    async def use(client: RouterClient, clock: Hand) -> None:
+        await client.load("f", "d")
+        assert await client.forecast("p") == RouterAnswer({"small": 0.5}, far=False)
+
+    with_client(f"{BESIDE} if 'load' in query else ({EARLY}, {ANSWERS})", use)
+
+
+def test_a_choice_by_the_linear_head_says_so() -> None:
+    answer = RouterAnswer({"small": 0.1, "large": 0.9}, far=False, fallback=True)
+    chooser = ModelChooser(monitored(), Told(answer))
+    found = asyncio.run(chooser.choose(asked("p"), Pool("p", ("small", "large"), "small", price=0.0), ""))
+    assert (found.model, found.fallback) == ("large", True)
+
+
 def test_a_process_that_dies_is_started_again_after_waits_that_double() -> None:
     async def use(client: RouterClient, clock: Hand) -> None:
         await client.load("f", "d")
@@ -458,6 +495,41 @@ def test_a_real_router_answers_in_its_process_as_it_would_here(router: RouterPre
                 await client.load(str(folder), "sha256:of another one")
         finally:
             await client.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_a_transformer_answers_what_comes_together_as_one_batch_and_the_linear_head_before_it(tmp_path: Path) -> None:
+    texts, correct = planted(240, seed=5)
+    encoder = save_encoder(tmp_path / "encoder")
+    scorer = TransformerScorer.from_encoder(str(encoder), models=MODELS, head_tokens=60, tail_tokens=60)
+    router = RouterPredictor(RouterConfig(head="transformer"))
+    router.fit(texts[:120], correct[:120], texts[120:], correct[120:], models=MODELS, scorer=scorer)
+    router.save(tmp_path / "router")
+    assert router.fallback is not None
+
+    async def run() -> None:
+        client = RouterClient(time.monotonic, PATIENT_S)
+        try:
+            await client.load(str(tmp_path / "router"), artefact_digest(tmp_path / "router"))
+            found = await asyncio.gather(*(client.forecast(text) for text in texts[:16]))
+            for text, of in zip(texts, found, strict=False):
+                assert isinstance(of, RouterAnswer)
+                assert not of.fallback
+                assert of.probabilities == pytest.approx(router.forecast(text).probabilities, abs=1e-5)
+        finally:
+            await client.close()
+        hasty = RouterClient(time.monotonic, FILL_S / 5)  # a batch of one waits longer than that
+        try:
+            await hasty.load(str(tmp_path / "router"), artefact_digest(tmp_path / "router"))
+            begun = time.monotonic()
+            while not isinstance(of := await hasty.forecast(texts[0]), RouterAnswer):  # the machine is busy
+                assert time.monotonic() - begun < PATIENT_S
+            assert of.fallback
+            assert of.probabilities == router.fallback.forecast(texts[0]).probabilities
+        finally:
+            await hasty.close()
 
     asyncio.run(run())
 

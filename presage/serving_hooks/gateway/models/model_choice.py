@@ -14,7 +14,7 @@ import logging
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol
 
 from presage.datasets.schema.messages import routed_prompt
@@ -119,6 +119,7 @@ class ChosenModel:
         reason: one of `REASONS`.
         probabilities: by model of the pool that the router knows.
         seconds: estimated to the last token, by model that takes requests.
+        fallback: the probabilities are the linear head's, in place of a transformer that was late.
     """
 
     model: str
@@ -126,6 +127,7 @@ class ChosenModel:
     reason: str
     probabilities: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    fallback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +227,7 @@ class ModelChooser:
             return to(unchanged, TOO_FAR if answer.far else UNKNOWN, shares)
         scores = {model: shares[model] - pool.costs.get(model, 0.0) for model in known}
         model, reason = self._by_rule(pool, {model: by_model[model] for model in known}, scores, home)
-        return to(model, reason, shares)
+        return replace(to(model, reason, shares), fallback=answer.fallback)
 
     def _by_rule(
         self, pool: Pool, seconds: Mapping[str, float], scores: Mapping[str, float], home: str | None

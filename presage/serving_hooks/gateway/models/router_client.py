@@ -2,7 +2,8 @@
 
 Each version has a process of its own, which takes over once the version has passed its trial there. If it ends or hangs
 it is started again, after waits that double until it answers. Whatever is wrong with it, a forecast is skipped with a
-reason: no request waits longer than the deadline. All methods run on one event loop.
+reason: no request waits longer than the deadline. Where a transformer is late or has too many prompts waiting, the
+linear head that was trained beside it answers. All methods run on one event loop.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MOST_CHARS: Final = 16_000
 """Of a longer prompt, both ends are sent: more than either head reads, so that only its length is another."""
 
 MOST_WAITING: Final = 64
-"""Unanswered forecasts, late ones included; further ones are skipped at once."""
+"""Unanswered forecasts, late ones included; further ones are the linear head's, up to as many, or skipped at once."""
 
 _HANG_S: Final = 30.0
 _FIRST_WAIT_S: Final = 1.0
@@ -44,10 +45,20 @@ class RouterAnswer:
     Attributes:
         probabilities: that each model solves it, calibrated; only of models with enough labels.
         far: the prompt is too far from the training prompts (`source` back-off).
+        fallback: by the linear head in place of the transformer, which was too late.
     """
 
     probabilities: dict[str, float]
     far: bool
+    fallback: bool = False
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A query: its answer, which raises ProcessEnded if the process ends first, and the linear head's before it."""
+
+    answer: asyncio.Future[dict[str, Any]]
+    early: dict[str, Any] | None = None
 
 
 class _Process:
@@ -55,24 +66,26 @@ class _Process:
 
     def __init__(self, process: asyncio.subprocess.Process, clock: Callable[[], float]) -> None:
         self.process, self._clock = process, clock
-        self.unanswered: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self.unanswered: dict[int, _Asked] = {}
+        self.fallback = False
+        """Whether its version has a linear head beside a transformer."""
         self.progress_s = clock()
         self.ended, self._next = False, 0
         self.reader = asyncio.create_task(self._read())
 
-    def ask(self, query: dict[str, Any]) -> asyncio.Future[dict[str, Any]]:
-        """Sends a query; the future raises ProcessEnded if the process ends first."""
+    def ask(self, query: dict[str, Any]) -> _Asked:
+        """Sends a query."""
         assert self.process.stdin is not None
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        asked = _Asked(asyncio.get_running_loop().create_future())
         if self.ended:
-            answer.set_exception(ProcessEnded("the router process has ended"))
-            return answer
+            asked.answer.set_exception(ProcessEnded("the router process has ended"))
+            return asked
         if not self.unanswered:
             self.progress_s = self._clock()
         self._next += 1
-        self.unanswered[self._next] = answer
+        self.unanswered[self._next] = asked
         self.process.stdin.write(json.dumps({"id": self._next, **query}).encode() + b"\n")
-        return answer
+        return asked
 
     def end(self) -> None:
         """Ends it; `_read` does the rest."""
@@ -84,17 +97,21 @@ class _Process:
         try:
             while line := await self.process.stdout.readline():
                 found = json.loads(line)
+                if "early" in found:
+                    if found["id"] in self.unanswered:
+                        self.unanswered[found["id"]].early = found
+                    continue
                 self.progress_s = self._clock()
-                answer = self.unanswered.pop(found["id"], None)
-                if answer is not None and not answer.done():
-                    answer.set_result(found)
+                asked = self.unanswered.pop(found["id"], None)
+                if asked is not None and not asked.answer.done():
+                    asked.answer.set_result(found)
         except (ValueError, LookupError, TypeError, OSError):  # a line that is too long, or no answer
             self.end()
         self.ended = True
-        for answer in self.unanswered.values():
-            if not answer.done():
-                answer.set_exception(ProcessEnded("the router process has ended"))
-                answer.exception()  # nobody may wait for it any more
+        for asked in self.unanswered.values():
+            if not asked.answer.done():
+                asked.answer.set_exception(ProcessEnded("the router process has ended"))
+                asked.answer.exception()  # nobody may wait for it any more
         await self.process.wait()
 
 
@@ -146,19 +163,22 @@ class RouterClient:
         if running is None or running.ended:
             self._restart()
             return "no router"
-        if len(running.unanswered) >= MOST_WAITING:
+        full = len(running.unanswered) >= MOST_WAITING
+        if full:
             self._end_if_hung(running)
-            return "overloaded"
+            if not running.fallback or len(running.unanswered) >= 2 * MOST_WAITING:
+                return "overloaded"
         if len(prompt) > MOST_CHARS:
             prompt = prompt[: MOST_CHARS // 2] + " " + prompt[-MOST_CHARS // 2 :]
-        answer = running.ask({"prompt": prompt})
-        done, _ = await asyncio.wait((answer,), timeout=self._deadline_s)
+        asked = running.ask({"prompt": prompt, "within_s": self._deadline_s, "quick": full})
+        done, _ = await asyncio.wait((asked.answer,), timeout=self._deadline_s)
         if not done:
             self._end_if_hung(running)
-            return "late"
         try:
-            found = answer.result()
-            forecast = RouterAnswer(found["probabilities"], found["far"])
+            found, late = (asked.answer.result(), full) if done else (asked.early, True)
+            if found is None:
+                return "late"
+            forecast = RouterAnswer(found["probabilities"], found["far"], late)
         except (ProcessEnded, LookupError):
             return "failed"
         self._ended = 0
@@ -190,11 +210,12 @@ class RouterClient:
         running.reader.add_done_callback(lambda _: self._processes.discard(running))
         try:
             async with asyncio.timeout(MOST_S):
-                found = await running.ask({"load": folder, "digest": digest})
+                found = await running.ask({"load": folder, "digest": digest}).answer
             if "error" in found:
                 raise ArtefactError(found["error"])
             if self._closed:
                 raise ProcessEnded("the gateway shuts down", queried=False)
+            running.fallback = found.get("fallback", False)
             return running, tuple(found["models"])
         except BaseException as error:
             running.end()

@@ -1,35 +1,46 @@
 """The process beside a gateway that runs the router; `router_client.py` starts it.
 
 A forecast takes 0.2 to 2 ms of CPU with the linear head and far more with a transformer; in the gateway's only thread
-all requests would wait for it. Queries come on standard input, one line of JSON each, and are answered in order on
-standard output, those that wait together as one batch:
+all requests would wait for it. Queries come on standard input, one line of JSON each, and are answered on standard
+output:
 
-    {"id": N, "load": FOLDER, "digest": "sha256:…"}    -> {"id": N, "models": […]}
-    {"id": N, "prompt": "…"}                           -> {"id": N, "probabilities": {MODEL: P, …}, "far": false}
+    {"id": N, "load": FOLDER, "digest": "sha256:…"}    -> {"id": N, "models": […], "fallback": false}
+    {"id": N, "prompt": "…", "within_s": S}            -> {"id": N, "probabilities": {MODEL: P, …}, "far": false}
     any                                                -> {"id": N, "error": "…"}
 
-Probabilities are those of models with enough labels.
-The version is tried as it is loaded. The process ends with its standard input. It
-logs nothing.
+Probabilities are those of models with enough labels. Prompts that wait together are one batch; those that have waited
+for longer than S get an error, since nobody waits for them any more. A transformer waits until BATCH prompts are there,
+but no longer than FILL_S; meanwhile the linear head beside it (`fallback`), if the version has one, answers each prompt
+as it comes, with `"early": true`, and the transformer's answer follows. A prompt with `"quick": true` gets the linear
+head's answer alone.
+
+The version is tried as it is loaded. The process ends with its standard input. It logs nothing.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from presage.errors import why
+from presage.predictors.router.linear import LinearScorer
 from presage.predictors.router.predictor import RouterPredictor
 from presage.serving_hooks.forecasting.sources import load_validated
 
-MOST_BATCH: Final = 32
+BATCH: Final = 16
+"""Prompts of a batch, as Chimera trains with."""
+FILL_S: Final = 0.005
+
+Query = dict[str, Any]
 
 
 class RouterAnswers:
@@ -38,44 +49,83 @@ class RouterAnswers:
     def __init__(self) -> None:
         self._router: RouterPredictor | None = None
 
-    def answer(self, queries: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    @property
+    def fill_s(self) -> float:
+        """How long a batch waits to be full."""
+        return 0.0 if self._router is None or isinstance(self._router.scorer, LinearScorer) else FILL_S
+
+    def answer(self, queries: Sequence[Query]) -> Iterator[Query]:
         """Answers in order. Does not raise."""
-        prompts: list[dict[str, Any]] = []
+        prompts: list[Query] = []
+        now = time.monotonic()
         for query in queries:
             if "load" not in query:
-                prompts.append(query)
+                if query["until"] > now:
+                    prompts.append(query)
+                else:
+                    yield {"id": query["id"], "error": "late"}
                 continue
-            yield from self._forecasts(prompts)
+            yield from _forecasts(self._router, prompts)
             prompts = []
             yield self._load(query)
-        yield from self._forecasts(prompts)
+        yield from _forecasts(self._router, prompts)
 
-    def _load(self, query: dict[str, Any]) -> dict[str, Any]:
+    def early(self, query: Query) -> Query | None:
+        """The linear head's answer beside a transformer's; None without one. Does not raise."""
+        router = self._router
+        if router is None or router.fallback is None or "prompt" not in query:
+            return None
+        return next(iter(_forecasts(router.fallback, [query])))
+
+    def _load(self, query: Query) -> Query:
         try:
             self._router = load_validated("router", Path(query["load"]), query["digest"])
         except Exception as error:
             return {"id": query["id"], "error": why(error)}
-        return {"id": query["id"], "models": list(self._router.models)}
-
-    def _forecasts(self, queries: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        if not queries:
-            return
-        try:
-            if self._router is None:
-                raise LookupError("no router is loaded")
-            least = self._router.config.min_evidence
-            for query, of in zip(queries, self._router.forecasts([one["prompt"] for one in queries]), strict=True):
-                known = {model: share for model, share in of.probabilities.items() if of.evidence[model] >= least}
-                yield {"id": query["id"], "probabilities": known, "far": of.source == "back-off"}
-        except Exception as error:
-            for query in queries:
-                yield {"id": query["id"], "error": type(error).__name__}  # its text might quote a prompt
+        fallback = self._router.fallback is not None
+        return {"id": query["id"], "models": list(self._router.models), "fallback": fallback}
 
 
-def _read(lines: SimpleQueue[bytes]) -> None:
+def _forecasts(router: RouterPredictor | None, queries: Sequence[Query]) -> Iterator[Query]:
+    if not queries:
+        return
+    try:
+        if router is None:
+            raise LookupError("no router is loaded")
+        least = router.config.min_evidence
+        for query, of in zip(queries, router.forecasts([one["prompt"] for one in queries]), strict=True):
+            known = {model: share for model, share in of.probabilities.items() if of.evidence[model] >= least}
+            yield {"id": query["id"], "probabilities": known, "far": of.source == "back-off"}
+    except Exception as error:
+        for query in queries:
+            yield {"id": query["id"], "error": type(error).__name__}  # its text might quote a prompt
+
+
+def _read(queries: SimpleQueue[Query], of: RouterAnswers, say: Callable[[Query], None]) -> None:
     for line in sys.stdin.buffer:
-        lines.put(line)
+        query = json.loads(line)
+        query["until"] = time.monotonic() + query.get("within_s", math.inf)
+        if not query.get("quick"):
+            queries.put(query)  # first, so that the transformer can begin
+        early = of.early(query)
+        if query.get("quick"):
+            say(early or {"id": query["id"], "error": "no linear head"})
+        elif early is not None and "error" not in early:
+            say({**early, "early": True})
     os._exit(0)  # the gateway is gone
+
+
+def _batch(queries: SimpleQueue[Query], fill_s: Callable[[], float]) -> list[Query]:
+    """What waits, at most BATCH queries; of fewer, also what comes within `fill_s` of the first one."""
+    found = [queries.get()]
+    until = time.monotonic() + fill_s()
+    try:
+        while len(found) < BATCH:
+            left = until - time.monotonic()
+            found.append(queries.get(timeout=left) if left > 0 else queries.get_nowait())
+    except Empty:
+        pass
+    return found
 
 
 def main() -> None:
@@ -83,19 +133,18 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal: the gateway handles it
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries may print
-    lines: SimpleQueue[bytes] = SimpleQueue()
-    threading.Thread(target=_read, args=(lines,), daemon=True).start()
+    lock = threading.Lock()
+
+    def say(*found: Query) -> None:
+        with lock:
+            answers.write("".join(json.dumps(one) + "\n" for one in found))
+            answers.flush()
+
+    queries: SimpleQueue[Query] = SimpleQueue()
     of = RouterAnswers()
+    threading.Thread(target=_read, args=(queries, of, say), daemon=True).start()
     while True:
-        waiting = [json.loads(lines.get())]
-        try:
-            while len(waiting) < MOST_BATCH:
-                waiting.append(json.loads(lines.get_nowait()))
-        except Empty:
-            pass
-        for answer in of.answer(waiting):
-            answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+        say(*of.answer(_batch(queries, lambda: of.fill_s)))
 
 
 if __name__ == "__main__":
