@@ -13,8 +13,10 @@ First the gateway stands in shadow before two engines that write their step time
 the step times give the costs of the replay. Completion: from a workflow's first request to its last answer, without its
 pauses. Needs vLLM; vllm-router (`pip install vllm-router`) in an environment of its own.
 
-    .venv-vllm/bin/python benchmarks/gateway_engines.py --router PATH/vllm-router [--runs 3]
+    .venv-vllm/bin/python benchmarks/gateway_engines.py --router PATH/vllm-router --workflows 300 --rate 40 \
+        --hidden-size 64 --device "20 0.06"
 
+Fifteen minutes. On a machine of few cores take `--device`: the engines then do not wait for each other's arithmetic.
 Prints a line for each way and run, then the ratios, then one JSON line.
 """
 
@@ -253,8 +255,11 @@ def learn(folder: Path, args: argparse.Namespace) -> dict[str, str]:
     return models
 
 
-def replayed(folder: Path, workflows: Mapping[str, Sequence[Planned]], arrivals: Sequence[float], blocks: int) -> Any:
-    """Mean completion times that the fleet replay predicts, by routing policy."""
+def replayed(
+    folder: Path, workflows: Mapping[str, Sequence[Planned]], arrivals: Sequence[float], blocks: int
+) -> dict[str, float]:
+    """Mean completion times that the fleet replay predicts: engines first come, first served, and by the gateway's
+    priorities (shortest remaining job first)."""
     begun = datetime(2026, 1, 1, tzinfo=UTC)
     at = {name: timedelta(seconds=seconds) for name, seconds in zip(workflows, arrivals, strict=True)}
     rows = []
@@ -264,16 +269,20 @@ def replayed(folder: Path, workflows: Mapping[str, Sequence[Planned]], arrivals:
     assert all(row["started_at"] >= begun.isoformat() for row in rows)
     trace = folder / "plan.jsonl"
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "fleet.toml").write_text(
-        f'[[engines]]\ncount = 2\nname = "e"\nengine = "engine.toml"\ncache_tokens = {blocks * BLOCK}\n'
-    )
-    told = command(
-        PRESAGE, "replay", str(trace), "--fleet", str(folder / "fleet.toml"), "--as-recorded",
-        "--policy", "round-robin,longest-prefix,presage", "--prompts", "own-conversation", "--opening-tokens", "160",
-        "--lengths", str(folder / "remaining-length"), "--json",
-    )  # fmt: skip
-    policies = json.loads(told)["policies"]
-    return {name: values["completion_mean_s"]["mean"] for name, values in policies.items()}
+    found = {}
+    for routing, scheduler in (("round-robin", "fcfs"), ("longest-prefix", "fcfs"), ("session-affinity", "stjf")):
+        (folder / "fleet.toml").write_text(
+            f'[[engines]]\ncount = 2\nname = "e"\nengine = "engine.toml"\ncache_tokens = {blocks * BLOCK}\n'
+            f'scheduler = "{scheduler}"\n'
+        )
+        told = command(
+            PRESAGE, "replay", str(trace), "--fleet", str(folder / "fleet.toml"), "--as-recorded",
+            "--policy", routing, "--prompts", "own-conversation", "--opening-tokens", "160",
+            "--lengths", str(folder / "remaining-length"), "--json",
+        )  # fmt: skip
+        figures = json.loads(told)["policies"][routing]
+        found[f"{routing}, {scheduler}"] = figures["completion_mean_s"]["mean"]
+    return found
 
 
 def main() -> None:

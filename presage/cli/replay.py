@@ -170,6 +170,7 @@ def replay(
         policies = named(policy or (_POLICIES if scheduler is None else STOCK))
         if scheduler is not None:
             policies = crossed(policies, scheduler)
+    users = [*policies, *(member.policy for member in members)]
     arrivals = Arrivals(concurrency, rate, cv, as_recorded)
     convention = PromptConvention(prompts, opening_tokens, closing_tokens)  # type: ignore[arg-type]  # it checks the name
     machine = members[0].engine if members else read_engine(engine or _ENGINE, cache_tokens, host_cache_tokens)
@@ -194,7 +195,7 @@ def replay(
         else:
             table = options.read(traces, skip_bad, out, report)
             table, sources, rule = _held_out(
-                table, policies, forecasts, lengths, contexts, returns, tracking_uri, out, report
+                table, users, forecasts, lengths, contexts, returns, tracking_uri, out, report
             )
             held = workload(table, convention, pause_s)
             if held.estimated_sizes:
@@ -216,7 +217,7 @@ def replay(
             models=plan.agents,
             scaling=plan.scaling,
         )
-        forecasting = not plain and any("asked" in one.sources for one in policies)
+        forecasting = not plain and any("asked" in one.sources for one in users)
         for one in members:
             check_fits(held.jobs, one.engine)
         check_fits(held.jobs, machine)

@@ -5,6 +5,7 @@ count = 4                       # alike; named a-1, a-2, …
 name = "a"
 engine = "h100-8b-datasheet"    # an engine file, or one that comes with the package
 cache_tokens = 64000            # overrides the engine file
+scheduler = "stjf"              # order of its queue, as by the priorities of the gateway
 
 [[engines]]
 name = "spare"
@@ -37,14 +38,14 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.policies.scaling import ScalingConfig
 from presage.serving_hooks.replay.engine_file import EngineFile, read_engine, shipped
-from presage.serving_hooks.replay.policies import POLICIES, STOCK, Policy
+from presage.serving_hooks.replay.policies import POLICIES, STOCK, Policy, crossed
 
 MOST_ENGINES = 1024
 
@@ -61,6 +62,7 @@ class _Engines(BaseModel):
     cache_tokens: int | None = Field(None, gt=0, description="overrides the engine file")
     host_cache_tokens: int | None = Field(None, ge=0, description="overrides the engine file")
     policy: str = Field(STOCK, description="hooks in the engine: a policy of `presage replay`")
+    scheduler: Literal["fcfs", "sjf", "stjf", "stjf-oracle"] | None = Field(None, description="order of its queue")
     added_s: _Seconds = Field(0.0, description="when it is asked for")
     load_s: _Seconds = Field(0.0, description="from then until it takes requests")
     drained_s: _Seconds | None = Field(None, description="when it stops to take requests")
@@ -139,6 +141,8 @@ def _members(table: _Engines, path: Path) -> list[FleetMember]:
     if policy is None or policy.foresight or policy.swept:
         usable = ", ".join(name for name, one in POLICIES.items() if not (one.foresight or one.swept))
         raise ConfigurationError(f"--fleet {path}: policy {table.policy!r} of {table.name!r}: give one of {usable}")
+    if table.scheduler is not None:
+        policy = crossed([policy], table.scheduler)[0]
     given = table.engine if table.engine in shipped() else str(path.parent / table.engine)
     engine = read_engine(given, table.cache_tokens, table.host_cache_tokens)
     closes_s = math.inf if table.drained_s is None else table.drained_s

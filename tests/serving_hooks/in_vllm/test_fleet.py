@@ -193,3 +193,14 @@ def test_options_of_one_engine_are_refused_with_a_fleet(
     assert done.exit_code not in (0, 1)
     assert says in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_a_model_that_only_the_queues_of_engines_ask_is_loaded(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text('[[engines]]\ncount = 2\nscheduler = "stjf"\n')
+    told = ["replay", str(store), "--fleet", str(tmp_path / "fleet.toml"), "--policy", "session-affinity", "--seeds"]
+    done = CliRunner().invoke(app, [*told, "1", "--processes", "1", "--lengths", str(tmp_path / "nothing")])
+    assert done.exit_code not in (0, 1)
+    assert "nothing" in done.stderr
+    first_come = CliRunner().invoke(app, [*told, "1", "--processes", "1", "--json"])
+    found = json.loads(first_come.stdout)
+    assert (found["forecasts"], found["lengths"]) == ("counts", None)

@@ -46,6 +46,7 @@ def test_engine_files_lie_beside_the_fleet_file(tmp_path: Path) -> None:
         ("[[engines]]\ncount = 0", "count"),
         ("[[engines]]\ncolour = 1", "colour"),
         ('[[engines]]\npolicy = "belady"', "give one of stock"),
+        ('[[engines]]\nscheduler = "best"', "stjf"),
         ('[[engines]]\nname = "a"\n[[engines]]\nname = "a"', "own name"),
         ("[[engines]]\ndrained_s = 10", "keep one"),
         ('[[engines]]\n[[engines]]\nname = "b"\nadded_s = 20\ndrained_s = 10', "drain it later"),
@@ -96,3 +97,10 @@ def test_a_file_says_how_engines_are_added_and_drained(tmp_path: Path) -> None:
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_fleet(tmp_path / "none.toml")
+
+
+def test_the_queue_of_an_engine_has_an_order(tmp_path: Path) -> None:
+    text = '[[engines]]\nname = "a"\nscheduler = "stjf"\n[[engines]]\nname = "b"\nscheduler = "fcfs"\n'
+    first, second = read_fleet(written(tmp_path, text)).engines
+    assert (first.policy.name, first.policy.settings, first.policy.ranked) == ("stock+stjf", {"priority"}, "asked")
+    assert (second.policy.settings, second.policy.ranked) == (None, None)
