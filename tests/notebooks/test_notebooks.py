@@ -27,6 +27,7 @@ STUDIED = (
     "first_hour",
     "fleet",
     "next_agent_accuracy",
+    "profiles",
     "remaining_length",
     "replay",
     "return_times",
@@ -187,6 +188,38 @@ def test_return_times(tmp_path: Path) -> None:
     _, tail, ended = found["waits"].values()
     assert tail == sorted(tail)
     assert all(longer > 5 * of for longer, of in zip(ended, tail, strict=True))
+
+
+@pytest.mark.slow
+def test_profiles(tmp_path: Path) -> None:
+    asked = {
+        "text": "profile.text",
+        "growth": "{size: of['covered'][0] for size, of in growth.items()}",
+        "prompts": "found['coding']['precision']",
+        "within": "within",
+        "versions": "{name: len(drift(profile.usage, of.usage).sentences()) for name, of in versions.items()}",
+    }
+    executed, found = run("profiles", tmp_path, {"WORKFLOWS": 400, "SIZES": (5, 40)}, asked)
+    assert figures(executed) == 2
+    assert errors(executed) == []
+    assert found["text"] == "planner explorer{3,12} (coder tester){1,4} reviewer?"
+    assert found["growth"]["5"] < 0.95
+    assert found["growth"]["320"] > 0.95
+    assert found["prompts"] > 0.99
+    assert found["within"] > 0.85
+    assert found["versions"]["another version"] > found["versions"]["the same version"] == 0
+
+
+@pytest.mark.slow
+def test_profiles_on_ones_own_traces(tmp_path: Path) -> None:
+    from presage.datasets.ingest import append
+    from presage.datasets.synthetic.workflows import generate
+
+    append(generate("retry", 60, 0).table, tmp_path / "store")
+    executed, found = run("profiles", tmp_path, {"TRACES": "store", "SIZES": (20,)}, {"text": "profile.text"})
+    assert figures(executed) == 2
+    assert errors(executed) == []
+    assert found["text"]
 
 
 @pytest.mark.slow
