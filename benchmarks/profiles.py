@@ -9,8 +9,11 @@
    beside an n-gram. Intervals are bootstrapped over workflows.
 4. Served: the same folds, forecast step by step where no model of next agents has evidence, by the profile with online
    counts behind it and by online counts alone. The counts begin empty (`new`), or have followed the workflows that the
-   profile learnt from (`warm`). A step without a forecast counts as wrong; END is an outcome. The last columns are the
-   share of steps that the profile forecast, and µs of one event: median of all, with circuit breaker and counts.
+   profile learnt from (`warm`). With warm counts the profile has also been compared with them, on the workflows of the
+   other folds, each by a profile and counts of the rest; `stands back` says in how many folds it begins so. A step
+   without a forecast counts as wrong; END is an outcome. The last columns are the share of steps that the profile
+   forecast with new and with warm counts, and µs of the start of a step: median of all, with circuit breaker, counts
+   and monitor.
 
     python benchmarks/profiles.py [FOLDER] [--parts size,known,traces,served] [--sets autocoderover,hyperagent]
 
@@ -20,12 +23,14 @@ FOLDER has the public traces as .jsonl.gz; without it the first two parts run. P
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import random
 import resource
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -48,7 +53,8 @@ from presage.predictors.profile.predictor import ProfilePredictor
 from presage.predictors.profile.profile import ProfileConfig, TypeProfile, profile_of
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
-from presage.serving_hooks.monitoring.outcomes import likeliest
+from presage.serving_hooks.monitoring.monitor import ForecastMonitor
+from presage.serving_hooks.monitoring.outcomes import AgainstCounts, Followed, likeliest
 from presage.training.profile.evaluate import NGRAM, ProfileCounts, evaluate, fit_profile_baseline
 
 FOLDS = 5
@@ -251,43 +257,97 @@ def followed(forecaster: Forecaster, kind: str, name: str, workflow: WorkflowSte
     return right, profiled, took
 
 
+class Comparing(ForecastMonitor):
+    """Keeps how profile and counts did in each workflow."""
+
+    def __init__(self) -> None:
+        self.compared: list[AgainstCounts] = []
+        super().__init__()
+
+    def followed(self, workflow: Followed) -> None:
+        self.compared.append(workflow.profile_against_counts)
+        super().followed(workflow)
+
+
+@dataclass
+class ServedFold:
+    """A profile and warm counts of the other folds, and the workflows of this one in the order in which they come."""
+
+    profiles: ProfilePredictor
+    warm: OnlineCounts
+    test: list[WorkflowSteps]
+
+    @classmethod
+    def of(cls, table: pa.Table, kind: str, fold: np.ndarray, number: int) -> ServedFold:
+        train, test = (sequences_of(table.filter(pa.array(of)))[kind] for of in (fold != number, fold == number))
+        warm = OnlineCounts()
+        teacher = Forecaster(None, back_off=warm)
+        for at, workflow in enumerate(train.workflows):
+            followed(teacher, kind, f"t{at}", workflow)
+        order = np.random.default_rng(number).permutation(len(test.workflows))
+        ordered = [test.workflows[at] for at in order if test.workflows[at].complete]
+        return cls(ProfilePredictor().fit({kind: train}), warm, ordered)
+
+    def forecaster(self, monitor: ForecastMonitor, *, profile: bool, warm: bool) -> Forecaster:
+        counts = copy.deepcopy(self.warm) if warm else OnlineCounts()
+        return Forecaster(None, profile=self.profiles if profile else None, back_off=counts, monitor=monitor)
+
+
 def served_traces(folder: Path, sets: Sequence[str]) -> dict[str, object]:
     head = ["traces", "workflows", "confident folds", "profile", "counts, new", "difference", "counts, warm"]
-    head += ["difference", "by the profile", "µs: profile, counts"]
+    head += ["difference", "profile, warm", "difference", "stands back", "by the profile", "µs: profile, counts"]
     print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
     result: dict[str, object] = {}
     for name in sets:
         whole = read_traces(folder / f"{name}.jsonl.gz").table
         for kind in sorted(pc.unique(whole["workflow_type"]).to_pylist()):
             table = whole.filter(pc.equal(whole["workflow_type"], kind))
-            fold, rows, confident = folds_of(table), [], 0
+            fold, rows, confident, stands_back = folds_of(table), [], 0, 0
             took: tuple[list[float], ...] = ([], [])
-            for number in range(FOLDS):
-                train, test = (
-                    sequences_of(table.filter(pa.array(of)))[kind].workflows for of in (fold != number, fold == number)
-                )
-                profiles = ProfilePredictor().fit(sequences_of(table.filter(pa.array(fold != number))))
-                confident += profiles.profiles[kind].confident
-                ours = Forecaster(None, profile=profiles, back_off=OnlineCounts())
-                new, warm = (Forecaster(None, back_off=OnlineCounts()) for _ in range(2))
-                for at, workflow in enumerate(train):
-                    followed(warm, kind, f"t{at}", workflow)
-                order = np.random.default_rng(number).permutation(len(test))
-                for at in [at for at in order if test[at].complete]:
-                    found = [followed(of, kind, f"w{at}", test[at]) for of in (ours, new, warm)]
-                    rows.append([len(test[at].agents), *(right for right, _, _ in found), found[0][1]])
+            folds = [ServedFold.of(table, kind, fold, number) for number in range(FOLDS)]
+            compared = []
+            for of in folds:
+                monitor = Comparing()
+                before = of.forecaster(monitor, profile=True, warm=True)
+                for at, workflow in enumerate(of.test):
+                    followed(before, kind, f"w{at}", workflow)
+                compared.append(monitor.compared)
+            for number, of in enumerate(folds):
+                confident += of.profiles.profiles[kind].confident
+                monitors = [ForecastMonitor() for _ in range(4)]
+                for one in (one for other, many in enumerate(compared) if other != number for one in many):
+                    monitors[3].profile_stand_back.followed(kind, one)
+                stands_back += kind in monitors[3].profile_stand_back
+                forecasters = [
+                    of.forecaster(monitor, profile=profile, warm=warm)
+                    for monitor, (profile, warm) in zip(
+                        monitors, ((True, False), (False, False), (False, True), (True, True)), strict=True
+                    )
+                ]
+                for at, workflow in enumerate(of.test):
+                    found = [followed(forecaster, kind, f"w{at}", workflow) for forecaster in forecasters]
+                    by = (found[0][1], found[3][1])
+                    rows.append([len(workflow.agents), *(right for right, _, _ in found), *by])
                     for times, (_, _, more) in zip(took, found[:2], strict=True):
                         times += more
-            steps, mine, fresh, warmed, by = np.array(rows).T
-            shown = {"workflows": len(rows), "confident": confident, "by_profile": by.sum() / steps.sum()}
-            shown |= {of: n.sum() / steps.sum() for of, n in (("profile", mine), ("new", fresh), ("warm", warmed))}
-            gaps = [ratio_ci(mine - of, steps, np.random.default_rng(0)) for of in (fresh, warmed)]
+            steps, mine, fresh, warmed, ours, by, by_warm = np.array(rows).T
+            shown = {"workflows": len(rows), "confident": confident, "stands_back": stands_back}
+            shown |= {
+                of: n.sum() / steps.sum()
+                for of, n in (
+                    *(("profile", mine), ("new", fresh), ("warm", warmed), ("profile_warm", ours)),
+                    *(("by_profile", by), ("by_profile_warm", by_warm)),
+                )
+            }
+            pairs = ((mine, fresh), (mine, warmed), (ours, warmed))
+            gaps = [ratio_ci(one - of, steps, np.random.default_rng(0)) for one, of in pairs]
             us = [float(np.median(times)) for times in took]
             result[kind] = {**shown, "gaps": gaps, "us": us}
             between = [f"[{low:+.3f}, {high:+.3f}]" for low, high in gaps]
             cells = [kind, str(len(rows)), f"{confident} of {FOLDS}", f"{shown['profile']:.3f}"]
             cells += [f"{shown['new']:.3f}", between[0], f"{shown['warm']:.3f}", between[1]]
-            cells += [f"{shown['by_profile']:.2f}", f"{us[0]:.0f}, {us[1]:.0f}"]
+            cells += [f"{shown['profile_warm']:.3f}", between[2], f"{stands_back} of {FOLDS}"]
+            cells += [f"{shown['by_profile']:.2f}, {shown['by_profile_warm']:.2f}", f"{us[0]:.0f}, {us[1]:.0f}"]
             print(f"| {' | '.join(cells)} |", flush=True)
     return result
 

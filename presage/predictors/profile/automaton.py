@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
@@ -109,11 +110,16 @@ class Automaton:
 
     def successors(self, at: int) -> dict[Symbol, int]:
         """The states that an edge leads to, pruned ones too, by symbol."""
-        found: dict[Symbol, int] = {}
-        for to in self.states[at].counts:
-            symbol = self.states[to].symbol if to != END else None
-            if symbol is not None:
-                found[symbol] = to
+        return self._successors[at]
+
+    @cached_property
+    def _successors(self) -> list[dict[Symbol, int]]:
+        found: list[dict[Symbol, int]] = [{} for _ in self.states]
+        for at, state in enumerate(self.states):
+            for to in state.counts:
+                symbol = self.states[to].symbol if to != END else None
+                if symbol is not None:
+                    found[at][symbol] = to
         return found
 
     def calls(self, items: Iterable[Item], complete: bool) -> Iterator[bool]:

@@ -6,9 +6,10 @@ those of `NextAgentPredictor.forecast` and `RemainingLengthPredictor.forecast` o
 Events raise no exceptions: if the predictor of next agents fails, or knows too little of an agent, the profile of the
 workflow type forecasts where it is sure (`profile_places.py`), else online counts do; if they have too little data, the
 forecast has source "none" and a reason. For an agent with little evidence the model uses its own back-off; a profile
-that is sure and online counts with more evidence take precedence. During a drift alarm online counts forecast whenever
-they have enough data; the model still runs, so that the monitor notices when it is accurate again. After a failed call
-a model's state of the workflow is half a step behind, so the workflow gets no more forecasts from that model.
+that is sure and online counts with more evidence take precedence. During a drift alarm, and while online counts
+forecast better than a model or profile, they forecast whenever they have enough data; the model or profile still runs,
+so that the monitor notices when it is accurate again. After a failed call a model's state of the workflow is half a
+step behind, so the workflow gets no more forecasts from that model.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class ForecastState:
     Attributes:
         agents, lengths: its state in each predictor, or why there is none.
         profiled: its place on the profile of its type; None where there is none, or it is not known any more.
+        expected: the agent, or END, that the profile holds most likely next; None where it was not asked, or not sure.
         steps: the number after the highest that has begun; without numbers, how many have begun.
         missing: lower numbers that have not begun yet, as steps that run at once may begin in any order.
         open: number and agent of the steps that have not completed, in the order of their starts; aborted ones stay.
@@ -92,8 +94,8 @@ class ForecastState:
     """
 
     __slots__ = (
-        "agents", "awaited", "history", "latest", "lengths", "missing", "open", "profiled", "remaining", "stats_key",
-        "steps", "within",
+        "agents", "awaited", "expected", "history", "latest", "lengths", "missing", "open", "profiled", "remaining",
+        "stats_key", "steps", "within",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +106,7 @@ class ForecastState:
         stats_key: str,
     ) -> None:
         self.stats_key, self.profiled = stats_key, profiled
+        self.expected: str | None = None
         self.agents, self.lengths, self.remaining = agents, lengths, NO_LENGTHS
         self.steps, self.missing, self.within = 0, _NO_NUMBERS, False
         self.open: tuple[tuple[int | None, str], ...] = ()
@@ -115,7 +118,7 @@ class ForecastState:
         """Steps before number `step` were missed: predictors no longer know the state of the workflow."""
         self.agents = self.lengths = Refused(MISSED_STEP)
         self.history.missed()
-        self.awaited = self.latest = self.profiled = None
+        self.awaited = self.latest = self.profiled = self.expected = None
         self.steps, self.missing, self.open = step, _NO_NUMBERS, ()
 
     def begins(self, number: int | None, agent: str) -> None:
@@ -400,7 +403,8 @@ class Forecaster:
             key = short(workflow_type), short(workflow_id)
             running = self._workflows.pop(key, None)
             if self.monitor is not None:
-                self.monitor.ended(*key, reason, self._counted(running) if running is not None else None)
+                counted = self._counted(running) if running is not None else None
+                self.monitor.ended(*key, reason, counted, running.expected if running is not None else None)
             if running is not None and self._back_off is not None and reason is not EndReason.ABORTED:
                 running.history.ended(self._back_off, running.stats_key)
         except Exception as error:
@@ -458,7 +462,7 @@ class Forecaster:
         if step is not None and running.within and running.latest is not None and running.latest[0] == named:
             return running.latest[1]  # its client has asked again, as clients do when a request is lost or too slow
         running.begins(step, given["agent"])
-        counted = self._counted(running)
+        counted, profiled = self._counted(running), running.expected
         try:
             live = self._at_prefill(key[0], running, given)
         except Exception:
@@ -466,7 +470,7 @@ class Forecaster:
             raise
         running.latest = named, live
         if self.monitor is not None:
-            self.monitor.begun(*key, given["agent"], self._claimed or live, step, counted)
+            self.monitor.begun(*key, given["agent"], self._claimed or live, step, counted, profiled)
         return live
 
     def _completed(
@@ -588,20 +592,27 @@ class Forecaster:
         """The forecast of next agents, from the model, the profile or the counts; sets `_claimed`."""
         stands_back = self._stands_back(workflow_type, "next-agent")
         self._claimed = None if isinstance(live, Refused) else live
+        running.expected = None
         if isinstance(live, Refused):
             running.agents = live
         elif live.source == "champion" and stands_back is None:
             return live
-        found = self._profiled(moment, running, live, left) if stands_back is None else None
+        reason = live.reason if isinstance(live, Refused) else stands_back or LITTLE_SEEN
+        found = self._profiled(moment, running, reason, left)
         if found is not None:
-            return found
+            behind = self._profile_stands_back(workflow_type)
+            if behind is None:
+                return found
+            if isinstance(live, Refused):
+                self._claimed, reason = found, behind
         recent = running.history.recent
         counted = self._back_off.next_agents(running.stats_key, recent) if self._back_off is not None else None
         if counted is not None and (isinstance(live, Refused) or stands_back or counted.evidence > live.evidence):
-            reason = live.reason if isinstance(live, Refused) else stands_back or LITTLE_SEEN
             return LiveForecast(
                 "back-off", counted.evidence, moment, counted.probabilities, counted.agents, None, reason, left
             )
+        if counted is None and found is not None:
+            return found
         return self._nothing(moment, live.reason, left) if isinstance(live, Refused) else live
 
     def _opened(self, workflow_type: str) -> ProfiledWorkflow | None:
@@ -611,18 +622,13 @@ class Forecaster:
         opened = self._call_profile(partial(self._profile.open, workflow_type))
         return None if isinstance(opened, Refused) else opened
 
-    def _profiled(
-        self, moment: Moment, running: ForecastState, live: LiveForecast | Refused, left: LiveLengths
-    ) -> LiveForecast | None:
-        """The forecast of next agents from the profile; None where it is not sure."""
-        if self._profile is None or running.profiled is None:
+    def _profiled(self, moment: Moment, running: ForecastState, reason: str, left: LiveLengths) -> LiveForecast | None:
+        """The forecast of next agents from the profile; None where it is not sure. Sets `expected`."""
+        profiled = running.profiled
+        if self._profile is None or profiled is None or profiled.forecast is None:
             return None
-        reason = live.reason if isinstance(live, Refused) else LITTLE_SEEN
-        found = self._call_profile(partial(self._profile.forecast, running.profiled, moment, reason, left))
-        if isinstance(found, Refused):
-            running.profiled = None
-            return None
-        return found
+        running.expected = profiled.forecast.likeliest
+        return self._profile.forecast(profiled, moment, reason, left)
 
     def _left(self, workflow_type: str, running: ForecastState, made: LiveLengths | Refused) -> LiveLengths:
         """The forecast of remaining tokens, from the model or the counts."""
@@ -648,13 +654,18 @@ class Forecaster:
     def _stands_back(self, workflow_type: str, kind: ModelKind) -> str | None:
         """Why counts forecast in place of the predictor although it could; None if they do not."""
         monitor = self.monitor
-        if monitor is None or not (monitor.drift.alarms or monitor.stand_back.types):
-            return None
-        return monitor.falls_back(workflow_type, kind)
+        return monitor.falls_back(workflow_type, kind) if monitor is not None and monitor.stands_back else None
+
+    def _profile_stands_back(self, workflow_type: str) -> str | None:
+        """Likewise of the profile."""
+        monitor = self.monitor
+        return monitor.profile_falls_back(workflow_type) if monitor is not None and monitor.stands_back else None
 
     def _counted(self, running: ForecastState) -> str | None:
         """The agent, or END, that counts hold most likely next; None where nobody compares, or of too little data."""
-        if self.monitor is None or self._back_off is None or self._agents is None or not running.history.recent:
+        if self.monitor is None or self._back_off is None or not running.history.recent:
+            return None
+        if self._agents is None and running.expected is None:
             return None
         counted = self._back_off.next_agents(running.stats_key, running.history.recent)
         return likeliest(counted) if counted is not None else None

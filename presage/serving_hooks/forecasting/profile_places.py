@@ -1,13 +1,18 @@
 """Running workflows on the profile of their type: one step of the automaton at each start of a step.
 
 The profile forecasts next agents where the model of next agents cannot, before online counts do. It must be confident,
-the workflow on the graph, and its state visited often enough: the rule of `ProfilePredictor.forecast_at`.
+the workflow on the graph, and its state visited often enough: the rule of `ProfilePredictor.forecast_at`. What follows
+a place depends on the place alone, so it is made once and kept.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from presage.features.moment import Moment
 from presage.predictors.profile.automaton import ProfilePlace
@@ -20,15 +25,55 @@ from presage.serving_hooks.forecasting.online_counts import BackoffConfig
 
 _BESIDE: Final = ()
 """The parents of a step that began while another ran: it waits for none of its block."""
+_MOST_KEPT: Final = 1024
+"""Of the latest places of a type, what follows them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceForecast:
+    """What follows a place where the profile is sure.
+
+    Attributes:
+        evidence: training visits of its state.
+        probabilities, agents: of the next steps, as those of `LiveForecast`.
+        likeliest: the next agent, or "" for the end.
+    """
+
+    evidence: int
+    probabilities: NDArray[np.float32]
+    agents: tuple[str, ...]
+    likeliest: str
+
+
+class ServedProfile:
+    """The profile of a workflow type, and what follows each place of it."""
+
+    def __init__(self, profile: TypeProfile) -> None:
+        self.profile = profile
+        self._ahead = StepsAhead(profile.automaton, BackoffConfig.horizon)
+        self._kept = lru_cache(_MOST_KEPT)(self._after)
+
+    def after(self, place: ProfilePlace) -> PlaceForecast | None:
+        """What follows a place; None where nothing is known."""
+        return None if place.state is None else self._kept(place.state, place.within)
+
+    def _after(self, state: int, within: int) -> PlaceForecast | None:
+        rows = self._ahead.after(ProfilePlace(state, within))
+        if rows is None:
+            return None
+        check_distributions(rows)
+        agents, top = self._ahead.agents, int(rows[0].argmax())
+        likeliest = agents[top] if top < len(agents) else ""
+        return PlaceForecast(self.profile.automaton.states[state].visits, rows, agents, likeliest)
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledWorkflow:
-    """A running workflow: the profile of its type, what follows each place of it, and the place."""
+    """A running workflow: the profile of its type, its place there, and what follows; None where that is not sure."""
 
-    profile: TypeProfile
-    ahead: StepsAhead
+    served: ServedProfile
     place: ProfilePlace
+    forecast: PlaceForecast | None = None
 
 
 class ProfileAdapter:
@@ -36,37 +81,34 @@ class ProfileAdapter:
 
     def __init__(self, predictor: ProfilePredictor, version: int | None) -> None:
         self.predictor, self.version = predictor, version
-        self._ahead = {name: StepsAhead(of.automaton, BackoffConfig.horizon) for name, of in predictor.profiles.items()}
+        self._served = {name: ServedProfile(of) for name, of in predictor.profiles.items()}
 
     def open(self, workflow_type: str) -> ProfiledWorkflow | None:
         """A new workflow; None if its type has no profile."""
-        name = self.predictor.names.workflow_type(workflow_type)
-        profile = self.predictor.profiles.get(name)
-        return None if profile is None else ProfiledWorkflow(profile, self._ahead[name], ProfilePlace())
+        served = self._served.get(self.predictor.names.workflow_type(workflow_type))
+        return None if served is None else ProfiledWorkflow(served, ProfilePlace())
 
     def begun(self, workflow: ProfiledWorkflow, agent: str, beside: bool) -> ProfiledWorkflow:
         """The workflow after a step has begun, alone or beside others."""
-        profile, name = workflow.profile, self.predictor.names.agent(agent)
-        parents = _BESIDE if beside else None
-        return replace(workflow, place=profile.automaton.step(workflow.place, name, 0, parents, profile.alphabet))
+        served, name = workflow.served, self.predictor.names.agent(agent)
+        profile, parents = served.profile, _BESIDE if beside else None
+        place = profile.automaton.step(workflow.place, name, 0, parents, profile.alphabet)
+        sure = self.predictor.sure(profile, place)
+        return ProfiledWorkflow(served, place, served.after(place) if sure else None)
 
     def forecast(
         self, workflow: ProfiledWorkflow, moment: Moment, reason: str | None, left: LiveLengths
     ) -> LiveForecast | None:
         """The next steps, with why the model of next agents makes no forecast; None where the profile is not sure."""
-        of = workflow.place.state
-        if of is None or not self.predictor.sure(workflow.profile, workflow.place):
+        of = workflow.forecast
+        if of is None:
             return None
-        rows = workflow.ahead.after(workflow.place)
-        if rows is None:
-            return None
-        check_distributions(rows)
-        visits = workflow.profile.automaton.states[of].visits
-        return LiveForecast("profile", visits, moment, rows, workflow.ahead.agents, self.version, reason, left)
+        return LiveForecast("profile", of.evidence, moment, of.probabilities, of.agents, self.version, reason, left)
 
     def position(self, workflow: ProfiledWorkflow) -> dict[str, Any]:
         """Where a workflow is, for people: `at` names the agents of its state."""
-        found = self.predictor.forecast_at(workflow.profile, workflow.place)
-        symbol = None if found.state is None else workflow.profile.automaton.states[found.state].symbol
+        profile = workflow.served.profile
+        found = self.predictor.forecast_at(profile, workflow.place)
+        symbol = None if found.state is None else profile.automaton.states[found.state].symbol
         at = [symbol] if isinstance(symbol, str) else [*(symbol or ())]
-        return {"version": self.version, "confident": workflow.profile.confident, "at": at, **found.to_dict()}
+        return {"version": self.version, "confident": profile.confident, "at": at, **found.to_dict()}
