@@ -14,8 +14,12 @@
    without a forecast counts as wrong; END is an outcome. The last columns are the share of steps that the profile
    forecast with new and with warm counts, and µs of the start of a step: median of all, with circuit breaker, counts
    and monitor.
+5. Lengths: the same folds. Remaining output tokens as each step begins, by the profile, by a remaining-length model of
+   the same workflows (with an engine's inputs: agents and token counts), and by online counts, new and warm. Judged are
+   the steps where the profile is sure, the counts have enough, and all later counts are recorded. Tau distance is the
+   share of pairs of steps of one fold that the median puts in the wrong order, pinball its loss in tokens.
 
-    python benchmarks/profiles.py [FOLDER] [--parts size,known,traces,served] [--sets autocoderover,hyperagent]
+    python benchmarks/profiles.py [FOLDER] [--parts size,known,traces,served,lengths] [--sets autocoderover,hyperagent]
 
 FOLDER has the public traces as .jsonl.gz; without it the first two parts run. Prints tables and one JSON line.
 """
@@ -46,16 +50,20 @@ from presage.datasets.synthetic.processes import END as PROCESS_END
 from presage.datasets.synthetic.processes import PROCESSES
 from presage.datasets.synthetic.workflows import generate
 from presage.datasets.tasks import task_of
-from presage.features.sequences import WorkflowSteps, sequences_of
-from presage.predictors.common.bootstrap import ratio_ci, share_ci
+from presage.features.sequences import NUMBERS, WorkflowSteps, sequences_of
+from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_ci, share_ci
 from presage.predictors.profile.automaton import END
 from presage.predictors.profile.predictor import ProfilePredictor
 from presage.predictors.profile.profile import ProfileConfig, TypeProfile, profile_of
+from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.live import LiveLengths
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.outcomes import AgainstCounts, Followed, likeliest
+from presage.training.length.train import fit_lengths
 from presage.training.profile.evaluate import NGRAM, ProfileCounts, evaluate, fit_profile_baseline
+from presage.training.quantiles import QuantileFigures, measure
 
 FOLDS = 5
 LEARNT, JUDGED, TRUTH = 500, 2000, 3000
@@ -70,6 +78,9 @@ SETS = (
     "swe_agent_glm",
     "taubench",
 )
+
+PATIENT = Budget(deadline_s=float("inf"), hang_s=None)
+"""Compilation at the first calls switches nothing off."""
 
 Steps = tuple[list[str], list[list[int]] | None]
 """Agents, and the parents of each; None: one after the other."""
@@ -257,6 +268,27 @@ def followed(forecaster: Forecaster, kind: str, name: str, workflow: WorkflowSte
     return right, profiled, took
 
 
+def lengths(
+    forecaster: Forecaster, kind: str, name: str, workflow: WorkflowSteps, numbers: np.ndarray
+) -> list[LiveLengths]:
+    """The remaining tokens forecast as each step begins; the steps of a block begin before any of them completes."""
+    rows, found = numbers[workflow.rows], []
+    for block in workflow.blocks:
+        for at in block:
+            tokens = _count(rows[at, NUMBERS.index("input_tokens")])
+            live = forecaster.on_prefill(kind, name, workflow.agents[at], step=at, input_tokens=tokens)
+            found.append(live.remaining)
+        for at in block:
+            tokens = _count(rows[at, NUMBERS.index("output_tokens")])
+            forecaster.on_completion(kind, name, step=at, agent=workflow.agents[at], output_tokens=tokens)
+    forecaster.close(kind, name)
+    return found
+
+
+def _count(number: float) -> int | None:
+    return None if np.isnan(number) else int(number)
+
+
 class Comparing(ForecastMonitor):
     """Keeps how profile and counts did in each workflow."""
 
@@ -276,6 +308,7 @@ class ServedFold:
     profiles: ProfilePredictor
     warm: OnlineCounts
     test: list[WorkflowSteps]
+    numbers: np.ndarray
 
     @classmethod
     def of(cls, table: pa.Table, kind: str, fold: np.ndarray, number: int) -> ServedFold:
@@ -283,10 +316,10 @@ class ServedFold:
         warm = OnlineCounts()
         teacher = Forecaster(None, back_off=warm)
         for at, workflow in enumerate(train.workflows):
-            followed(teacher, kind, f"t{at}", workflow)
+            lengths(teacher, kind, f"t{at}", workflow, train.numbers)
         order = np.random.default_rng(number).permutation(len(test.workflows))
         ordered = [test.workflows[at] for at in order if test.workflows[at].complete]
-        return cls(ProfilePredictor().fit({kind: train}), warm, ordered)
+        return cls(ProfilePredictor().fit({kind: train}), warm, ordered, test.numbers)
 
     def forecaster(self, monitor: ForecastMonitor, *, profile: bool, warm: bool) -> Forecaster:
         counts = copy.deepcopy(self.warm) if warm else OnlineCounts()
@@ -352,6 +385,85 @@ def served_traces(folder: Path, sets: Sequence[str]) -> dict[str, object]:
     return result
 
 
+def served_lengths(folder: Path, sets: Sequence[str]) -> dict[str, object]:
+    head = ["traces", "workflows", "steps judged", "share", "tau: profile", "model", "counts, warm", "counts, new"]
+    head += ["pinball .5: profile", "model", "counts, warm", "counts, new", "within .9, .99: profile", "model"]
+    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
+    result: dict[str, object] = {}
+    for name in sets:
+        whole = read_traces(folder / f"{name}.jsonl.gz").table
+        for kind in sorted(pc.unique(whole["workflow_type"]).to_pylist()):
+            table = whole.filter(pc.equal(whole["workflow_type"], kind))
+            if table["output_tokens"].null_count == len(table):
+                continue
+            fold, steps = folds_of(table), 0
+            medians: list[list[QuantileFigures]] = [[], [], [], []]
+            bounds: list[list[QuantileFigures]] = [[], []]
+            for number in range(FOLDS):
+                of = ServedFold.of(table, kind, fold, number)
+                model = fit_lengths(table.filter(pa.array(fold != number)), texts="none").predictor
+                sources = (
+                    Forecaster(None, profile=of.profiles, budget=PATIENT),
+                    Forecaster(None, lengths=model, budget=PATIENT),
+                    Forecaster(None, back_off=copy.deepcopy(of.warm)),
+                    Forecaster(None, back_off=OnlineCounts()),
+                )
+                truth: list[float] = []
+                owner: list[int] = []
+                found: list[list[tuple[float, ...]]] = [[] for _ in sources]
+                for name_of, workflow in enumerate(of.test):
+                    made = [lengths(one, kind, f"w{name_of}", workflow, of.numbers) for one in sources]
+                    output = of.numbers[workflow.rows, NUMBERS.index("output_tokens")]
+                    left = np.cumsum(output[::-1])[::-1]
+                    known = np.isfinite(left)
+                    judged = [at for at in np.flatnonzero(known) if all(one[at].tokens for one in made)]
+                    steps += int(known.sum())
+                    truth += left[judged].tolist()
+                    owner += [owner[-1] + 1 if owner else 0] * len(judged)
+                    for forecasts, one in zip(found, made, strict=True):
+                        forecasts += [one[at].tokens for at in judged]
+                if truth:
+                    of_fold = (np.array(truth), np.array(owner), np.zeros(len(truth), bool))
+                    for into, levels in ((medians, (0.5,)), (bounds, (0.5, 0.9, 0.99))):
+                        for figures, forecasts in zip(into, found, strict=False):
+                            rows = np.array(forecasts)[:, : len(levels)]
+                            figures.append(measure(rows, *of_fold, levels, np.random.default_rng(0)))
+            if not medians[0]:
+                print(f"| {kind} | no step is judged: the profile is not sure, or counts are missing |", flush=True)
+                continue
+            tau, pinball = compared(medians)
+            of_all = sum(int(of.positions.sum()) for of in medians[0])
+            within = [
+                ", ".join(f"{sum(of.covered[:, q].sum() for of in one) / of_all:.3f}" for q in (1, 2)) for one in bounds
+            ]
+            workflows = sum(int((of.positions > 0).sum()) for of in medians[0])
+            result[kind] = {"workflows": workflows, "steps": of_all, "share": of_all / steps, "tau": tau}
+            result[kind] |= {"pinball": pinball, "within": within}  # type: ignore[operator]
+            cells = [kind, str(workflows), str(of_all), f"{of_all / steps:.2f}", *tau, *pinball, *within]
+            print(f"| {' | '.join(cells)} |", flush=True)
+    return result
+
+
+def compared(medians: Sequence[Sequence[QuantileFigures]]) -> tuple[list[str], list[str]]:
+    """Tau distance and pinball loss of each source over its folds; with the interval of the first less each other."""
+    joined = []
+    for of in medians:
+        wrong, pairs = (np.concatenate([getattr(one, name)["all"] for one in of]) for name in ("wrong", "pairs"))
+        joined.append((wrong, pairs, np.concatenate([one.loss for one in of])[:, 0]))
+    positions = np.concatenate([one.positions for one in medians[0]])
+    tau, pinball = [], []
+    for at, (wrong, pairs, loss) in enumerate(joined):
+        tau.append(f"{wrong.sum() / pairs.sum():.3f}")
+        pinball.append(f"{loss.sum() / positions.sum():,.0f}")
+        if at:
+            gap = (joined[0][0] - wrong)[:, None]
+            ((low, high),) = pair_ratio_cis(gap, pairs[:, None], np.random.default_rng(0))
+            tau[-1] += f" [{low:+.3f}, {high:+.3f}]"
+            low, high = ratio_ci(joined[0][2] - loss, positions, np.random.default_rng(0))
+            pinball[-1] += f" [{low:+,.0f}, {high:+,.0f}]"
+    return tau, pinball
+
+
 def many(draw: Callable[[random.Random], Steps]) -> list[Steps]:
     rng, found, steps = random.Random(0), [], 0
     while steps < STEPS:
@@ -390,7 +502,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--parts", default="size,known,traces,served")
+    parser.add_argument("--parts", default="size,known,traces,served,lengths")
     chosen = parser.parse_args()
     result: dict[str, object] = {"benchmark": "profiles"}
     parts = chosen.parts.split(",")
@@ -402,6 +514,8 @@ def main() -> None:
         result["traces"] = public_traces(chosen.folder, chosen.sets.split(","))
     if "served" in parts and chosen.folder is not None:
         result["served"] = served_traces(chosen.folder, chosen.sets.split(","))
+    if "lengths" in parts and chosen.folder is not None:
+        result["lengths"] = served_lengths(chosen.folder, chosen.sets.split(","))
     print(json.dumps(result))
 
 

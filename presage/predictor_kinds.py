@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 from typing import Any, Final, Literal
 
 ServedKind = Literal["next-agent", "remaining-length", "context-growth", "return-time"]
-"""The kinds whose forecasts an engine serves and counts; a profile stands in for `next-agent`."""
+"""The kinds whose forecasts an engine serves and counts; a profile stands in for the first two."""
 
 
 @dataclass(frozen=True)

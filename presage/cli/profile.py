@@ -198,6 +198,12 @@ def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> 
         shown.append(
             f"\nsteps left: {left['mean']:.1f} on average, 90 % of the workflows have {left['0.9']:.0f} or fewer"
         )
+    if data["tokens"]:
+        tokens = data["tokens"]
+        shown.append(
+            f"output tokens left, this step's included: {tokens['mean']:,.0f} on average, 90 % of the workflows have "
+            f"{tokens['0.9']:,.0f} or fewer"
+        )
     if data["expression"]:
         shown.append(f"the application: {data['expression']}")
     where = "on the graph" if data["on_graph"] else "OFF THE GRAPH: it made a call that no training workflow made there"

@@ -25,7 +25,7 @@ from presage.predictors.common import Progress
 from presage.predictors.common.artefact import read_artefact, rebuilding, write_artefact
 from presage.predictors.common.forecast import Source
 from presage.predictors.common.steps import check_steps
-from presage.predictors.profile.automaton import QUANTILES, ProfilePlace
+from presage.predictors.profile.automaton import QUANTILES, LeftAtState, ProfilePlace
 from presage.predictors.profile.profile import ProfileConfig, TypeProfile, profile_of
 from presage.predictors.profile.templates import PromptTemplates, TemplateConfig, Workflows
 
@@ -46,6 +46,7 @@ class ProfileForecast:
         on_graph: whether every step so far took a known edge.
         agents, end: probabilities of the next step.
         left: mean and quantiles of the steps that are left; empty if unknown.
+        tokens: the same of the output tokens that are left, the last step's own included.
         distance: fewest steps to the end; None if unknown.
         expression: of the workflow type; "" if unknown.
     """
@@ -57,6 +58,7 @@ class ProfileForecast:
     agents: Mapping[str, float]
     end: float
     left: Mapping[str, float]
+    tokens: Mapping[str, float]
     distance: int | None
     expression: str
 
@@ -68,7 +70,7 @@ class ProfileForecast:
 
     def to_dict(self) -> dict[str, Any]:
         """As `presage forecast --json` prints it."""
-        return {**vars(self), "agents": dict(self.agents), "left": dict(self.left)}
+        return {**vars(self), "agents": dict(self.agents), "left": dict(self.left), "tokens": dict(self.tokens)}
 
 
 class ProfilePredictor:
@@ -135,7 +137,7 @@ class ProfilePredictor:
         steps = check_steps(steps)
         profile = self.profiles.get(self.names.workflow_type(steps[0]["workflow_type"]))
         if profile is None:
-            return ProfileForecast("none", 0, None, False, {}, 0.0, {}, None, "")
+            return ProfileForecast("none", 0, None, False, {}, 0.0, {}, {}, None, "")
         place = ProfilePlace()
         for index, step in enumerate(steps):
             parents = step.get("parent_steps")
@@ -146,10 +148,9 @@ class ProfilePredictor:
     def forecast_at(self, profile: TypeProfile, place: ProfilePlace) -> ProfileForecast:
         """The forecast at a place of a profile."""
         if place.state is None:
-            return ProfileForecast("none", 0, None, False, {}, 0.0, {}, None, profile.text)
+            return ProfileForecast("none", 0, None, False, {}, 0.0, {}, {}, None, profile.text)
         state = profile.automaton.states[place.state]
         outcomes = profile.automaton.outcomes(place)
-        left = state.left
         return ProfileForecast(
             "champion" if self.sure(profile, place) else "back-off",
             state.visits,
@@ -157,7 +158,8 @@ class ProfilePredictor:
             place.on_graph,
             {agent: p for agent, p in outcomes.items() if agent is not None},
             outcomes.get(None, 0.0),
-            {} if left is None else {"mean": left.mean, **dict(zip(map(str, QUANTILES), left.quantiles, strict=True))},
+            _by_name(state.left),
+            _by_name(state.tokens),
             state.distance,
             profile.text,
         )
@@ -200,6 +202,11 @@ class ProfilePredictor:
                 templates = json.loads(artefact.files[TEMPLATES_FILE])
                 predictor.templates = _templates_of(templates, predictor.profiles, Path(folder) / TEMPLATES_FILE)
         return predictor
+
+
+def _by_name(left: LeftAtState | None) -> dict[str, float]:
+    """Mean and quantiles; empty if unknown."""
+    return {} if left is None else {"mean": left.mean, **dict(zip(map(str, QUANTILES), left.quantiles, strict=True))}
 
 
 def _templates_of(data: Any, profiles: Mapping[str, Any], path: Path) -> dict[str, PromptTemplates]:

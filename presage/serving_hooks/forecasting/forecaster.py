@@ -3,8 +3,8 @@
 The forecaster keeps a state for each workflow, so an event costs one step and not the whole prefix. Forecasts equal
 those of `NextAgentPredictor.forecast` and `RemainingLengthPredictor.forecast` on the steps so far. Not thread-safe.
 
-Events raise no exceptions: if the predictor of next agents fails, or knows too little of an agent, the profile of the
-workflow type forecasts where it is sure (`profile_places.py`), else online counts do; if they have too little data, the
+Events raise no exceptions: if a predictor fails, or knows too little of an agent, the profile of the workflow type
+forecasts in its place where it is sure (`profile_places.py`), else online counts do; if they have too little data, the
 forecast has source "none" and a reason. For an agent with little evidence the model uses its own back-off; a profile
 that is sure and online counts with more evidence take precedence. During a drift alarm, and while online counts
 forecast better than a model or profile, they forecast whenever they have enough data; the model or profile still runs,
@@ -154,7 +154,7 @@ class Forecaster:
     Args:
         predictor, version: of next agents, and its version in the registry; None leaves next agents to `back_off`.
         lengths, lengths_version, lengths_kind: likewise of remaining output tokens, or of context growth.
-        profile, profile_version: likewise of workflow profiles, which forecast next agents before `back_off` does.
+        profile, profile_version: likewise of workflow profiles, which forecast before `back_off` does.
         back_off: online counts, which learn from the events and forecast if a predictor does not; None for none.
         served_model, state_layer: whose hidden states the engine captures; see `NextAgentAdapter`.
         max_workflows: states kept; the least recently active one is dropped first. If a dropped workflow continues, the
@@ -631,17 +631,26 @@ class Forecaster:
         return self._profile.forecast(profiled, moment, reason, left)
 
     def _left(self, workflow_type: str, running: ForecastState, made: LiveLengths | Refused) -> LiveLengths:
-        """The forecast of remaining tokens, from the model or the counts."""
+        """The forecast of remaining tokens, from the model, the profile or the counts."""
         stands_back = self._stands_back(workflow_type, self._lengths_kind)
         if isinstance(made, LiveLengths) and made.source == "champion" and stands_back is None:
             return made
+        reason = made.reason if isinstance(made, Refused) else stands_back or LITTLE_SEEN
+        profiled = None
+        if self._profile is not None and running.profiled is not None:
+            profiled = self._profile.lengths(running.profiled, reason)
+        if profiled is not None:
+            if stands_back is None:
+                return profiled
+            reason = stands_back
         recent, back_off = running.history.recent, self._back_off
         counted = back_off.remaining(running.stats_key, recent[-1]) if back_off is not None and recent else None
         if counted is not None and (isinstance(made, Refused) or stands_back or counted[0] > made.evidence):
             evidence, median = counted
-            reason = made.reason if isinstance(made, Refused) else stands_back or LITTLE_SEEN
             return LiveLengths("back-off", evidence, (0.5,), (median,), 0, None, reason)
-        return self._no_lengths(made.reason) if isinstance(made, Refused) else made
+        if isinstance(made, Refused):
+            return profiled or self._no_lengths(made.reason)
+        return made
 
     def _nothing(self, moment: Moment, reason: str, remaining: LiveLengths | None = None) -> LiveForecast:
         """A forecast of source "none"."""

@@ -1,8 +1,8 @@
 """Running workflows on the profile of their type: one step of the automaton at each start of a step.
 
-The profile forecasts next agents where the model of next agents cannot, before online counts do. It must be confident,
-the workflow on the graph, and its state visited often enough: the rule of `ProfilePredictor.forecast_at`. What follows
-a place depends on the place alone, so it is made once and kept.
+The profile forecasts next agents and remaining tokens where their models cannot, before online counts do. It must be
+confident, the workflow on the graph, and its state visited often enough: the rule of `ProfilePredictor.forecast_at`.
+What follows a place depends on the place alone, so it is made once and kept.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.moment import Moment
-from presage.predictors.profile.automaton import ProfilePlace
+from presage.predictors.profile.automaton import QUANTILES, LeftAtState, ProfilePlace
 from presage.predictors.profile.predictor import ProfilePredictor
 from presage.predictors.profile.profile import TypeProfile
 from presage.predictors.profile.steps_ahead import StepsAhead
-from presage.serving_hooks.forecasting.adapters import check_distributions
+from presage.serving_hooks.forecasting.adapters import check_distributions, checked_quantiles
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig
 
@@ -37,19 +37,25 @@ class PlaceForecast:
         evidence: training visits of its state.
         probabilities, agents: of the next steps, as those of `LiveForecast`.
         likeliest: the next agent, or "" for the end.
+        tokens: those left in training workflows at a step there, at QUANTILES; None with too few.
     """
 
     evidence: int
     probabilities: NDArray[np.float32]
     agents: tuple[str, ...]
     likeliest: str
+    tokens: LeftAtState | None
 
 
 class ServedProfile:
-    """The profile of a workflow type, and what follows each place of it."""
+    """The profile of a workflow type, and what follows each place of it.
 
-    def __init__(self, profile: TypeProfile) -> None:
-        self.profile = profile
+    Args:
+        min_evidence: fewest workflows and steps behind a forecast of remaining tokens.
+    """
+
+    def __init__(self, profile: TypeProfile, min_evidence: int) -> None:
+        self.profile, self._least = profile, min_evidence
         self._ahead = StepsAhead(profile.automaton, BackoffConfig.horizon)
         self._kept = lru_cache(_MOST_KEPT)(self._after)
 
@@ -64,7 +70,11 @@ class ServedProfile:
         check_distributions(rows)
         agents, top = self._ahead.agents, int(rows[0].argmax())
         likeliest = agents[top] if top < len(agents) else ""
-        return PlaceForecast(self.profile.automaton.states[state].visits, rows, agents, likeliest)
+        of = self.profile.automaton.states[state]
+        tokens = of.tokens if of.tokens is not None and of.tokens.observations >= self._least else None
+        if tokens is not None:
+            checked_quantiles(dict(zip(QUANTILES, tokens.quantiles, strict=True)), len(QUANTILES))
+        return PlaceForecast(of.visits, rows, agents, likeliest, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,8 @@ class ProfileAdapter:
 
     def __init__(self, predictor: ProfilePredictor, version: int | None) -> None:
         self.predictor, self.version = predictor, version
-        self._served = {name: ServedProfile(of) for name, of in predictor.profiles.items()}
+        least = predictor.config.min_evidence
+        self._served = {name: ServedProfile(of, least) for name, of in predictor.profiles.items()}
 
     def open(self, workflow_type: str) -> ProfiledWorkflow | None:
         """A new workflow; None if its type has no profile."""
@@ -104,6 +115,13 @@ class ProfileAdapter:
         if of is None:
             return None
         return LiveForecast("profile", of.evidence, moment, of.probabilities, of.agents, self.version, reason, left)
+
+    def lengths(self, workflow: ProfiledWorkflow, reason: str | None) -> LiveLengths | None:
+        """The tokens left from the step that has just begun, with why their model makes no forecast; None likewise."""
+        left = workflow.forecast.tokens if workflow.forecast is not None else None
+        if left is None:
+            return None
+        return LiveLengths("profile", left.observations, QUANTILES, left.quantiles, 0, self.version, reason)
 
     def position(self, workflow: ProfiledWorkflow) -> dict[str, Any]:
         """Where a workflow is, for people: `at` names the agents of its state."""
