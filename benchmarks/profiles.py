@@ -18,8 +18,12 @@
    the same workflows (with an engine's inputs: agents and token counts), and by online counts, new and warm. Judged are
    the steps where the profile is sure, the counts have enough, and all later counts are recorded. Tau distance is the
    share of pairs of steps of one fold that the median puts in the wrong order, pinball its loss in tokens.
+6. Versions: of two workflow types of one file, each in turn is taken for a new version of the other. Accuracy of the
+   next step of up to 600 workflows: the other's profile as a prior before online counts, the same as if it were the
+   type's own, and counts alone, all beginning without counts.
 
-    python benchmarks/profiles.py [FOLDER] [--parts size,known,traces,served,lengths] [--sets autocoderover,hyperagent]
+    python benchmarks/profiles.py [FOLDER] [--parts size,known,traces,served,lengths,versions]
+                                  [--sets autocoderover,hyperagent]
 
 FOLDER has the public traces as .jsonl.gz; without it the first two parts run. Prints tables and one JSON line.
 """
@@ -28,6 +32,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import os
 import random
@@ -464,6 +469,33 @@ def compared(medians: Sequence[Sequence[QuantileFigures]]) -> tuple[list[str], l
     return tau, pinball
 
 
+def versions(folder: Path, sets: Sequence[str]) -> dict[str, object]:
+    head = ["new version", "known version", "profile as a prior", "as its own", "counts", "prior less counts"]
+    head += ["by the profile: prior, own"]
+    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
+    result: dict[str, object] = {}
+    for name in sets:
+        sequences = sequences_of(read_traces(folder / f"{name}.jsonl.gz").table)
+        for known, new in itertools.permutations(sequences, 2):
+            forecasters = []
+            for served in ("app@1", "app@2", "other"):
+                profiles = ProfilePredictor().fit({served: sequences[known]})
+                monitor = ForecastMonitor()
+                forecasters.append(Forecaster(None, profile=profiles, back_off=OnlineCounts(), monitor=monitor))
+            whole = [workflow for workflow in sequences[new].workflows if workflow.complete]
+            rows = []
+            for at in np.random.default_rng(0).permutation(len(whole))[:600]:
+                found = [followed(one, "app@2", f"w{at}", whole[at])[:2] for one in forecasters]
+                rows.append([len(whole[at].agents), *(right for right, _ in found), found[0][1], found[1][1]])
+            steps, prior, own, counts, by, by_own = np.array(rows).T
+            low, high = ratio_ci(prior - counts, steps, np.random.default_rng(0))
+            shares = [float(of.sum() / steps.sum()) for of in (prior, own, counts, by, by_own)]
+            result[new] = {"known": known, "accuracy": shares[:3], "by_profile": shares[3:], "gap": (low, high)}
+            cells = [new, known, *(f"{of:.3f}" for of in shares[:3]), f"[{low:+.3f}, {high:+.3f}]"]
+            print(f"| {' | '.join(cells)} | {shares[3]:.2f}, {shares[4]:.2f} |", flush=True)
+    return result
+
+
 def many(draw: Callable[[random.Random], Steps]) -> list[Steps]:
     rng, found, steps = random.Random(0), [], 0
     while steps < STEPS:
@@ -502,7 +534,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--parts", default="size,known,traces,served,lengths")
+    parser.add_argument("--parts", default="size,known,traces,served,lengths,versions")
     chosen = parser.parse_args()
     result: dict[str, object] = {"benchmark": "profiles"}
     parts = chosen.parts.split(",")
@@ -516,6 +548,8 @@ def main() -> None:
         result["served"] = served_traces(chosen.folder, chosen.sets.split(","))
     if "lengths" in parts and chosen.folder is not None:
         result["lengths"] = served_lengths(chosen.folder, chosen.sets.split(","))
+    if "versions" in parts and chosen.folder is not None:
+        result["versions"] = versions(chosen.folder, chosen.sets.split(","))
     print(json.dumps(result))
 
 

@@ -46,6 +46,7 @@ from presage.serving_hooks.forecasting.live import (
     NO_STEP,
     NOT_AWAITED,
     NOTHING,
+    OTHER_VERSION,
     LiveForecast,
     LiveLengths,
     Projection,
@@ -600,7 +601,7 @@ class Forecaster:
         reason = live.reason if isinstance(live, Refused) else stands_back or LITTLE_SEEN
         found = self._profiled(moment, running, reason, left)
         if found is not None:
-            behind = self._profile_stands_back(workflow_type)
+            behind = self._profile_stands_back(workflow_type, running)
             if behind is None:
                 return found
             if isinstance(live, Refused):
@@ -636,13 +637,13 @@ class Forecaster:
         if isinstance(made, LiveLengths) and made.source == "champion" and stands_back is None:
             return made
         reason = made.reason if isinstance(made, Refused) else stands_back or LITTLE_SEEN
-        profiled = None
-        if self._profile is not None and running.profiled is not None:
-            profiled = self._profile.lengths(running.profiled, reason)
-        if profiled is not None:
-            if stands_back is None:
+        profiled, place = None, running.profiled
+        if self._profile is not None and place is not None:
+            profiled = self._profile.lengths(place, reason)
+        if profiled is not None and place is not None:
+            if stands_back is None and place.own:
                 return profiled
-            reason = stands_back
+            reason = stands_back or OTHER_VERSION
         recent, back_off = running.history.recent, self._back_off
         counted = back_off.remaining(running.stats_key, recent[-1]) if back_off is not None and recent else None
         if counted is not None and (isinstance(made, Refused) or stands_back or counted[0] > made.evidence):
@@ -665,9 +666,12 @@ class Forecaster:
         monitor = self.monitor
         return monitor.falls_back(workflow_type, kind) if monitor is not None and monitor.stands_back else None
 
-    def _profile_stands_back(self, workflow_type: str) -> str | None:
-        """Likewise of the profile."""
-        monitor = self.monitor
+    def _profile_stands_back(self, workflow_type: str, running: ForecastState) -> str | None:
+        """Likewise of the profile. That of another version stands back unless it leads the counts beyond doubt."""
+        monitor, profiled = self.monitor, running.profiled
+        prior = profiled is not None and not profiled.own
+        if prior and (monitor is None or not monitor.profile_stand_back.is_ahead(workflow_type)):
+            return OTHER_VERSION
         return monitor.profile_falls_back(workflow_type) if monitor is not None and monitor.stands_back else None
 
     def _counted(self, running: ForecastState) -> str | None:

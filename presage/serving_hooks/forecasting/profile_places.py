@@ -3,6 +3,9 @@
 The profile forecasts next agents and remaining tokens where their models cannot, before online counts do. It must be
 confident, the workflow on the graph, and its state visited often enough: the rule of `ProfilePredictor.forecast_at`.
 What follows a place depends on the place alone, so it is made once and kept.
+
+A workflow type without a profile is followed on that of the latest version of its application (`coding@2` for
+`coding@3`): a prior, whose forecasts have no evidence and say so.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from presage.predictors.profile.automaton import QUANTILES, LeftAtState, Profile
 from presage.predictors.profile.predictor import ProfilePredictor
 from presage.predictors.profile.profile import TypeProfile
 from presage.predictors.profile.steps_ahead import StepsAhead
+from presage.predictors.profile.versions import application_of, latest_versions
 from presage.serving_hooks.forecasting.adapters import check_distributions, checked_quantiles
-from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
+from presage.serving_hooks.forecasting.live import OTHER_VERSION, LiveForecast, LiveLengths
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig
 
 _BESIDE: Final = ()
@@ -48,14 +52,14 @@ class PlaceForecast:
 
 
 class ServedProfile:
-    """The profile of a workflow type, and what follows each place of it.
+    """The profile of the workflow type `name`, and what follows each place of it.
 
     Args:
         min_evidence: fewest workflows and steps behind a forecast of remaining tokens.
     """
 
-    def __init__(self, profile: TypeProfile, min_evidence: int) -> None:
-        self.profile, self._least = profile, min_evidence
+    def __init__(self, name: str, profile: TypeProfile, min_evidence: int) -> None:
+        self.name, self.profile, self._least = name, profile, min_evidence
         self._ahead = StepsAhead(profile.automaton, BackoffConfig.horizon)
         self._kept = lru_cache(_MOST_KEPT)(self._after)
 
@@ -79,9 +83,13 @@ class ServedProfile:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledWorkflow:
-    """A running workflow: the profile of its type, its place there, and what follows; None where that is not sure."""
+    """A running workflow: the profile of its type, its place there, and what follows; None where that is not sure.
+
+    `own` is false if the profile is that of another version of the application.
+    """
 
     served: ServedProfile
+    own: bool
     place: ProfilePlace
     forecast: PlaceForecast | None = None
 
@@ -92,12 +100,15 @@ class ProfileAdapter:
     def __init__(self, predictor: ProfilePredictor, version: int | None) -> None:
         self.predictor, self.version = predictor, version
         least = predictor.config.min_evidence
-        self._served = {name: ServedProfile(of, least) for name, of in predictor.profiles.items()}
+        self._served = {name: ServedProfile(name, of, least) for name, of in predictor.profiles.items()}
+        self._latest = latest_versions(self._served)
 
     def open(self, workflow_type: str) -> ProfiledWorkflow | None:
-        """A new workflow; None if its type has no profile."""
-        served = self._served.get(self.predictor.names.workflow_type(workflow_type))
-        return None if served is None else ProfiledWorkflow(served, ProfilePlace())
+        """A new workflow; None if no version of its application has a profile."""
+        name = self.predictor.names.workflow_type(workflow_type)
+        own = name in self._served
+        described = name if own else self._latest.get(application_of(name))
+        return None if described is None else ProfiledWorkflow(self._served[described], own, ProfilePlace())
 
     def begun(self, workflow: ProfiledWorkflow, agent: str, beside: bool) -> ProfiledWorkflow:
         """The workflow after a step has begun, alone or beside others."""
@@ -105,7 +116,7 @@ class ProfileAdapter:
         profile, parents = served.profile, _BESIDE if beside else None
         place = profile.automaton.step(workflow.place, name, 0, parents, profile.alphabet)
         sure = self.predictor.sure(profile, place)
-        return ProfiledWorkflow(served, place, served.after(place) if sure else None)
+        return ProfiledWorkflow(served, workflow.own, place, served.after(place) if sure else None)
 
     def forecast(
         self, workflow: ProfiledWorkflow, moment: Moment, reason: str | None, left: LiveLengths
@@ -114,19 +125,22 @@ class ProfileAdapter:
         of = workflow.forecast
         if of is None:
             return None
-        return LiveForecast("profile", of.evidence, moment, of.probabilities, of.agents, self.version, reason, left)
+        evidence, reason = (of.evidence, reason) if workflow.own else (0, OTHER_VERSION)
+        return LiveForecast("profile", evidence, moment, of.probabilities, of.agents, self.version, reason, left)
 
     def lengths(self, workflow: ProfiledWorkflow, reason: str | None) -> LiveLengths | None:
         """The tokens left from the step that has just begun, with why their model makes no forecast; None likewise."""
         left = workflow.forecast.tokens if workflow.forecast is not None else None
         if left is None:
             return None
-        return LiveLengths("profile", left.observations, QUANTILES, left.quantiles, 0, self.version, reason)
+        evidence, reason = (left.observations, reason) if workflow.own else (0, OTHER_VERSION)
+        return LiveLengths("profile", evidence, QUANTILES, left.quantiles, 0, self.version, reason)
 
     def position(self, workflow: ProfiledWorkflow) -> dict[str, Any]:
         """Where a workflow is, for people: `at` names the agents of its state."""
         profile = workflow.served.profile
-        found = self.predictor.forecast_at(profile, workflow.place)
+        found = self.predictor.forecast_at(workflow.served.name, workflow.place, workflow.own)
         symbol = None if found.state is None else profile.automaton.states[found.state].symbol
         at = [symbol] if isinstance(symbol, str) else [*(symbol or ())]
-        return {"version": self.version, "confident": profile.confident, "at": at, **found.to_dict()}
+        position = {"version": self.version, "confident": profile.confident, "own": workflow.own, "at": at}
+        return position | found.to_dict()
