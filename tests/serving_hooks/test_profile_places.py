@@ -187,6 +187,16 @@ def test_where_counts_know_too_little_a_profile_that_stands_back_goes_on() -> No
     assert walk(forecaster, ["planner"])[0].source == "profile"
 
 
+def test_where_counts_know_too_little_a_model_that_stands_back_goes_on_before_the_profile(tiny: Tiny) -> None:
+    profile = profile_of_plan([["planner", "coder", "tester"]] * 60)
+    profile.profiles["retry"] = profile.profiles["app"]
+    monitor = ForecastMonitor()
+    predictor = NextAgentPredictor.load(tiny.folder)
+    forecaster = Forecaster(predictor, 3, profile=profile, back_off=OnlineCounts(), monitor=monitor, clock=Clock())
+    monitor.stand_back.types.add("retry")
+    assert walk(forecaster, ["planner"], kind="retry")[0].source == "champion"
+
+
 def test_a_profile_that_leads_the_counts_answers_where_the_model_stands_back(tiny: Tiny) -> None:
     profile = profile_of_plan([["planner", "coder", "tester"]] * 60)
     profile.profiles["retry"] = profile.profiles["app"]

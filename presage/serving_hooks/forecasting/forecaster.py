@@ -612,7 +612,7 @@ class Forecaster:
             return LiveForecast(
                 "back-off", counted.evidence, moment, counted.probabilities, counted.agents, None, reason, left
             )
-        if counted is None and found is not None:
+        if counted is None and found is not None and (isinstance(live, Refused) or live.source != "champion"):
             return found
         return self._nothing(moment, live.reason, left) if isinstance(live, Refused) else live
 
