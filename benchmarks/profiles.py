@@ -9,10 +9,21 @@
    beside an n-gram. Intervals are bootstrapped over workflows.
 4. Served: the same folds, forecast step by step where no model of next agents has evidence, by the profile with online
    counts behind it and by online counts alone. The counts begin empty (`new`), or have followed the workflows that the
-   profile learnt from (`warm`). A step without a forecast counts as wrong; END is an outcome. The last columns are the
-   share of steps that the profile forecast, and µs of one event: median of all, with circuit breaker and counts.
+   profile learnt from (`warm`). With warm counts the profile has also been compared with them, on the workflows of the
+   other folds, each by a profile and counts of the rest; `stands back` says in how many folds it begins so. A step
+   without a forecast counts as wrong; END is an outcome. The last columns are the share of steps that the profile
+   forecast with new and with warm counts, and µs of the start of a step: median of all, with circuit breaker, counts
+   and monitor.
+5. Lengths: the same folds. Remaining output tokens as each step begins, by the profile, by a remaining-length model of
+   the same workflows (with an engine's inputs: agents and token counts), and by online counts, new and warm. Judged are
+   the steps where the profile is sure, the counts have enough, and all later counts are recorded. Tau distance is the
+   share of pairs of steps of one fold that the median puts in the wrong order, pinball its loss in tokens.
+6. Versions: of two workflow types of one file, each in turn is taken for a new version of the other. Accuracy of the
+   next step of up to 600 workflows: the other's profile as a prior before online counts, the same as if it were the
+   type's own, and counts alone, all beginning without counts.
 
-    python benchmarks/profiles.py [FOLDER] [--parts size,known,traces,served] [--sets autocoderover,hyperagent]
+    python benchmarks/profiles.py [FOLDER] [--parts size,known,traces,served,lengths,versions]
+                                  [--sets autocoderover,hyperagent]
 
 FOLDER has the public traces as .jsonl.gz; without it the first two parts run. Prints tables and one JSON line.
 """
@@ -20,12 +31,15 @@ FOLDER has the public traces as .jsonl.gz; without it the first two parts run. P
 from __future__ import annotations
 
 import argparse
+import copy
+import itertools
 import json
 import os
 import random
 import resource
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,15 +55,20 @@ from presage.datasets.synthetic.processes import END as PROCESS_END
 from presage.datasets.synthetic.processes import PROCESSES
 from presage.datasets.synthetic.workflows import generate
 from presage.datasets.tasks import task_of
-from presage.features.sequences import WorkflowSteps, sequences_of
-from presage.predictors.common.bootstrap import ratio_ci, share_ci
+from presage.features.sequences import NUMBERS, WorkflowSteps, sequences_of
+from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_ci, share_ci
 from presage.predictors.profile.automaton import END
 from presage.predictors.profile.predictor import ProfilePredictor
 from presage.predictors.profile.profile import ProfileConfig, TypeProfile, profile_of
+from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
+from presage.serving_hooks.forecasting.live import LiveLengths
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
-from presage.serving_hooks.monitoring.outcomes import likeliest
+from presage.serving_hooks.monitoring.monitor import ForecastMonitor
+from presage.serving_hooks.monitoring.outcomes import AgainstCounts, Followed, likeliest
+from presage.training.length.train import fit_lengths
 from presage.training.profile.evaluate import NGRAM, ProfileCounts, evaluate, fit_profile_baseline
+from presage.training.quantiles import QuantileFigures, measure
 
 FOLDS = 5
 LEARNT, JUDGED, TRUTH = 500, 2000, 3000
@@ -64,6 +83,9 @@ SETS = (
     "swe_agent_glm",
     "taubench",
 )
+
+PATIENT = Budget(deadline_s=float("inf"), hang_s=None)
+"""Compilation at the first calls switches nothing off."""
 
 Steps = tuple[list[str], list[list[int]] | None]
 """Agents, and the parents of each; None: one after the other."""
@@ -251,44 +273,226 @@ def followed(forecaster: Forecaster, kind: str, name: str, workflow: WorkflowSte
     return right, profiled, took
 
 
+def lengths(
+    forecaster: Forecaster, kind: str, name: str, workflow: WorkflowSteps, numbers: np.ndarray
+) -> list[LiveLengths]:
+    """The remaining tokens forecast as each step begins; the steps of a block begin before any of them completes."""
+    rows, found = numbers[workflow.rows], []
+    for block in workflow.blocks:
+        for at in block:
+            tokens = _count(rows[at, NUMBERS.index("input_tokens")])
+            live = forecaster.on_prefill(kind, name, workflow.agents[at], step=at, input_tokens=tokens)
+            found.append(live.remaining)
+        for at in block:
+            tokens = _count(rows[at, NUMBERS.index("output_tokens")])
+            forecaster.on_completion(kind, name, step=at, agent=workflow.agents[at], output_tokens=tokens)
+    forecaster.close(kind, name)
+    return found
+
+
+def _count(number: float) -> int | None:
+    return None if np.isnan(number) else int(number)
+
+
+class Comparing(ForecastMonitor):
+    """Keeps how profile and counts did in each workflow."""
+
+    def __init__(self) -> None:
+        self.compared: list[AgainstCounts] = []
+        super().__init__()
+
+    def followed(self, workflow: Followed) -> None:
+        self.compared.append(workflow.profile_against_counts)
+        super().followed(workflow)
+
+
+@dataclass
+class ServedFold:
+    """A profile and warm counts of the other folds, and the workflows of this one in the order in which they come."""
+
+    profiles: ProfilePredictor
+    warm: OnlineCounts
+    test: list[WorkflowSteps]
+    numbers: np.ndarray
+
+    @classmethod
+    def of(cls, table: pa.Table, kind: str, fold: np.ndarray, number: int) -> ServedFold:
+        train, test = (sequences_of(table.filter(pa.array(of)))[kind] for of in (fold != number, fold == number))
+        warm = OnlineCounts()
+        teacher = Forecaster(None, back_off=warm)
+        for at, workflow in enumerate(train.workflows):
+            lengths(teacher, kind, f"t{at}", workflow, train.numbers)
+        order = np.random.default_rng(number).permutation(len(test.workflows))
+        ordered = [test.workflows[at] for at in order if test.workflows[at].complete]
+        return cls(ProfilePredictor().fit({kind: train}), warm, ordered, test.numbers)
+
+    def forecaster(self, monitor: ForecastMonitor, *, profile: bool, warm: bool) -> Forecaster:
+        counts = copy.deepcopy(self.warm) if warm else OnlineCounts()
+        return Forecaster(None, profile=self.profiles if profile else None, back_off=counts, monitor=monitor)
+
+
 def served_traces(folder: Path, sets: Sequence[str]) -> dict[str, object]:
     head = ["traces", "workflows", "confident folds", "profile", "counts, new", "difference", "counts, warm"]
-    head += ["difference", "by the profile", "µs: profile, counts"]
+    head += ["difference", "profile, warm", "difference", "stands back", "by the profile", "µs: profile, counts"]
     print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
     result: dict[str, object] = {}
     for name in sets:
         whole = read_traces(folder / f"{name}.jsonl.gz").table
         for kind in sorted(pc.unique(whole["workflow_type"]).to_pylist()):
             table = whole.filter(pc.equal(whole["workflow_type"], kind))
-            fold, rows, confident = folds_of(table), [], 0
+            fold, rows, confident, stands_back = folds_of(table), [], 0, 0
             took: tuple[list[float], ...] = ([], [])
-            for number in range(FOLDS):
-                train, test = (
-                    sequences_of(table.filter(pa.array(of)))[kind].workflows for of in (fold != number, fold == number)
-                )
-                profiles = ProfilePredictor().fit(sequences_of(table.filter(pa.array(fold != number))))
-                confident += profiles.profiles[kind].confident
-                ours = Forecaster(None, profile=profiles, back_off=OnlineCounts())
-                new, warm = (Forecaster(None, back_off=OnlineCounts()) for _ in range(2))
-                for at, workflow in enumerate(train):
-                    followed(warm, kind, f"t{at}", workflow)
-                order = np.random.default_rng(number).permutation(len(test))
-                for at in [at for at in order if test[at].complete]:
-                    found = [followed(of, kind, f"w{at}", test[at]) for of in (ours, new, warm)]
-                    rows.append([len(test[at].agents), *(right for right, _, _ in found), found[0][1]])
+            folds = [ServedFold.of(table, kind, fold, number) for number in range(FOLDS)]
+            compared = []
+            for of in folds:
+                monitor = Comparing()
+                before = of.forecaster(monitor, profile=True, warm=True)
+                for at, workflow in enumerate(of.test):
+                    followed(before, kind, f"w{at}", workflow)
+                compared.append(monitor.compared)
+            for number, of in enumerate(folds):
+                confident += of.profiles.profiles[kind].confident
+                monitors = [ForecastMonitor() for _ in range(4)]
+                for one in (one for other, many in enumerate(compared) if other != number for one in many):
+                    monitors[3].profile_stand_back.followed(kind, one)
+                stands_back += kind in monitors[3].profile_stand_back
+                forecasters = [
+                    of.forecaster(monitor, profile=profile, warm=warm)
+                    for monitor, (profile, warm) in zip(
+                        monitors, ((True, False), (False, False), (False, True), (True, True)), strict=True
+                    )
+                ]
+                for at, workflow in enumerate(of.test):
+                    found = [followed(forecaster, kind, f"w{at}", workflow) for forecaster in forecasters]
+                    by = (found[0][1], found[3][1])
+                    rows.append([len(workflow.agents), *(right for right, _, _ in found), *by])
                     for times, (_, _, more) in zip(took, found[:2], strict=True):
                         times += more
-            steps, mine, fresh, warmed, by = np.array(rows).T
-            shown = {"workflows": len(rows), "confident": confident, "by_profile": by.sum() / steps.sum()}
-            shown |= {of: n.sum() / steps.sum() for of, n in (("profile", mine), ("new", fresh), ("warm", warmed))}
-            gaps = [ratio_ci(mine - of, steps, np.random.default_rng(0)) for of in (fresh, warmed)]
+            steps, mine, fresh, warmed, ours, by, by_warm = np.array(rows).T
+            shown = {"workflows": len(rows), "confident": confident, "stands_back": stands_back}
+            shown |= {
+                of: n.sum() / steps.sum()
+                for of, n in (
+                    *(("profile", mine), ("new", fresh), ("warm", warmed), ("profile_warm", ours)),
+                    *(("by_profile", by), ("by_profile_warm", by_warm)),
+                )
+            }
+            pairs = ((mine, fresh), (mine, warmed), (ours, warmed))
+            gaps = [ratio_ci(one - of, steps, np.random.default_rng(0)) for one, of in pairs]
             us = [float(np.median(times)) for times in took]
             result[kind] = {**shown, "gaps": gaps, "us": us}
             between = [f"[{low:+.3f}, {high:+.3f}]" for low, high in gaps]
             cells = [kind, str(len(rows)), f"{confident} of {FOLDS}", f"{shown['profile']:.3f}"]
             cells += [f"{shown['new']:.3f}", between[0], f"{shown['warm']:.3f}", between[1]]
-            cells += [f"{shown['by_profile']:.2f}", f"{us[0]:.0f}, {us[1]:.0f}"]
+            cells += [f"{shown['profile_warm']:.3f}", between[2], f"{stands_back} of {FOLDS}"]
+            cells += [f"{shown['by_profile']:.2f}, {shown['by_profile_warm']:.2f}", f"{us[0]:.0f}, {us[1]:.0f}"]
             print(f"| {' | '.join(cells)} |", flush=True)
+    return result
+
+
+def served_lengths(folder: Path, sets: Sequence[str]) -> dict[str, object]:
+    head = ["traces", "workflows", "steps judged", "share", "tau: profile", "model", "counts, warm", "counts, new"]
+    head += ["pinball .5: profile", "model", "counts, warm", "counts, new", "within .9, .99: profile", "model"]
+    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
+    result: dict[str, object] = {}
+    for name in sets:
+        whole = read_traces(folder / f"{name}.jsonl.gz").table
+        for kind in sorted(pc.unique(whole["workflow_type"]).to_pylist()):
+            table = whole.filter(pc.equal(whole["workflow_type"], kind))
+            if table["output_tokens"].null_count == len(table):
+                continue
+            fold, steps = folds_of(table), 0
+            medians: list[list[QuantileFigures]] = [[], [], [], []]
+            bounds: list[list[QuantileFigures]] = [[], []]
+            for number in range(FOLDS):
+                of = ServedFold.of(table, kind, fold, number)
+                model = fit_lengths(table.filter(pa.array(fold != number)), texts="none").predictor
+                sources = (
+                    Forecaster(None, profile=of.profiles, budget=PATIENT),
+                    Forecaster(None, lengths=model, budget=PATIENT),
+                    Forecaster(None, back_off=copy.deepcopy(of.warm)),
+                    Forecaster(None, back_off=OnlineCounts()),
+                )
+                truth: list[float] = []
+                owner: list[int] = []
+                found: list[list[tuple[float, ...]]] = [[] for _ in sources]
+                for name_of, workflow in enumerate(of.test):
+                    made = [lengths(one, kind, f"w{name_of}", workflow, of.numbers) for one in sources]
+                    output = of.numbers[workflow.rows, NUMBERS.index("output_tokens")]
+                    left = np.cumsum(output[::-1])[::-1]
+                    known = np.isfinite(left)
+                    judged = [at for at in np.flatnonzero(known) if all(one[at].tokens for one in made)]
+                    steps += int(known.sum())
+                    truth += left[judged].tolist()
+                    owner += [owner[-1] + 1 if owner else 0] * len(judged)
+                    for forecasts, one in zip(found, made, strict=True):
+                        forecasts += [one[at].tokens for at in judged]
+                if truth:
+                    of_fold = (np.array(truth), np.array(owner), np.zeros(len(truth), bool))
+                    for into, levels in ((medians, (0.5,)), (bounds, (0.5, 0.9, 0.99))):
+                        for figures, forecasts in zip(into, found, strict=False):
+                            rows = np.array(forecasts)[:, : len(levels)]
+                            figures.append(measure(rows, *of_fold, levels, np.random.default_rng(0)))
+            if not medians[0]:
+                print(f"| {kind} | no step is judged: the profile is not sure, or counts are missing |", flush=True)
+                continue
+            tau, pinball = compared(medians)
+            of_all = sum(int(of.positions.sum()) for of in medians[0])
+            within = [
+                ", ".join(f"{sum(of.covered[:, q].sum() for of in one) / of_all:.3f}" for q in (1, 2)) for one in bounds
+            ]
+            workflows = sum(int((of.positions > 0).sum()) for of in medians[0])
+            result[kind] = {"workflows": workflows, "steps": of_all, "share": of_all / steps, "tau": tau}
+            result[kind] |= {"pinball": pinball, "within": within}  # type: ignore[operator]
+            cells = [kind, str(workflows), str(of_all), f"{of_all / steps:.2f}", *tau, *pinball, *within]
+            print(f"| {' | '.join(cells)} |", flush=True)
+    return result
+
+
+def compared(medians: Sequence[Sequence[QuantileFigures]]) -> tuple[list[str], list[str]]:
+    """Tau distance and pinball loss of each source over its folds; with the interval of the first less each other."""
+    joined = []
+    for of in medians:
+        wrong, pairs = (np.concatenate([getattr(one, name)["all"] for one in of]) for name in ("wrong", "pairs"))
+        joined.append((wrong, pairs, np.concatenate([one.loss for one in of])[:, 0]))
+    positions = np.concatenate([one.positions for one in medians[0]])
+    tau, pinball = [], []
+    for at, (wrong, pairs, loss) in enumerate(joined):
+        tau.append(f"{wrong.sum() / pairs.sum():.3f}")
+        pinball.append(f"{loss.sum() / positions.sum():,.0f}")
+        if at:
+            gap = (joined[0][0] - wrong)[:, None]
+            ((low, high),) = pair_ratio_cis(gap, pairs[:, None], np.random.default_rng(0))
+            tau[-1] += f" [{low:+.3f}, {high:+.3f}]"
+            low, high = ratio_ci(joined[0][2] - loss, positions, np.random.default_rng(0))
+            pinball[-1] += f" [{low:+,.0f}, {high:+,.0f}]"
+    return tau, pinball
+
+
+def versions(folder: Path, sets: Sequence[str]) -> dict[str, object]:
+    head = ["new version", "known version", "profile as a prior", "as its own", "counts", "prior less counts"]
+    head += ["by the profile: prior, own"]
+    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
+    result: dict[str, object] = {}
+    for name in sets:
+        sequences = sequences_of(read_traces(folder / f"{name}.jsonl.gz").table)
+        for known, new in itertools.permutations(sequences, 2):
+            forecasters = []
+            for served in ("app@1", "app@2", "other"):
+                profiles = ProfilePredictor().fit({served: sequences[known]})
+                monitor = ForecastMonitor()
+                forecasters.append(Forecaster(None, profile=profiles, back_off=OnlineCounts(), monitor=monitor))
+            whole = [workflow for workflow in sequences[new].workflows if workflow.complete]
+            rows = []
+            for at in np.random.default_rng(0).permutation(len(whole))[:600]:
+                found = [followed(one, "app@2", f"w{at}", whole[at])[:2] for one in forecasters]
+                rows.append([len(whole[at].agents), *(right for right, _ in found), found[0][1], found[1][1]])
+            steps, prior, own, counts, by, by_own = np.array(rows).T
+            low, high = ratio_ci(prior - counts, steps, np.random.default_rng(0))
+            shares = [float(of.sum() / steps.sum()) for of in (prior, own, counts, by, by_own)]
+            result[new] = {"known": known, "accuracy": shares[:3], "by_profile": shares[3:], "gap": (low, high)}
+            cells = [new, known, *(f"{of:.3f}" for of in shares[:3]), f"[{low:+.3f}, {high:+.3f}]"]
+            print(f"| {' | '.join(cells)} | {shares[3]:.2f}, {shares[4]:.2f} |", flush=True)
     return result
 
 
@@ -330,7 +534,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--parts", default="size,known,traces,served")
+    parser.add_argument("--parts", default="size,known,traces,served,lengths,versions")
     chosen = parser.parse_args()
     result: dict[str, object] = {"benchmark": "profiles"}
     parts = chosen.parts.split(",")
@@ -342,6 +546,10 @@ def main() -> None:
         result["traces"] = public_traces(chosen.folder, chosen.sets.split(","))
     if "served" in parts and chosen.folder is not None:
         result["served"] = served_traces(chosen.folder, chosen.sets.split(","))
+    if "lengths" in parts and chosen.folder is not None:
+        result["lengths"] = served_lengths(chosen.folder, chosen.sets.split(","))
+    if "versions" in parts and chosen.folder is not None:
+        result["versions"] = versions(chosen.folder, chosen.sets.split(","))
     print(json.dumps(result))
 
 

@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 from typing import Any, Final, Literal
 
 ServedKind = Literal["next-agent", "remaining-length", "context-growth", "return-time"]
-"""The kinds whose forecasts an engine serves and counts; a profile stands in for `next-agent`."""
+"""The kinds whose forecasts an engine serves and counts; a profile stands in for the first two."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,7 @@ _ALL: Final = (
             "presage.confident": str(all(of["confident"] for of in metrics["by_workflow_type"].values()))
         },
         types=attrgetter("profiles"),
+        replayed="profile",
         panels={"whole workflows covered": ("coverage", None), "accuracy of the next step": ("accuracy", None)},
         trial=Lazy("presage.serving_hooks.forecasting.trials:try_profile"),
         in_gateway=True,

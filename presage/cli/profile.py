@@ -162,9 +162,11 @@ def _chosen(predictor: ProfilePredictor, workflow_type: str | None, which: str) 
 
 
 def _pairs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str]]:
+    from presage.predictors.profile.versions import application_of
+
     found = [(name, name) for name in before if name in after]
     for name in before.keys() - after.keys():
-        same = [one for one in after.keys() - before.keys() if one.partition("@")[0] == name.partition("@")[0]]
+        same = [one for one in after.keys() - before.keys() if application_of(one) == application_of(name)]
         if len(same) == 1:
             found.append((name, same[0]))
     return sorted(found)
@@ -198,8 +200,16 @@ def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> 
         shown.append(
             f"\nsteps left: {left['mean']:.1f} on average, 90 % of the workflows have {left['0.9']:.0f} or fewer"
         )
+    if data["tokens"]:
+        tokens = data["tokens"]
+        shown.append(
+            f"output tokens left, this step's included: {tokens['mean']:,.0f} on average, 90 % of the workflows have "
+            f"{tokens['0.9']:,.0f} or fewer"
+        )
     if data["expression"]:
         shown.append(f"the application: {data['expression']}")
+    if data["workflow_type"] not in ("", last["workflow_type"]):
+        shown.append(f"{last['workflow_type']} has no profile: this is that of {data['workflow_type']}")
     where = "on the graph" if data["on_graph"] else "OFF THE GRAPH: it made a call that no training workflow made there"
     shown.append(f"{called}; source {data['source']}, {data['evidence']} training visits of this state; {where}")
     return shown

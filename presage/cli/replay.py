@@ -52,6 +52,10 @@ def replay(
         str | None,
         typer.Option(metavar="MODEL", help="Remaining-length model beside a next-agent model or counts."),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Workflow profile behind a next-agent model or counts, as in serving."),
+    ] = None,
     contexts: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="Context-growth model, for admission. Default: counts."),
@@ -186,6 +190,7 @@ def replay(
                 "--closing-tokens": closing_tokens,
                 "--pause-s": pause_s,
                 "--lengths": lengths,
+                "--profile": profile,
                 "--contexts": contexts,
                 "--returns": returns,
                 "--scheduler": scheduler,
@@ -194,9 +199,14 @@ def replay(
             sources: dict[str, Any] = {"forecasts": forecasts}
         else:
             table = options.read(traces, skip_bad, out, report)
-            table, sources, rule = _held_out(
-                table, users, forecasts, lengths, contexts, returns, tracking_uri, out, report
-            )
+            wanted = {
+                "forecasts": forecasts,
+                "lengths": lengths,
+                "profile": profile,
+                "contexts": contexts,
+                "returns": returns,
+            }
+            table, sources, rule = _held_out(table, users, wanted, tracking_uri, out, report)
             held = workload(table, convention, pause_s)
             if held.estimated_sizes:
                 out.note(
@@ -244,6 +254,7 @@ def replay(
             "engine": machine.model_dump(),
             "forecasts": forecasts if forecasting else None,
             "lengths": lengths if forecasting else None,
+            "profile": profile if forecasting else None,
             "contexts": contexts if forecasting else None,
             "returns": setting.returns if forecasting else None,
             "replayed": rule,
@@ -296,22 +307,21 @@ def described(member: FleetMember) -> dict[str, Any]:
 def _held_out(
     table: pa.Table,
     policies: Sequence[Policy],
-    forecasts: str,
-    lengths: str | None,
-    contexts: str | None,
-    returns: str | None,
+    wanted: Mapping[str, str | None],
     tracking_uri: str | None,
     out: Output,
     report: Progress,
 ) -> tuple[pa.Table, dict[str, Any], str | None]:
     """The workflows that no model was trained on, the sources of forecasts of a `Setting`, and a note if any is left
     out. Models that no policy uses are not loaded."""
-    from presage.serving_hooks.replay.forecasts import COUNTS, check_lengths, known
+    from presage.serving_hooks.replay.forecasts import COUNTS, check_beside, known
 
-    check_lengths(forecasts, lengths)
+    forecasts, returns = wanted["forecasts"] or COUNTS, wanted["returns"]
+    check_beside(forecasts, wanted["lengths"], wanted["profile"])
     if returns is None:
         returns = forecasts if known(forecasts) else COUNTS
-    models_named = [name for name in (forecasts, lengths, contexts, returns) if name is not None and not known(name)]
+    sources = {**wanted, "returns": returns}
+    models_named = [name for name in sources.values() if name is not None and not known(name)]
     if not models_named or not any("asked" in policy.sources for policy in policies):
         return table, {"forecasts": forecasts, "returns": returns}, None
 
@@ -319,7 +329,6 @@ def _held_out(
     from presage.training.sets import LearntFrom, held_out
 
     report("loading the models", None)
-    sources = {"forecasts": forecasts, "lengths": lengths, "contexts": contexts, "returns": returns}
     models: list[LearntFrom] = []
     for kind in KINDS.values():
         name = sources.get(kind.replayed or "")

@@ -14,7 +14,7 @@ from presage.cli.server import ApiKey, Url, ask
 from presage.errors import EngineError
 from presage.serving_hooks.counts import ERRORS, EVENTS, FORECASTS, HIDDEN_STATES, METADATA_LEFT_OUT
 from presage.serving_hooks.metrics import accuracies, counted, missing_inputs, return_figures
-from presage.serving_hooks.status import EngineStatus, MonitorStatus, read_status
+from presage.serving_hooks.status import AgainstCountsStatus, EngineStatus, MonitorStatus, read_status
 from presage.wording import counted as counted_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def promised_and_live(url: str, api_key: str | None) -> tuple[list[dict[str, Any
         if engine is None:
             continue
         monitor = reported.get("monitor") or {}
-        kept = {key: monitor.get(key, {}) for key in ("promised", "against_counts", "alarms")}
+        kept = {key: monitor.get(key, {}) for key in ("promised", "against_counts", "profile_against_counts", "alarms")}
         found.append({"engine": number, "models": dict(engine.models), **kept})
         rows = [*([kind, model] for kind, model in engine.models.items()), *promises(engine), *_broken(engine)]
         made = table(f"\nLive on {url}" + (f", engine {number}" if number else ""), ["", ""], rows)
@@ -169,7 +169,7 @@ def _forecasts(engine: EngineStatus) -> Rows:
 
 
 def promises(engine: EngineStatus) -> Rows:
-    """Promised accuracy and coverage beside the live one, and the model beside online counts, by workflow type."""
+    """Promised accuracy and coverage beside the live one; model and profile beside online counts, by workflow type."""
     if engine.monitor is None:
         return []
     rows: Rows = []
@@ -177,10 +177,16 @@ def promises(engine: EngineStatus) -> Rows:
         for figure, of in promise.figures.items():
             told = f"{_with_interval(of.promised)} promised, {_with_interval(of.live)} live"
             rows.append([f"{figure}: {name or '(no type)'}", f"{told} of {counted_of(of.workflows, 'workflow')}"])
-    for name, compared in engine.monitor.against_counts.items():
-        told = f"{compared.model:.3f}, online counts {compared.counts:.3f} at its latest {compared.steps} steps"
-        rows.append([f"against counts: {name or '(no type)'}", told])
+    for who, by_type in _against_counts(engine.monitor):
+        for name, compared in by_type.items():
+            told = f"{compared.model:.3f}, online counts {compared.counts:.3f} at its latest {compared.steps} steps"
+            rows.append([f"{who}against counts: {name or '(no type)'}", told])
     return rows
+
+
+def _against_counts(monitor: MonitorStatus) -> tuple[tuple[str, Mapping[str, AgainstCountsStatus]], ...]:
+    """The comparisons of the model and of the profile with online counts, each with how a row begins."""
+    return ("", monitor.against_counts), ("profile ", monitor.profile_against_counts)
 
 
 def _with_interval(figure: tuple[float, float, float]) -> str:
@@ -279,7 +285,9 @@ def _broken(engine: EngineStatus) -> Rows:
         if promise.kept is False:
             rows.append(["below its promise", name or "(no type)"])
         rows += [[f"likely cause: {name or '(no type)'}", f"{cause.text}; {cause.mend}"] for cause in promise.causes]
-    for name, compared in monitor.against_counts.items():
-        if compared.stands_back:
-            rows.append(["stands back", f"{name or '(no type)'}: online counts forecast it until it recovers"])
+    for who, by_type in _against_counts(monitor):
+        for name, compared in by_type.items():
+            if compared.stands_back:
+                told = f"{name or '(no type)'}: online counts forecast it until it recovers"
+                rows.append([f"{who}stands back", told])
     return rows

@@ -1,16 +1,19 @@
-"""`presage study learning-curve`: would more traces help?"""
+"""`presage study`: would more traces help, and what is left of a forecast when the application changes?"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from presage.cli import options
 from presage.cli.output import Output, report_lines
 from presage.errors import ConfigurationError
+from presage.progress import Progress
 
-app = typer.Typer(no_args_is_help=True, help="Study your traces: would more of them help?")
+app = typer.Typer(no_args_is_help=True, help="Study your traces: more of them, or a change of the application.")
 
 _QUICK = 100
 
@@ -49,8 +52,6 @@ def learning_curve(
 ) -> None:
     """Accuracy against the number of training workflows, beside baselines: would more traces help?"""
     from presage.predictors.next_agent.parts import NextAgentConfig
-    from presage.report.files import check_folder, write_metrics, write_report
-    from presage.report.study import document
     from presage.training.baselines import choose
     from presage.training.configuration import read_configuration
     from presage.training.next_agent.study import LARGEST, Recipe, study_learning_curve
@@ -58,13 +59,10 @@ def learning_curve(
 
     counts, wanted = _sizes(sizes), choose(baselines)
     configuration = read_configuration(NextAgentConfig, None, settings or (), LIMITS)
-    if report_folder is not None:
-        check_folder(report_folder, "--report", force)
-    out = Output(as_json)
-    with out.working() as report:
-        table = options.read(traces, skip_bad, out, report)
-        found = study_learning_curve(
-            table,
+
+    def studied(out: Output, report: Progress) -> dict[str, Any]:
+        return study_learning_curve(
+            options.read(traces, skip_bad, out, report),
             options.read(test, skip_bad, out, report) if test else None,
             Recipe(configuration, horizon, seed, states),
             sizes=counts,
@@ -73,6 +71,69 @@ def learning_curve(
             baselines=wanted,
             share=report,
         )
+
+    _shown(studied, report_folder, force, as_json)
+
+
+@app.command(
+    "change",
+    epilog="Example:\n\n"
+    "presage study change traces/ --report change/\n\n"
+    "It trains twice: on all workflows, and without those of one agent.",
+)
+def change(
+    traces: options.Traces,
+    test: options.Test = None,
+    baselines: Annotated[
+        str, typer.Option(help="Baselines to train as well: names or sets, as for train-predictor.", metavar="NAMES")
+    ] = "markov-3,boosted-trees",
+    horizon: options.Horizon = 3,
+    states: Annotated[
+        options.States,
+        typer.Option(help="Semantic states: captured, text, none, or auto: the first of these in the traces."),
+    ] = "auto",
+    settings: options.Settings = None,
+    seed: options.Seed = 0,
+    report_folder: options.ReportFolder = None,
+    force: options.Force = False,
+    skip_bad: options.SkipBad = False,
+    as_json: options.Json = False,
+) -> None:
+    """Accuracy after a release that renames agents, splits one, renames workflow types, or adds an agent."""
+    from presage.predictors.next_agent.parts import NextAgentConfig
+    from presage.training.baselines import choose
+    from presage.training.configuration import read_configuration
+    from presage.training.next_agent.change import study_change
+    from presage.training.next_agent.study import Recipe
+    from presage.training.next_agent.train import LIMITS
+
+    wanted = choose(baselines)
+    configuration = read_configuration(NextAgentConfig, None, settings or (), LIMITS)
+
+    def studied(out: Output, report: Progress) -> dict[str, Any]:
+        return study_change(
+            options.read(traces, skip_bad, out, report),
+            options.read(test, skip_bad, out, report) if test else None,
+            Recipe(configuration, horizon, seed, states),
+            baselines=wanted,
+            share=report,
+        )
+
+    _shown(studied, report_folder, force, as_json)
+
+
+def _shown(
+    studied: Callable[[Output, Progress], dict[str, Any]], report_folder: Path | None, force: bool, as_json: bool
+) -> None:
+    """Runs a study, prints it and writes its report."""
+    from presage.report.files import check_folder, write_metrics, write_report
+    from presage.report.study import document
+
+    if report_folder is not None:
+        check_folder(report_folder, "--report", force)
+    out = Output(as_json)
+    with out.working() as report:
+        found = studied(out, report)
         if report_folder is not None:
             report("writing the report", None)
             write_metrics(report_folder, found)

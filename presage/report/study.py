@@ -1,12 +1,24 @@
-"""The report of `presage study learning-curve`, from its `metrics.json`."""
+"""The reports of `presage study`, from their `metrics.json`."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from presage.report import curves, next_agent
-from presage.report.blocks import Document, Metrics, judged_on, signed_interval
+from presage.report.blocks import (
+    Block,
+    Document,
+    Metrics,
+    Section,
+    Table,
+    Text,
+    ahead,
+    judged_on,
+    number,
+    signed_interval,
+)
 from presage.report.traces import call_graphs
 
 _NEGLIGIBLE: Final = 0.01
@@ -14,7 +26,77 @@ _NEGLIGIBLE: Final = 0.01
 
 
 def document(metrics: Metrics) -> Document:
-    """The report of a learning curve."""
+    """The report of a study."""
+    return _of_change(metrics) if metrics["study"] == "change" else _of_learning_curve(metrics)
+
+
+def _of_change(metrics: Metrics) -> Document:
+    changes, added = metrics["changes"], metrics["never_seen"]
+    sections: list[Section | None] = [
+        Section(
+            "After a change",
+            [
+                Text(
+                    "One model, judged on the test workflows as they are and after each change. A forecast is right by "
+                    "role: of an agent with another name it is its old name that counts. In brackets the difference "
+                    "to the unchanged workflows, paired, with its 95 % interval. Known: steps whose agent is known "
+                    "by name."
+                ),
+                *(Text(f"{name}: {of['what']}.") for name, of in changes.items() if of["what"]),
+                *_tables(changes),
+            ],
+            in_terminal=True,
+        )
+    ]
+    if added is not None:
+        agent = next(iter(added.values()))["what"]
+        sections.append(
+            Section(
+                f"An agent that no training workflow has: {agent}",
+                [
+                    Text(
+                        f"Trained without the workflows that have it, and with them; judged on the test workflows with "
+                        f"{agent}. The model that never saw it cannot forecast it, so these steps count as wrong."
+                    ),
+                    *_tables(added),
+                ],
+                in_terminal=True,
+            )
+        )
+    name, of = min(list(changes.items())[1:], key=lambda one: _first(one[1])[0])
+    difference, ends = _first(of)
+    lead = (
+        f"The worst change is '{name}': one step ahead, after the output, the accuracy changes by "
+        f"{signed_interval(difference, ends)}. All were judged on the same {judged_on(metrics)}."
+    )
+    sections += [next_agent.data(metrics), call_graphs(metrics["traces"])]
+    return Document("Study: What is left after a change?", lead, sections)
+
+
+def _first(of: Mapping[str, Any]) -> tuple[float, Sequence[float]]:
+    """The difference of ours one step ahead after the output, and its interval."""
+    found = next(iter(of["differences"].values()))["completion"]
+    return found["difference"][0], found["ci95"][0]
+
+
+def _tables(changes: Mapping[str, Any]) -> list[Block]:
+    """Accuracy and calibration at each moment."""
+    found: list[Block] = []
+    models = next(iter(changes.values()))["models"]
+    for moment, figures in next(iter(models.values())).items():
+        steps = ahead(len(figures["accuracy"]))
+        rows = []
+        for name, of in changes.items():
+            for model, by_moment in of["models"].items():
+                gained, now = of["differences"][model][moment], by_moment[moment]
+                lost = signed_interval(gained["difference"][0], gained["ci95"][0]) if any(gained["difference"]) else ""
+                rows.append([name, model, *map(number, now["accuracy"]), lost, number(now["ece"][0])])
+        found.append(Text(f"Accuracy at {moment}, and ECE of the next step:"))
+        found.append(Table(["change", "model", *steps, f"change, {steps[0]}", "ECE"], rows, frozenset({0, 1})))
+    return found
+
+
+def _of_learning_curve(metrics: Metrics) -> Document:
     answer = dataclasses.replace(curves.learning_curve(metrics), in_terminal=True)
     lead = f"{_last_doubling(metrics['learning_curve'])} Every model was judged on the same {judged_on(metrics)}."
     sections = [answer, next_agent.data(metrics), call_graphs(metrics["traces"])]

@@ -131,6 +131,7 @@ def _stands(position: dict[str, Any]) -> list[str]:
             f"{position['left']['mean']:.1f} further steps are expected (90 %: at most {position['left']['0.9']:.0f})"
         )
     doubt = "" if position["confident"] else f"; {by} is not confident"
+    doubt += "" if position["own"] else f"; its type has no profile, so this is that of {position['workflow_type']}"
     return [f"by {by} it is in {where}, {graph}; {left}{doubt}", f"workflows of its type run {position['expression']}"]
 
 

@@ -165,9 +165,13 @@ def _promised(status: EngineStatus) -> Iterator[Sample]:
                         yield (name, figure.removeprefix(ACCURACY), kind, bound), value
 
 
-def _stands_back(status: EngineStatus) -> dict[str, float]:
-    compared = status.monitor.against_counts if status.monitor is not None else {}
-    return dict.fromkeys([name for name, of in sorted(compared.items()) if of.stands_back][:MOST_TYPES], 1.0)
+def _stands_back(status: EngineStatus) -> Iterator[Sample]:
+    """1 by kind of model and workflow type."""
+    monitor = status.monitor
+    if monitor is not None:
+        for kind, compared in (("next-agent", monitor.against_counts), ("profile", monitor.profile_against_counts)):
+            standing = [name for name, of in sorted(compared.items()) if of.stands_back]
+            yield from (((kind, name), 1.0) for name in standing[:MOST_TYPES])
 
 
 def _coverages(status: EngineStatus) -> Iterator[Sample]:
@@ -300,10 +304,11 @@ METRICS: Final = (
         "Accuracy one step ahead, a mean over workflows with its 95 % interval: promised at the promotion, and live.",
         _promised,
     ),
-    _table(
+    Metric(
         "presage_stands_back",
-        "workflow_type",
-        "1 for a workflow type that online counts forecast better than the model; its forecasts come from counts.",
+        ("kind", "workflow_type"),
+        "1 for a workflow type that online counts forecast better than the model, or the profile, which then stands "
+        "back.",
         _stands_back,
     ),
     counter(HIDDEN_STATES),

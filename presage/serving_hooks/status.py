@@ -287,7 +287,7 @@ class PromiseStatus:
 
 @dataclass(frozen=True)
 class AgainstCountsStatus:
-    """Accuracy of the predictor and of online counts at the same latest steps; see `StandBack`."""
+    """Accuracy of the predictor, or the profile, and of online counts at the same latest steps; see `StandBack`."""
 
     steps: int
     model: float
@@ -329,6 +329,7 @@ class MonitorStatus:
     following: int = 0
     promised: Mapping[str, PromiseStatus] = field(default_factory=dict)
     against_counts: Mapping[str, AgainstCountsStatus] = field(default_factory=dict)
+    profile_against_counts: Mapping[str, AgainstCountsStatus] = field(default_factory=dict)
     workflow_types: Mapping[str, Mapping[str, LiveFigures]] = field(default_factory=dict)
     errors: Mapping[str, int] = field(default_factory=dict)
 

@@ -113,3 +113,44 @@ def test_describe_writes_a_page_and_says_the_same(tmp_path: Path) -> None:
     assert "Call graph" in text
     assert [entry.name for entry in page.parent.iterdir()] == ["traces.html"]
     assert "cannot be written" in run("traces", "describe", path, "--html", tmp_path).complaint
+
+
+def test_a_study_of_change_judges_one_model_before_and_after_each_change(tmp_path: Path, tiny: Tiny) -> None:
+    options = ("--baselines", "markov-3", "--report", tmp_path / "out")
+    ran = run("study", "change", tiny.store, *options, *QUICK)
+    assert ran.code == 0, ran.err
+    assert (ran.json["kind"], ran.json["study"], ran.json["workflows"]) == ("study", "change", 16)
+    changes = ran.json["changes"]
+    assert list(changes) == ["unchanged", "agents renamed", "an agent split in two", "workflow types renamed"]
+    assert changes["unchanged"]["known_steps"] == changes["workflow types renamed"]["known_steps"] == 1.0
+    assert changes["agents renamed"]["known_steps"] < 1.0 > changes["an agent split in two"]["known_steps"]
+    for of in changes.values():
+        assert of["workflows"] == 16
+        for model in ("presage", "markov-3"):
+            before, after = (one["models"][model]["completion"]["accuracy"] for one in (changes["unchanged"], of))
+            gained = of["differences"][model]["completion"]["difference"]
+            assert gained == pytest.approx([b - a for a, b in zip(before, after, strict=True)])
+    markov = changes["workflow types renamed"]["differences"]["markov-3"]["prefill"]["difference"]
+    assert markov == [0.0, 0.0, 0.0], "it reads no type where there is one"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*FILES, "call-graph.svg"])
+    text = run("study", "change", tiny.store, *options[:-2], *QUICK[:-1]).out
+    assert "What is left after a change?" in text
+    assert f"{changes['agents renamed']['models']['presage']['completion']['accuracy'][0]:.3f}" in text
+
+
+def test_an_agent_that_was_never_seen_is_judged_where_it_comes(tmp_path: Path) -> None:
+    rows = []
+    for number in range(60):
+        agents = ["plan", "code", *["review"] * (number % 3 == 0), "test"]
+        for step, agent in enumerate(agents):
+            rows.append({"workflow_type": "t", "workflow_id": f"w{number}", "step": step, "agent": agent})
+    store = write(tmp_path / "traces.jsonl", rows)
+    found = run("study", "change", store, "--baselines", "none", *QUICK).json["never_seen"]
+    assert list(found) == ["known", "never seen"]
+    assert found["never seen"]["what"] == "review"
+    known, unseen = (of["models"]["presage"]["prefill"]["accuracy"][0] for of in found.values())
+    assert unseen < known
+    assert found["never seen"]["known_steps"] == pytest.approx(0.75)
+    without = [row for row in rows if row["agent"] != "review"]
+    regular = run("study", "change", write(tmp_path / "two.jsonl", without), "--baselines", "none", *QUICK)
+    assert regular.json["never_seen"] is None

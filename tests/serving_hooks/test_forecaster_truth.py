@@ -192,6 +192,6 @@ def test_a_predictor_that_still_leads_the_counts_is_used_while_the_alarm_stands(
     raised(truth, "accuracy at prefill")
     assert {live.reason for live in run(forecaster, "w")} == {DRIFTED}
     for _ in range(25):
-        truth.stand_back.followed(Followed("retry", True, {}, {}, {}, AgainstCounts(10, 9, 6)))
+        truth.stand_back.followed("retry", AgainstCounts(10, 9, 6))
     assert {live.source for live in run(forecaster, "w 2")} == {"champion"}
     assert truth.falls_back("retry", "return-time") is None, "accuracy does not concern return times"

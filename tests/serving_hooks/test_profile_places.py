@@ -19,12 +19,13 @@ from presage.serving_hooks.explain import reasons
 from presage.serving_hooks.forecasting.champions import Champions, load_forecasts
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
-from presage.serving_hooks.forecasting.live import LITTLE_SEEN, NO_MODEL, LiveForecast
+from presage.serving_hooks.forecasting.live import DRIFTED, LESS_ACCURATE, LITTLE_SEEN, NO_MODEL, LiveForecast
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
-from presage.serving_hooks.monitoring.drift import Alarm, Drift, Reason
+from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig, Reason
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
-from presage.serving_hooks.monitoring.outcomes import Followed
+from presage.serving_hooks.monitoring.outcomes import AgainstCounts, Followed
 from presage.serving_hooks.monitoring.promoted import Figure
+from presage.serving_hooks.monitoring.stand_back import STEPS
 from presage.serving_hooks.settings import ForecastSettings
 from presage.serving_hooks.status import ModelStatus
 
@@ -140,8 +141,77 @@ def test_a_type_that_has_drifted_gets_counts() -> None:
         "app", 99, (Reason("accuracy at prefill", "below", 0.1, Figure(0.8, 0.7, 0.9)),)
     )
     drifted = walk(forecaster, PLAN[9])
-    assert {live.source for live in drifted} == {"back-off"}
-    assert {live.reason for live in drifted} == {NO_MODEL}
+    assert {(live.source, live.reason) for live in drifted} == {("back-off", DRIFTED)}
+    monitor.drift.alarms.clear()
+    assert {live.source for live in walk(forecaster, PLAN[10], "recovered")} == {"profile"}
+
+
+def test_a_profile_that_counts_beat_stands_back_until_it_is_as_accurate_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monitor = ForecastMonitor(Drift(config=DriftConfig(learn_from=10**6)))
+    forecaster = Forecaster(
+        None,
+        profile=profile_of_plan(HALVES),
+        profile_version=7,
+        back_off=OnlineCounts(),
+        monitor=monitor,
+        clock=Clock(),
+    )
+    served = 0
+    while "app" not in monitor.profile_stand_back.types and served < STEPS:
+        assert {live.source for live in walk(forecaster, ["a", "c"], f"w{served}", end=True)} == {"profile"}
+        served += 1
+    compared = monitor.status()["profile_against_counts"]["app"]
+    assert compared["steps"] >= STEPS
+    assert compared["counts"] > compared["model"]
+    assert compared["stands_back"]
+    assert "the profile stands back for workflow type 'app'" in caplog.text
+    made = walk(forecaster, ["a", "c"], "beaten", end=True)
+    assert {(live.source, live.reason) for live in made} == {("back-off", LESS_ACCURATE)}
+    assert monitor.live.agents("app", "profile version 7"), "judged all the same"
+    assert not monitor.live.agents("app", "counts")
+    assert walk(forecaster, ["a"], "other", kind="other")[0].source == "none", "of that type only"
+    for number in range(STEPS):
+        made = walk(forecaster, ["a", "b", "c"], f"later {number}", end=True)
+        if made[0].source == "profile":
+            break
+    assert {live.source for live in made} == {"profile"}
+    assert "the profile forecasts workflow type 'app' again" in caplog.text
+
+
+def test_where_counts_know_too_little_a_profile_that_stands_back_goes_on() -> None:
+    monitor = ForecastMonitor()
+    forecaster = Forecaster(None, profile=profile_of_plan(PLAN), back_off=OnlineCounts(), monitor=monitor)
+    monitor.profile_stand_back.types.add("app")
+    assert walk(forecaster, ["planner"])[0].source == "profile"
+
+
+def test_where_counts_know_too_little_a_model_that_stands_back_goes_on_before_the_profile(tiny: Tiny) -> None:
+    profile = profile_of_plan([["planner", "coder", "tester"]] * 60)
+    profile.profiles["retry"] = profile.profiles["app"]
+    monitor = ForecastMonitor()
+    predictor = NextAgentPredictor.load(tiny.folder)
+    forecaster = Forecaster(predictor, 3, profile=profile, back_off=OnlineCounts(), monitor=monitor, clock=Clock())
+    monitor.stand_back.types.add("retry")
+    assert walk(forecaster, ["planner"], kind="retry")[0].source == "champion"
+
+
+def test_a_profile_that_leads_the_counts_answers_where_the_model_stands_back(tiny: Tiny) -> None:
+    profile = profile_of_plan([["planner", "coder", "tester"]] * 60)
+    profile.profiles["retry"] = profile.profiles["app"]
+    monitor = ForecastMonitor()
+    predictor = NextAgentPredictor.load(tiny.folder)
+    forecaster = Forecaster(predictor, 3, profile=profile, back_off=OnlineCounts(), monitor=monitor, clock=Clock())
+    for number in range(8):
+        walk(forecaster, ["planner", "coder", "tester"], f"w{number}", kind="retry", end=True)
+    monitor.stand_back.types.add("retry")
+    made = walk(forecaster, ["planner", "coder", "tester"], "counts", kind="retry", end=True)
+    assert {(live.source, live.reason) for live in made} == {("back-off", LESS_ACCURATE)}
+    for _ in range(25):
+        monitor.profile_stand_back.followed("retry", AgainstCounts(10, 9, 6))
+    made = walk(forecaster, ["planner", "coder", "tester"], "profile", kind="retry")
+    assert {(live.source, live.reason) for live in made} == {("profile", LESS_ACCURATE)}
 
 
 def test_a_profile_that_fails_is_switched_off_and_counts_answer() -> None:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
 Source = Literal["champion", "profile", "back-off", "none"]
-"""Who made a forecast; `profile` only of next agents in an engine or gateway, in place of their model."""
+"""Who made a forecast; `profile` only of next agents and remaining tokens in an engine or gateway, in place of their
+models."""
 
 RETENTION_TARGET: Final = 0.9
 """Default probability of a time to live: that the workflow does not return later."""

@@ -15,8 +15,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -41,12 +42,29 @@ def wilson(count: float, total: float) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class StepsLeft:
-    """Steps until the end after a step in one state: how many observations, their mean and QUANTILES."""
+class LeftAtState:
+    """What training workflows had left at one state: how many observations, their mean and QUANTILES.
+
+    As observed, so neither the steps to come nor their lengths are taken as independent.
+    """
 
     observations: int
     mean: float
     quantiles: tuple[float, ...]
+
+    @classmethod
+    def of(cls, observed: Sequence[float]) -> Self | None:
+        """None without an observation."""
+        if not observed:
+            return None
+        values = np.asarray(observed, np.float64)
+        quantiles = np.quantile(values, QUANTILES, method="higher")
+        return cls(len(values), float(values.mean()), tuple(quantiles.tolist()))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any] | None) -> Self | None:
+        """From the JSON values of its attributes."""
+        return None if data is None else cls(data["observations"], data["mean"], tuple(data["quantiles"]))
 
 
 @dataclass(frozen=True)
@@ -58,7 +76,9 @@ class ProfileState:
         visits: of training workflows.
         counts: how often each state, or END, came next.
         kept: the outcomes that were not pruned.
-        left: None if no workflow is known to have ended from here.
+        left: steps after one here; None if no workflow is known to have ended from here.
+        tokens: output tokens at the beginning of a step here, its own included; None if they were not recorded, and
+            in artefacts that were written before they were kept.
         distance: fewest steps to the end over kept edges; None if there is no way.
         members, sizes: of a block, steps by agent, and blocks by number of steps.
     """
@@ -67,7 +87,8 @@ class ProfileState:
     visits: int
     counts: Mapping[int, int]
     kept: frozenset[int]
-    left: StepsLeft | None = None
+    left: LeftAtState | None = None
+    tokens: LeftAtState | None = None
     distance: int | None = None
     members: Mapping[str, int] = field(default_factory=dict)
     sizes: Mapping[int, int] = field(default_factory=dict)
@@ -109,11 +130,16 @@ class Automaton:
 
     def successors(self, at: int) -> dict[Symbol, int]:
         """The states that an edge leads to, pruned ones too, by symbol."""
-        found: dict[Symbol, int] = {}
-        for to in self.states[at].counts:
-            symbol = self.states[to].symbol if to != END else None
-            if symbol is not None:
-                found[symbol] = to
+        return self._successors[at]
+
+    @cached_property
+    def _successors(self) -> list[dict[Symbol, int]]:
+        found: list[dict[Symbol, int]] = [{} for _ in self.states]
+        for at, state in enumerate(self.states):
+            for to in state.counts:
+                symbol = self.states[to].symbol if to != END else None
+                if symbol is not None:
+                    found[at][symbol] = to
         return found
 
     def calls(self, items: Iterable[Item], complete: bool) -> Iterator[bool]:
@@ -214,6 +240,7 @@ class Automaton:
                 "visits": of.visits,
                 "edges": [[to, times, to in of.kept] for to, times in sorted(of.counts.items())],
                 "left": None if of.left is None else vars(of.left),
+                "tokens": None if of.tokens is None else vars(of.tokens),
                 "distance": of.distance,
                 "members": of.members,
                 "sizes": sorted(of.sizes.items()),
@@ -226,7 +253,7 @@ class Automaton:
         """Inverse of `to_dict`; raises ValueError for an edge to no state."""
         states = []
         for of in data:
-            symbol, left = of["symbol"], of["left"]
+            symbol = of["symbol"]
             if any(not END <= to < len(data) for to, _, _ in of["edges"]):
                 raise ValueError("an edge leads to no state")
             states.append(
@@ -235,7 +262,8 @@ class Automaton:
                     of["visits"],
                     {to: times for to, times, _ in of["edges"]},
                     frozenset(to for to, _, kept in of["edges"] if kept),
-                    left and StepsLeft(left["observations"], left["mean"], tuple(left["quantiles"])),
+                    LeftAtState.from_dict(of["left"]),
+                    LeftAtState.from_dict(of.get("tokens")),
                     of["distance"],
                     dict(of["members"]),
                     dict(map(tuple, of["sizes"])),
@@ -246,11 +274,16 @@ class Automaton:
 
 @dataclass(frozen=True)
 class Sequenced:
-    """A training workflow: its items, whether it reached its end, and its agents by item."""
+    """A training workflow: its items, whether it reached its end, and its agents by item.
+
+    `tokens` are the output tokens that were left at the beginning of each step, its own included, by item; NaN where a
+    count is unknown.
+    """
 
     items: Sequence[Item]
     complete: bool
     agents: Sequence[Sequence[str]]
+    tokens: Sequence[Sequence[float]]
 
 
 def learn(
@@ -270,11 +303,14 @@ def learn(
     runs = [_run(nodes[0], w.items, number) for w in workflows]
     kept = _pruned(counts, runs, [w.complete for w in workflows], min_probability, min_coverage)
     left: list[list[int]] = [[] for _ in nodes]
+    tokens: list[list[float]] = [[] for _ in nodes]
     members, sizes = [Counter[str]() for _ in nodes], [Counter[int]() for _ in nodes]
     for w, run in zip(workflows, runs, strict=True):
         total, done = sum(item.size for item in w.items), 0
         if w.complete:
             left[0].append(total)
+            for at, of in zip((0, *run), (w.tokens[0][:1], *w.tokens), strict=True):
+                tokens[at] += [number for number in of if not math.isnan(number)]
         for at, item, names in zip(run, w.items, w.agents, strict=True):
             done += item.size
             members[at].update(names)
@@ -285,7 +321,15 @@ def learn(
     distance = _distances(counts, kept)
     states = [
         ProfileState(
-            node.symbol, node.visits, counts[at], kept[at], _left(left[at]), distance[at], dict(members[at]), sizes[at]
+            node.symbol,
+            node.visits,
+            counts[at],
+            kept[at],
+            LeftAtState.of(left[at]),
+            LeftAtState.of(tokens[at]),
+            distance[at],
+            dict(members[at]),
+            sizes[at],
         )
         for at, node in enumerate(nodes)
     ]
@@ -298,13 +342,6 @@ def _run(start: Any, items: Iterable[Item], number: Mapping[Any, int]) -> list[i
         at = at.next[item.symbol]
         found.append(number[at])
     return found
-
-
-def _left(observed: list[int]) -> StepsLeft | None:
-    if not observed:
-        return None
-    values = np.asarray(observed)
-    return StepsLeft(len(values), float(values.mean()), tuple(np.quantile(values, QUANTILES, method="higher").tolist()))
 
 
 def _pruned(

@@ -25,9 +25,10 @@ from presage.predictors.common import Progress
 from presage.predictors.common.artefact import read_artefact, rebuilding, write_artefact
 from presage.predictors.common.forecast import Source
 from presage.predictors.common.steps import check_steps
-from presage.predictors.profile.automaton import QUANTILES, ProfilePlace
+from presage.predictors.profile.automaton import QUANTILES, LeftAtState, ProfilePlace
 from presage.predictors.profile.profile import ProfileConfig, TypeProfile, profile_of
 from presage.predictors.profile.templates import PromptTemplates, TemplateConfig, Workflows
+from presage.predictors.profile.versions import application_of, latest_versions
 
 KIND: Final = "profile"
 PROFILES_FILE: Final = "profiles.json"
@@ -39,24 +40,28 @@ class ProfileForecast:
     """What a profile says of a running workflow.
 
     Attributes:
-        source: `champion`; `back-off` if the profile is not confident, the state is rare, or the workflow has left the
-            graph; `none` for an unknown workflow type, or an agent that no state has.
+        source: `champion`; `back-off` if the profile is not confident, or of another version, the state is rare, or the
+            workflow has left the graph; `none` for an unknown workflow type, or an agent that no state has.
+        workflow_type: whose profile it is, that of another version where the own type has none; "" if unknown.
         evidence: training visits of the state.
         state: its number in the automaton; None if unknown.
         on_graph: whether every step so far took a known edge.
         agents, end: probabilities of the next step.
         left: mean and quantiles of the steps that are left; empty if unknown.
+        tokens: the same of the output tokens that are left, the last step's own included.
         distance: fewest steps to the end; None if unknown.
         expression: of the workflow type; "" if unknown.
     """
 
     source: Source
+    workflow_type: str
     evidence: int
     state: int | None
     on_graph: bool
     agents: Mapping[str, float]
     end: float
     left: Mapping[str, float]
+    tokens: Mapping[str, float]
     distance: int | None
     expression: str
 
@@ -68,7 +73,7 @@ class ProfileForecast:
 
     def to_dict(self) -> dict[str, Any]:
         """As `presage forecast --json` prints it."""
-        return {**vars(self), "agents": dict(self.agents), "left": dict(self.left)}
+        return {**vars(self), "agents": dict(self.agents), "left": dict(self.left), "tokens": dict(self.tokens)}
 
 
 class ProfilePredictor:
@@ -133,31 +138,38 @@ class ProfilePredictor:
         without an agent.
         """
         steps = check_steps(steps)
-        profile = self.profiles.get(self.names.workflow_type(steps[0]["workflow_type"]))
-        if profile is None:
-            return ProfileForecast("none", 0, None, False, {}, 0.0, {}, None, "")
-        place = ProfilePlace()
+        name = self.described_by(steps[0]["workflow_type"])
+        if name is None:
+            return ProfileForecast("none", "", 0, None, False, {}, 0.0, {}, {}, None, "")
+        profile, place = self.profiles[name], ProfilePlace()
         for index, step in enumerate(steps):
             parents = step.get("parent_steps")
             agent, waited = self.names.agent(step["agent"]), None if parents is None else tuple(parents)
             place = profile.automaton.step(place, agent, index, waited, profile.alphabet)
-        return self.forecast_at(profile, place)
+        return self.forecast_at(name, place, own=name == self.names.workflow_type(steps[0]["workflow_type"]))
 
-    def forecast_at(self, profile: TypeProfile, place: ProfilePlace) -> ProfileForecast:
-        """The forecast at a place of a profile."""
+    def described_by(self, workflow_type: str) -> str | None:
+        """The workflow type whose profile describes this one: itself, else the latest version of its application."""
+        name = self.names.workflow_type(workflow_type)
+        return name if name in self.profiles else latest_versions(self.profiles).get(application_of(name))
+
+    def forecast_at(self, name: str, place: ProfilePlace, own: bool = True) -> ProfileForecast:
+        """The forecast at a place of the profile of a workflow type, its `own` or that of another version."""
+        profile = self.profiles[name]
         if place.state is None:
-            return ProfileForecast("none", 0, None, False, {}, 0.0, {}, None, profile.text)
+            return ProfileForecast("none", name, 0, None, False, {}, 0.0, {}, {}, None, profile.text)
         state = profile.automaton.states[place.state]
         outcomes = profile.automaton.outcomes(place)
-        left = state.left
         return ProfileForecast(
-            "champion" if self.sure(profile, place) else "back-off",
+            "champion" if own and self.sure(profile, place) else "back-off",
+            name,
             state.visits,
             place.state,
             place.on_graph,
             {agent: p for agent, p in outcomes.items() if agent is not None},
             outcomes.get(None, 0.0),
-            {} if left is None else {"mean": left.mean, **dict(zip(map(str, QUANTILES), left.quantiles, strict=True))},
+            _by_name(state.left),
+            _by_name(state.tokens),
             state.distance,
             profile.text,
         )
@@ -200,6 +212,11 @@ class ProfilePredictor:
                 templates = json.loads(artefact.files[TEMPLATES_FILE])
                 predictor.templates = _templates_of(templates, predictor.profiles, Path(folder) / TEMPLATES_FILE)
         return predictor
+
+
+def _by_name(left: LeftAtState | None) -> dict[str, float]:
+    """Mean and quantiles; empty if unknown."""
+    return {} if left is None else {"mean": left.mean, **dict(zip(map(str, QUANTILES), left.quantiles, strict=True))}
 
 
 def _templates_of(data: Any, profiles: Mapping[str, Any], path: Path) -> dict[str, PromptTemplates]:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from presage.features.sequences import NUMBERS, OTHER, Alphabet, TypeSequences, WorkflowSteps
 from presage.predictors.profile.agents import AgentNumbers, AgentUsage, Percentiles, agent_numbers
@@ -190,6 +191,7 @@ def profile_of(sequences: TypeSequences, config: ProfileConfig) -> TypeProfile:
             alphabet.items(w),
             w.complete,
             [[alphabet.name(w.agents[at]) for at in of] for of in w.blocks],
+            _tokens_left(w, sequences.numbers),
         )
         for w in workflows
     ]
@@ -223,6 +225,13 @@ def profile_of(sequences: TypeSequences, config: ProfileConfig) -> TypeProfile:
         doubts=tuple(doubts),
         warnings=tuple(_warnings(sequences, sequenced, alphabet, level, config)),
     )
+
+
+def _tokens_left(workflow: WorkflowSteps, numbers: NDArray[np.float64]) -> list[list[float]]:
+    """The output tokens left at the beginning of each step, by block; NaN before a step whose count is unknown."""
+    produced = numbers[workflow.rows, NUMBERS.index("output_tokens")]
+    left = np.cumsum(produced[::-1])[::-1].tolist()
+    return [[left[at] for at in of] for of in workflow.blocks]
 
 
 def _bounding(runs: list[list[int]], percentile: float) -> list[list[int]]:

@@ -3,12 +3,13 @@
 The forecaster keeps a state for each workflow, so an event costs one step and not the whole prefix. Forecasts equal
 those of `NextAgentPredictor.forecast` and `RemainingLengthPredictor.forecast` on the steps so far. Not thread-safe.
 
-Events raise no exceptions: if the predictor of next agents fails, or knows too little of an agent, the profile of the
-workflow type forecasts where it is sure (`profile_places.py`), else online counts do; if they have too little data, the
+Events raise no exceptions: if a predictor fails, or knows too little of an agent, the profile of the workflow type
+forecasts in its place where it is sure (`profile_places.py`), else online counts do; if they have too little data, the
 forecast has source "none" and a reason. For an agent with little evidence the model uses its own back-off; a profile
-that is sure and online counts with more evidence take precedence. During a drift alarm online counts forecast whenever
-they have enough data; the model still runs, so that the monitor notices when it is accurate again. After a failed call
-a model's state of the workflow is half a step behind, so the workflow gets no more forecasts from that model.
+that is sure and online counts with more evidence take precedence. During a drift alarm, and while online counts
+forecast better than a model or profile, they forecast whenever they have enough data; the model or profile still runs,
+so that the monitor notices when it is accurate again. After a failed call a model's state of the workflow is half a
+step behind, so the workflow gets no more forecasts from that model.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from presage.serving_hooks.forecasting.live import (
     NO_STEP,
     NOT_AWAITED,
     NOTHING,
+    OTHER_VERSION,
     LiveForecast,
     LiveLengths,
     Projection,
@@ -81,6 +83,7 @@ class ForecastState:
     Attributes:
         agents, lengths: its state in each predictor, or why there is none.
         profiled: its place on the profile of its type; None where there is none, or it is not known any more.
+        expected: the agent, or END, that the profile holds most likely next; None where it was not asked, or not sure.
         steps: the number after the highest that has begun; without numbers, how many have begun.
         missing: lower numbers that have not begun yet, as steps that run at once may begin in any order.
         open: number and agent of the steps that have not completed, in the order of their starts; aborted ones stay.
@@ -92,8 +95,8 @@ class ForecastState:
     """
 
     __slots__ = (
-        "agents", "awaited", "history", "latest", "lengths", "missing", "open", "profiled", "remaining", "stats_key",
-        "steps", "within",
+        "agents", "awaited", "expected", "history", "latest", "lengths", "missing", "open", "profiled", "remaining",
+        "stats_key", "steps", "within",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +107,7 @@ class ForecastState:
         stats_key: str,
     ) -> None:
         self.stats_key, self.profiled = stats_key, profiled
+        self.expected: str | None = None
         self.agents, self.lengths, self.remaining = agents, lengths, NO_LENGTHS
         self.steps, self.missing, self.within = 0, _NO_NUMBERS, False
         self.open: tuple[tuple[int | None, str], ...] = ()
@@ -115,7 +119,7 @@ class ForecastState:
         """Steps before number `step` were missed: predictors no longer know the state of the workflow."""
         self.agents = self.lengths = Refused(MISSED_STEP)
         self.history.missed()
-        self.awaited = self.latest = self.profiled = None
+        self.awaited = self.latest = self.profiled = self.expected = None
         self.steps, self.missing, self.open = step, _NO_NUMBERS, ()
 
     def begins(self, number: int | None, agent: str) -> None:
@@ -151,7 +155,7 @@ class Forecaster:
     Args:
         predictor, version: of next agents, and its version in the registry; None leaves next agents to `back_off`.
         lengths, lengths_version, lengths_kind: likewise of remaining output tokens, or of context growth.
-        profile, profile_version: likewise of workflow profiles, which forecast next agents before `back_off` does.
+        profile, profile_version: likewise of workflow profiles, which forecast before `back_off` does.
         back_off: online counts, which learn from the events and forecast if a predictor does not; None for none.
         served_model, state_layer: whose hidden states the engine captures; see `NextAgentAdapter`.
         max_workflows: states kept; the least recently active one is dropped first. If a dropped workflow continues, the
@@ -400,7 +404,8 @@ class Forecaster:
             key = short(workflow_type), short(workflow_id)
             running = self._workflows.pop(key, None)
             if self.monitor is not None:
-                self.monitor.ended(*key, reason, self._counted(running) if running is not None else None)
+                counted = self._counted(running) if running is not None else None
+                self.monitor.ended(*key, reason, counted, running.expected if running is not None else None)
             if running is not None and self._back_off is not None and reason is not EndReason.ABORTED:
                 running.history.ended(self._back_off, running.stats_key)
         except Exception as error:
@@ -458,7 +463,7 @@ class Forecaster:
         if step is not None and running.within and running.latest is not None and running.latest[0] == named:
             return running.latest[1]  # its client has asked again, as clients do when a request is lost or too slow
         running.begins(step, given["agent"])
-        counted = self._counted(running)
+        counted, profiled = self._counted(running), running.expected
         try:
             live = self._at_prefill(key[0], running, given)
         except Exception:
@@ -466,7 +471,7 @@ class Forecaster:
             raise
         running.latest = named, live
         if self.monitor is not None:
-            self.monitor.begun(*key, given["agent"], self._claimed or live, step, counted)
+            self.monitor.begun(*key, given["agent"], self._claimed or live, step, counted, profiled)
         return live
 
     def _completed(
@@ -588,20 +593,27 @@ class Forecaster:
         """The forecast of next agents, from the model, the profile or the counts; sets `_claimed`."""
         stands_back = self._stands_back(workflow_type, "next-agent")
         self._claimed = None if isinstance(live, Refused) else live
+        running.expected = None
         if isinstance(live, Refused):
             running.agents = live
         elif live.source == "champion" and stands_back is None:
             return live
-        found = self._profiled(moment, running, live, left) if stands_back is None else None
+        reason = live.reason if isinstance(live, Refused) else stands_back or LITTLE_SEEN
+        found = self._profiled(moment, running, reason, left)
         if found is not None:
-            return found
+            behind = self._profile_stands_back(workflow_type, running)
+            if behind is None:
+                return found
+            if isinstance(live, Refused):
+                self._claimed, reason = found, behind
         recent = running.history.recent
         counted = self._back_off.next_agents(running.stats_key, recent) if self._back_off is not None else None
         if counted is not None and (isinstance(live, Refused) or stands_back or counted.evidence > live.evidence):
-            reason = live.reason if isinstance(live, Refused) else stands_back or LITTLE_SEEN
             return LiveForecast(
                 "back-off", counted.evidence, moment, counted.probabilities, counted.agents, None, reason, left
             )
+        if counted is None and found is not None and (isinstance(live, Refused) or live.source != "champion"):
+            return found
         return self._nothing(moment, live.reason, left) if isinstance(live, Refused) else live
 
     def _opened(self, workflow_type: str) -> ProfiledWorkflow | None:
@@ -611,31 +623,35 @@ class Forecaster:
         opened = self._call_profile(partial(self._profile.open, workflow_type))
         return None if isinstance(opened, Refused) else opened
 
-    def _profiled(
-        self, moment: Moment, running: ForecastState, live: LiveForecast | Refused, left: LiveLengths
-    ) -> LiveForecast | None:
-        """The forecast of next agents from the profile; None where it is not sure."""
-        if self._profile is None or running.profiled is None:
+    def _profiled(self, moment: Moment, running: ForecastState, reason: str, left: LiveLengths) -> LiveForecast | None:
+        """The forecast of next agents from the profile; None where it is not sure. Sets `expected`."""
+        profiled = running.profiled
+        if self._profile is None or profiled is None or profiled.forecast is None:
             return None
-        reason = live.reason if isinstance(live, Refused) else LITTLE_SEEN
-        found = self._call_profile(partial(self._profile.forecast, running.profiled, moment, reason, left))
-        if isinstance(found, Refused):
-            running.profiled = None
-            return None
-        return found
+        running.expected = profiled.forecast.likeliest
+        return self._profile.forecast(profiled, moment, reason, left)
 
     def _left(self, workflow_type: str, running: ForecastState, made: LiveLengths | Refused) -> LiveLengths:
-        """The forecast of remaining tokens, from the model or the counts."""
+        """The forecast of remaining tokens, from the model, the profile or the counts."""
         stands_back = self._stands_back(workflow_type, self._lengths_kind)
         if isinstance(made, LiveLengths) and made.source == "champion" and stands_back is None:
             return made
+        reason = made.reason if isinstance(made, Refused) else stands_back or LITTLE_SEEN
+        profiled, place = None, running.profiled
+        if self._profile is not None and place is not None:
+            profiled = self._profile.lengths(place, reason)
+        if profiled is not None and place is not None:
+            if stands_back is None and place.own:
+                return profiled
+            reason = stands_back or OTHER_VERSION
         recent, back_off = running.history.recent, self._back_off
         counted = back_off.remaining(running.stats_key, recent[-1]) if back_off is not None and recent else None
         if counted is not None and (isinstance(made, Refused) or stands_back or counted[0] > made.evidence):
             evidence, median = counted
-            reason = made.reason if isinstance(made, Refused) else stands_back or LITTLE_SEEN
             return LiveLengths("back-off", evidence, (0.5,), (median,), 0, None, reason)
-        return self._no_lengths(made.reason) if isinstance(made, Refused) else made
+        if isinstance(made, Refused):
+            return profiled or self._no_lengths(made.reason)
+        return made
 
     def _nothing(self, moment: Moment, reason: str, remaining: LiveLengths | None = None) -> LiveForecast:
         """A forecast of source "none"."""
@@ -648,13 +664,21 @@ class Forecaster:
     def _stands_back(self, workflow_type: str, kind: ModelKind) -> str | None:
         """Why counts forecast in place of the predictor although it could; None if they do not."""
         monitor = self.monitor
-        if monitor is None or not (monitor.drift.alarms or monitor.stand_back.types):
-            return None
-        return monitor.falls_back(workflow_type, kind)
+        return monitor.falls_back(workflow_type, kind) if monitor is not None and monitor.stands_back else None
+
+    def _profile_stands_back(self, workflow_type: str, running: ForecastState) -> str | None:
+        """Likewise of the profile. That of another version stands back unless it leads the counts beyond doubt."""
+        monitor, profiled = self.monitor, running.profiled
+        prior = profiled is not None and not profiled.own
+        if prior and (monitor is None or not monitor.profile_stand_back.is_ahead(workflow_type)):
+            return OTHER_VERSION
+        return monitor.profile_falls_back(workflow_type) if monitor is not None and monitor.stands_back else None
 
     def _counted(self, running: ForecastState) -> str | None:
         """The agent, or END, that counts hold most likely next; None where nobody compares, or of too little data."""
-        if self.monitor is None or self._back_off is None or self._agents is None or not running.history.recent:
+        if self.monitor is None or self._back_off is None or not running.history.recent:
+            return None
+        if self._agents is None and running.expected is None:
             return None
         counted = self._back_off.next_agents(running.stats_key, running.history.recent)
         return likeliest(counted) if counted is not None else None

@@ -30,6 +30,7 @@ LAYER_LEFT_OUT: Final = "states left out: the predictor learnt those of another 
 LITTLE_SEEN: Final = "too little seen"
 DRIFTED: Final = "the workflow type has changed"
 LESS_ACCURATE: Final = "less accurate here than online counts"
+OTHER_VERSION: Final = "the profile is of another version of the application"
 NOT_AWAITED: Final = "a state of a step that is not the one that began last, or had its state"
 
 

@@ -65,7 +65,7 @@ def try_profile(predictor: ProfilePredictor, texts: Mapping[str, str]) -> None:
         states = (profile.automaton.states[at] for at in profile.automaton.dominant_path()[0][:TRIAL_STEPS])
         for agent in (*(next(iter(state.members)) for state in states), ""):
             workflow = adapter.begun(workflow, agent, beside=False)
-            adapter.forecast(workflow, PREFILL, None, NO_LENGTHS)
+            adapter.forecast(workflow, PREFILL, None, adapter.lengths(workflow, None) or NO_LENGTHS)
             adapter.position(workflow)
 
 

@@ -35,7 +35,7 @@ class ForecastMonitor:
         max_workflows: int = 100_000,
     ) -> None:
         self.drift, self.live = drift or Drift(), live or LiveAccuracy()
-        self.stand_back = StandBack()
+        self.stand_back, self.profile_stand_back = StandBack(), StandBack("the profile")
         self.errors: Counter[str] = Counter()
         self.tracker = OutcomeTracker(self.followed, horizon, max_workflows)
 
@@ -47,9 +47,11 @@ class ForecastMonitor:
         forecast: LiveForecast,
         step: int | None = None,
         counted: str | None = None,
+        profiled: str | None = None,
     ) -> None:
         """See `OutcomeTracker.begun`."""
-        self._safely(lambda: self.tracker.begun(workflow_type, workflow_id, agent, forecast, step, counted), None)
+        of = workflow_type, workflow_id, agent, forecast, step, counted, profiled
+        self._safely(lambda: self.tracker.begun(*of), None)
 
     def again(self, workflow_type: str, workflow_id: str, forecast: LiveForecast) -> None:
         """See `OutcomeTracker.again`."""
@@ -67,9 +69,10 @@ class ForecastMonitor:
         workflow_id: str,
         reason: EndReason = EndReason.FINISHED,
         counted: str | None = None,
+        profiled: str | None = None,
     ) -> None:
         """See `OutcomeTracker.ended`."""
-        self._safely(lambda: self.tracker.ended(workflow_type, workflow_id, reason, counted), None)
+        self._safely(lambda: self.tracker.ended(workflow_type, workflow_id, reason, counted, profiled), None)
 
     def falls_back(self, workflow_type: str, kind: ModelKind) -> str | None:
         """Why online counts forecast in place of the predictor; None while they do not.
@@ -77,6 +80,19 @@ class ForecastMonitor:
         The type has drifted, or counts forecast its next agents better (`StandBack`).
         """
         return self._safely(lambda: self._why_counts(workflow_type, kind), None)
+
+    def profile_falls_back(self, workflow_type: str) -> str | None:
+        """Why online counts forecast next agents in place of the profile; None while they do not.
+
+        Counts forecast them better than the profile; or the type has drifted, or counts forecast it better than the
+        predictor, and the profile does not lead the counts beyond doubt.
+        """
+        return self._safely(lambda: self._why_not_profile(workflow_type), None)
+
+    @property
+    def stands_back(self) -> bool:
+        """Whether counts forecast any workflow type in place of the predictor or the profile."""
+        return bool(self.drift.alarms or self.stand_back.types or self.profile_stand_back.types)
 
     def status(self) -> dict[str, Any]:
         """Current alarms and how many were raised; live figures, beside the promised ones and beside counts.
@@ -89,6 +105,7 @@ class ForecastMonitor:
             "following": len(self.tracker),
             "promised": self.drift.promised(),
             "against_counts": self.stand_back.to_dict(),
+            "profile_against_counts": self.profile_stand_back.to_dict(),
             "workflow_types": self.live.to_dict(resamples=0),
             "errors": dict(self.errors),
         }
@@ -98,7 +115,8 @@ class ForecastMonitor:
         self.live.followed(workflow)
         change = self.drift.followed(workflow)
         if isinstance(change, Alarm):
-            self.stand_back.restart(workflow.workflow_type)
+            for compared in (self.stand_back, self.profile_stand_back):
+                compared.restart(workflow.workflow_type)
             _log.warning(
                 "%s. %sPresage uses online counts for it until it recovers or another version takes over.",
                 change.text,
@@ -106,9 +124,13 @@ class ForecastMonitor:
             )
         elif isinstance(change, Recovered):
             _log.warning("workflow type %r has recovered: its figures are as promoted", change.workflow_type)
-        stood = self.stand_back.followed(workflow)
-        if stood is not None:
-            _log.warning("%s", stood)
+        for compared, of in (
+            (self.stand_back, workflow.against_counts),
+            (self.profile_stand_back, workflow.profile_against_counts),
+        ):
+            stood = compared.followed(workflow.workflow_type, of)
+            if stood is not None:
+                _log.warning("%s", stood)
 
     def _why_counts(self, workflow_type: str, kind: ModelKind) -> str | None:
         of_agents = kind == "next-agent"
@@ -117,6 +139,12 @@ class ForecastMonitor:
         if of_agents and self.stand_back.is_ahead(workflow_type):
             return None
         return DRIFTED if self.drift.falls_back(workflow_type, kind) else None
+
+    def _why_not_profile(self, workflow_type: str) -> str | None:
+        if workflow_type in self.profile_stand_back:
+            return LESS_ACCURATE
+        why = self._why_counts(workflow_type, "next-agent")
+        return None if why is None or self.profile_stand_back.is_ahead(workflow_type) else why
 
     def _safely(self, event: Callable[[], Result], default: Result) -> Result:
         try:

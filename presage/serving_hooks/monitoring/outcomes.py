@@ -155,17 +155,23 @@ class LengthTally:
 
 @dataclass(slots=True)
 class AgainstCounts:
-    """One step ahead, the predictor beside online counts, at the steps that both forecast.
+    """One step ahead, the predictor or the profile beside online counts, at the steps that both forecast.
 
     Attributes:
         judged: those steps, and the end of the workflow.
-        model, counts: of those, the ones whose agent, or end, the predictor and the counts held most likely. The
-            predictor's is its latest forecast before the step.
+        model, counts: of those, the ones whose agent, or end, the predictor (or profile) and the counts held most
+            likely. The predictor's is its latest forecast before the step.
     """
 
     judged: int = 0
     model: int = 0
     counts: int = 0
+
+    def judge(self, model: str, counts: str, actual: str) -> None:
+        """Counts a step, or the end, by what each held most likely."""
+        self.judged += 1
+        self.model += model == actual
+        self.counts += counts == actual
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +183,7 @@ class Followed:
         transitions: counts of (before, after), one agent right after another; `END` as the first is the start.
         next_agent: sums by model, as named by `model_of`; the model that forecast last is the last key.
         lengths: likewise for remaining tokens.
-        against_counts: the predictor beside online counts.
+        against_counts, profile_against_counts: the predictor, and the profile, beside online counts.
     """
 
     workflow_type: str
@@ -186,6 +192,7 @@ class Followed:
     next_agent: Mapping[str, Tally]
     lengths: Mapping[str, LengthTally]
     against_counts: AgainstCounts = field(default_factory=AgainstCounts)
+    profile_against_counts: AgainstCounts = field(default_factory=AgainstCounts)
 
 
 TRANSITIONS_KEPT: Final = 256
@@ -226,11 +233,13 @@ class OutcomeTracker:
         forecast: LiveForecast,
         step: int | None = None,
         counted: str | None = None,
+        profiled: str | None = None,
     ) -> None:
         """Records the start of a step, the outcome of earlier forecasts. An agent without a name is not counted.
 
         `forecast` is the predictor's at this step's prefill, even if counts were used instead; `step` is its number,
-        from 0, if the caller knows it; `counted` is the agent, or `END`, that online counts held most likely here.
+        from 0, if the caller knows it; `counted` and `profiled` are the agents, or `END`, that online counts and the
+        profile held most likely here.
         """
         key = (shared(workflow_type), short(workflow_id))
         course = self._courses.get(key)
@@ -240,7 +249,7 @@ class OutcomeTracker:
                 self._followed(self._courses.popitem(last=False)[1].over(False))
         else:
             self._courses.move_to_end(key)
-        course.begun(agent if isinstance(agent, str) else "", _number(step), forecast, counted)
+        course.begun(agent if isinstance(agent, str) else "", _number(step), forecast, counted, profiled)
 
     def completed(
         self, workflow_type: str, workflow_id: str, forecast: LiveForecast, output_tokens: object = None
@@ -264,13 +273,14 @@ class OutcomeTracker:
         workflow_id: str,
         reason: EndReason = EndReason.FINISHED,
         counted: str | None = None,
+        profiled: str | None = None,
     ) -> None:
-        """Records the end of a workflow, an outcome only if it finished; `counted` as in `begun`."""
+        """Records the end of a workflow, an outcome only if it finished; `counted` and `profiled` as in `begun`."""
         course = self._courses.pop((short(workflow_type), short(workflow_id)), None)
         if course is not None:
             whole = reason is EndReason.FINISHED and not course.within
             if whole:
-                course.ended(counted)
+                course.ended(counted, profiled)
             self._followed(course.over(whole))
 
 
@@ -297,8 +307,11 @@ class _Course:
     tallies: dict[str, Tally] = field(default_factory=dict)
     lengths: dict[str, LengthTally] = field(default_factory=dict)
     against_counts: AgainstCounts = field(default_factory=AgainstCounts)
+    profile_against_counts: AgainstCounts = field(default_factory=AgainstCounts)
 
-    def begun(self, agent: str, step: int | None, forecast: LiveForecast, counted: str | None) -> None:
+    def begun(
+        self, agent: str, step: int | None, forecast: LiveForecast, counted: str | None, profiled: str | None
+    ) -> None:
         step = self.steps if step is None else step
         if step < self.steps:
             return
@@ -307,7 +320,7 @@ class _Course:
         if step > self.steps or self.within:
             self.open_lengths = []
         if agent:
-            self._judge(agent, step, counted)
+            self._judge(agent, step, counted, profiled)
         self.last, self.steps, self.within = shared(agent) or None, step + 1, True
         self._keep(step, forecast)
         if forecast.remaining.tokens and len(self.open_lengths) < STEPS_KEPT:
@@ -327,8 +340,8 @@ class _Course:
         else:
             self.produced += produced
 
-    def ended(self, counted: str | None) -> None:
-        self._judge(END, self.steps, counted)
+    def ended(self, counted: str | None, profiled: str | None) -> None:
+        self._judge(END, self.steps, counted, profiled)
         for before, forecast in self.open_lengths:
             model = model_of(forecast.source, forecast.version, forecast.reason)
             tally = self.lengths.get(model)
@@ -340,7 +353,15 @@ class _Course:
                 tally.within += [self.produced - before <= most for most in forecast.tokens]
 
     def over(self, ended: bool) -> Followed:
-        return Followed(self.workflow_type, ended, self.transitions, self.tallies, self.lengths, self.against_counts)
+        return Followed(
+            self.workflow_type,
+            ended,
+            self.transitions,
+            self.tallies,
+            self.lengths,
+            self.against_counts,
+            self.profile_against_counts,
+        )
 
     def _keep(self, step: int, forecast: LiveForecast) -> None:
         while self.open and self.open[0][0] <= step - self.horizon:
@@ -351,12 +372,12 @@ class _Course:
             if model in self.tallies:
                 self.tallies[model] = self.tallies.pop(model)  # keep the latest last
 
-    def _judge(self, agent: str, step: int, counted: str | None) -> None:
+    def _judge(self, agent: str, step: int, counted: str | None, profiled: str | None) -> None:
         """Judges open forecasts of this step by its agent, or by `END` after the last step."""
         if counted is not None and self.open and self.open[-1][0] == step - 1 and is_predictor(self.open[-1][1]):
-            self.against_counts.judged += 1
-            self.against_counts.model += likeliest(self.open[-1][2]) == agent
-            self.against_counts.counts += counted == agent
+            self.against_counts.judge(likeliest(self.open[-1][2]), counted, agent)
+        if counted is not None and profiled is not None and step == self.steps:
+            self.profile_against_counts.judge(profiled, counted, agent)
         if self.last is not None:
             pair = (self.last, shared(agent))
             if pair in self.transitions or len(self.transitions) < TRANSITIONS_KEPT:

@@ -1,4 +1,4 @@
-"""A predictor stands back for a workflow type while online counts forecast it better.
+"""A predictor, or a profile, stands back for a workflow type while online counts forecast it better.
 
 Both forecast the next agent of the same steps, so the comparison is paired. Steps of one workflow depend on each other:
 the lead of the counts is a sum of one difference per workflow, and its spread is that of these differences. The
@@ -15,7 +15,7 @@ from collections import OrderedDict, deque
 from math import sqrt
 from typing import Any, Final
 
-from presage.serving_hooks.monitoring.outcomes import AgainstCounts, Followed
+from presage.serving_hooks.monitoring.outcomes import AgainstCounts
 
 STEPS: Final = 1000
 """Latest steps of a workflow type that are compared; whole workflows, `WORKFLOWS` or more."""
@@ -30,20 +30,23 @@ _DEVIATIONS: Final = 2.0
 class StandBack:
     """The comparison of one version with online counts, by workflow type.
 
+    Args:
+        called: what the log calls it.
+
     Attributes:
         types: those for which the predictor stands back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, called: str = "the predictor") -> None:
+        self._called = called
         self.types: set[str] = set()
         self._windows: OrderedDict[str, _Window] = OrderedDict()
 
     def __contains__(self, workflow_type: str) -> bool:
         return workflow_type in self.types
 
-    def followed(self, workflow: Followed) -> str | None:
-        """Counts a workflow that has ended; returns a log message if the predictor stands back or comes back."""
-        name, compared = workflow.workflow_type, workflow.against_counts
+    def followed(self, name: str, compared: AgainstCounts) -> str | None:
+        """Counts a workflow of type `name` that has ended; returns a log message if it stands back or comes back."""
         if not compared.judged:
             return None
         window = self._windows.setdefault(name, _Window())
@@ -55,11 +58,11 @@ class StandBack:
             if window.lead > 0:
                 return None
             self.types.remove(name)
-            return f"the predictor forecasts workflow type {name!r} again: {window.text}"
+            return f"{self._called} forecasts workflow type {name!r} again: {window.text}"
         if not window.leads(STEPS, 1):
             return None
         self.types.add(name)
-        return f"the predictor stands back for workflow type {name!r} until it is as accurate as counts: {window.text}"
+        return f"{self._called} stands back for workflow type {name!r} until it is as accurate as counts: {window.text}"
 
     def restart(self, workflow_type: str) -> None:
         """The workflow type has changed: compares from here on."""

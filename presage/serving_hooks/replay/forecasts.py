@@ -213,23 +213,24 @@ def known(name: str) -> bool:
     return name in ("oracle", COUNTS) or name.startswith("noise:")
 
 
-def source(name: str, lengths: str | None = None) -> Source:
+def source(name: str, lengths: str | None = None, profile: str | None = None) -> Source:
     """A source of forecasts by its name.
 
     Args:
         name: oracle, noise:x with x from 0 to 1, counts, or the folder of a next-agent model.
         lengths: folder of a remaining-length model beside a next-agent model or counts.
+        profile: folder of a profile behind them, before the counts.
 
     Raises:
-        ConfigurationError: unknown name, or `lengths` beside a source that has its own remaining tokens.
+        ConfigurationError: unknown name, or `lengths` or `profile` beside a source that needs none.
     """
-    check_lengths(name, lengths)
+    check_beside(name, lengths, profile)
     if name == "oracle":
         return lambda jobs, clock: OracleForecaster(jobs)
     if name.startswith("noise:"):
         share = _share(name)
         return lambda jobs, clock: OracleForecaster(jobs, share)
-    return _model(None if name == COUNTS else Path(name), lengths)
+    return _model(None if name == COUNTS else Path(name), lengths, profile)
 
 
 def return_times(name: str) -> Returns:
@@ -275,12 +276,17 @@ def _named_by(option: str) -> tuple[Kind, Callable[..., Any]]:
     return kind, kind.forecaster
 
 
-def check_lengths(name: str, lengths: str | None) -> None:
-    """Rejects a remaining-length model beside a source with its own remaining tokens.
+def check_beside(name: str, lengths: str | None, profile: str | None) -> None:
+    """Rejects a remaining-length model or a profile beside a source that forecasts everything itself.
 
     Raises:
         ConfigurationError: both are given.
     """
+    if profile is not None and known(name) and name != COUNTS:
+        raise ConfigurationError(
+            f"--profile with --forecasts {name}: {name} already forecasts every step; give --forecasts a next-agent "
+            f"model or {COUNTS}, or leave --profile out"
+        )
     if lengths is not None and known(name) and name != COUNTS:
         raise ConfigurationError(
             f"--lengths with --forecasts {name}: {name} already forecasts remaining tokens; give --forecasts a "
@@ -298,9 +304,10 @@ def _share(name: str) -> float:
     return share
 
 
-def _model(folder: Path | None, lengths: str | None) -> Source:
+def _model(folder: Path | None, lengths: str | None, profile: str | None) -> Source:
     from presage.predictors.length.predictor import RemainingLengthPredictor
     from presage.predictors.next_agent.predictor import NextAgentPredictor
+    from presage.predictors.profile.predictor import ProfilePredictor
 
     if folder is not None and not folder.is_dir():
         raise ConfigurationError(
@@ -308,6 +315,7 @@ def _model(folder: Path | None, lengths: str | None) -> Source:
         )
     predictor = NextAgentPredictor.load(folder) if folder is not None else None
     left = RemainingLengthPredictor.load(Path(lengths)) if lengths is not None else None
+    profiles = ProfilePredictor.load(Path(profile)) if profile is not None else None
 
     def made(jobs: Sequence[ReplayJob], clock: Callable[[], float]) -> _Both:
         agents = {step.agent for job in jobs for step in job.steps}
@@ -318,7 +326,7 @@ def _model(folder: Path | None, lengths: str | None) -> Source:
                 "trained on other applications: train one on traces of these"
             )
         return VersionedForecaster(
-            Forecaster(predictor, lengths=left, back_off=OnlineCounts(), budget=_PATIENT, clock=clock)
+            Forecaster(predictor, lengths=left, profile=profiles, back_off=OnlineCounts(), budget=_PATIENT, clock=clock)
         )
 
     return made

@@ -73,6 +73,7 @@ class Setting:
         scaling: how engines of the fleet are added and drained; None for as they say.
         contexts: folder of a context-growth model, or what makes a source, for the admission of policies that ask for
             forecasts.
+        profile: folder of a profile behind `forecasts` and `lengths`.
     """
 
     jobs: tuple[ReplayJob, ...]
@@ -87,6 +88,7 @@ class Setting:
     models: Mapping[str, str] = field(default_factory=dict)
     scaling: ScalingConfig | None = None
     contexts: str | ContextSource | None = None
+    profile: str | None = None
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,7 @@ def forecaster_for(setting: Setting, who: Forecasting | Source | None, clock: Ca
     if who == "output":
         return OutputLengthOracle(setting.jobs)
     if who == "asked":
-        return source(setting.forecasts, setting.lengths)(setting.jobs, clock)
+        return source(setting.forecasts, setting.lengths, setting.profile)(setting.jobs, clock)
     return source("oracle")(setting.jobs, clock)
 
 

@@ -137,6 +137,6 @@ def _latency_us(predictor: ProfilePredictor, sequences: Mapping[str, TypeSequenc
         places.append((place, steps.agents[last], last, steps.parents[last]))
 
     def forecast(at: int) -> object:
-        return predictor.forecast_at(profile, profile.automaton.step(*places[at], profile.alphabet))
+        return predictor.forecast_at(name, profile.automaton.step(*places[at], profile.alphabet))
 
     return median_us(forecast, _ROUNDS)

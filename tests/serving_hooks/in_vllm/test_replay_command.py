@@ -15,6 +15,7 @@ from presage.datasets.read import read_traces
 from presage.predictors.length.context import ContextGrowthConfig
 from presage.serving_hooks.replay.runs import run_one
 from presage.training.length.train import fit_lengths
+from presage.training.profile.train import fit_profiles
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
 
@@ -243,6 +244,21 @@ def test_a_model_of_other_agents_is_refused_and_one_of_these_forecasts(store: Pa
     of = json.loads(done.stdout)["policies"]["next-use"]
     assert of["forecasts"]["champion"] > 0
     assert "switched_off" not in of
+
+
+def test_a_profile_forecasts_before_counts_and_leaves_out_what_it_was_made_of(store: Path, tmp_path: Path) -> None:
+    made = ran("traces", "generate", "--law", "triage", "--workflows", 200, "--seed", 4, "--to", tmp_path / "more")
+    assert made.exit_code == 0
+    fit_profiles(read_traces([tmp_path / "more"]).table).predictor.save(tmp_path / "profile")
+    more = ("--policy", "next-use", "--profile", tmp_path / "profile", "--json")
+    done = ran("replay", store, *CHEAP, *more)
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["profile"] == str(tmp_path / "profile")
+    assert found["policies"]["next-use"]["forecasts"]["profile"] > 0
+    learnt = ran("replay", tmp_path / "more", *CHEAP, *more)
+    assert learnt.exit_code != 0
+    assert "trained on" in learnt.stderr
 
 
 def test_a_model_of_contexts_lets_as_many_begin_as_will_fit_and_leaves_out_what_it_was_trained_on(

@@ -1,12 +1,16 @@
 """Forecasts for a replay: the truth, noise, names that mean nothing; policies by name."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from profile_samples import table_of
 from replay_samples import chain
 
 from presage.errors import ConfigurationError, PresageError
+from presage.features.sequences import sequences_of
+from presage.predictors.profile.predictor import ProfilePredictor
 from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.forecasts import OracleForecaster, OutputLengthOracle, source
 from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed, ends, named
@@ -103,6 +107,22 @@ def test_a_policy_switches_everything_else_off() -> None:
     assert POLICIES["stock"].presage() is None
     off = dict.fromkeys(("priority", "admission", "prefetch", "infer_workflows"), False)
     assert POLICIES["lifecycle"].presage() == {**off, "eviction": True}
+
+
+def test_a_profile_stands_behind_counts_as_in_serving(tmp_path: Path) -> None:
+    agents = ["planner", *["explorer"] * 3, "coder", "tester"]
+    ProfilePredictor().fit(sequences_of(table_of([agents] * 40, output_tokens=20))).save(tmp_path)
+    of: Any = source("counts", profile=str(tmp_path))(JOBS, lambda: 0.0)
+    live = of.on_prefill("app", "w", "planner", step=0, input_tokens=1)
+    assert (live.source, live.remaining.source, live.remaining.ranking) == ("profile", "profile", 120)
+    assert live.agents[live.probabilities[0].argmax()] == "explorer"
+    assert of.on_prefill("t", "w0", "p", step=0).source == "none"
+
+
+@pytest.mark.parametrize("forecasts", ["oracle", "noise:0.2"])
+def test_the_truth_needs_no_profile(forecasts: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--profile with --forecasts {forecasts}"):
+        source(forecasts, profile="profile")
 
 
 @pytest.mark.parametrize("forecasts", ["oracle", "noise:0.2"])

@@ -1,0 +1,227 @@
+"""What is left of a forecast when the application changes? One training, judged on changed copies of the test set.
+
+Each change is what a release does: agents get other names, one agent becomes two, a workflow type gets another name.
+Texts, sizes and order stay. An outcome counts as right by its role: a forecast of `coder` is right if the agent that
+used to be `coder` came, whatever it is called now; so a change measures what the predictor still knows of what it
+reads, and not whether it can spell new names.
+
+A further training leaves out all workflows with one agent, which the test set has: an agent never seen. It is judged on
+the test workflows with that agent, beside the whole training on the same ones; the new agent itself cannot be forecast.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from presage.datasets.describe import describe
+from presage.datasets.schema import digest, workflow_codes
+from presage.errors import TraceError
+from presage.features.moment import MOMENTS
+from presage.features.prefixes import Prefixes, prefixes_of
+from presage.training.baselines import find
+from presage.training.metrics import differences, json_values
+from presage.training.next_agent.evaluate import ByMoment, Evaluation, Predict, evaluate
+from presage.training.next_agent.study import OURS, Recipe
+from presage.training.next_agent.train import FittedPredictor, fit_predictor
+from presage.training.sets import check_known_agents, set_apart
+from presage.training.training import Progress, fit_baselines
+from presage.wording import counted
+
+BASELINES: Final = ("markov-3", "boosted-trees")
+RENAMED: Final = 0.3
+"""Share of the agents that get another name."""
+UNCHANGED: Final = "unchanged"
+NEVER_SEEN: Final = "never seen"
+KNOWN: Final = "known"
+_MARK: Final = " (new)"
+_ADDED: Final = (0.05, 0.7)
+"""Share of the workflows that an agent must be in to be left out of a training."""
+
+Change = Callable[[pa.Table, np.random.Generator], tuple[pa.Table, str]]
+
+
+def _renamed(table: pa.Table, rng: np.random.Generator) -> tuple[pa.Table, str]:
+    """A share of the agents, drawn at random, at least one."""
+    agents = sorted(pc.unique(table["agent"]).to_pylist())
+    chosen = sorted(rng.choice(agents, max(1, round(RENAMED * len(agents))), replace=False).tolist())
+    names = {name: name + _MARK for name in chosen}
+    return _with(table, "agent", [names.get(name, name) for name in table["agent"].to_pylist()]), ", ".join(chosen)
+
+
+def _split(table: pa.Table, rng: np.random.Generator) -> tuple[pa.Table, str]:
+    """The agent with most steps; one or the other name in each step, at random."""
+    agents = table["agent"].to_pylist()
+    name = min(Counter(agents).items(), key=lambda of: (-of[1], of[0]))[0]
+    side = rng.random(len(agents)) < 0.5
+    names = [f"{one} {'a' if left else 'b'}" if one == name else one for one, left in zip(agents, side, strict=True)]
+    return _with(table, "agent", names), name
+
+
+def _retyped(table: pa.Table, rng: np.random.Generator) -> tuple[pa.Table, str]:
+    """All workflow types."""
+    types = table["workflow_type"].to_pylist()
+    return _with(table, "workflow_type", [name + _MARK for name in types]), ", ".join(sorted(set(types)))
+
+
+def _with(table: pa.Table, column: str, values: Sequence[str]) -> pa.Table:
+    at = table.schema.get_field_index(column)
+    return table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type))
+
+
+CHANGES: Final[Mapping[str, Change]] = {
+    "agents renamed": _renamed,
+    "an agent split in two": _split,
+    "workflow types renamed": _retyped,
+}
+
+
+def study_change(
+    table: pa.Table, test: pa.Table | None, recipe: Recipe, *, baselines: Sequence[str] = BASELINES, share: Progress
+) -> dict[str, Any]:
+    """Accuracy under every change, as `metrics.json`; without `test`, a part of the traces is set apart.
+
+    Returns:
+        JSON values. `changes` {name: {"what": which names, "known_steps": share of the steps whose agent the vocabulary
+        has, "workflows", "models": {name: {moment: {"accuracy", "ci95", "ece"}}}, "differences": {name: {moment:
+        {"difference", "ci95"}}}, the model minus the same model unchanged, paired}}, each figure K values; the first
+        change is UNCHANGED. `never_seen`: the same for NEVER_SEEN and KNOWN, whose `differences` are to KNOWN; None
+        where no agent can be left out.
+
+    Raises:
+        TraceError: the training set is too small, or the test set has none of its agents.
+    """
+    parts = set_apart(table, test, recipe.seed)
+    fitted = _fit(parts.train, recipe, share)
+    check_known_agents(parts.test, fitted.predictor.vocabulary)
+    predicts = _baselines(fitted, baselines, recipe, share)
+    share("judging", 0.6)
+    held = _held(fitted, parts.test)
+    found: dict[str, tuple[Evaluation, str, Prefixes]] = {UNCHANGED: (_judge(fitted, held, predicts, recipe), "", held)}
+    for place, (name, change) in enumerate(CHANGES.items()):
+        changed, what = change(parts.test, np.random.default_rng([recipe.seed, place]))
+        seen = replace(_held(fitted, changed), outcomes=held.outcomes)  # by role
+        found[name] = _judge(fitted, seen, predicts, recipe), what, seen
+    return {
+        "kind": "study",
+        "study": "change",
+        "model": OURS,
+        "version": None,
+        "workflows": held.workflows,
+        "steps": held.steps,
+        "data": {
+            "training": f"{counted(fitted.learning.workflows, 'workflow')}, {counted(fitted.learning.steps, 'step')}",
+            "split": parts.rule,
+            "states": recipe.states,
+            "seed": recipe.seed,
+            "digest of the training traces": f"sha256:{digest(parts.train)}",
+            "digest of the test traces": f"sha256:{digest(parts.test)}",
+        },
+        "traces": describe(parts.train),
+        "config": asdict(recipe.config),
+        "changes": _figures(found, UNCHANGED, recipe.seed),
+        "never_seen": _never_seen(parts.train, parts.test, fitted, predicts, baselines, recipe, share),
+    }
+
+
+def _fit(table: pa.Table, recipe: Recipe, share: Progress) -> FittedPredictor:
+    return fit_predictor(
+        table,
+        recipe.config,
+        horizon=recipe.horizon,
+        seed=recipe.seed,
+        states=recipe.states,
+        text_encoder=recipe.text_encoder,
+        progress=lambda stage, _: share(stage, None),
+    )
+
+
+def _baselines(fitted: FittedPredictor, names: Sequence[str], recipe: Recipe, share: Progress) -> Mapping[str, Predict]:
+    def predict(name: str) -> Predict:
+        return find(name).fit(recipe.seed, fitted.learning, fitted.inner, fitted.validation).predict
+
+    return fit_baselines(names, predict, share)
+
+
+def _held(fitted: FittedPredictor, table: pa.Table) -> Prefixes:
+    predictor = fitted.predictor
+    held = prefixes_of(table, predictor.vocabulary, predictor.horizon)
+    return held.with_states(predictor.source.states(table))
+
+
+def _judge(fitted: FittedPredictor, held: Prefixes, predicts: Mapping[str, Predict], recipe: Recipe) -> Evaluation:
+    rng = np.random.default_rng(recipe.seed)
+    return evaluate(fitted.predictor.predict, held, rng, baselines=predicts)
+
+
+def _figures(found: Mapping[str, tuple[Evaluation, str, Prefixes]], base: str, seed: int) -> dict[str, Any]:
+    def models(of: Evaluation) -> dict[str, ByMoment]:
+        return {OURS: of.moments, **of.baselines}
+
+    told = {}
+    for name, (evaluation, what, seen) in found.items():
+        against = models(found[base][0])
+        told[name] = {
+            "what": what,
+            "known_steps": float((seen.agent != seen.vocabulary.unknown).mean()),
+            "workflows": seen.workflows,
+            "models": {
+                model: {
+                    moment: {key: getattr(of[moment], key) for key in ("accuracy", "ci95", "ece")} for moment in MOMENTS
+                }
+                for model, of in models(evaluation).items()
+            },
+            "differences": {
+                model: differences({str(moment): (of[moment], against[model][moment]) for moment in MOMENTS}, seed)
+                for model, of in models(evaluation).items()
+            },
+        }
+    return json_values(told)
+
+
+def _never_seen(
+    train: pa.Table,
+    test: pa.Table,
+    whole: FittedPredictor,
+    whole_predicts: Mapping[str, Predict],
+    baselines: Sequence[str],
+    recipe: Recipe,
+    share: Progress,
+) -> dict[str, Any] | None:
+    """The agent whose steps are the most among those that enough workflows do without."""
+    workflows = int(workflow_codes(train).max()) + 1
+    seen = Counter(
+        name for _, name in set(zip(workflow_codes(train).tolist(), train["agent"].to_pylist(), strict=True))
+    )
+    held = set(test["agent"].to_pylist())
+    steps = Counter(train["agent"].to_pylist())
+    low, high = (part * workflows for part in _ADDED)
+    able = [name for name, count in seen.items() if low <= count <= high and name in held]
+    for agent in sorted(able, key=lambda name: (-steps[name], name)):
+        share(f"training without {agent}", 0.7)
+        without, with_it = _workflows_with(train, agent, wanted=False), _workflows_with(test, agent, wanted=True)
+        try:
+            fitted = _fit(without, recipe, share)
+            check_known_agents(with_it, fitted.predictor.vocabulary)
+        except TraceError:  # too little is left
+            continue
+        judged: dict[str, tuple[Evaluation, str, Prefixes]] = {}
+        pairs = ((KNOWN, whole, whole_predicts), (NEVER_SEEN, fitted, _baselines(fitted, baselines, recipe, share)))
+        for name, of, predicts in pairs:
+            seen_ = _held(of, with_it)
+            judged[name] = _judge(of, seen_, predicts, recipe), agent, seen_
+        return _figures(judged, KNOWN, recipe.seed)
+    return None
+
+
+def _workflows_with(table: pa.Table, agent: str, *, wanted: bool) -> pa.Table:
+    codes = workflow_codes(table)
+    has = np.zeros(int(codes.max()) + 1, bool)
+    has[codes[np.array(table["agent"].to_pylist()) == agent]] = True
+    return table.filter(pa.array(has[codes] == wanted))
