@@ -171,7 +171,7 @@ class PrefillPlanner:
         made = StepMessages(self.agent(step.agent), messages)
         run.steps.append(_FollowedStep(request_id, made, prompt, prompt_inputs(request.body), _salt(request)))
         self._grow(run, 2 * len(prompt or ""))
-        if len(run.steps) > MOST_STEPS:
+        if len(run.steps) > MOST_STEPS or run.characters > self._most:
             self.ended(step.workflow)
         while self._characters.total() > self._most:
             largest = max(self._characters, key=lambda tenant: self._characters[tenant])
