@@ -134,6 +134,8 @@ class Front:
             await self.upstreams.ask_models(self.forwarder)
             self.decisions.tick()
             self.upstreams.tick()
+            if self.ahead is not None:
+                self.ahead.tick()
             await asyncio.sleep(1.0)
 
     async def _decided(self, scope: Scope, receive: Receive, send: Send) -> None:

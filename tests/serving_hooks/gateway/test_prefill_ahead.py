@@ -263,6 +263,7 @@ def test_wrong_forecasts_are_wasted_and_enough_of_them_pause_the_type(profile: P
             of.run()
         assert len(of.prefills()) == 8
         assert of.counts("prefill_plans")["paused"] == 3
+        time.sleep(1.2)  # of the gateway's tick
         assert "presage_gateway_prefill_paused 1.0" in httpx.get(of.url + "/metrics").text
 
 

@@ -120,6 +120,25 @@ def test_prompts_of_other_roles_inputs_or_system_messages_are_not_alike() -> Non
     assert first.joined(first).prompts == 2
 
 
+def test_one_prompt_that_differs_puts_the_others_in_doubt_and_two_replace_them() -> None:
+    def form(first: str) -> Any:
+        return form_of(
+            messages(["s"], [("user", first), ("user", "b")]),
+            {},
+            [StepMessages("x", None, "one"), StepMessages("y", None, "two")],
+        )
+
+    of_x, of_y, neither = form("one"), form("two"), form("three")
+    alike = of_x.joined(of_x)
+    doubted = alike.joined(neither)
+    assert (alike.prompts, doubted.prompts, doubted.origins) == (2, 1, alike.origins)
+    assert doubted.joined(of_x) == alike
+    assert doubted.joined(of_y).joined(of_y) == of_y.joined(of_y)
+    free = form("three").joined(form("four"))
+    assert (free.prompts, free.constants, free.origins) == (2, (None,), (frozenset(),))
+    assert free.joined(form("five")).prompts == 3
+
+
 @pytest.mark.parametrize(
     "strange",
     [

@@ -122,6 +122,10 @@ class PrefillAhead:
         """All else knows now that it was answered: what comes next may be prefilled."""
         self._switch.attempt(self._left, decision, answer)
 
+    def tick(self) -> None:
+        """Once a second: says how many workflow types are in a pause."""
+        self._metrics.prefill_paused(self._budgets.paused(self._clock()))
+
     async def close(self) -> None:
         """Aborts what runs."""
         for task in list(self._tasks):
@@ -295,7 +299,6 @@ class PrefillAhead:
         self._metrics.prefill_judged(prefill.mode.word, outcome, tokens, right)
         if prefill.sent:
             self._budgets.of(prefill.plan.stats_key).judged(tokens, right, self._clock())
-            self._metrics.prefill_paused(self._budgets.paused(self._clock()))
 
     def _ended(self, workflow: Workflow, _: EndReason) -> None:
         self._switch.attempt(self._forget, workflow.key)

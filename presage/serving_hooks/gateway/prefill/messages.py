@@ -9,7 +9,7 @@ that the beginning does not hold to its end is left open.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Final, Literal, NamedTuple
 
@@ -79,13 +79,22 @@ class PromptForm:
     prompts: int = 1
 
     def joined(self, other: PromptForm) -> PromptForm:
-        """The form of these prompts and of a later one; that of the later one alone if they differ."""
+        """The form of these prompts and of a later one; that of the later one alone if they differ.
+
+        A single prompt in which a message is something else than in several before it only puts these in doubt: the
+        next one decides.
+        """
         if (self.system, self.roles, self.inputs) != (other.system, other.roles, other.inputs):
             return other
         constants = tuple(
             ours if ours == theirs else None for ours, theirs in zip(self.constants, other.constants, strict=True)
         )
         origins = tuple(ours & theirs for ours, theirs in zip(self.origins, other.origins, strict=True))
+        several = self.prompts > 1
+        for number, (constant, known) in enumerate(zip(constants, origins, strict=True)):
+            was_known = self.origins[number] or (several and self.constants[number] is not None)
+            if was_known and constant is None and not known:
+                return replace(self, prompts=1) if several else other
         return PromptForm(self.system, self.roles, constants, origins, self.inputs, self.prompts + 1)
 
     @property
