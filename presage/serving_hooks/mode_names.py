@@ -7,7 +7,7 @@ from typing import Final, Literal
 ModeName = Literal["off", "shadow", "on"]
 PolicyName = Literal["priority", "eviction", "admission", "prefetch"]
 """Policies of an engine."""
-GatewayPolicyName = Literal["annotations", "model-choice", "placement"]
+GatewayPolicyName = Literal["annotations", "model-choice", "placement", "prefill-ahead"]
 """Policies of a gateway."""
 
 ADMIN_KEY_VARIABLE: Final = "PRESAGE_ADMIN_KEY"

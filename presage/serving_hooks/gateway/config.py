@@ -33,6 +33,7 @@ from presage.serving_hooks.settings import STRICT, ForecastSettings, ObjectivesS
 from presage.wording import nearest
 
 POLICIES: Final[tuple[str, ...]] = get_args(GatewayPolicyName)
+PREFILL_AHEAD: Final = "prefill-ahead"
 
 _Seconds = Annotated[float, Field(gt=0)]
 
@@ -126,6 +127,31 @@ class PoolSettings(BaseModel):
         )  # fmt: skip
 
 
+class PrefillAheadSettings(BaseModel):
+    """When the known beginning of a workflow's next prompt is prefilled while its tool runs."""
+
+    model_config = STRICT
+
+    probability: float = Field(0.8, gt=0, le=1)
+    """of the next agent, from which on it is"""
+    least_new_tokens: int = Field(256, ge=1)
+    """tokens, estimated, that no cache is known to hold"""
+    most_in_flight: int = Field(1, ge=1)
+    """prefills at a server at once"""
+    most_running: int = Field(8, ge=1)
+    """requests with which a server is busy; it also is while one waits for its first token"""
+    patience_s: _Seconds = 10.0
+    """seconds that a prefill waits for a server to be idle"""
+    most_wasted: float = Field(0.5, gt=0, le=1)
+    """share of prefilled tokens that may be wasted; above it the workflow type pauses"""
+    window: int = Field(100, ge=10)
+    """latest prefills of a workflow type that this share is of"""
+    pause_s: _Seconds = 300.0
+    """seconds of a pause"""
+    memory_mb: int = Field(256, ge=1)
+    """MiB of texts of running workflows that are kept"""
+
+
 class ModesSettings(BaseModel):
     """Modes by policy and workflow type: off, shadow or on."""
 
@@ -176,6 +202,8 @@ class GatewayConfig(BaseModel):
     modes: ModesSettings = ModesSettings()
     objectives: ObjectivesSettings = ObjectivesSettings()
     """service objectives; `first_token_s` of a request is its deadline in annotations"""
+    prefill_ahead: PrefillAheadSettings | None = None
+    """prefills the known beginnings of next prompts, by the policy `prefill-ahead`; null for never"""
     limits: Limits = Limits()
     keys_variable: str = ""
     """environment variable with the gateway's API keys, separated by commas; each key is a tenant"""
@@ -189,12 +217,19 @@ class GatewayConfig(BaseModel):
         names = [one.label for one in self.upstreams]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two upstreams are called {twice[0]}: give each its own name")
+        if self.prefill_ahead is None and PREFILL_AHEAD in self.modes.policies:
+            raise ValueError(f"modes.policies names {PREFILL_AHEAD}, which is not set up; add a table [prefill_ahead]")
         listed = {model for one in self.upstreams for model in one.models}
         for pool in self.pools:
             pool.pool()
             if missing := sorted(set(pool.models) - listed):
                 raise ValueError(f"pool {pool.name}: no upstream lists {missing[0]!r} in its `models`; add it there")
         return self
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policies that have modes."""
+        return tuple(one for one in POLICIES if one != PREFILL_AHEAD or self.prefill_ahead is not None)
 
     @property
     def address(self) -> tuple[str, int]:

@@ -22,7 +22,7 @@ from presage.datasets.schema.names import MAX_NAME
 from presage.serving_hooks.answer_reader import AnswerReader
 from presage.serving_hooks.counts import FORECASTS, EventCounts
 from presage.serving_hooks.explain import MOST_SHOWN, LastForecasts, reasons, return_as_plain
-from presage.serving_hooks.forecasting.forecasts import Forecasts, Upkeep, position
+from presage.serving_hooks.forecasting.forecasts import Forecasts, NextAgents, Upkeep, position
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.gateway.agent_quantiles import RecentQuantiles
 from presage.serving_hooks.gateway.annotation import Annotation
@@ -55,9 +55,10 @@ class GatewayDecision:
         annotation: None without a workflow (the table is full), or with all policies off.
         acts: whether the request is annotated; otherwise the annotation is only shown.
         prompt_tokens: estimated from the characters of the prompt.
-        forecast: made when the request arrived.
+        forecast, completed: made when the request arrived, and when it was answered.
         recorded: where its step is recorded; None if it is not.
         model, model_reason, upstream, placement_reason: chosen by the front, for explanations and headers.
+        prefilled_ahead: what became of the prefill ahead of this request; "" without one.
     """
 
     id: str
@@ -67,11 +68,13 @@ class GatewayDecision:
     acts: bool = False
     prompt_tokens: int = 0
     forecast: LiveForecast | None = None
+    completed: LiveForecast | None = None
     recorded: RecordedStep | None = None
     model: str = ""
     model_reason: str = ""
     upstream: str = ""
     placement_reason: str = ""
+    prefilled_ahead: str = ""
 
     def facts(self) -> dict[str, str | float]:
         """What was decided and why."""
@@ -82,6 +85,7 @@ class GatewayDecision:
             "placement_reason": self.placement_reason,
             "workflow_from": self.identity.workflow_source,
             "agent_from": self.identity.agent_source,
+            "prefilled_ahead": self.prefilled_ahead,
             "rank": None if self.annotation is None or not self.acts else self.annotation.rank,
         }
         return {name: value for name, value in found.items() if value not in (None, "")}
@@ -177,6 +181,15 @@ class Decisions:
     def end(self, workflow_id: str, workflow_type: str) -> bool:
         """Its client ends a workflow, named with its tenant; False if it does not run."""
         return self.table.end(Step(workflow_type, workflow_id, "").workflow, EndReason.FINISHED)
+
+    @property
+    def next_agents(self) -> NextAgents | None:
+        """The source of forecasts of next agents."""
+        return self._forecasts.next_agents
+
+    def tokens(self, characters: int, model: str) -> int:
+        """The tokens of so many characters of a prompt, estimated from what the model's answers told."""
+        return round(characters / self._ratio.get(model, _FIRST_RATIO))
 
     def forecast_return(self, workflow: str) -> tuple[float, float]:
         """Of a workflow that is away: median seconds to its next request (NaN if unknown), and probability of none."""
@@ -363,6 +376,7 @@ class Decisions:
         live = self._next.on_completion(
             step.workflow_type, step.workflow_id, output_tokens=answer.output_tokens, output_text=answer.text
         )
+        decision.completed = live
         self.counts.add(FORECASTS, "next-agent", live.source)
         self._shown.add(step, live)
         self.recorder.forecast(decision.id, live)
@@ -394,8 +408,7 @@ class Decisions:
             self.reportable.answered(decision.identity.step, answer.response_id, decision.recorded)
 
     def _prompt_tokens(self, request: ApiRequest) -> int:
-        characters = sum(len(text) for text in request.texts if text)
-        return round(characters / self._ratio.get(request.model, _FIRST_RATIO))
+        return self.tokens(sum(len(text) for text in request.texts if text), request.model)
 
     def _learn(self, decision: GatewayDecision, answer: AnswerReader) -> None:
         """The characters of a token of a model."""

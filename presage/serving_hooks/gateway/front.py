@@ -40,6 +40,7 @@ from presage.serving_hooks.gateway.forward import (
 )
 from presage.serving_hooks.gateway.metrics import GatewayMetrics
 from presage.serving_hooks.gateway.outcomes import outcome_report
+from presage.serving_hooks.gateway.prefill.ahead import PrefillAhead
 from presage.serving_hooks.gateway.refusal import Message, Refusal, Send
 from presage.serving_hooks.gateway.request import PATHS, ApiRequest
 from presage.serving_hooks.gateway.streams import UsageFilter
@@ -88,6 +89,9 @@ class Front:
         self._tenants, self._keyed = Tenants(config.keys()), bool(config.keys_variable)
         self._admin_key = admin.admin_key(config.forecasts.admin_key_variable)
         self.forwarder = Forwarder(config.limits, self._keyed)
+        self.ahead: PrefillAhead | None = None
+        if config.prefill_ahead is not None:
+            self.ahead = PrefillAhead(config.prefill_ahead, decisions, self.upstreams, self.forwarder, metrics, clock)
 
     def app(self) -> Starlette:
         """The application with all routes."""
@@ -118,6 +122,8 @@ class Front:
             ticking.cancel()
             with suppress(asyncio.CancelledError):
                 await ticking
+            if self.ahead is not None:
+                await self.ahead.close()
             await self.upstreams.close()
             await self.forwarder.close()
             self.decisions.close()
@@ -128,6 +134,8 @@ class Front:
             await self.upstreams.ask_models(self.forwarder)
             self.decisions.tick()
             self.upstreams.tick()
+            if self.ahead is not None:
+                self.ahead.tick()
             await asyncio.sleep(1.0)
 
     async def _decided(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,6 +145,8 @@ class Front:
         raw = await self._body(receive)
         request = ApiRequest(PATHS[scope["path"]], parsed_body(raw), headers, tenant, self.clock())
         decision = self.decisions.arrived(request)
+        if self.ahead is not None:
+            self.ahead.arrived(decision)
         answer: AnswerReader | None = None
         try:
             async with _ClientWatch(receive):
@@ -153,11 +163,15 @@ class Front:
                         raise
                     answer = await self._forwarded(scope, send, decision, other, raw)
         finally:
+            if self.ahead is not None:
+                self.ahead.answered(decision, answer)
             if answer is None:
                 self.decisions.failed(decision)
             else:
                 self.decisions.answered(decision, answer)
             self.upstreams.ended(decision, answer)
+            if self.ahead is not None:
+                self.ahead.left(decision, answer)
 
     def annotated(
         self, decision: GatewayDecision, upstream: Upstream, raw: bytes
@@ -329,7 +343,10 @@ class Front:
                 "in_flight": self.in_flight,
                 "draining": self.draining,
                 **self.upstreams.status(),
-                "tables": self.decisions.debug_state(),
+                "tables": {
+                    **self.decisions.debug_state(),
+                    **(self.ahead.debug_state() if self.ahead is not None else {}),
+                },
                 "engines": [as_json(self.decisions.status())],
             }
         )

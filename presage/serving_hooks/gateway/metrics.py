@@ -67,6 +67,29 @@ class GatewayMetrics:
             ["upstream", "reason"],
             registry=registry,
         )
+        self._planned = Counter(
+            "presage_gateway_prefill_plans",
+            "Answered steps that a prefill ahead was planned after, or why it was not.",
+            ["reason"],
+            registry=registry,
+        )
+        self._prefills = Counter(
+            "presage_gateway_prefills",
+            "Prefills ahead by outcome; in shadow those that would have been sent.",
+            ["mode", "outcome"],
+            registry=registry,
+        )
+        self._prefilled = Counter(
+            "presage_gateway_prefilled_tokens",
+            "Tokens prefilled ahead, by whether the next request found them.",
+            ["mode", "used"],
+            registry=registry,
+        )
+        self._paused = Gauge(
+            "presage_gateway_prefill_paused",
+            "Workflow types without prefills ahead for a while, since too much was wasted.",
+            registry=registry,
+        )
         self._first = Histogram(
             "presage_gateway_first_token_seconds",
             "Seconds to the first part.",
@@ -118,6 +141,19 @@ class GatewayMetrics:
     def placed(self, upstream: str, reason: str) -> None:
         """A request was placed among several upstreams."""
         self._placed.labels(upstream, reason).inc()
+
+    def prefill_planned(self, reason: str) -> None:
+        """A step was answered: `planned`, or why nothing is prefilled after it."""
+        self._planned.labels(reason).inc()
+
+    def prefill_judged(self, mode: str, outcome: str, tokens: int, used: bool) -> None:
+        """What became of a prefill ahead is known."""
+        self._prefills.labels(mode, outcome).inc()
+        self._prefilled.labels(mode, "yes" if used else "no").inc(tokens)
+
+    def prefill_paused(self, types: int) -> None:
+        """So many workflow types are in a pause."""
+        self._paused.set(types)
 
     def first_token(self, upstream: str, seconds: float) -> None:
         """The first part of an answer has come."""

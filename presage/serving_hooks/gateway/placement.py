@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from presage.serving_hooks.gateway.decisions import GatewayDecision
 from presage.serving_hooks.policies.routing.fleet import Fleet, FleetEngine, Placement, RoutingRequest
-from presage.serving_hooks.policies.routing.placement import RoutingPolicy
+from presage.serving_hooks.policies.routing.placement import LeastLoaded, RoundRobin, RoutingPolicy
 
 _Id = tuple[int, int]
 
@@ -90,6 +90,13 @@ class Placements:
             if not self.fleet.programs[program].contexts:
                 self.fleet.ended(program)
         self._release(self._clock())
+
+    def home(self, workflow: str, model: str) -> int | None:
+        """The engine that a workflow's next request most probably goes to; None if nothing speaks for one."""
+        program = self.fleet.programs.get(f"{workflow}\0{model}")
+        if program is None or program.engine is None or isinstance(self._policy, LeastLoaded | RoundRobin):
+            return None
+        return program.engine if self.fleet.engines[program.engine].open else None
 
     def tick(self) -> None:
         """Looks at all programs again."""

@@ -20,7 +20,7 @@ from presage.features.agent_names import AgentNames
 from presage.predictor_kinds import KINDS
 from presage.serving_hooks.counts import FORECASTS, RECORDER, EventCounts
 from presage.serving_hooks.forecasting.champions import load_forecasts
-from presage.serving_hooks.gateway.config import POLICIES, GatewayConfig
+from presage.serving_hooks.gateway.config import GatewayConfig
 from presage.serving_hooks.gateway.decisions import Decisions
 from presage.serving_hooks.gateway.front import Front
 from presage.serving_hooks.gateway.identity.identifier import Identifier
@@ -43,7 +43,7 @@ def build_decisions(config: GatewayConfig, clock: Callable[[], float] = time.mon
     """
     given, counts = config.forecasts, EventCounts(FORECASTS, RECORDER)
     names = AgentNames.load(Path(config.agent_names)) if config.agent_names else None
-    modes = Modes(config.modes.default, config.modes.policies, config.modes.workflow_types, known=POLICIES)
+    modes = Modes(config.modes.default, config.modes.policies, config.modes.workflow_types, known=config.policies)
     served = (kind for kind in KINDS.values() if kind.counted)
     engines_alone = {kind.name.replace("-", "_"): None for kind in served if not kind.in_gateway}
     forecasts = load_forecasts(given.model_copy(update=engines_alone), texts=("next-agent", "remaining-length"))

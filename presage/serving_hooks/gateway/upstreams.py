@@ -115,6 +115,17 @@ class Upstreams:
         decision.upstream = found[0].name
         return found[0]
 
+    def home(self, workflow: str, model: str) -> Upstream | None:
+        """Where the next request of a workflow to a model most probably goes; None if nothing speaks for a server."""
+        if model in self.pools:
+            return None
+        able = [one for one in self.all if one.serves(model)] or self.all[: len(self.all) == 1]
+        if len(able) < 2:
+            return able[0] if able else None
+        placements, among = self._fleets.get(model, (None, []))
+        number = None if placements is None else placements.home(workflow, "")
+        return None if number is None else among[number]
+
     def sent(self, decision: GatewayDecision, upstream: Upstream) -> None:
         """A request goes to a server."""
         of = decision.annotation

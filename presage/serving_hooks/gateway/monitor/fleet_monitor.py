@@ -273,6 +273,11 @@ class FleetMonitor:
         """Prompt tokens of requests there that have no first token yet."""
         return self._states[upstream].prefill_tokens
 
+    def requests(self, upstream: str) -> int:
+        """Requests there: those sent from here, and of others as far as they are known."""
+        state = self._states[upstream]
+        return len(state.in_flight) + state.foreign
+
     def refresh(self) -> None:
         """Brings `engines` up to date."""
         now = self._clock()
