@@ -139,18 +139,20 @@ def test_a_study_of_change_judges_one_model_before_and_after_each_change(tmp_pat
 
 
 def test_an_agent_that_was_never_seen_is_judged_where_it_comes(tmp_path: Path) -> None:
-    rows = []
-    for number in range(60):
-        agents = ["plan", "code", *["review"] * (number % 3 == 0), "test"]
-        for step, agent in enumerate(agents):
-            rows.append({"workflow_type": "t", "workflow_id": f"w{number}", "step": step, "agent": agent})
-    store = write(tmp_path / "traces.jsonl", rows)
+    def drawn(every: int) -> Path:
+        rows = [
+            {"workflow_type": "t", "workflow_id": f"w{number}", "step": step, "agent": agent}
+            for number in range(60)
+            for step, agent in enumerate(["plan", "code", *["review"] * (number % every == every - 1), "test"])
+        ]
+        return write(tmp_path / f"{every}.jsonl", rows)
+
+    store = drawn(3)
     found = run("study", "change", store, "--baselines", "none", *QUICK).json["never_seen"]
     assert list(found) == ["known", "never seen"]
     assert found["never seen"]["what"] == "review"
     known, unseen = (of["models"]["presage"]["prefill"]["accuracy"][0] for of in found.values())
     assert unseen < known
     assert found["never seen"]["known_steps"] == pytest.approx(0.75)
-    without = [row for row in rows if row["agent"] != "review"]
-    regular = run("study", "change", write(tmp_path / "two.jsonl", without), "--baselines", "none", *QUICK)
+    regular = run("study", "change", drawn(99), "--baselines", "none", *QUICK)
     assert regular.json["never_seen"] is None
