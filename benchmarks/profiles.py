@@ -22,7 +22,10 @@
    next step of up to 600 workflows: the other's profile as a prior before online counts, the same as if it were the
    type's own, and counts alone, all beginning without counts.
 
-    python benchmarks/profiles.py [FOLDER] [--parts size,known,traces,served,lengths,versions]
+7. Sets: the same folds. The next steps that together have a probability of .9, before the output, by the profile, by an
+   n-gram, and by a next-agent model of the same workflows with an engine's inputs (agents and token counts).
+
+    python benchmarks/profiles.py [FOLDER] [--parts size,known,traces,served,lengths,versions,sets]
                                   [--sets autocoderover,hyperagent]
 
 FOLDER has the public traces as .jsonl.gz; without it the first two parts run. Prints tables and one JSON line.
@@ -55,7 +58,10 @@ from presage.datasets.synthetic.processes import END as PROCESS_END
 from presage.datasets.synthetic.processes import PROCESSES
 from presage.datasets.synthetic.workflows import generate
 from presage.datasets.tasks import task_of
+from presage.features.moment import PREFILL
+from presage.features.prefixes import prefixes_of
 from presage.features.sequences import NUMBERS, WorkflowSteps, sequences_of
+from presage.features.served_steps import served_steps
 from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_ci, share_ci
 from presage.predictors.profile.automaton import END
 from presage.predictors.profile.predictor import ProfilePredictor
@@ -67,7 +73,8 @@ from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.outcomes import AgainstCounts, Followed, likeliest
 from presage.training.length.train import fit_lengths
-from presage.training.profile.evaluate import NGRAM, ProfileCounts, evaluate, fit_profile_baseline
+from presage.training.next_agent.train import fit_predictor
+from presage.training.profile.evaluate import NGRAM, ProfileCounts, count_sets, evaluate, fit_profile_baseline
 from presage.training.quantiles import QuantileFigures, measure
 
 FOLDS = 5
@@ -227,15 +234,7 @@ def public_traces(folder: Path, sets: Sequence[str]) -> dict[str, object]:
                 levels.append(fitted.profiles[kind].level)
                 counts = [evaluate(one, test, 0).counts for one in (fitted, plain)]
                 found.append([*counts, fit_profile_baseline(NGRAM, train, test)])
-            ours, plain_counts, ngram = (
-                ProfileCounts(
-                    *(
-                        np.concatenate([getattr(one, field) for one in of])
-                        for field in ProfileCounts.__dataclass_fields__
-                    )
-                )
-                for of in zip(*found, strict=True)
-            )
+            ours, plain_counts, ngram = map(joined, zip(*found, strict=True))
             result[kind] = shown = {
                 "workflows": len(ours.whole),
                 "levels": levels,
@@ -496,6 +495,39 @@ def versions(folder: Path, sets: Sequence[str]) -> dict[str, object]:
     return result
 
 
+def next_sets(folder: Path, sets: Sequence[str]) -> dict[str, object]:
+    head = ["traces", "workflows", "forecast by", "next step right", "recall", "precision", "steps in the set"]
+    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
+    result: dict[str, object] = {}
+    for name in sets:
+        whole = served_steps(read_traces(folder / f"{name}.jsonl.gz").table)
+        for kind in sorted(pc.unique(whole["workflow_type"]).to_pylist()):
+            table = whole.filter(pc.equal(whole["workflow_type"], kind))
+            fold = folds_of(table)
+            found: dict[str, list[ProfileCounts]] = {"profile": [], NGRAM: [], "next-agent model": []}
+            for number in range(FOLDS):
+                train, test = (table.filter(pa.array(rows)) for rows in (fold != number, fold == number))
+                found["profile"].append(evaluate(ProfilePredictor().fit(sequences_of(train)), test, 0).counts)
+                found[NGRAM].append(fit_profile_baseline(NGRAM, train, test))
+                predictor = fit_predictor(train, horizon=1, states="none").predictor
+                held = prefixes_of(test, predictor.vocabulary, 1)
+                found["next-agent model"].append(count_sets(predictor.predict(held, PREFILL)[:, 0], held))
+            counts = {by: joined(of) for by, of in found.items()}
+            result[kind] = {by: of.figures(0) for by, of in counts.items()}
+            for by, of in counts.items():
+                shown = of.figures(0)
+                cells = [kind, str(len(of.whole)), by]
+                cells += [f"{shown[at]:.3f}" for at in ("accuracy", "set_recall", "set_precision")]
+                print(f"| {' | '.join(cells)} | {shown['set_size']:.2f} |", flush=True)
+    return result
+
+
+def joined(folds: Sequence[ProfileCounts]) -> ProfileCounts:
+    """The counts of all folds."""
+    names = ProfileCounts.__dataclass_fields__
+    return ProfileCounts(*(np.concatenate([getattr(one, field) for one in folds]) for field in names))
+
+
 def many(draw: Callable[[random.Random], Steps]) -> list[Steps]:
     rng, found, steps = random.Random(0), [], 0
     while steps < STEPS:
@@ -534,7 +566,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--parts", default="size,known,traces,served,lengths,versions")
+    parser.add_argument("--parts", default="size,known,traces,served,lengths,versions,sets")
     chosen = parser.parse_args()
     result: dict[str, object] = {"benchmark": "profiles"}
     parts = chosen.parts.split(",")
@@ -550,6 +582,8 @@ def main() -> None:
         result["lengths"] = served_lengths(chosen.folder, chosen.sets.split(","))
     if "versions" in parts and chosen.folder is not None:
         result["versions"] = versions(chosen.folder, chosen.sets.split(","))
+    if "sets" in parts and chosen.folder is not None:
+        result["sets"] = next_sets(chosen.folder, chosen.sets.split(","))
     print(json.dumps(result))
 
 

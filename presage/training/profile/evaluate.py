@@ -26,7 +26,7 @@ from presage.datasets.schema import workflow_codes
 from presage.errors import TraceError
 from presage.features.input_profiles import PROFILES
 from presage.features.moment import PREFILL
-from presage.features.prefixes import prefixes_of
+from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.sequences import WorkflowSteps, sequences_of
 from presage.features.vocabulary import Vocabulary
 from presage.predictors.common.bootstrap import ratio_ci, share_ci
@@ -242,6 +242,12 @@ def fit_profile_baseline(name: str, train: pa.Table, test: pa.Table) -> ProfileC
     vocabulary = Vocabulary(types, agents)
     learning, held = (prefixes_of(table, vocabulary, 1) for table in (train, test))
     forecast = BackoffNgram(3).fit(learning, learning).predict(held, PREFILL)[:, 0]
+    return count_sets(forecast, held)
+
+
+def count_sets(forecast: NDArray[np.float32], held: Prefixes) -> ProfileCounts:
+    """Counts of the next steps of probabilities [n, V+1] of n steps, without coverage."""
+    counts = ProfileCounts.zeros(held.workflows)
     actual = held.outcomes[:, 0]
     order = np.argsort(-forecast, axis=1, kind="stable")
     mass = np.cumsum(np.take_along_axis(forecast, order, axis=1), axis=1)
