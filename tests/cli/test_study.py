@@ -156,3 +156,15 @@ def test_an_agent_that_was_never_seen_is_judged_where_it_comes(tmp_path: Path) -
     assert found["never seen"]["known_steps"] == pytest.approx(0.75)
     regular = run("study", "change", drawn(99), "--baselines", "none", *QUICK)
     assert regular.json["never_seen"] is None
+
+
+def test_of_many_renamed_agents_some_are_named(tmp_path: Path) -> None:
+    rows = [
+        {"workflow_type": "t", "workflow_id": f"w{number}", "step": step, "agent": f"agent-{(number + step) % 50:02}"}
+        for number in range(100)
+        for step in range(3)
+    ]
+    found = run("study", "change", write(tmp_path / "many.jsonl", rows), "--baselines", "none", *QUICK)
+    what = found.json["changes"]["agents renamed"]["what"]
+    assert what.count("agent-") == 10
+    assert " more" in what

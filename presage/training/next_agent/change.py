@@ -41,6 +41,7 @@ UNCHANGED: Final = "unchanged"
 NEVER_SEEN: Final = "never seen"
 KNOWN: Final = "known"
 _MARK: Final = " (new)"
+_LISTED: Final = 10
 _ADDED: Final = (0.05, 0.7)
 """Share of the workflows that an agent must be in to be left out of a training."""
 
@@ -52,7 +53,7 @@ def _renamed(table: pa.Table, rng: np.random.Generator) -> tuple[pa.Table, str]:
     agents = sorted(pc.unique(table["agent"]).to_pylist())
     chosen = sorted(rng.choice(agents, max(1, round(RENAMED * len(agents))), replace=False).tolist())
     names = {name: name + _MARK for name in chosen}
-    return _with(table, "agent", [names.get(name, name) for name in table["agent"].to_pylist()]), ", ".join(chosen)
+    return _with(table, "agent", [names.get(name, name) for name in table["agent"].to_pylist()]), _listed(chosen)
 
 
 def _split(table: pa.Table, rng: np.random.Generator) -> tuple[pa.Table, str]:
@@ -67,7 +68,12 @@ def _split(table: pa.Table, rng: np.random.Generator) -> tuple[pa.Table, str]:
 def _retyped(table: pa.Table, rng: np.random.Generator) -> tuple[pa.Table, str]:
     """All workflow types."""
     types = table["workflow_type"].to_pylist()
-    return _with(table, "workflow_type", [name + _MARK for name in types]), ", ".join(sorted(set(types)))
+    return _with(table, "workflow_type", [name + _MARK for name in types]), _listed(sorted(set(types)))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
 
 
 def _with(table: pa.Table, column: str, values: Sequence[str]) -> pa.Table:
