@@ -25,6 +25,9 @@ from presage.features.vocabulary import Vocabulary, codes, token_counts, tools_c
 
 MASKED: Final = -1
 
+_RENAMED: Final = 0.3
+"""Share of the agents, and of the workflow types, whose names are unknown in `with_unknown_names`."""
+
 SIZES: Final = ("input_tokens", "output_tokens")
 """Token counts of a step (the output's only at completion), stored as log(1 + x), NaN if not recorded.
 
@@ -83,14 +86,19 @@ class Prefixes:
         """int64 [n], number of earlier steps in the workflow."""
         return np.arange(self.steps) - np.repeat(self.offsets[:-1], np.diff(self.offsets))
 
-    def take(self, workflows: NDArray[np.int64]) -> Prefixes:
-        """The given workflows, in the given order."""
+    def rows_of(self, workflows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows of the given workflows, in the given order."""
         lengths = np.diff(self.offsets)[workflows]
         ends = np.cumsum(lengths)
-        rows = np.repeat(self.offsets[:-1][workflows] - ends + lengths, lengths) + np.arange(lengths.sum())
+        rows: NDArray[np.int64] = np.repeat(self.offsets[:-1][workflows] - ends + lengths, lengths)
+        return rows + np.arange(lengths.sum())
+
+    def take(self, workflows: NDArray[np.int64]) -> Prefixes:
+        """The given workflows, in the given order."""
+        rows = self.rows_of(workflows)
         return replace(
             self,
-            offsets=np.append(0, ends).astype(np.int64),
+            offsets=np.append(0, np.cumsum(np.diff(self.offsets)[workflows])).astype(np.int64),
             workflow_type=self.workflow_type[workflows],
             task=self.task[workflows],
             agent=self.agent[rows],
@@ -103,6 +111,22 @@ class Prefixes:
     def with_states(self, states: Mapping[Moment, NDArray[np.float32]]) -> Prefixes:
         """The same prefixes with these states."""
         return replace(self, states=dict(states))
+
+    def with_unknown_names(self, rng: np.random.Generator) -> Prefixes:
+        """The same prefixes after a release that renames: of each workflow at least one agent that it calls is unknown,
+        and of one in three the workflow type. The labels stay."""
+        agents, unknown = len(self.vocabulary.agents), self.vocabulary.unknown
+        renamed = rng.random((self.workflows, agents + 1)) < _RENAMED
+        drawn = self.offsets[:-1] + (rng.random(self.workflows) * np.diff(self.offsets)).astype(np.int64)
+        renamed[np.arange(self.workflows), self.agent[drawn]] = True
+        types = np.where(
+            rng.random(self.workflows) < _RENAMED, len(self.vocabulary.workflow_types), self.workflow_type
+        )
+        return replace(
+            self,
+            workflow_type=types.astype(np.int32),
+            agent=np.where(renamed[self.workflow, self.agent], unknown, self.agent).astype(np.int32),
+        )
 
     def without_tokens(self) -> Prefixes:
         """The same prefixes with all token counts unknown."""

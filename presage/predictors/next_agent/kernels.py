@@ -160,12 +160,14 @@ def network_logits(
 
 @njit(cache=True, inline="always")
 def pattern_of(inputs: NDArray[np.float32], moment: int, numbers: NDArray[np.int32]) -> int:
-    """Inputs of this step: 1 for token counts, 2 for a state, 4 for the tools called (`parts.PATTERNS`)."""
+    """Inputs of this step: 1 for token counts, 2 for a state, 4 for the tools called, 8 for an unknown agent
+    (`parts.PATTERNS`)."""
     p, c = numbers[PREFILL], numbers[COMPLETION]
     return (
         int(knows_tokens(inputs, p, c))
         + 2 * int(knows_state(inputs, moment, p, c))
         + 4 * int(knows_answer(inputs, p, c))
+        + 8 * int(inputs[0] == numbers[AGENTS])
     )
 
 
@@ -197,7 +199,7 @@ def tree_logits(
     ids, first, last = numbers[ENSEMBLES + 1], numbers[own], numbers[own + 3]
     leaf, compared = np.empty(numbers[e.HEADER - 1], np.uint32), np.empty(max(ids, last - first), np.float32)
     _find_leaves(inputs, 0, ids, engine, compared, leaf)
-    if pattern:
+    if pattern & 7:
         _find_leaves(inputs, first, last, engine, compared, leaf)
     start_leaves(engine, out)
     total = np.empty(engine.leaves.shape[1], np.int32)
@@ -297,17 +299,21 @@ def workflow_type_of(inputs: NDArray[np.float32], numbers: NDArray[np.int32]) ->
 
 @njit(cache=True)
 def who_answers(inputs: NDArray[np.float32], engine: Engine) -> int:
-    """The parts of the forecast: without the network if the evidence of the agent is too small; the n-gram alone if
-    that of the workflow type is."""
+    """The parts of the forecast: without the network if the evidence of the agent is too small, unless it is unknown,
+    as many agents were in training; the n-gram alone if that of the workflow type is."""
     numbers = engine.numbers
-    width, kind = numbers[AGENTS] + 1, workflow_type_of(inputs, numbers)
+    width, kind, agent = numbers[AGENTS] + 1, workflow_type_of(inputs, numbers), int(inputs[0])
     of_agents = numbers[EVIDENCE] + kind * width
-    if numbers[of_agents + int(inputs[0])] >= numbers[ENOUGH]:
+    if numbers[of_agents + agent] >= numbers[ENOUGH]:
         return EVERYTHING
     of_type = 0
     for j in range(width):
         of_type += numbers[of_agents + j]
-    return WITHOUT_NETWORK if has_trees(numbers) and of_type >= numbers[ENOUGH] else NGRAM_ALONE
+    if of_type < numbers[ENOUGH]:
+        return NGRAM_ALONE
+    if agent == numbers[AGENTS]:
+        return EVERYTHING
+    return WITHOUT_NETWORK if has_trees(numbers) else NGRAM_ALONE
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from presage.predictors.next_agent.network import Examples
 
 NGRAM_ORDER: Final = 3
+_RENAMED_SHARE: Final = 0.25
+"""Share of the training workflows that are learnt from a second time, with unknown names."""
 _EVEN_SHARE: Final = np.float32(1 / 3)
 _IDS_SHARE: Final = 0.4
 _SHARE: Final = 0.15
@@ -88,7 +90,7 @@ def project(train: Prefixes, validation: Prefixes | None, config: NextAgentConfi
     with threadpool_limits(limits=1), ThreadPoolExecutor(max_workers=len(MOMENTS)) as pool:
         fitted = dict(zip(train.states, pool.map(fit, train.states), strict=True))
     projections = {moment: projection for moment, (projection, _) in fitted.items()}
-    examples = _examples(train, {moment: projected for moment, (_, projected) in fitted.items()})
+    examples = _with_renamed(train, {moment: projected for moment, (_, projected) in fitted.items()}, seed)
     held_out = examples if validation is None else _examples(validation, project_all(validation, projections))
     return Projected(train, projections, examples, held_out)
 
@@ -244,10 +246,36 @@ def _examples(prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]
     return Examples(prefixes.offsets, unrolled(prefixes, projected), prefixes.outcomes)
 
 
+def _with_renamed(prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]], seed: int) -> Examples:
+    """Examples of all workflows, and once more of some whose names are unknown in part: what a forecast reads after a
+    release that renames."""
+    from presage.predictors.next_agent.network import Examples
+
+    rng = np.random.default_rng(seed)
+    some = rng.permutation(prefixes.workflows)[: max(1, round(_RENAMED_SHARE * prefixes.workflows))]
+    rows = prefixes.rows_of(some)
+    renamed = _examples(
+        prefixes.take(some).with_unknown_names(rng), {moment: of[rows] for moment, of in projected.items()}
+    )
+    as_named = _examples(prefixes, projected)
+    first, second = (np.concatenate(pair) for pair in zip(as_named.inputs, renamed.inputs, strict=True))
+    return Examples(
+        np.concatenate([as_named.offsets, renamed.offsets[1:] + as_named.offsets[-1]]),
+        (first, second),
+        np.concatenate([as_named.outcomes, renamed.outcomes]),
+    )
+
+
 def _evidence(prefixes: Prefixes) -> NDArray[np.int32]:
-    """Training steps of each agent in each workflow type, int32 [T+1, V+1]; the unknown have none."""
+    """Training steps of each agent in each workflow type, int32 [T+1, V+1]; an unknown agent has none.
+
+    In an unknown workflow type an agent has the least that it has in a type that calls it: what is unknown never has
+    more evidence than what is known.
+    """
     vocabulary = prefixes.vocabulary
     counts = np.zeros((len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1), np.int32)
     np.add.at(counts, (prefixes.workflow_type[prefixes.workflow], prefixes.agent), 1)
     counts[-1], counts[:, -1] = 0, 0
+    counts[-1] = np.where(counts > 0, counts, np.iinfo(np.int32).max).min(axis=0)
+    counts[-1, counts[:-1].sum(axis=0) == 0] = 0
     return counts

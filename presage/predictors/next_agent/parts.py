@@ -32,8 +32,9 @@ TREES: Final = ("ids", *(f"{stage}.{moment}" for moment in MOMENTS for stage, _ 
 """The ensembles of trees; their logits add up. The first reads ids alone and serves both moments. Each moment adds one
 for each of STAGES, for the steps that have it."""
 
-PATTERNS: Final = 8
-"""Number of patterns of inputs of a step: bit 1 for token counts, bit 2 for a state, bit 4 for the tools called."""
+PATTERNS: Final = 16
+"""Number of patterns of inputs of a step: bit 1 for token counts, bit 2 for a state, bit 4 for the tools called, bit 8
+for an agent that is unknown."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class NextAgentConfig:
     Attributes:
         components, discriminants: principal components and discriminant directions kept of prefill states.
         completion_components, completion_discriminants: the same of completion states.
-        min_evidence: with fewer training steps of an agent in a workflow type the network is left out (`back-off`);
-            with fewer of the workflow type the n-gram forecasts alone.
+        min_evidence: with fewer training steps of a known agent in a workflow type the network is left out
+            (`back-off`); with fewer of the workflow type the n-gram forecasts alone.
         refit: fit again on training and validation prefixes with the rounds, epochs and weights found.
         mixture: components to use, at least one of COMPONENTS.
         boosting: settings of the trees; 0 rounds leave them out.
@@ -115,7 +116,7 @@ class NextAgentParts:
             trees={name: TreeEnsemble.from_tensors(under(tensors, f"trees.{name}/")) for name in TREES},
             ngram=BackoffNgram.from_tensors(under(tensors, "n-gram/"), vocabulary, horizon),
             evidence=tensors["mixture/evidence"].astype(np.int32),
-            shares=tensors["mixture/shares"].astype(np.float32),
+            shares=_with_unknown(tensors["mixture/shares"].astype(np.float32)),
         )
         loaded._check(vocabulary, horizon)
         return loaded
@@ -137,6 +138,14 @@ class NextAgentParts:
         ):
             if array.shape != shape:
                 raise ValueError(f"{name} of the shape {array.shape}; expected {shape}")
+
+
+def _with_unknown(shares: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The mixture weights of a model trained before there were any for unknown agents: it leaves the network out."""
+    if len(shares) != PATTERNS // 2:
+        return shares
+    network, trees, ngram = np.moveaxis(shares, 2, 0)
+    return np.concatenate([shares, np.stack([np.zeros_like(network), trees, network + ngram], axis=2)])
 
 
 def widths_of(projections: Mapping[Moment, Projection]) -> tuple[int, int]:

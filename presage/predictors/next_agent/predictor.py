@@ -2,7 +2,8 @@
 
 A mixture of a network (PBKV §4.1 with the changes that `network.py` lists), trees with vector leaves on the same
 inputs, and a back-off n-gram. For agents with little training data the forecast backs off to trees and n-gram; for such
-workflow types, to the n-gram alone.
+workflow types, to the n-gram alone. Unknown names are what training is prepared for: it sees some workflows a second
+time with names of agents, and of their workflow type, unknown.
 
 One model serves steps with and without token counts and states (`features/input_profiles.py`), each combination with
 its own mixture weights. Training, evaluation and serving all forecast with `kernels.py`.
@@ -131,11 +132,13 @@ class NextAgentPredictor:
         self._hold(parts)
         prior = [weight * (name in self.config.mixture) for name, weight in zip(COMPONENTS, PRIOR_WEIGHTS, strict=True)]
         shares = np.empty_like(parts.shares)
+        renamed = validation.with_unknown_names(np.random.default_rng(self.seed))
         for pattern in range(PATTERNS):
             if pattern & 4 and not self.vocabulary.tools:
-                shares[pattern] = shares[pattern & 3]
+                shares[pattern] = shares[pattern & ~4]
                 continue
-            bare = validation if pattern & 1 else validation.without_tokens()
+            bare = renamed if pattern & 8 else validation
+            bare = bare if pattern & 1 else bare.without_tokens()
             bare = bare if pattern & 2 else bare.with_states({})
             bare = bare if pattern & 4 else bare.without_answers()
             alone = []
@@ -155,10 +158,10 @@ class NextAgentPredictor:
     def _patterns(self, prefixes: Prefixes) -> list[NDArray[np.int64]]:
         """The pattern of inputs of each step (`parts.PATTERNS`) at each moment, int64 [n] each."""
         inputs = unrolled(prefixes, project_all(prefixes, self.parts.projections))
-        found = []
-        for moment, row in enumerate(inputs):
-            found.append(np.array([1, 2, 4]) @ known(row, moment, *self.parts.widths))
-        return found
+        unknown = 8 * (prefixes.agent == self.vocabulary.unknown)
+        return [
+            np.array([1, 2, 4]) @ known(row, moment, *self.parts.widths) + unknown for moment, row in enumerate(inputs)
+        ]
 
     def _hold(self, parts: NextAgentParts) -> None:
         self.parts = parts
