@@ -47,6 +47,7 @@ SETS = {
     "chatdev": ("chatdev", None),
     "taubench": ("taubench", None),
     "magentic_whowhen": ("magentic_whowhen", None),
+    "captain_agent_team": ("magentic_whowhen", "captain_agent_team"),
 }
 OURS, ENGINE = "presage", "presage, profile engine"
 

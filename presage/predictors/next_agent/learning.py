@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from presage.predictors.next_agent.network import Examples
 
 NGRAM_ORDER: Final = 3
-_RENAMED_SHARE: Final = 0.25
-"""Share of the training workflows that are learnt from a second time, with unknown names."""
+_RENAMED_SHARE: Final = 0.5
+"""Share of the training workflows that the network learns from a second time, with unknown names."""
 _EVEN_SHARE: Final = np.float32(1 / 3)
 _IDS_SHARE: Final = 0.4
 _SHARE: Final = 0.15
@@ -62,12 +62,15 @@ class Projected:
         projections: of states, by moment.
         examples: input vectors of `train`, projected out of fold.
         held_out: input vectors of the validation prefixes; `examples` without any.
+        renamed: input vectors of some workflows of `train` with names that are unknown. The network learns from them
+            too; trees, which would pay for them with accuracy on known names, do not.
     """
 
     train: Prefixes
     projections: Mapping[Moment, Projection]
     examples: Examples
     held_out: Examples
+    renamed: Examples
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -90,9 +93,10 @@ def project(train: Prefixes, validation: Prefixes | None, config: NextAgentConfi
     with threadpool_limits(limits=1), ThreadPoolExecutor(max_workers=len(MOMENTS)) as pool:
         fitted = dict(zip(train.states, pool.map(fit, train.states), strict=True))
     projections = {moment: projection for moment, (projection, _) in fitted.items()}
-    examples = _with_renamed(train, {moment: projected for moment, (_, projected) in fitted.items()}, seed)
+    out_of_fold = {moment: projected for moment, (_, projected) in fitted.items()}
+    examples = _examples(train, out_of_fold)
     held_out = examples if validation is None else _examples(validation, project_all(validation, projections))
-    return Projected(train, projections, examples, held_out)
+    return Projected(train, projections, examples, held_out, _renamed(train, out_of_fold, seed))
 
 
 def grow(
@@ -216,7 +220,7 @@ def learn(
     with threadpool_limits(limits=1), ThreadPoolExecutor(max_workers=1) as pool:
         growing = pool.submit(grow, of, config, seed, rounds=rounds) if trees is None else None
         network, epoch = fit_network(
-            of.examples,
+            of.examples.and_then(of.renamed),
             of.held_out,
             transition_matrix(train),
             len(train.vocabulary.workflow_types),
@@ -246,23 +250,14 @@ def _examples(prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]
     return Examples(prefixes.offsets, unrolled(prefixes, projected), prefixes.outcomes)
 
 
-def _with_renamed(prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]], seed: int) -> Examples:
-    """Examples of all workflows, and once more of some whose names are unknown in part: what a forecast reads after a
-    release that renames."""
-    from presage.predictors.next_agent.network import Examples
-
+def _renamed(prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]], seed: int) -> Examples:
+    """Examples of some workflows whose names are unknown in part: what a forecast reads after a release that
+    renames."""
     rng = np.random.default_rng(seed)
     some = rng.permutation(prefixes.workflows)[: max(1, round(_RENAMED_SHARE * prefixes.workflows))]
     rows = prefixes.rows_of(some)
-    renamed = _examples(
+    return _examples(
         prefixes.take(some).with_unknown_names(rng), {moment: of[rows] for moment, of in projected.items()}
-    )
-    as_named = _examples(prefixes, projected)
-    first, second = (np.concatenate(pair) for pair in zip(as_named.inputs, renamed.inputs, strict=True))
-    return Examples(
-        np.concatenate([as_named.offsets, renamed.offsets[1:] + as_named.offsets[-1]]),
-        (first, second),
-        np.concatenate([as_named.outcomes, renamed.outcomes]),
     )
 
 

@@ -51,6 +51,12 @@ class Examples:
     inputs: tuple[NDArray[np.float32], NDArray[np.float32]]
     outcomes: NDArray[np.int32]
 
+    def and_then(self, more: Examples) -> Examples:
+        """Both, one after the other."""
+        first, second = (np.concatenate(pair) for pair in zip(self.inputs, more.inputs, strict=True))
+        offsets = np.concatenate([self.offsets, more.offsets[1:] + self.offsets[-1]])
+        return Examples(offsets, (first, second), np.concatenate([self.outcomes, more.outcomes]))
+
 
 class WorkflowBatch:
     """Rows of w workflows, and their padded [w, T] view for the GRU (indices of rows; n is padding).
