@@ -96,8 +96,8 @@ def build_engine(
         trees: the ensembles of TREES.
         ngram: its table.
         shares: float32 [PATTERNS, 2, 3, K].
-        evidence: int32 [T+1, V+1], training steps of an agent in a workflow type, 0 for the unknown.
-        enough: below so much evidence of an agent the network is left out, and of a type the trees too.
+        evidence: int32 [T+1, V+1], training steps of an agent in a workflow type (`parts.NextAgentParts`).
+        enough: below so much evidence of a known agent the network is left out, and of a type the trees too.
         tools: Z.
         widths: p and c, of the projected states.
     """

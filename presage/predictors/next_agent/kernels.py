@@ -160,8 +160,7 @@ def network_logits(
 
 @njit(cache=True, inline="always")
 def pattern_of(inputs: NDArray[np.float32], moment: int, numbers: NDArray[np.int32]) -> int:
-    """Inputs of this step: 1 for token counts, 2 for a state, 4 for the tools called, 8 for an unknown agent
-    (`parts.PATTERNS`)."""
+    """Inputs of this step, as a number of `parts.PATTERNS`."""
     p, c = numbers[PREFILL], numbers[COMPLETION]
     return (
         int(knows_tokens(inputs, p, c))

@@ -262,15 +262,16 @@ def _renamed(prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]]
 
 
 def _evidence(prefixes: Prefixes) -> NDArray[np.int32]:
-    """Training steps of each agent in each workflow type, int32 [T+1, V+1]; an unknown agent has none.
+    """Training steps of each agent in each workflow type, int32 [T+1, V+1].
 
-    In an unknown workflow type an agent has the least that it has in a type that calls it: what is unknown never has
-    more evidence than what is known.
+    An unknown workflow type has the least of any that calls the agent, since what is unknown has no more evidence than
+    what is known.
     """
     vocabulary = prefixes.vocabulary
     counts = np.zeros((len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1), np.int32)
     np.add.at(counts, (prefixes.workflow_type[prefixes.workflow], prefixes.agent), 1)
     counts[-1], counts[:, -1] = 0, 0
-    counts[-1] = np.where(counts > 0, counts, np.iinfo(np.int32).max).min(axis=0)
-    counts[-1, counts[:-1].sum(axis=0) == 0] = 0
+    most = np.iinfo(np.int32).max
+    least = np.where(counts > 0, counts, most).min(axis=0)
+    counts[-1] = np.where(least < most, least, 0)
     return counts

@@ -79,7 +79,8 @@ class NextAgentParts:
     Attributes:
         projections: of states, by moment; moments without states in training are absent.
         trees: ensembles by the names of TREES.
-        evidence: int32 [T+1, V+1], training steps by workflow type and agent; 0 for unknown ones.
+        evidence: int32 [T+1, V+1], training steps by workflow type and agent; 0 for an unknown agent, and in an unknown
+            workflow type the least that the agent has in any that calls it.
         shares: float32 [PATTERNS, 2, 3, K], mixture weights by inputs of the step, moment, component and horizon.
     """
 

@@ -127,27 +127,26 @@ class NextAgentPredictor:
     def _weigh(self, parts: NextAgentParts, validation: Prefixes) -> NDArray[np.float32]:
         """Mixture weights float32 [PATTERNS, 2, 3, K], from forecasts of each component alone on held-out prefixes.
 
-        A pattern without held-out steps gets the weights of the one without the last input of it.
+        A pattern without held-out steps gets the weights of the one without its lowest bit.
         """
         self._hold(parts)
         prior = [weight * (name in self.config.mixture) for name, weight in zip(COMPONENTS, PRIOR_WEIGHTS, strict=True)]
         shares = np.empty_like(parts.shares)
         renamed = validation.with_unknown_names(np.random.default_rng(self.seed))
         for pattern in range(PATTERNS):
-            if pattern & 4 and not self.vocabulary.tools:
-                shares[pattern] = shares[pattern & ~4]
-                continue
             bare = renamed if pattern & 8 else validation
             bare = bare if pattern & 1 else bare.without_tokens()
             bare = bare if pattern & 2 else bare.with_states({})
             bare = bare if pattern & 4 else bare.without_answers()
+            found = self._patterns(bare)
             alone = []
-            for component in range(len(COMPONENTS)):
-                one = np.zeros_like(parts.shares)
-                one[:, :, component] = 1.0
-                alone.append(self._run(bare, with_shares(self._engine, one, 0)))
-            for moment, found in enumerate(self._patterns(bare)):
-                rows = found == pattern
+            if pattern == 0 or any((of == pattern).any() for of in found):
+                for component in range(len(COMPONENTS)):
+                    one = np.zeros_like(parts.shares)
+                    one[:, :, component] = 1.0
+                    alone.append(self._run(bare, with_shares(self._engine, one, 0)))
+            for moment, of in enumerate(found):
+                rows = of == pattern
                 if rows.any() or pattern == 0:
                     components = [p[moment][rows] for p in alone]
                     shares[pattern, moment] = fit_weights(components, validation.outcomes[rows], prior)
