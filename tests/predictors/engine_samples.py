@@ -62,8 +62,9 @@ class Sample:
         return first, second
 
     def pattern(self, x: NDArray[np.float32], moment: int) -> int:
-        """1 for token counts, 2 for a state, 4 for the tools called."""
-        return int(np.array([1, 2, 4]) @ known(x[None], moment, *self.widths)[:, 0])
+        """1 for token counts, 2 for a state, 4 for the tools called, 8 for an unknown agent."""
+        unknown = x[0] == len(self.prefixes.vocabulary.agents)
+        return int(np.array([1, 2, 4]) @ known(x[None], moment, *self.widths)[:, 0] + 8 * unknown)
 
     def tree_logits(self, x: NDArray[np.float32], moment: int, pattern: int) -> NDArray[np.float64]:
         """Of the ensembles that a step of this pattern is asked for, one comparison at a time."""

@@ -204,7 +204,7 @@ def test_a_forecast_is_the_logarithmic_pool_of_those_that_know_enough(
             network_logits(x, hidden, moment, engine, logits)
             pattern = sample.pattern(x, moment)
             network, trees, ngram = sample.shares[pattern, moment, :, :, None].astype(float)
-            if enough < sample.enough:
+            if enough < sample.enough and prefixes.agent[row] != prefixes.vocabulary.unknown:
                 network, ngram = 0 * network, network + ngram
             of_trees = sample.tree_logits(x, moment, pattern).reshape(horizon, 4)
             pooled = network * logits.reshape(horizon, 4) + trees * of_trees
