@@ -32,10 +32,11 @@ def text_lengths() -> RemainingLengthPredictor:
     """Predictor of remaining lengths that reads user prompts, answers, and the sizes of system prompts."""
     from presage.training.length.train import fit_lengths
 
-    return fit_lengths(_table(60, 0), QuantileConfig(estimator="ridge", refit=False), texts="text").predictor
+    return fit_lengths(prompted_table(60, 0), QuantileConfig(estimator="ridge", refit=False), texts="text").predictor
 
 
-def _table(number: int, seed: int) -> pa.Table:
+def prompted_table(number: int, seed: int) -> pa.Table:
+    """Workflows of law "retry" in which each agent has a system prompt."""
     table = generate("retry", number, seed, state_size=16).table
     system = pa.array([f"You are {agent}." for agent in table["agent"].to_pylist()], table["system_prompt"].type)
     return table.set_column(table.column_names.index("system_prompt"), "system_prompt", system)
@@ -43,7 +44,7 @@ def _table(number: int, seed: int) -> pa.Table:
 
 def text_workflows(number: int = 4) -> list[Steps]:
     """Held-out workflows of the same process, in order of their steps."""
-    table = _table(number, 1)
+    table = prompted_table(number, 1)
     rows = table.drop_columns(["prefill_state", "completion_state"]).to_pylist()
     return [list(steps) for _, steps in groupby(rows, lambda row: row["workflow_id"])]
 

@@ -15,18 +15,20 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from presage.datasets.schema.names import MAX_NAME
 from presage.errors import ArtefactError, InputError, OutputError
 from presage.features.agent_fingerprint import Fingerprint, Pieces, masked_prompt
+from presage.features.vocabulary import Vocabulary, codes
 from presage.wording import nearest
 
 FORMAT: Final = "presage-agent-names"
@@ -78,6 +80,11 @@ class AgentNames:
             return None
         name = max(best, key=best.__getitem__)
         return (name, best[name]) if list(best.values()).count(best[name]) == 1 else None
+
+    @cached_property
+    def agents(self) -> frozenset[str]:
+        """All agents with a fingerprint."""
+        return frozenset(name[1] for _, name in self._known)
 
     def of_id(self, agent_id: str) -> Name | None:
         """The name of an agent with this id; None if it has none."""
@@ -231,6 +238,47 @@ class AgentNames:
         )
         made.as_json = written  # megabytes, of many agents: an engine has no time to write them again
         return made
+
+
+def recognised_as(sent: Name, found: Name | None, models: Collection[Vocabulary]) -> str | None:
+    """The agent that a sent name stands for, since a release renamed it; None if the name stands for itself.
+
+    It does where a model knows it, where no model knows what was found, and where another application, of a workflow
+    type that the models know, may have the same system prompt.
+
+    Args:
+        sent: by the client; without a name, nothing was renamed.
+        found: the name of the system prompt, by `AgentNames.find` in the names of these models.
+    """
+    workflow_type, agent = sent
+    if found is None or not agent or any(of.knows_agent(agent) for of in models):
+        return None
+    same_type = any(of.names.workflow_type(workflow_type) == found[0] for of in models)
+    if not same_type and any(of.knows_type(workflow_type) for of in models):
+        return None
+    return found[1] if any(of.knows_agent(found[1]) for of in models) else None
+
+
+def recognised(table: pa.Table, names: AgentNames | None, vocabulary: Vocabulary) -> pa.Table:
+    """A valid trace with its renamed agents called as the model with these names calls them (`recognised_as`)."""
+    unknown = np.flatnonzero(vocabulary.encode_agents(table["agent"]) == vocabulary.unknown)
+    if names is None or not len(unknown) or "system_prompt" not in table.column_names:
+        return table
+    steps = table.select(_COLUMNS).take(pa.array(unknown))
+    keys = np.stack([codes(column.fill_null("")) for column in steps.columns])
+    _, first, of = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    pieces: Pieces = {}
+    known_as: list[str | None] = []
+    for row in steps.take(pa.array(first)).to_pylist():
+        found = names.find(masked_prompt(row["system_prompt"], pieces).fingerprint()) if row["system_prompt"] else None
+        known_as.append(recognised_as((row["workflow_type"], row["agent"]), found and found[0], (vocabulary,)))
+    if not any(known_as):
+        return table
+    agents = table["agent"].to_pylist()
+    for row, name in zip(unknown.tolist(), (known_as[one] for one in of.ravel().tolist()), strict=True):
+        agents[row] = name or agents[row]
+    at = table.schema.get_field_index("agent")
+    return table.set_column(at, table.schema.field(at), pa.array(agents, table.schema.field(at).type))
 
 
 def as_files(names: AgentNames | None) -> dict[str, bytes]:

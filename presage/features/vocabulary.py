@@ -90,6 +90,14 @@ class Vocabulary:
         """Index of a workflow type, or T for one that is unknown."""
         return self._type_index.get(self.names.workflow_type(name), len(self.workflow_types))
 
+    def knows_agent(self, name: str) -> bool:
+        """Whether the training trace has this agent."""
+        return self.agent(name) != self.unknown
+
+    def knows_type(self, name: str) -> bool:
+        """Whether the training trace has this workflow type."""
+        return self.workflow_type(name) < len(self.workflow_types)
+
     def encode_agents(self, column: pa.ChunkedArray) -> NDArray[np.int32]:
         """Agent names to indices, int32 [rows]."""
         return encode(self.names.column("agents", column), self.agents)

@@ -44,6 +44,7 @@ def _as_plain(step: Step, forecast: LiveForecast, ago_s: float) -> dict[str, Any
     return {
         "ago_s": round(ago_s, 3),
         "agent": step.agent,
+        "sent_agent": step.sent[1],
         "step": step.number,
         "moment": forecast.moment,
         **_source(forecast),
@@ -103,6 +104,8 @@ def reasons(explanation: dict[str, Any]) -> list[str]:
         sentences.append("it has no recent forecast")
     elif explanation["forecasts"][-1]["source"] == "none":
         sentences.append(f"its last forecast is unknown: {explanation['forecasts'][-1]['reason']}")
+    if explanation["forecasts"] and (last := explanation["forecasts"][-1])["sent_agent"] != last["agent"]:
+        sentences.append(f"its agent {last['sent_agent']!r} is forecast as {last['agent']!r}")
     if explanation["position"] is not None:
         sentences += _stands(explanation["position"])
     if explanation["growth"] is not None:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from presage.datasets.describe import describe
 from presage.datasets.split import Split
+from presage.features.agent_names import recognised
 from presage.features.input_profiles import PROFILES
 from presage.features.missing_counts import CountEstimates, FilledTrace
 from presage.features.rows import LabelledRows, Target
@@ -190,7 +191,7 @@ class Family(Generic[Of, Figures]):
         With `profile`, use this input profile only; otherwise use all inputs, and each profile in addition. Raises
         TraceError if no step has a known label, or the predictor knows none of the agents.
         """
-        table = served_steps(table)
+        table = recognised(served_steps(table), predictor.agent_names, predictor.vocabulary)
         check_known_agents(table, predictor.vocabulary)
         filled = CountEstimates.fit(table, seed).fill(table)
         rows, observed = predictor.rows(filled.table), predictor.encoder.observed

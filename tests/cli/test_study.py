@@ -138,6 +138,31 @@ def test_a_study_of_change_judges_one_model_before_and_after_each_change(tmp_pat
     assert f"{changes['agents renamed']['models']['presage']['completion']['accuracy'][0]:.3f}" in text
 
 
+def test_renamed_agents_are_judged_once_more_as_recognised_where_the_traces_have_system_prompts(tmp_path: Path) -> None:
+    rows = [
+        {
+            "workflow_type": "t",
+            "workflow_id": f"w{number}",
+            "step": step,
+            "agent": agent,
+            "system_prompt": f"You {agent}.",
+        }
+        for number in range(60)
+        for step, agent in enumerate(["plan", "code", *["review"] * (number % 3 == 0), "test"])
+    ]
+    traces = write(tmp_path / "prompts.jsonl", rows)
+    changes = run("study", "change", traces, "--baselines", "markov-3", *QUICK).json["changes"]
+    by_prompt = ", recognised by their system prompts"
+    renamed, split = "agents renamed", "an agent split in two"
+    assert list(changes) == [
+        "unchanged", renamed, renamed + by_prompt, split, split + by_prompt, "workflow types renamed"
+    ]  # fmt: skip
+    for change in (renamed, split):
+        assert changes[change]["known_steps"] < 1.0
+        assert changes[change + by_prompt]["known_steps"] == 1.0
+        assert changes[change + by_prompt]["models"] == changes["unchanged"]["models"]
+
+
 def test_an_agent_that_was_never_seen_is_judged_where_it_comes(tmp_path: Path) -> None:
     def drawn(every: int) -> Path:
         rows = [

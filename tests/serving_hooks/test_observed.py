@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from presage.datasets.schema.names import MAX_NAME
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.workflows.metadata import check, read
-from presage.serving_hooks.workflows.observed import NOTHING, OBSERVED, UNSOUND, Observed, observed
+from presage.serving_hooks.workflows.observed import KNOWN_AS, NOTHING, OBSERVED, UNSOUND, Observed, known_as, observed
 
 WHOLE = {
     "session": "s-1",
@@ -68,6 +68,23 @@ def test_an_unsound_agent_is_left_out_and_counted(agent: Any) -> None:
     assert counts.by_key() == {UNSOUND: 1}
 
 
+def test_what_the_models_know_an_agent_by_is_two_names() -> None:
+    counts = EventCounts()
+    assert known_as({OBSERVED: {KNOWN_AS: ["review", "coder"]}}, counts) == ("review", "coder")
+    assert known_as({OBSERVED: {KNOWN_AS: ["", "coder"]}}, counts) == ("", "coder")
+    assert [known_as(extra, counts) for extra in (None, {}, {OBSERVED: 1}, {OBSERVED: WHOLE})] == [None] * 4
+    assert counts.by_key() == {}
+
+
+@pytest.mark.parametrize(
+    "value", [*([("review"), name] for name in UNSOUND_NAMES), "coder", [], ["coder"], ["a", "b", "c"], {"a": "b"}, 1]
+)
+def test_an_unsound_name_of_a_known_agent_is_left_out_and_counted(value: Any) -> None:
+    counts = EventCounts()
+    assert known_as({OBSERVED: {KNOWN_AS: value}}, counts) is None
+    assert counts.by_key() == {UNSOUND: 1}
+
+
 def test_an_observation_does_not_name_a_workflow_nor_look_like_a_mistake() -> None:
     counts = EventCounts()
     assert read({OBSERVED: WHOLE}, None, counts) is None
@@ -82,9 +99,15 @@ JSON = st.recursive(
 )
 
 
-@given(JSON | st.fixed_dictionaries({OBSERVED: JSON | st.fixed_dictionaries({}, optional=dict.fromkeys(WHOLE, JSON))}))
+@given(
+    JSON
+    | st.fixed_dictionaries(
+        {OBSERVED: JSON | st.fixed_dictionaries({}, optional=dict.fromkeys([*WHOLE, KNOWN_AS], JSON))}
+    )
+)
 def test_reading_never_raises(extra: Any) -> None:
     found = observed(extra, EventCounts())
+    assert all(len(one) <= MAX_NAME and one.isprintable() for one in known_as(extra, EventCounts()) or ())
     for one in (found.session, found.trace, found.conversation, found.cache_key, found.response):
         assert one is None or (0 < len(one) <= MAX_NAME and one.isprintable())
     assert all(len(one) <= MAX_NAME and one.isprintable() for one in (found.agent, found.workflow_type))

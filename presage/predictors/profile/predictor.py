@@ -21,6 +21,7 @@ from presage.errors import ArtefactError, TraceError
 from presage.features.agent_names import AgentNames
 from presage.features.input_profiles import Sources
 from presage.features.sequences import TypeSequences
+from presage.features.vocabulary import Vocabulary
 from presage.predictors.common import Progress
 from presage.predictors.common.artefact import read_artefact, rebuilding, write_artefact
 from presage.predictors.common.forecast import Source
@@ -130,6 +131,12 @@ class ProfilePredictor:
         of = PromptTemplates.fit(workflows, TemplateConfig(keep_stems=self.config.keep_stems))
         known = [one for one in of.templates.values() if profile.alphabet.name(one.context.agent) == one.context.agent]
         return PromptTemplates(of.config, known, of.unit, of.prompts, of.steps)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Workflow types and agents of the training traces."""
+        agents = {agent for profile in self.profiles.values() for agent in profile.usage.agents}
+        return Vocabulary(tuple(self.profiles), tuple(agents), names=self.names)
 
     def forecast(self, steps: Sequence[Mapping[str, Any]]) -> ProfileForecast:
         """What follows the given steps of one workflow, in order, keyed by column names of traces.

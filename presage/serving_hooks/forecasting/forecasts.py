@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from sys import intern
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.datasets.schema.names import NO_NAMES, NameMapping
-from presage.features.agent_names import AgentNames
+from presage.features.agent_names import AgentNames, Name, recognised_as
 from presage.features.moment import Moment
-from presage.serving_hooks.counts import ModelKind
+from presage.features.vocabulary import Vocabulary
+from presage.serving_hooks.counts import EVENTS, EventCounts, ModelKind
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths, LiveReturn, Projection
 from presage.serving_hooks.status import ModelStatus
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Step
+
+RECOGNISED: Final = "agents recognised by their system prompts"
+"""The event that is counted for each step of a renamed agent."""
 
 
 class LoadedPredictor(Protocol):
@@ -25,6 +30,9 @@ class LoadedPredictor(Protocol):
 
     @property
     def names(self) -> NameMapping: ...  # noqa: D102
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...  # noqa: D102
 
     agent_names: AgentNames | None
 
@@ -225,6 +233,20 @@ class Forecasts:
     def agent_names(self) -> AgentNames | None:
         """What the models call agents, by system prompt: those of the first model whose training traces had any."""
         return next((of.agent_names for of in self._loaded() if of.agent_names is not None), None)
+
+    def recognised(self, step: Step, found: Name | None, counts: EventCounts) -> Step:
+        """The step under the name that the models know its agent by, if a release renamed it; `Step.sent` stays.
+
+        Args:
+            found: what the models call the agent with its system prompt.
+        """
+        if found is None:
+            return step
+        agent = recognised_as(step.sent, found, [of.vocabulary for of in self._loaded()])
+        if agent is None:
+            return step
+        counts.add(EVENTS, RECOGNISED)
+        return replace(step, agent=intern(agent))
 
     def _loaded(self) -> list[LoadedPredictor]:
         sources = (self.next_agents, self.returns, self.contexts)

@@ -16,7 +16,7 @@ class Annotation:
     """Identity and forecasts of one request; what is unknown is None or empty.
 
     Attributes:
-        step: the workflow, with its tenant, and the agent.
+        step: the workflow, with its tenant, and the agent as the client calls it.
         number: of the step in its workflow, from 0, as the gateway counts.
         rank: forecast output tokens of the workflow, this step's included, plus what ageing and deadlines change; the
             LOWER runs first.

@@ -275,7 +275,9 @@ class Decisions:
         }
 
     def _arrived(self, decision: GatewayDecision) -> None:
-        step = decision.identity.step
+        of = decision.identity
+        step = self._forecasts.recognised(of.step, of.known_as, self.counts)
+        decision.identity = replace(of, step=step)
         mode = self.modes.of("annotations", step.stats_key)
         if not self.table.arrived(decision.id, step):
             return
@@ -328,7 +330,7 @@ class Decisions:
             end = float(row[-1])
         keep_s = self.returns.at(key, self._target)
         return Annotation(
-            step,
+            replace(step, agent=step.sent[1]),
             number,
             rank=None if left is None else left.ranking,
             remaining_tokens=None if left is None else _p50_p99(left.quantiles, left.tokens),
@@ -338,7 +340,7 @@ class Decisions:
             return_s=self.returns.finite(key),
             time_to_live_s=None if keep_s is None or math.isinf(keep_s) else keep_s,
             deadline_s=self._objectives.of(step).first_token_s,
-            capacity_group=f"{step.workflow_type}/{step.agent}",
+            capacity_group=f"{step.workflow_type}/{step.sent[1]}",
             source="none" if live is None else live.source,
             evidence=0 if live is None else live.evidence,
         )

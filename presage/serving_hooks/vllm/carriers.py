@@ -6,7 +6,8 @@ is not changed. `vllm_xargs` win over headers, these over the objects in the bod
 `agentic_context` and `app_metadata`). The engine judges the names as if they had come in `vllm_xargs`. Keys that a
 client seems to mean for names, where nothing reads them, are reported to the engine, which counts them.
 
-A request that names no workflow takes along what else tells whose it is (`request_sources.py`).
+A request that names no workflow takes along what else tells whose it is (`request_sources.py`), and one whose agent the
+models do not know, which of theirs has its system prompt.
 
 Of the body only those objects are decoded, and the keys beside them: 0.25 ms for 1 MB of messages, less than it takes
 to search it for one of these keys.
@@ -26,8 +27,8 @@ import msgspec
 from presage.serving_hooks.counts import EventCounts, MetadataField, Reason
 from presage.serving_hooks.gateway.identity.sent_names import NAME_HEADERS, NESTED, as_object
 from presage.serving_hooks.vllm.request_sources import READ, RequestSources, Top
-from presage.serving_hooks.workflows.metadata import FIELD_OF, MISTAKES, Mistakes, given_fields, misspelt_keys
-from presage.serving_hooks.workflows.observed import OBSERVED
+from presage.serving_hooks.workflows.metadata import FIELD_OF, MISTAKES, Mistakes, given_fields, misspelt_keys, read
+from presage.serving_hooks.workflows.observed import KNOWN_AS, OBSERVED
 from presage.serving_hooks.workflows.tenants import tenant
 from presage.wording import nearest
 
@@ -79,7 +80,7 @@ class Carriers:
             params.extra_args = {**sent, **added, **ours}
 
     def _read(self, sent: dict[str, Any], session_id: object) -> tuple[dict[str, Any], Mistakes, dict[str, Any]]:
-        """Names, mistakes, and what the server observed of a request that names no workflow."""
+        """Names, mistakes, and what the server observed of a request that leaves something to find out."""
         names: dict[str, Any] = {}
         mistakes: Mistakes = {}
         top: Top = {}
@@ -91,14 +92,19 @@ class Carriers:
                 names, mistakes = {**names, **_without_given(in_body, names)}, {**more, **mistakes}
         except Exception as error:  # such as JSON that vLLM's reader takes and ours does not
             _log.debug("headers and body of a request were not read: %s", type(error).__name__)
-        return names, mistakes, {} if _is_named({**names, **sent}, session_id) else self._observed(top, session_id)
+        return names, mistakes, self._observed(top, {**names, **sent}, session_id)
 
-    def _observed(self, top: Top, session_id: object) -> dict[str, Any]:
+    def _observed(self, top: Top, names: dict[str, Any], session_id: object) -> dict[str, Any]:
+        step = read(names, session_id, EventCounts())
+        agent, named = step.sent[1] if step is not None else "", _is_named(names, session_id)
+        if named and not (agent and self._sources.agents.may_be_renamed(agent)):
+            return {}
         headers: dict[str, str] = {}
         for key, value in self._headers:
             headers.setdefault(key.decode("latin-1"), value.decode("latin-1"))
         try:
-            return self._sources.read(self._path, headers, top, tenant(), session_id)
+            found = self._sources.read(self._path, headers, top, tenant(), session_id, agent)
+            return {key: value for key, value in found.items() if key == KNOWN_AS} if named else found
         except Exception as error:
             _log.debug("what tells whose a request is was not read: %s", type(error).__name__)
             return {}

@@ -26,7 +26,7 @@ from typing import Any, Final, TypedDict
 import msgspec
 
 from presage.features.agent_fingerprint import LONGEST_SYSTEM
-from presage.features.agent_names import AgentNames
+from presage.features.agent_names import AgentNames, Name
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.gateway.identity.agents import Agents
 from presage.serving_hooks.gateway.identity.identifier import CONFIDENCE
@@ -36,6 +36,7 @@ from presage.serving_hooks.gateway.identity.turns import is_unique, system_text
 from presage.serving_hooks.gateway.request import PATHS, ApiRequest, Endpoint
 from presage.serving_hooks.vllm.texts import follow
 from presage.serving_hooks.workflows.metadata import name
+from presage.serving_hooks.workflows.observed import KNOWN_AS
 from presage.serving_hooks.workflows.tenants import ANONYMOUS
 
 MESSAGES: Final = "/v1/messages"
@@ -90,13 +91,16 @@ class RequestSources:
     def __init__(self, names: AgentNames | None = None) -> None:
         self.agents = Agents(names)
 
-    def read(self, path: str, headers: Mapping[str, str], top: Top, tenant: str, session_id: object) -> dict[str, Any]:
+    def read(
+        self, path: str, headers: Mapping[str, str], top: Top, tenant: str, session_id: object, agent: str = ""
+    ) -> dict[str, Any]:
         """What a request tells, as `workflows/observed.py` reads it; nothing of what is not sound.
 
         Args:
             path: of the HTTP request; of a route that is not in READ only the headers are read.
             headers: by names in lower case.
             session_id: what vLLM itself found for one.
+            agent: as the client names it.
         """
         if tenant == ANONYMOUS:  # whoever they are, they are not one client
             return {}
@@ -104,7 +108,7 @@ class RequestSources:
         body = {} if endpoint is None else _body(path, endpoint, top)
         request = ApiRequest(endpoint or "chat", body, headers, tenant)
         trace, unsound = trace_context(headers), EventCounts()
-        agent, workflow_type = self._agent(request, trace, unsound)
+        told, workflow_type, known_as = self._agent(request, trace, unsound, agent)
         cache_key = body.get("prompt_cache_key")
         found = {
             "session": name(session_id, "session_id", unsound)
@@ -115,8 +119,9 @@ class RequestSources:
             "conversation": name(trace.conversation, "session_id", unsound),
             "cache_key": cache_key if isinstance(cache_key, str) and is_unique(cache_key) else None,
             "response": name(body.get("previous_response_id"), "session_id", unsound),
-            "agent": agent,
+            "agent": told,
             "workflow_type": workflow_type,
+            KNOWN_AS: known_as,
         }
         return {source: value for source, value in found.items() if value is not None}
 
@@ -125,18 +130,19 @@ class RequestSources:
         return self.agents.debug_state()
 
     def _agent(
-        self, request: ApiRequest, trace: TraceContext, unsound: EventCounts
-    ) -> tuple[list[str | float] | None, str | None]:
-        """([agent, confidence], workflow type); None for what nothing tells."""
+        self, request: ApiRequest, trace: TraceContext, unsound: EventCounts, sent: str
+    ) -> tuple[list[str | float] | None, str | None, Name | None]:
+        """([agent, confidence], workflow type, name for `known_as`); None for what nothing tells."""
         system = system_text(request, LONGEST_SYSTEM)
         known = self.agents.recognise(request.tenant, system, request.tools)
         workflow_type = name(trace.workflow_type, "workflow_type", unsound)
         if known.confidence:
             workflow_type = workflow_type or known.workflow_type or f"app-{known.key}"
         named = name(trace.agent, "agent", unsound)
+        known_as = known.known_as if self.agents.may_be_renamed(sent or named or known.name) else None
         if named is not None:
-            return [named, CONFIDENCE["trace"]], workflow_type
-        return [known.name, known.confidence] if known.confidence else None, workflow_type
+            return [named, CONFIDENCE["trace"]], workflow_type, known_as
+        return [known.name, known.confidence] if known.confidence else None, workflow_type, known_as
 
 
 class ServerNames:

@@ -21,6 +21,7 @@ from presage.serving_hooks.workflows import EndReason, RunningStep
 from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.metadata import check, read, warning
+from presage.serving_hooks.workflows.observed import known_as
 
 engine_check.check()
 
@@ -168,6 +169,8 @@ class Policies(OperatorCalls):
         step: Step | None = read(sent, request.session_id, self._counts, names)
         if self.identity is not None and not engine.hands_over(request):
             step = self.identity.step(request, step, names)
+        if step is not None:
+            step = self.step_forecasts.sources.recognised(step, known_as(sent, self._counts), self._counts)
         running = self.workflow_table.get(step.workflow) if step is not None else None
         if step is not None and running is not None and running.step.workflow_type != step.workflow_type:
             step = replace(step, workflow_type=running.step.workflow_type)  # newer models fold otherwise

@@ -1,4 +1,4 @@
-"""What the HTTP server observed of a request whose client names no workflow, as the engine reads it.
+"""What the HTTP server observed of a request whose client names no workflow, or an agent that the models do not know.
 
 The server writes ids and names into `extra_args`, and no text (`vllm/request_sources.py` says where it finds them).
 Nothing here decides whose request it is.
@@ -21,6 +21,9 @@ from presage.serving_hooks.workflows.metadata import name, read, sent_tenant
 
 OBSERVED: Final = "presage_observed"
 """Key in `extra_args`; what a client writes there is discarded."""
+
+KNOWN_AS: Final = "known_as"
+"""Its entry for `known_as`; of a request whose client names workflow and agent, the only one."""
 
 UNSOUND: Final = f"{OBSERVED}: unsound"
 """The event that is counted for each value that is left out."""
@@ -88,6 +91,19 @@ def request_name(extra_args: object) -> str | None:
 
 _UNCOUNTED: Final = EventCounts()
 """Its labels are of what clients send; one event counts for all that is unsound here."""
+
+
+def known_as(extra_args: object, counts: EventCounts) -> tuple[str, str] | None:
+    """Workflow type and agent that the models know a request's system prompt by, told where they lack its agent."""
+    sent = extra_args.get(OBSERVED) if isinstance(extra_args, dict) else None
+    match sent.get(KNOWN_AS) if isinstance(sent, dict) else None:
+        case None:
+            return None
+        case [str(workflow_type), str(agent)]:
+            known = _sound(agent, counts)
+            return None if known is None else (_sound(workflow_type or None, counts) or "", known)
+    counts.add(EVENTS, UNSOUND)
+    return None
 
 
 def observed(extra_args: object, counts: EventCounts) -> Observed:

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from presage.datasets.describe import describe
 from presage.datasets.schema import digest, workflow_codes
 from presage.errors import TraceError
+from presage.features.agent_names import recognised
 from presage.features.moment import MOMENTS
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.training.baselines import find
@@ -40,6 +41,7 @@ RENAMED: Final = 0.3
 UNCHANGED: Final = "unchanged"
 NEVER_SEEN: Final = "never seen"
 KNOWN: Final = "known"
+_RECOGNISED: Final = ", recognised by their system prompts"
 _MARK: Final = " (new)"
 _LISTED: Final = 10
 _ADDED: Final = (0.05, 0.7)
@@ -97,8 +99,9 @@ def study_change(
         JSON values. `changes` {name: {"what": which names, "known_steps": share of the steps whose agent the vocabulary
         has, "workflows", "models": {name: {moment: {"accuracy", "ci95", "ece"}}}, "differences": {name: {moment:
         {"difference", "ci95"}}}, the model minus the same model unchanged, paired}}, each figure K values; the first
-        change is UNCHANGED. `never_seen`: the same for NEVER_SEEN and KNOWN, whose `differences` are to KNOWN; None
-        where no agent can be left out.
+        change is UNCHANGED. Changed agents that the model recognises by their system prompts, as wherever it is served,
+        are judged once more, recognised. `never_seen`: the same for NEVER_SEEN and KNOWN, whose `differences` are to
+        KNOWN; None where no agent can be left out.
 
     Raises:
         TraceError: the training set is too small, or the test set has none of its agents.
@@ -112,8 +115,11 @@ def study_change(
     found: dict[str, tuple[Evaluation, str, Prefixes]] = {UNCHANGED: (_judge(fitted, held, predicts, recipe), "", held)}
     for place, (name, change) in enumerate(CHANGES.items()):
         changed, what = change(parts.test, np.random.default_rng([recipe.seed, place]))
-        seen = replace(_held(fitted, changed), outcomes=held.outcomes)  # by role
-        found[name] = _judge(fitted, seen, predicts, recipe), what, seen
+        read = recognised(changed, fitted.predictor.agent_names, fitted.predictor.vocabulary)
+        again = [] if read is changed else [(name + _RECOGNISED, read, "")]
+        for called, traces, names in [(name, changed, what), *again]:
+            seen = replace(_held(fitted, traces), outcomes=held.outcomes)  # by role
+            found[called] = _judge(fitted, seen, predicts, recipe), names, seen
     return {
         "kind": "study",
         "study": "change",

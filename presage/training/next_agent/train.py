@@ -22,7 +22,7 @@ from presage.datasets.describe import describe
 from presage.datasets.split import Split
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError
-from presage.features.agent_names import AgentNames
+from presage.features.agent_names import AgentNames, recognised
 from presage.features.input_profiles import PROFILES
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, prefixes_of
@@ -211,7 +211,7 @@ def evaluate_model(
     With `profile`, use this input profile only; otherwise all inputs, and each profile in addition. Raises TraceError
     if there is no workflow, or no agent that the predictor knows.
     """
-    table = served_steps(table)
+    table = recognised(served_steps(table), predictor.agent_names, predictor.vocabulary)
     check_known_agents(table, predictor.vocabulary)
     prefixes = prefixes_of(table, predictor.vocabulary, predictor.horizon).with_states(predictor.source.states(table))
     if profile is not None:

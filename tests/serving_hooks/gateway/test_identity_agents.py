@@ -132,6 +132,7 @@ def test_names_of_a_file_count_before_those_of_a_model_and_these_go_with_the_mod
     assert name(agents) == "clerk"
     agents.take_names(None)
     assert name(agents) == unnamed
+    assert not agents.may_be_renamed("seller")
     given = Agents(AgentNames.learn(trace(("shop", "judge", TEMPLATE.format(**FIRST | {"role": "judge"})))))
     given.take_names(file)
     assert (name(given), name(given, role="judge")) == ("seller", "judge")

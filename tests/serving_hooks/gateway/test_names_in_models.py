@@ -11,13 +11,14 @@ import pytest
 from served import gateway, served
 from text_samples import text_lengths, text_predictor
 
+from presage.datasets.read import read_traces
 from presage.errors import ArtefactError
 from presage.features.agent_fingerprint import Fingerprint, masked_prompt
 from presage.features.agent_names import ARTEFACT_FILE
 from presage.predictors.common.artefact import read_artefact, write_artefact
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
-from presage.serving_hooks.forecasting.forecasts import Forecasts
+from presage.serving_hooks.forecasting.forecasts import RECOGNISED, Forecasts
 from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine
 
 SYSTEM = "You are {}."
@@ -71,6 +72,49 @@ def test_damaged_names_are_refused_with_the_file(lengths: Path, tmp_path: Path) 
     )
     with pytest.raises(ArtefactError, match=f"{ARTEFACT_FILE}: found a damaged entry"):
         RemainingLengthPredictor.load(tmp_path / "bad")
+
+
+def test_a_gateway_forecasts_for_a_renamed_agent_as_for_the_one_it_was_and_calls_it_as_its_client_does(
+    lengths: Path, tmp_path: Path
+) -> None:
+    agent = text_lengths().vocabulary.agents[0]
+    settings: dict[str, Any] = {"remaining_length": str(lengths), "forecast_deadline_ms": 60_000.0}
+    engine = SimulatedEngine(token_s=0.0, prefill_s=0.0)
+    recorder = {"folder": str(tmp_path / "r")}
+    told: list[dict[str, Any]] = []
+    with (
+        served(engine.app()) as upstream,
+        gateway(upstream, forecasts=settings | {"recorder": recorder}) as (url, front),
+    ):
+        for sent, named, role in (
+            ("first", agent, agent),  # from its answer the gateway learns how long tokens are
+            ("retry", agent, agent),
+            ("retry", "v2", agent),
+            ("other", "v2", agent),
+            ("retry", "v2", "nobody that we know, at all"),
+        ):
+            system = {"role": "system", "content": SYSTEM.format(role)}
+            answer = httpx.post(
+                f"{url}/v1/chat/completions",
+                json={
+                    "model": "simulated",
+                    "messages": [system, {"role": "user", "content": "Please go on."}],
+                    "metadata": {"workflow_type": sent, "workflow_id": f"{sent}-{named}-{role}", "agent": named},
+                },
+                headers={"X-Presage-Forecast": "1"},
+                timeout=60,
+            )
+            told.append(json.loads(answer.headers["x-presage-forecast"]))
+        explained = front.decisions.explain("retry", f"retry-v2-{agent}")
+        counted = front.decisions.counts.by_key()
+    _, known, renamed, retyped, unknown = told
+    assert [one["agent"] for one in (known, renamed, retyped, unknown)] == [agent, "v2", "v2", "v2"]
+    forecasts = [one.get("predicted_remaining_len") for one in (known, renamed, unknown)]
+    assert forecasts[0] == forecasts[1] != forecasts[2]
+    assert counted[RECOGNISED] == 2
+    assert {(made["agent"], made["sent_agent"]) for made in explained["forecasts"]} == {(agent, "v2")}
+    assert f"its agent 'v2' is forecast as {agent!r}" in explained["reasons"]
+    assert {row["agent"] for row in read_traces([tmp_path / "r"]).table.to_pylist()} == {agent, "v2"}
 
 
 def test_a_gateway_calls_agents_of_clients_that_name_none_as_its_models_do(lengths: Path) -> None:

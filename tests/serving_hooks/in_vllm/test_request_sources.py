@@ -28,7 +28,8 @@ from presage.serving_hooks.vllm import carriers
 from presage.serving_hooks.vllm.carriers import LONGEST, Carriers
 from presage.serving_hooks.vllm.request_sources import MESSAGES, RequestSources, ServerNames
 from presage.serving_hooks.workflows.identity import Step
-from presage.serving_hooks.workflows.observed import NOTHING, OBSERVED, Observed
+from presage.serving_hooks.workflows.observed import KNOWN_AS, NOTHING, OBSERVED, Observed
+from presage.serving_hooks.workflows.tenants import ARGUMENT
 
 RESPONSES, COMPLETIONS = "/v1/responses", "/v1/completions"
 UUID = "0198c5c4-11d0-7c31-b0a5-6d0c2a41f9be"
@@ -259,6 +260,36 @@ IDS = {"prompt_cache_key": UUID, "instructions": SYSTEM}
 )
 def test_nothing_is_observed_where_the_workflow_is_named(body: dict[str, Any], headers: dict[str, str]) -> None:
     assert Served().observe({**IDS, **body}, {**PARENT, **headers}, RESPONSES) is NOTHING
+
+
+def test_of_a_named_agent_that_the_models_lack_they_are_told_whose_system_prompt_it_has() -> None:
+    columns = {"workflow_type": ["travel"], "agent": ["planner"], "system_prompt": [SYSTEM]}
+    sources = RequestSources()
+    body = {"messages": [{"role": "system", "content": SYSTEM}, *TALK]}
+
+    def told(names: dict[str, str], headers: tuple[tuple[bytes, bytes], ...] = (), **more: Any) -> Any:
+        one = Carriers(CHAT, headers, sources)
+        one.received({"type": "http.request", "body": json.dumps({**body, **more}).encode()})
+        params = SimpleNamespace(extra_args=dict(names))
+        one.generates(params, None)
+        return params.extra_args.get(OBSERVED)
+
+    renamed = {**NAMES, "agent": "guide"}
+    assert told(renamed) is None
+    sources.agents.take_names(AgentNames.learn(pa.table(columns)))
+    seen = sources.debug_state()
+    assert told({**NAMES, "agent": "planner"}) is None
+    assert sources.debug_state() == seen, "nothing is read for an agent that the models know"
+    assert told(renamed) == {KNOWN_AS: ("travel", "planner")}
+    assert told({"workflow_type": "review", "workflow_id": "r1"}, metadata={"agent": "guide"}) == {
+        KNOWN_AS: ("travel", "planner")
+    }
+    assert told(renamed, messages=[{"role": "system", "content": "You count."}]) is None
+    assert told({"workflow_id": "r1"}) is None, "who sends no name of an agent has renamed none"
+    by_trace = told({}, ((b"baggage", b"agent.name=guide"),))
+    assert (by_trace["agent"], by_trace[KNOWN_AS]) == (["guide", 0.95], ("travel", "planner"))
+    assert KNOWN_AS not in told({})
+    assert told({**renamed, ARGUMENT: "key-1"}) == {KNOWN_AS: ("travel", "planner")}, "whoever the tenant is"
 
 
 def test_names_stay_as_they_are_beside_what_is_observed() -> None:

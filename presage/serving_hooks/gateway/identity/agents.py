@@ -22,7 +22,7 @@ from presage.features.agent_fingerprint import (
     masked_prompt,
     tools_digest,
 )
-from presage.features.agent_names import AgentNames
+from presage.features.agent_names import AgentNames, Name
 
 UNKNOWN: Final = "assistant"
 """The agent of requests without system prompt and tools."""
@@ -47,12 +47,14 @@ class RecognisedAgent:
         workflow_type: from a file of names; "" if unknown.
         key: 8 hexadecimal digits, for a workflow type made of a hash.
         confidence: 0 if nothing identifies it.
+        known_as: what the models call the agent with this system prompt; None if they do not know it.
     """
 
     name: str
     workflow_type: str
     key: str
     confidence: float
+    known_as: Name | None = None
 
 
 @dataclass(slots=True)
@@ -79,6 +81,7 @@ class Agents:
 
     def __init__(self, names: AgentNames | None = None) -> None:
         self._given, self._names = names, [names] if names is not None else []
+        self._models: AgentNames | None = None
         self._tenants: dict[str, _Tenant] = {}
         self._pieces: Pieces = {}
 
@@ -115,8 +118,12 @@ class Agents:
         """From now on, agents have the names that the models call them by."""
         known = [one for one in (self._given, names) if one is not None]
         if known != self._names:
-            self._names = known
+            self._names, self._models = known, names
             self._tenants.clear()  # who an agent is, is asked anew
+
+    def may_be_renamed(self, agent: str) -> bool:
+        """Whether the models have names of agents, and not this one."""
+        return self._models is not None and agent not in self._models.agents
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
@@ -130,11 +137,12 @@ class Agents:
             return RecognisedAgent(UNKNOWN, "", prompt.exact[:8], 0.0)
         one, offered = prompt.fingerprint(), tools_digest(tools)
         key = blake2b(f"{one.head}\0{offered}".encode(), digest_size=4).hexdigest()
-        found = (names.find(one) for names in self._names) if system.strip() else ()
-        named = next(filter(None, found), None)
+        found = {id(names): names.find(one) for names in self._names} if system.strip() else {}
+        named = next(filter(None, found.values()), None)
         if named is not None:
             (workflow_type, name), similarity = named
-            return RecognisedAgent(name, workflow_type, key, similarity)
+            of_models = found.get(id(self._models))
+            return RecognisedAgent(name, workflow_type, key, similarity, of_models and of_models[0])
         family = [cluster for cluster in of.clusters.values() if _alike(cluster, one, offered)]
         same = [cluster for cluster in family if cluster.first.same_agent(one)]
         if not same and len(family) >= MOST_ROLES:

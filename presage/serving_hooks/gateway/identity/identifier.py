@@ -37,7 +37,7 @@ from sys import intern
 from typing import Any, Final, Literal
 
 from presage.features.agent_fingerprint import LONGEST_SYSTEM
-from presage.features.agent_names import AgentNames
+from presage.features.agent_names import AgentNames, Name
 from presage.serving_hooks.counts import ERRORS, IDENTITIES, EventCounts
 from presage.serving_hooks.gateway.identity.agents import Agents, RecognisedAgent
 from presage.serving_hooks.gateway.identity.continuation import Conversation, Conversations, Kind, Owners, TenantIndex
@@ -113,6 +113,7 @@ class Identity:
         step: workflow and agent; of a request that nothing identifies, of a workflow of its own.
         workflow_confidence, agent_confidence: share of such requests that get the right one, from 0 to 1.
         end: digest of the prompt, for `Identifier.answered`.
+        known_as: what the models call the agent with this system prompt, where they lack the agent's name.
     """
 
     step: Step
@@ -121,6 +122,7 @@ class Identity:
     agent_source: AgentSource
     agent_confidence: float
     end: bytes = field(default=b"", repr=False, compare=False)
+    known_as: Name | None = None
 
 
 @dataclass(slots=True)
@@ -213,7 +215,8 @@ class Identifier:
         self._learn(index, found, request, trace, prompt, role)
         of = found.conversation
         step = Step(of.workflow_type, of.workflow_id, role, sent.number, sent.last)
-        return Identity(step, found.source, found.confidence, agent_source, agent_confidence, prompt.end)
+        known_as = agent.known_as if self.agents.may_be_renamed(role) else None
+        return Identity(step, found.source, found.confidence, agent_source, agent_confidence, prompt.end, known_as)
 
     def _role(self, sent: SentNames, trace: TraceContext, agent: RecognisedAgent) -> tuple[str, AgentSource, float]:
         if sent.agent:

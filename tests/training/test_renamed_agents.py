@@ -1,0 +1,47 @@
+"""After a release that renames agents and leaves their system prompts, models are judged as before it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from text_samples import prompted_table, text_lengths
+from tool_samples import QUICK
+
+from presage.features.moment import MOMENTS
+from presage.training.length.train import evaluate_lengths
+from presage.training.next_agent.train import evaluate_model, fit_predictor
+
+
+def replaced(table: pa.Table, column: str, values: list[str | None]) -> pa.Table:
+    at = table.schema.get_field_index(column)
+    return table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type))
+
+
+@pytest.fixture(scope="module")
+def test() -> pa.Table:
+    return prompted_table(30, 1)
+
+
+@pytest.fixture(scope="module")
+def renamed(test: pa.Table) -> pa.Table:
+    agents = test["agent"].to_pylist()
+    names = sorted(set(agents))
+    new = names[: max(1, round(0.3 * len(names)))]
+    return replaced(test, "agent", [f"{name} v2" if name in new else name for name in agents])
+
+
+def test_next_agents_are_forecast_as_well_as_before_at_every_horizon(test: pa.Table, renamed: pa.Table) -> None:
+    predictor = fit_predictor(prompted_table(60, 0), QUICK, states="none").predictor
+    before, after = (evaluate_model(predictor, table, 0, profile="engine").evaluation for table in (test, renamed))
+    unread = replaced(renamed, "system_prompt", [None] * renamed.num_rows)
+    unknown = evaluate_model(predictor, unread, 0, profile="engine").evaluation
+    for moment in MOMENTS:
+        assert np.array_equal(before.moments[moment].correct, after.moments[moment].correct)
+        assert after.moments[moment].accuracy == before.moments[moment].accuracy
+        assert unknown.moments[moment].accuracy[0] < before.moments[moment].accuracy[0]
+
+
+def test_lengths_are_judged_as_before(test: pa.Table, renamed: pa.Table) -> None:
+    before, after = (evaluate_lengths(text_lengths(), table, 0) for table in (test, renamed))
+    assert before.evaluation.to_dict() == after.evaluation.to_dict()
