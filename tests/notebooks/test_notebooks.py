@@ -28,6 +28,7 @@ STUDIED = (
     "fleet",
     "next_agent_accuracy",
     "profiles",
+    "release",
     "remaining_length",
     "replay",
     "return_times",
@@ -148,6 +149,19 @@ def test_next_agent_accuracy(tmp_path: Path) -> None:
     assert found["sizes"] == [25, 50, 80]
     assert len(found["curve"]) == 3
     assert found["layers"].keys() >= {"captured", "text", "none"}
+
+
+@pytest.mark.slow
+def test_release(tmp_path: Path) -> None:
+    small = {"WORKFLOWS": 120, "SERVED": 90, "SIZES": (30,), "BLOCK": 30}
+    asked = {name: f"accuracy(served[{name!r}][0])[0]" for name in ("champion, by names", "online counts")}
+    asked["recognised"] = "accuracy(served['champion and counts, by system prompts'][0])[0]"
+    asked["again"] = "grown['trained anew on what came after'][30][0]"
+    executed, found = run("release", tmp_path, small, asked)
+    assert figures(executed) == 2
+    assert errors(executed) == []
+    assert found["champion, by names"] < found["online counts"] < found["recognised"]
+    assert found["again"] > found["online counts"]
 
 
 @pytest.mark.slow

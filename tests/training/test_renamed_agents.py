@@ -42,6 +42,19 @@ def test_next_agents_are_forecast_as_well_as_before_at_every_horizon(test: pa.Ta
         assert unknown.moments[moment].accuracy[0] < before.moments[moment].accuracy[0]
 
 
+def test_one_workflow_is_forecast_as_before(test: pa.Table, renamed: pa.Table) -> None:
+    predictor = fit_predictor(prompted_table(60, 0), QUICK, states="none").predictor
+    before, after = (table.slice(0, 6).to_pylist() for table in (test, renamed))
+    first = before[0]["workflow_id"]
+    of = [[step for step in steps if step["workflow_id"] == first] for steps in (before, after)]
+    assert [step["agent"] for step in of[0]] != [step["agent"] for step in of[1]]
+    assert predictor.forecast(of[0]) == predictor.forecast(of[1])
+    without = [{name: value for name, value in step.items() if name != "system_prompt"} for step in of[1]]
+    assert predictor.forecast(without) != predictor.forecast(of[0])
+    odd = [{**step, "system_prompt": 7} for step in of[1]]
+    assert predictor.forecast(odd) == predictor.forecast(without)
+
+
 def test_lengths_are_judged_as_before(test: pa.Table, renamed: pa.Table) -> None:
     before, after = (evaluate_lengths(text_lengths(), table, 0) for table in (test, renamed))
     assert before.evaluation.to_dict() == after.evaluation.to_dict()

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.datasets.schema.names import NameMapping
-from presage.features.agent_names import AgentNames, as_files, from_files
+from presage.features.agent_fingerprint import masked_prompt
+from presage.features.agent_names import AgentNames, as_files, from_files, recognised_as
 from presage.features.input_profiles import ANSWERS, STATES, TEXT, TOKENS, Source, Sources
 from presage.features.inputs import inputs_size, known, sums_size
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
@@ -272,8 +273,9 @@ class NextAgentPredictor:
         """Forecast one workflow after the given steps.
 
         The steps are in order, keyed by column names of traces; `workflow_type` and `agent` are required. The forecast
-        is made at the completion of the last step if it has any output, else at its prefill. Raises InputError for no
-        step, steps of different workflows, an invalid agent, or a state of another width.
+        is made at the completion of the last step if it has any output, else at its prefill. An unknown agent with a
+        known `system_prompt` is the agent with this prompt. Raises InputError for no step, steps of different
+        workflows, an invalid agent, or a state of another width.
         """
         steps = check_steps(steps)
         workflow = self.open(steps[0]["workflow_type"])
@@ -283,7 +285,7 @@ class NextAgentPredictor:
         for step in steps:
             tokens = log_tokens(step, "input")
             state = self.project(PREFILL, self.source.of_step(step, PREFILL))
-            evidence = self.prefilled(workflow, self.vocabulary.agent(step["agent"]), tokens, state, out)
+            evidence = self.prefilled(workflow, self._agent(step), tokens, state, out)
             moment = PREFILL
             if has_output(step):
                 tokens = log_tokens(step, "output")
@@ -297,6 +299,15 @@ class NextAgentPredictor:
             agents=[dict(zip(self.vocabulary.agents, row[:-1].tolist(), strict=True)) for row in out],
             end=out[:, -1].tolist(),
         )
+
+    def _agent(self, step: Mapping[str, Any]) -> int:
+        """Index of a step's agent; of one with an unknown name, that of the agent with its system prompt."""
+        agent, prompt = self.vocabulary.agent(step["agent"]), step.get("system_prompt")
+        if agent != self.vocabulary.unknown or self.agent_names is None or not isinstance(prompt, str) or not prompt:
+            return agent
+        found = self.agent_names.find(masked_prompt(prompt, {}).fingerprint())
+        name = recognised_as((step["workflow_type"], step["agent"]), found and found[0], (self.vocabulary,))
+        return agent if name is None else self.vocabulary.agent(name)
 
     # --- keeping ---
 
