@@ -85,7 +85,7 @@ def test_what_serves_is_what_was_trained(widths: tuple[int, int], seed: int) -> 
     drawn = sample(widths=widths, seed=seed)
     network, mean, spread = network_of(drawn, seed)
     trained = by_torch(network, drawn, mean, spread)
-    served = by_kernels(export(network, mean, spread, CONFIG), drawn)
+    served = by_kernels(export(network, mean, spread), drawn)
     assert trained.std() > 0.5
     # Half precision rounds each weight by 2^-11 of itself: of logits of size 1 to 10 no more than a hundredth is lost.
     np.testing.assert_allclose(served, trained, atol=0.02)

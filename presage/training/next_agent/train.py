@@ -183,11 +183,11 @@ def assess(
             "split": parts.rule,
             SHARED_TASKS: shared_tasks(parts),
             "states": _of_states(predictor.source),
-            "choice of states": str(fitted.choice),
+            "choice of states": str(fitted.choice or "that of the model it started from"),
             "seed": seed,
             **named_digests(digests),
         },
-        "state_choice": fitted.choice.to_dict(),
+        "state_choice": fitted.choice.to_dict() if fitted.choice is not None else None,
         "curves": json_values({name: list(values) for name, values in predictor.curves.items()}),
         "traces": describe(parts.train),
         "config": {**asdict(predictor.config), "horizon": predictor.horizon},
@@ -229,14 +229,14 @@ def evaluate_model(
 @dataclass(frozen=True)
 class FittedPredictor:
     """A fitted predictor; `learning`, its training prefixes with the chosen states, consists of `inner` and
-    `validation`; `seconds` is the time of the fit.
+    `validation`; `seconds` is the time of the fit. There is no choice of states where it started from another one.
     """
 
     predictor: NextAgentPredictor
     learning: Prefixes
     inner: Prefixes
     validation: Prefixes
-    choice: StateChoice
+    choice: StateChoice | None
     seconds: float
 
 
