@@ -119,9 +119,7 @@ class Prefixes:
         renamed = rng.random((self.workflows, agents + 1)) < _RENAMED
         drawn = self.offsets[:-1] + (rng.random(self.workflows) * np.diff(self.offsets)).astype(np.int64)
         renamed[np.arange(self.workflows), self.agent[drawn]] = True
-        types = np.where(
-            rng.random(self.workflows) < _RENAMED, len(self.vocabulary.workflow_types), self.workflow_type
-        )
+        types = np.where(rng.random(self.workflows) < _RENAMED, len(self.vocabulary.workflow_types), self.workflow_type)
         return replace(
             self,
             workflow_type=types.astype(np.int32),

@@ -29,7 +29,7 @@ TOOLS_KEPT: Final = 32
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """T workflow types, V agents, and the Z tools that answers call most often; in sorted order, unless they were `extended`.
+    """T workflow types, V agents, and the Z tools that answers call most often, sorted until `extended`.
 
     `names` folds the names of steps before they are looked up; those of the vocabulary are folded already.
     """
@@ -63,7 +63,10 @@ class Vocabulary:
         of_own = dict.fromkeys((*agents, *more.agents))
         types, tools = (dict.fromkeys((*getattr(self, of), *getattr(more, of))) for of in ("workflow_types", "tools"))
         return replace(
-            self, workflow_types=tuple(types), agents=tuple(of_own), tools=tuple(tools)[: max(TOOLS_KEPT, len(self.tools))]
+            self,
+            workflow_types=tuple(types),
+            agents=tuple(of_own),
+            tools=tuple(tools)[: max(TOOLS_KEPT, len(self.tools))],
         )
 
     @property

@@ -104,7 +104,9 @@ class TreeEnsemble:
         """The trees of both, of one depth; leaves are rounded anew only where those of `more` are larger."""
         scale = np.maximum(self.scale, more.scale)
         leaves = [np.round(of.leaves * (of.scale / scale)).astype(np.int8) for of in (self, more)]
-        feature, threshold = (np.concatenate([getattr(of, name) for of in (self, more)]) for name in ("feature", "threshold"))
+        feature, threshold = (
+            np.concatenate([getattr(of, name) for of in (self, more)]) for name in ("feature", "threshold")
+        )
         return TreeEnsemble(feature, threshold, np.concatenate(leaves), scale, self.base + more.base)
 
     def check(self, inputs: int, outputs: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,8 +88,7 @@ class Extension:
         taken = self.added & (self.agents != self.old.unknown)
         of = prefixes.workflow[taken[prefixes.agent]]
         lost = prefixes.workflow[(self.added & ~taken)[prefixes.agent]]
-        some = np.setdiff1d(of, lost)
-        return self._renamed(prefixes.take(some), given, np.append(given, self.new.unseen), self.new)
+        return self._renamed(prefixes.take(np.setdiff1d(of, lost)), given, np.append(given, self.new.unseen), self.new)
 
     def forecasts(self, old: NDArray[np.float32]) -> NDArray[np.float32]:
         """Forecasts of the old predictor, float32 [n, K, V+1], over the new outcomes; new agents never come."""
@@ -123,8 +122,8 @@ class Extension:
             evidence=evidence.astype(np.int32),
         )
 
-    def _outcomes(self, logits: NDArray[np.floating], new: NDArray[np.floating] | float) -> NDArray[np.floating]:
-        """Logits [..., K (V+1)] over the new outcomes; `new` are those of an agent that takes nobody's place, [..., K, 1]."""
+    def _outcomes(self, logits: NDArray[Any], new: NDArray[np.float32] | float) -> NDArray[Any]:
+        """Logits [..., K (V+1)] over the new outcomes; `new`, [..., K, 1], are those of an agent in nobody's place."""
         shape = *logits.shape[:-1], logits.shape[-1] // self.old.outcomes
         free = self.added & (self.agents == self.old.unknown)
         by_outcome = np.where(free, new, logits.reshape(*shape, self.old.outcomes)[..., self.agents])
@@ -138,7 +137,11 @@ class Extension:
         new["recent"] = old["recent"][:, rows]
         new["kind"] = old["kind"][self.types]
         new["encoded"] = np.concatenate(
-            [old["encoded"][:width][self.agents], old["encoded"][width : 2 * width][self.agents], old["encoded"][2 * width :]]
+            [
+                old["encoded"][:width][self.agents],
+                old["encoded"][width : 2 * width][self.agents],
+                old["encoded"][2 * width :],
+            ]
         )
         # An agent that has not come yet reads as something: as nothing, before it is learnt.
         since = new["encoded"][self.new.outcomes : 2 * self.new.outcomes][self.added]
@@ -167,7 +170,10 @@ class Extension:
         rest = np.arange(int(trees.feature.max(initial=0)) + 1)
         rest = rest[history + tools :] + 2 * (new - old) + len(self.new.tools) - tools
         threshold = trees.threshold.copy()
-        for column, places in ((trees.feature < RECENT, self.places), (trees.feature == history + tools + 1, self.type_places)):
+        for column, places in (
+            (trees.feature < RECENT, self.places),
+            (trees.feature == history + tools + 1, self.type_places),
+        ):
             named = column & (threshold < UNREACHED) & (threshold >= 0)
             threshold[named] = places[threshold[named].astype(np.int64)]
         base = self._outcomes(trees.base, trees.base.reshape(-1, old).mean(axis=1, keepdims=True))

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from presage.predictors.next_agent.network import Examples
 
 NGRAM_ORDER: Final = 3
-_NEWER: Final = 4
-"""A step of newer traces counts as much as so many of those that a model was trained on before."""
 _RENAMED_SHARE: Final = 0.5
 """Share of the training workflows that the network learns from a second time, with unknown names."""
 _EVEN_SHARE: Final = np.float32(1 / 3)
@@ -273,7 +271,7 @@ def learn(
     found = {name: len(ensemble) for name, ensemble in grown.items()}
     if start is not None:
         old = start.parts
-        ngram, evidence, shares = old.ngram.and_then(ngram, _NEWER), evidence + old.evidence, old.shares
+        ngram, evidence, shares = old.ngram.and_then(ngram), evidence + old.evidence, old.shares
         kept = _with_room(old.trees, tree_limits(train.horizon * train.vocabulary.outcomes, config.boosting)[1])
         found = {name: count - len(kept[name]) for name, count in found.items()}
     parts = NextAgentParts(of.projections, network, grown, ngram, _evidence(evidence), shares)

@@ -43,11 +43,8 @@ if TYPE_CHECKING:
 _STILL: Final = 1e-3
 """A dense input with a smaller standard deviation counts as constant and is ignored."""
 
-_GENTLY: Final = 0.3
-"""Learning rate of a network that is trained further, as a share of the usual one."""
-
 _UPDATES: Final = 8
-"""Least updates of an epoch of such a training, which often has few traces."""
+"""Least updates of an epoch of a network that is trained further, which often has few traces."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +269,7 @@ class ContinuedNetwork(NextAgentNetwork):
             for name, parameter in self.named_parameters():
                 if name in known:
                     parameter.copy_(known[name])
-                    parameter.requires_grad_(not name.endswith("_ih_l0"))
+                parameter.requires_grad_(not name.endswith("_ih_l0"))
 
     def entries(self, batch: WorkflowBatch) -> tuple[Tensor, Tensor]:
         """As before, [rows, h] and the gates' sums, [rows, 3g]."""
@@ -324,7 +321,7 @@ def fit_network(
         types: T; states: p + c, the width of both projected states together.
         config: sizes and schedule.
         seed: of initialisation, order and dropout.
-        start: weights to train further, more gently, once the likelihood of each outcome is that of `train`.
+        start: weights to train further, once the likelihood of each outcome is that of `train`.
         epochs: number of epochs; None: early stopping on `validation`.
         progress: called after each epoch with its number, the training loss (with dropout) and the validation loss, in
             nats a label (NaN with `epochs`).
@@ -348,7 +345,7 @@ def fit_network(
     else:
         network = ContinuedNetwork(start, mean, spread, horizon, config, rng)
         steps = min(config.batch_steps, int(lengths.sum()) // _UPDATES)
-        config = replace(config, learning_rate=_GENTLY * config.learning_rate, batch_steps=max(steps, 1))
+        config = replace(config, batch_steps=max(steps, 1))
         _shift(network, data, train.offsets)
     average = copy.deepcopy(network)
     optimizer = torch.optim.AdamW(
@@ -421,7 +418,8 @@ def _shift(network: NextAgentNetwork, data: ExampleTensors, offsets: NDArray[np.
         batch = WorkflowBatch(data, offsets, workflows, np.zeros((len(workflows), 2), bool))
         found.append(network(batch).flatten(0, 1).numpy())
         outcomes += [batch.outcomes.numpy()] * 2
-    network.head.bias += torch.from_numpy(outcome_shift(np.concatenate(found), np.concatenate(outcomes)).ravel())
+    shift = outcome_shift(np.concatenate(found), np.concatenate(outcomes))
+    network.head.bias.add_(torch.from_numpy(shift.ravel()))
 
 
 @torch.no_grad()
@@ -442,9 +440,7 @@ def _score(
 
 
 @torch.no_grad()
-def export(
-    network: NextAgentNetwork, mean: NDArray[np.float32], spread: NDArray[np.float32]
-) -> NetworkWeights:
+def export(network: NextAgentNetwork, mean: NDArray[np.float32], spread: NDArray[np.float32]) -> NetworkWeights:
     """Fold H^(2) and the scaling of dense inputs into the tables and matrices of serving."""
     folded, rnn = network.folded(), dict(network.prefix.named_parameters())
     unit = torch.from_numpy(spread)[:, None]

@@ -91,14 +91,25 @@ class BackoffNgram:
         outcome = of.outcome // width * vocabulary.outcomes + agents[of.outcome % width]
         return BackoffNgram(self.order)._hold(_Counts(context, of.entries, outcome, of.count), vocabulary, self.horizon)
 
-    def and_then(self, more: BackoffNgram, times: int) -> BackoffNgram:
-        """The counts of both, over one vocabulary; each of `more` counts `times`."""
-        both = (self._counts, 1), (more._counts, times)
-        contexts, index = np.unique(np.concatenate([of.context for of, _ in both]), axis=0, return_inverse=True)
-        entries = np.repeat(index.reshape(-1), np.concatenate([of.entries for of, _ in both]))
+    def transitions(self) -> NDArray[np.int64]:
+        """How often an outcome followed an agent, int64 [V+1, V+1]; the last row is the start of a workflow."""
+        of, found = self._counts, np.zeros((self.vocabulary.outcomes, self.vocabulary.outcomes), np.int64)
+        context, next_ = np.repeat(of.context, of.entries, axis=0), of.outcome < self.vocabulary.outcomes
+        agent, earlier, outcome, count = context[next_, 1], context[next_, 2], of.outcome[next_], of.count[next_]
+        known = agent != self.vocabulary.unknown
+        np.add.at(found, (agent[known], outcome[known]), count[known])
+        first = known & (earlier == START)
+        np.add.at(found, (np.full(first.sum(), self.vocabulary.unknown), agent[first]), count[first])
+        return found
+
+    def and_then(self, more: BackoffNgram) -> BackoffNgram:
+        """The counts of both, over one vocabulary."""
+        both = self._counts, more._counts
+        contexts, index = np.unique(np.concatenate([of.context for of in both]), axis=0, return_inverse=True)
+        entries = np.repeat(index.reshape(-1), np.concatenate([of.entries for of in both]))
         width = self.horizon * self.vocabulary.outcomes
-        cell, place = np.unique(entries * width + np.concatenate([of.outcome for of, _ in both]), return_inverse=True)
-        count = np.bincount(place, np.concatenate([of.count * by for of, by in both])).astype(np.int64)
+        cell, place = np.unique(entries * width + np.concatenate([of.outcome for of in both]), return_inverse=True)
+        count = np.bincount(place, np.concatenate([of.count for of in both])).astype(np.int64)
         counts = _Counts(contexts, np.bincount(cell // width, minlength=len(contexts)), cell % width, count)
         return BackoffNgram(self.order)._hold(counts, self.vocabulary, self.horizon)
 

@@ -1,33 +1,63 @@
 """Train a fitted next-agent predictor further, on newer traces: it keeps what it knows, and learns what is new.
 
 Horizon, settings, states and projections are the old ones. A new agent takes the place of an old one that the newer
-traces no longer call, if the old predictor expected that one where the new one came (`places_taken`): it was renamed,
-or is a part of it. Then the network is trained further, trees are added, n-gram and evidence are counted further, and
-the mixture is weighed again (`predictors/next_agent/continued.py`). So that the old names are not forgotten, each
-workflow with such an agent is learnt under the old names too.
+traces no longer call, if the same agents come before and after it (`places_taken`): it was renamed, or is a part of it.
+Then the network is trained further, trees are added, n-gram and evidence are counted further, and the mixture is
+weighed again (`predictors/next_agent/continued.py`). So that the old names are not forgotten, each workflow with such
+an agent is learnt under the old names too.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from presage.datasets.schema.names import NameMapping
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError
 from presage.features.agent_names import AgentNames
-from presage.features.moment import COMPLETION
 from presage.features.prefixes import prefixes_of
 from presage.features.served_steps import served_steps
-from presage.features.vocabulary import encode
+from presage.features.vocabulary import Vocabulary
 from presage.predictors.next_agent.continued import Extension, Start
+from presage.predictors.next_agent.ngram import BackoffNgram
 from presage.predictors.next_agent.predictor import NextAgentPredictor
+from presage.training.baselines import BASELINES, find
 from presage.training.next_agent.semantic_state import VALIDATION_FRACTION
-from presage.training.next_agent.train import FittedPredictor
-from presage.training.sets import tasks_apart
+from presage.training.next_agent.train import FittedPredictor, NextAgentTraining, Origin, assess
+from presage.training.sets import set_apart, tasks_apart
 from presage.training.training import Progress
+
+_SWEEPS: Final = 3
+"""Times that the place of each new agent is judged: it depends on those of the others."""
+_BELIEVED: Final = 3.0
+"""Steps that what follows any agent is believed as much as, against what follows this one."""
+
+
+def train_further(
+    table: pa.Table,
+    test: pa.Table | None,
+    origin: Origin,
+    *,
+    seed: int = 0,
+    baselines: Sequence[str] = tuple(BASELINES),
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> NextAgentTraining:
+    """As `train`, from an older predictor, which is judged beside the new one; `table` and `test` are newer traces.
+
+    Raises also what `continue_predictor` raises, and TraceError if the new one was trained on all of the old test set.
+    """
+    for baseline in baselines:
+        find(baseline)
+    parts = set_apart(table, test, seed)
+    fitted = continue_predictor(origin.predictor, parts.train, seed=seed, progress=progress)
+    return assess(fitted, parts, baselines=baselines, name=name, origin=origin, progress=progress)
 
 
 def continue_predictor(
@@ -61,24 +91,40 @@ def continue_predictor(
         trained_on=np.concatenate([old.trained_on, task_keys(table)]),
         progress=report,
     )
-    predictor.agent_names = AgentNames.of_traces(table)
+    names = AgentNames.of_traces(table)
+    predictor.agent_names = old.agent_names.and_then(names) if old.agent_names and names else names or old.agent_names
     return FittedPredictor(predictor, learning, inner, validation, None, time.perf_counter() - begun)
 
 
 def places_taken(old: NextAgentPredictor, table: pa.Table) -> dict[str, str]:
     """The old agent whose place a new one takes, by the new name, judged by the served steps of newer traces.
 
-    It is the outcome that the old predictor expected most where the new agent came, if the traces do not call it.
+    Of the old agents that the traces no longer call it is the one before and after which the same agents come, and in
+    the same workflow types: the sum of pointwise mutual information over its transitions, if above 0.
     """
-    prefixes = prefixes_of(table, old.vocabulary, old.horizon).with_states(old.source.states(table))
-    expected = old.predict(prefixes, COMPLETION)[:, 0]
-    names = sorted(set(table["agent"].to_pylist()) - set(old.vocabulary.agents))
-    index = encode(table["agent"], names)
-    gone = np.setdiff1d(np.arange(len(old.vocabulary.agents)), prefixes.agent)
-    takes = {}
-    for number, name in enumerate(names):
-        came = np.flatnonzero((index == number) & (prefixes.position > 0))
-        likeliest = int(expected[came - 1].sum(axis=0).argmax())
-        if len(came) and likeliest in gone:
-            takes[name] = old.vocabulary.agents[likeliest]
-    return takes
+    names, unknown = old.vocabulary.agents, old.vocabulary.unknown
+    new = sorted(set(table["agent"].to_pylist()) - set(names))
+    both = Vocabulary(old.vocabulary.workflow_types, (*names, *new), names=old.names)
+    prefixes = prefixes_of(table, both, 1)
+    came = BackoffNgram(2).fit(prefixes, prefixes).transitions()
+    steps = np.zeros((len(both.workflow_types) + 1, len(both.agents)), np.int64)
+    np.add.at(steps, (prefixes.workflow_type[prefixes.workflow], prefixes.agent), 1)
+    gone = np.flatnonzero(steps[:, :unknown].sum(axis=0) == 0)
+    follows = _information(old.parts.ngram.transitions())
+    of_types = _information(old.parts.evidence[:-1, :-1])
+    role = np.append(np.arange(unknown), [-1] * len(new) + [unknown])  # by both vocabularies; -1: nobody's place
+    for agent in np.tile(np.arange(unknown, unknown + len(new)), _SWEEPS):
+        others = np.flatnonzero((role >= 0) & (np.arange(len(role)) != agent))
+        score = (
+            came[others, agent] @ follows[role[others]][:, gone] + follows[gone][:, role[others]] @ came[agent, others]
+        )
+        score = score + came[agent, agent] * follows[gone, gone] + steps[:-1, agent] @ of_types[:, gone]
+        role[agent] = gone[score.argmax()] if score.max(initial=0.0) > 0 else -1
+    return {name: names[role[unknown + i]] for i, name in enumerate(new) if role[unknown + i] >= 0}
+
+
+def _information(counts: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Pointwise mutual information of rows and columns, nats, float64 like counts; that of rare rows is small."""
+    rows, columns = counts.sum(axis=1, keepdims=True), counts.sum(axis=0, keepdims=True)
+    share = np.maximum(columns, 0.5) / max(counts.sum(), 1)
+    return np.asarray(np.log((counts + _BELIEVED * share) / (rows + _BELIEVED) / share))
