@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from presage.predictors.next_agent.predictor import NextAgentPredictor
     from presage.training.next_agent.evaluate import Evaluation
-    from presage.training.next_agent.train import Origin
+    from presage.training.next_agent.train import OldModel
     from presage.training.training import Training
 
 _LIKELIEST: Final = 3
@@ -152,12 +152,12 @@ def next_agent(
     )
 
 
-def _origin(reference: str, horizon: int | None, tracking_uri: str | None) -> Origin:
+def _origin(reference: str, horizon: int | None, tracking_uri: str | None) -> OldModel:
     """The predictor of --start-from; raises ConfigurationError if it forecasts another number of steps."""
     from presage.predictors.common.artefact import read_artefact
     from presage.predictors.next_agent.predictor import NextAgentPredictor
     from presage.registry.resolve import resolve
-    from presage.training.next_agent.train import Origin
+    from presage.training.next_agent.train import OldModel
 
     found = resolve(reference, lambda: open_existing(tracking_uri))
     predictor = NextAgentPredictor.load(found.folder)
@@ -167,7 +167,7 @@ def _origin(reference: str, horizon: int | None, tracking_uri: str | None) -> Or
             "--start-from to train anew"
         )
     called = reference if found.version is None else f"models:/{found.name}/{found.version}"
-    return Origin(predictor, called, read_artefact(found.folder).digest)
+    return OldModel(predictor, called, read_artefact(found.folder).digest)
 
 
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:

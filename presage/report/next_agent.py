@@ -173,9 +173,7 @@ def on_old_traces(metrics: Metrics) -> Section | None:
     return Section(
         "Accuracy on the old traces",
         [
-            Text(
-                f"{counted(found['workflows'], 'workflow')} of --old-test; only the old model and ours know such traces."
-            ),
+            Text(f"{counted(found['workflows'], 'workflow')} of --old-test; the baselines but the old model saw none."),
             *(moment_table(judged, moment) for moment in found["moments"]),
             Table(["forgotten: old model minus ours, at", *ahead(max(map(len, rows)) - 1)], rows),
         ],

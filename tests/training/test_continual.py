@@ -19,7 +19,7 @@ from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.training.next_agent.continual import continue_predictor, places_taken, train_further
-from presage.training.next_agent.train import OLD, Origin, fit_predictor
+from presage.training.next_agent.train import OLD, OldModel, fit_predictor
 
 FAST = NextAgentConfig(network=NetworkConfig(epochs=6), boosting=BoostingConfig(rounds=40))
 NAMES = {"planner": "architect", "coder": "engineer"}
@@ -100,7 +100,7 @@ def test_newer_traces_may_lack_an_input(missing: str) -> None:
 
 
 def test_old_and_new_model_are_judged_on_both_weeks() -> None:
-    origin = Origin(old(), "models:/m/1", "sha256:0", week(40, 9))
+    origin = OldModel(old(), "models:/m/1", "sha256:0", week(40, 9))
     training = train_further(week(40, 1, NAMES), None, origin, baselines=("markov-1",))
     found = training.metrics
     assert list(found["baselines"]) == [OLD, "markov-1"]

@@ -29,7 +29,7 @@ from presage.predictors.next_agent.ngram import BackoffNgram
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.training.baselines import BASELINES, find
 from presage.training.next_agent.semantic_state import VALIDATION_FRACTION
-from presage.training.next_agent.train import FittedPredictor, NextAgentTraining, Origin, assess
+from presage.training.next_agent.train import FittedPredictor, NextAgentTraining, OldModel, assess
 from presage.training.sets import set_apart, tasks_apart
 from presage.training.training import Progress
 
@@ -42,7 +42,7 @@ _BELIEVED: Final = 3.0
 def train_further(
     table: pa.Table,
     test: pa.Table | None,
-    origin: Origin,
+    origin: OldModel,
     *,
     seed: int = 0,
     baselines: Sequence[str] = tuple(BASELINES),

@@ -149,7 +149,7 @@ def train(
 
 
 @dataclass(frozen=True)
-class Origin:
+class OldModel:
     """The predictor that a training started from, how users name it, and old test traces, if any."""
 
     predictor: NextAgentPredictor
@@ -169,7 +169,7 @@ def assess(
     *,
     baselines: Sequence[str] = tuple(BASELINES),
     name: str | None = None,
-    origin: Origin | None = None,
+    origin: OldModel | None = None,
     progress: Progress | None = None,
 ) -> NextAgentTraining:
     """Fit baselines where a predictor was fitted, on the training part, and evaluate all of them on the test set.
