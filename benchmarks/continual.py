@@ -1,9 +1,10 @@
 """Does a model that goes on training keep what it knows, and learn a changed application from a tenth of the traces?
 
-Five folds by task; in each, week 1 is four fifths of the tasks outside the fold. Then a release renames 30 % of the
-agents and splits the one with most steps in two, at random step by step; week 2 is a tenth as many of the remaining
-tasks, after the release. The test tasks of the fold are judged as they were in week 1 and as they are in week 2, after
-the output, with intervals over workflows (1,000 resamples):
+Five folds by task; in each, week 1 is four fifths of the tasks outside the fold. Week 2 is a tenth as many of the
+remaining tasks, after a release: `renamed`, 30 % of the agents get other names and the one with most steps is split in
+two, at random step by step; or `added`, a new agent comes after every step of the one with most steps. The test tasks
+of the fold are judged as they were in week 1 and as they are in week 2, after the output, with intervals over workflows
+(1,000 resamples):
 
 - old: trained on week 1, as it is
 - few: trained anew on week 2
@@ -11,6 +12,7 @@ the output, with intervals over workflows (1,000 resamples):
 - started: started from old, on week 2 alone (`train-predictor next-agent --start-from`)
 
     python benchmarks/continual.py FOLDER [--sets hyperagent,magentic_whowhen,retry] [--folds 2] [--seed 0]
+        [--releases renamed,added]
 
 FOLDER has the public traces as .jsonl.gz; a name that is no file there is a synthetic process, of 400 workflows.
 Prints a table per set and one JSON line.
@@ -23,7 +25,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -33,6 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from presage.datasets.read import read_traces
+from presage.datasets.schema import workflow_codes
 from presage.datasets.synthetic.workflows import generate
 from presage.datasets.tasks import task_of
 from presage.features.moment import COMPLETION
@@ -47,7 +50,6 @@ from presage.training.next_agent.train import FittedPredictor, fit_predictor
 
 FOLDS = 5
 WORKFLOWS = 400
-RELEASE = ("agents renamed", "an agent split in two")
 ROWS = ("old", "few", "both", "started")
 WEEKS = ("week 2", "week 1")
 
@@ -57,6 +59,30 @@ def traces(folder: Path, name: str, seed: int) -> pa.Table:
     if file.exists():
         return served_steps(read_traces([file]).table)
     return served_steps(generate(name, WORKFLOWS, seed, state_size=16).table)
+
+
+def renamed(table: pa.Table, seed: Sequence[int]) -> pa.Table:
+    for place, name in enumerate(("agents renamed", "an agent split in two")):
+        table, _ = CHANGES[name](table, np.random.default_rng([*seed, place]))
+    return table
+
+
+def added(table: pa.Table, seed: Sequence[int]) -> pa.Table:
+    agents = np.array(table["agent"].to_pylist())
+    names, counts = np.unique(agents, return_counts=True)
+    rows = np.repeat(np.arange(len(agents)), 1 + (agents == names[counts.argmax()]))
+    new = np.diff(rows, prepend=-1) == 0
+    first = np.maximum.accumulate(
+        np.where(np.diff(workflow_codes(table)[rows], prepend=-1) != 0, np.arange(len(rows)), 0)
+    )
+    longer = table.take(pa.array(rows))
+    for column, values in (("agent", np.where(new, "added", agents[rows])), ("step", np.arange(len(rows)) - first)):
+        field = longer.schema.field(column)
+        longer = longer.set_column(longer.schema.get_field_index(column), field, pa.array(values.tolist(), field.type))
+    return longer
+
+
+RELEASES = {"renamed": renamed, "added": added}
 
 
 def joined(week_1: pa.Table, week_2: pa.Table) -> pa.Table:
@@ -71,18 +97,16 @@ def judge(predictor: NextAgentPredictor, table: pa.Table) -> Figures:
     return measure(forecasts, held.outcomes, held.workflow, np.random.default_rng(0), resamples=1)
 
 
-def fold_of(table: pa.Table, number: int, seed: int) -> dict[str, tuple[dict[str, Figures], float]]:
+def fold_of(table: pa.Table, release: str, number: int, seed: int) -> dict[str, tuple[dict[str, Figures], float]]:
     """Figures by week, and seconds of training, of every row."""
-    after = table
-    for place, name in enumerate(RELEASE):
-        after, _ = CHANGES[name](after, np.random.default_rng([seed, number, place]))
-    code = pc.dictionary_encode(task_of(table).combine_chunks()).indices.to_numpy()
-    fold = np.random.default_rng(seed).permutation(code.max() + 1) % FOLDS
+    after = RELEASES[release](table, (seed, number))
+    tasks = np.unique(task_of(table).to_pylist())
+    fold = np.random.default_rng(seed).permutation(len(tasks)) % FOLDS
     others = np.random.default_rng([seed, number]).permutation(np.flatnonzero(fold != number))
     first = round(0.8 * len(others))
 
-    def of(source: pa.Table, tasks: np.ndarray) -> pa.Table:
-        return source.filter(pa.array(np.isin(code, tasks)))
+    def of(source: pa.Table, chosen: np.ndarray) -> pa.Table:
+        return source.filter(pc.is_in(task_of(source), pa.array(tasks[chosen])))
 
     week_1, week_2 = of(table, others[:first]), of(after, others[first : first + max(4, first // 10)])
     test = np.flatnonzero(fold == number)
@@ -105,9 +129,9 @@ def fold_of(table: pa.Table, number: int, seed: int) -> dict[str, tuple[dict[str
     return found
 
 
-def table_of(name: str, folds: list[dict[str, tuple[dict[str, Figures], float]]]) -> dict[str, object]:
+def table_of(name: str, release: str, folds: list[dict[str, tuple[dict[str, Figures], float]]]) -> dict[str, object]:
     told: dict[str, object] = {"workflows": sum(len(fold["old"][0]["week 1"].positions) for fold in folds)}
-    print(f"\n### {name}: {told['workflows']} test workflows in {len(folds)} of {FOLDS} folds\n")
+    print(f"\n### {name}, {release}: {told['workflows']} test workflows in {len(folds)} of {FOLDS} folds\n")
     print("| model | week 2, 1 / 2 / 3 steps ahead (95 % interval) | week 1, the same | seconds |\n|---|---|---|---|")
     pools: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}
     for row in ROWS:
@@ -145,6 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sets", default="hyperagent,magentic_whowhen,retry")
+    parser.add_argument("--releases", default=",".join(RELEASES))
     parser.add_argument("--folds", type=int, default=2, choices=range(1, FOLDS + 1), help="judge so many of them")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
@@ -154,7 +179,9 @@ def main() -> None:
     for name in chosen.sets.split(","):
         table = traces(chosen.folder, name, chosen.seed)
         print(name, file=sys.stderr)
-        result[name] = table_of(name, [fold_of(table, number, chosen.seed) for number in range(chosen.folds)])
+        for release in chosen.releases.split(","):
+            folds = [fold_of(table, release, number, chosen.seed) for number in range(chosen.folds)]
+            result[f"{name}, {release}"] = table_of(name, release, folds)
     print(json.dumps(result))
 
 

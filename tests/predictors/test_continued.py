@@ -103,16 +103,19 @@ def test_what_is_new_is_unknown_to_the_old_predictor() -> None:
         np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
 
 
-def test_twins_are_the_workflows_under_old_names() -> None:
+def test_twins_are_the_workflows_before_there_were_new_agents() -> None:
     new = Vocabulary(("t",), ("a", "b", "B", "c", "x"))
     by = Extension(Vocabulary(("t",), ("a", "b", "c")), new, {"B": "b"})
-    words = ["aBc", "abc", "aBx", "cBB?"]
-    twins = by.twins(prefixes_from(words, agents="abBcx"))
-    wanted = prefixes_from(["abc", "cbb?"], agents="abBcx")
-    np.testing.assert_array_equal(twins.agent, wanted.agent)
-    np.testing.assert_array_equal(twins.outcomes, wanted.outcomes)
-    none = by.twins(prefixes_from(["abc", "ax"], agents="abBcx"))
+    words = ["aBc", "abc", "aBxxc", "cBB?", "xx", "xaxb"]
+    twins = by.twins(prefixes_from(words, agents="abBcx", cut=[5]))
+    wanted = prefixes_from(["abc", "abc", "cbb?", "ab"], agents="abBcx", cut=[3])
+    for name in ("offsets", "agent", "outcomes", "workflow_type"):
+        np.testing.assert_array_equal(getattr(twins, name), getattr(wanted, name))
+    none = by.twins(prefixes_from(["abc", "ca"], agents="abBcx"))
     assert (none.workflows, none.steps) == (0, 0)
+    other = Vocabulary(("t", "u"), new.agents)
+    of_new_type = prefixes_from(words, agents="abBcx", types=["u"] * 6, known_types=("t", "u"))
+    assert Extension(by.old, other, by.takes).twins(of_new_type).workflows == 0
 
 
 def test_counts_add_up() -> None:

@@ -83,12 +83,15 @@ class Extension:
         return self._renamed(prefixes, agents, outcomes, self.old)
 
     def twins(self, prefixes: Prefixes) -> Prefixes:
-        """The workflows with agents that take others' places, before they did: under the old names."""
-        given = self.places[self.agents]
-        taken = self.added & (self.agents != self.old.unknown)
-        of = prefixes.workflow[taken[prefixes.agent]]
-        lost = prefixes.workflow[(self.added & ~taken)[prefixes.agent]]
-        return self._renamed(prefixes.take(np.setdiff1d(of, lost)), given, np.append(given, self.new.unseen), self.new)
+        """The workflows of old types that call new agents, before they did: under the names of those whose places the
+        new agents take, and without the steps of the others."""
+        some = np.unique(prefixes.workflow[self.added[prefixes.agent]])
+        some = some[self.types[prefixes.workflow_type[some]] < len(self.old.workflow_types)]
+        twins = prefixes.take(some)
+        nobody = self.added & (self.agents == self.old.unknown)
+        before = np.where(nobody, self.new.unknown, self.places[self.agents])
+        twins = twins.without_steps(nobody[twins.agent])
+        return self._renamed(twins, before, np.append(before, self.new.unseen), self.new)
 
     def forecasts(self, old: NDArray[np.float32]) -> NDArray[np.float32]:
         """Forecasts of the old predictor, float32 [n, K, V+1], over the new outcomes; new agents never come."""

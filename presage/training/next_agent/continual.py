@@ -3,8 +3,8 @@
 Horizon, settings, states and projections are the old ones. A new agent takes the place of an old one that the newer
 traces no longer call, if the same agents come before and after it (`places_taken`): it was renamed, or is a part of it.
 Then the network is trained further, trees are added, n-gram and evidence are counted further, and the mixture is
-weighed again (`predictors/next_agent/continued.py`). So that the old names are not forgotten, each workflow with such
-an agent is learnt under the old names too.
+weighed again (`predictors/next_agent/continued.py`). So that the old agents are not forgotten, each workflow with a new
+agent is learnt a second time as it was before: under the old name, or without the steps of an agent in nobody's place.
 """
 
 from __future__ import annotations
