@@ -11,13 +11,17 @@ from presage.cli import options
 from presage.cli.kinds import KindCommand
 from presage.cli.output import Output, table
 from presage.cli.training import TrainingJob, carry_out
+from presage.errors import ConfigurationError
 from presage.progress import Progress
+from presage.registry.connect import open_existing
+from presage.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from presage.predictors.next_agent.predictor import NextAgentPredictor
     from presage.training.next_agent.evaluate import Evaluation
+    from presage.training.next_agent.train import OldModel
     from presage.training.training import Training
 
 _LIKELIEST: Final = 3
@@ -28,18 +32,39 @@ def next_agent(
     test: options.Test = None,
     config: options.ConfigFile = None,
     settings: options.Settings = None,
-    horizon: options.Horizon = 3,
+    start_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="A next-agent predictor to train further on newer traces: models:/NAME@ALIAS, models:/NAME/VERSION or "
+            "a folder. It keeps what it knows of old agents; a tenth of the traces is enough for what is new. "
+            "Settings, horizon and states stay.",
+        ),
+    ] = None,
+    old_test: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="With --start-from: traces from before, which the model was not trained on; repeat for more. Shows "
+            "what the new model has forgotten.",
+        ),
+    ] = None,
+    horizon: Annotated[
+        int | None, typer.Option(help="Number of steps to forecast. Default: 3, or that of --start-from.", min=1)
+    ] = None,
     seed: options.Seed = 0,
     states: Annotated[
-        options.States,
+        options.States | None,
         typer.Option(
-            help="Semantic states: captured (hidden states), text, none, or auto: the one that forecasts best on "
-            "validation tasks, or the simplest of equally good ones."
+            help="Semantic states: captured (hidden states), text, none, or auto (the default): the one that forecasts "
+            "best on validation tasks, or the simplest of equally good ones."
         ),
-    ] = "auto",
+    ] = None,
     text_encoder: Annotated[
-        str, typer.Option(help="For --states text: sketch (seconds), or a folder or hub name of a transformer.")
-    ] = "sketch",
+        str | None,
+        typer.Option(
+            help="For --states text: sketch (seconds; the default), or a folder or hub name of a transformer."
+        ),
+    ] = None,
     baselines: Annotated[
         str,
         typer.Option(
@@ -65,23 +90,48 @@ def next_agent(
     as_json: options.Json = False,
 ) -> None:
     """Train the next-agent predictor, compare it with baselines, and register it."""
+    from dataclasses import replace
+
     from presage.predictors.next_agent.parts import NextAgentConfig
     from presage.training.baselines import choose
     from presage.training.configuration import read_configuration
     from presage.training.next_agent.train import LIMITS, train
 
     configuration = read_configuration(NextAgentConfig, config, settings or (), LIMITS)
-    wanted = choose(baselines)
+    wanted, output = choose(baselines), Output(as_json)
+    if start_from is None and old_test:
+        raise ConfigurationError("--old-test judges what a model of --start-from keeps: give that model, or use --test")
+    if start_from is not None and (config, settings or None, states, text_encoder, report_folder) != (None,) * 5:
+        raise ConfigurationError(
+            "--start-from keeps the settings and states of the model: omit --config, --set, --states and "
+            "--text-encoder, and --report, which trains anew (--out has a report too)"
+        )
+
+    origin = None if start_from is None else _origin(start_from, horizon, tracking_uri)
 
     def fit(table: pa.Table, test_table: pa.Table | None, report: Progress) -> Training[NextAgentPredictor, Evaluation]:
+        if origin is not None:
+            from presage.training.next_agent.continual import train_further
+
+            older = options.read(old_test, skip_bad, output, report) if old_test else None
+            return train_further(
+                table,
+                test_table,
+                replace(origin, test=older),
+                seed=seed,
+                baselines=wanted,
+                name=name,
+                progress=report,
+            )
+        how = horizon or 3, seed, states or "auto", text_encoder or "sketch"
         training = train(
             table,
             test_table,
             configuration,
-            horizon=horizon,
+            horizon=how[0],
             seed=seed,
-            states=states,
-            text_encoder=text_encoder,
+            states=how[2],
+            text_encoder=how[3],
             baselines=wanted,
             name=name,
             progress=report,
@@ -89,7 +139,7 @@ def next_agent(
         if report_folder is not None:
             from presage.training.next_agent.study import Recipe, further_evidence
 
-            recipe = Recipe(configuration, horizon, seed, states, text_encoder)
+            recipe = Recipe(configuration, *how)
             training.metrics.update(further_evidence(training, table, test_table, recipe, report))
         return training
 
@@ -98,8 +148,26 @@ def next_agent(
             "next-agent", traces, test, skip_bad, out_folder, report_folder, force, name, register, tracking_uri
         ),
         fit,
-        Output(as_json),
+        output,
     )
+
+
+def _origin(reference: str, horizon: int | None, tracking_uri: str | None) -> OldModel:
+    """The predictor of --start-from; raises ConfigurationError if it forecasts another number of steps."""
+    from presage.predictors.common.artefact import read_artefact
+    from presage.predictors.next_agent.predictor import NextAgentPredictor
+    from presage.registry.resolve import resolve
+    from presage.training.next_agent.train import OldModel
+
+    found = resolve(reference, lambda: open_existing(tracking_uri))
+    predictor = NextAgentPredictor.load(found.folder)
+    if horizon not in (None, predictor.horizon):
+        raise ConfigurationError(
+            f"--horizon {horizon}: {reference} forecasts {counted(predictor.horizon, 'step')}; omit --horizon, or omit "
+            "--start-from to train anew"
+        )
+    called = reference if found.version is None else f"models:/{found.name}/{found.version}"
+    return OldModel(predictor, called, read_artefact(found.folder).digest)
 
 
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
@@ -126,6 +194,7 @@ NEXT_AGENT = KindCommand(
     examples="train-predictor next-agent traces/\n\n"
     "train-predictor next-agent traces/ --test later/ --out runs/a --no-register\n\n"
     "train-predictor next-agent traces/ --report evidence/        # a page to read in two minutes\n\n"
+    "train-predictor next-agent newer/ --start-from models:/next-agent@champion --old-test kept/\n\n"
     "train-predictor next-agent traces/ --set network.epochs=10 --set boosting.rounds=0\n\n"
     "An unknown --set key lists all keys.",
     forecast=_forecast,

@@ -162,6 +162,11 @@ class AgentNames:
                 few[name].append(one)
         return cls((one, name) for name, kept in few.items() for one in kept)
 
+    def and_then(self, newer: AgentNames) -> AgentNames:
+        """The names of both; the newer one of an agent that has two."""
+        kept = [of for of in self._known if not any(of[0].same_agent(one) for one, _ in newer._known)]
+        return AgentNames([*kept, *newer._known], {**self._ids, **newer._ids})
+
     @cached_property
     def digest(self) -> str:
         """Of the names, 16 hexadecimal digits."""

@@ -108,6 +108,25 @@ class Prefixes:
             states={moment: states[rows] for moment, states in self.states.items()},
         )
 
+    def without_steps(self, dropped: NDArray[np.bool_]) -> Prefixes:
+        """The same workflows as if these steps, bool [n], had never been; those with no other step are left out."""
+        rows = np.flatnonzero(~dropped)
+        lengths = np.bincount(self.workflow[rows], minlength=self.workflows)
+        left = np.flatnonzero(lengths)
+        offsets = np.append(0, np.cumsum(lengths[left])).astype(np.int64)
+        complete = self.outcomes[self.offsets[1:][left] - 1, 0] == self.vocabulary.end
+        return replace(
+            self,
+            offsets=offsets,
+            workflow_type=self.workflow_type[left],
+            task=self.task[left],
+            agent=self.agent[rows],
+            outcomes=_outcomes(self.agent[rows], offsets, complete, self.vocabulary, self.horizon),
+            sizes=self.sizes[rows],
+            called=self.called[rows],
+            states={moment: states[rows] for moment, states in self.states.items()},
+        )
+
     def with_states(self, states: Mapping[Moment, NDArray[np.float32]]) -> Prefixes:
         """The same prefixes with these states."""
         return replace(self, states=dict(states))

@@ -11,7 +11,7 @@ workflow finishes) and V+1 an agent unknown to training (a label, never a foreca
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ TOOLS_KEPT: Final = 32
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """T workflow types, V agents, and the Z tools that answers call most often, in sorted order.
+    """T workflow types, V agents, and the Z tools that answers call most often, sorted until `extended`.
 
     `names` folds the names of steps before they are looked up; those of the vocabulary are folded already.
     """
@@ -52,6 +52,22 @@ class Vocabulary:
         tools = most_frequent(pc.list_flatten(table[TOOLS_CALLED]), TOOLS_KEPT)
         types = sorted(pc.unique(table["workflow_type"]).to_pylist())
         return cls(tuple(types), tuple(agents), tuple(sorted(tools)), NameMapping.of(table))
+
+    def extended(self, table: pa.Table, beside: Mapping[str, str]) -> Vocabulary:
+        """With the new names of a trace: agents right after those `beside` which they stand, all others at the end."""
+        more = Vocabulary.from_table(table)
+        agents = list(self.agents)
+        for name in reversed(more.agents):  # so that those beside one agent end up in order
+            if name not in self._agent_index and name in beside:
+                agents.insert(agents.index(beside[name]) + 1, name)
+        of_own = dict.fromkeys((*agents, *more.agents))
+        types, tools = (dict.fromkeys((*getattr(self, of), *getattr(more, of))) for of in ("workflow_types", "tools"))
+        return replace(
+            self,
+            workflow_types=tuple(types),
+            agents=tuple(of_own),
+            tools=tuple(tools)[: max(TOOLS_KEPT, len(self.tools))],
+        )
 
     @property
     def unknown(self) -> int:

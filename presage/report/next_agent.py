@@ -160,6 +160,27 @@ def accuracies(metrics: Metrics) -> Section:
     return Section("Accuracy by steps ahead", blocks, in_terminal=True)
 
 
+def on_old_traces(metrics: Metrics) -> Section | None:
+    """A training that started from an older model, on that one's test traces; None without any."""
+    found = (metrics.get("started_from") or {}).get("old_test")
+    if found is None:
+        return None
+    judged = {ours(metrics): found["moments"], **found["baselines"]}
+    rows = [
+        [moment, *(signed_interval(x, ci) for x, ci in zip(of["difference"], of["ci95"], strict=True))]
+        for moment, of in found["forgotten"].items()
+    ]
+    return Section(
+        "Accuracy on the old traces",
+        [
+            Text(f"{counted(found['workflows'], 'workflow')} of --old-test; the baselines but the old model saw none."),
+            *(moment_table(judged, moment) for moment in found["moments"]),
+            Table(["forgotten: old model minus ours, at", *ahead(max(map(len, rows)) - 1)], rows),
+        ],
+        in_terminal=True,
+    )
+
+
 def against_table(cells: Sequence[Against]) -> Table:
     """Ours against the best baseline, a row a moment and number of steps ahead."""
     rows = [
@@ -342,6 +363,7 @@ def document(metrics: Metrics) -> Document:
     sections = [
         data(metrics),
         accuracies(metrics),
+        on_old_traces(metrics),
         profiles(metrics),
         ablation(metrics),
         by_type(metrics),

@@ -236,3 +236,21 @@ def test_the_first_split_is_the_best_there_is() -> None:
     trees = fit_trees(inputs, outcomes, inputs, outcomes, 2, replace(SMALL, bins=256), 0, rounds=1)
     above = inputs[inputs[:, 3] > 0.4, 3].min()
     assert (trees.feature[0, 0], trees.threshold[0, 0]) == (3, pytest.approx(above, abs=0.02))
+
+
+def test_trees_grown_from_others_add_to_them() -> None:
+    inputs, outcomes = xor(600, 0)
+    nothing = inputs[:0], outcomes[:0]
+    first = fit_trees(inputs, outcomes, *nothing, 3, replace(SMALL, depth=2), 0, rounds=5)
+    begun = first.logits(inputs)
+    more, none = (
+        fit_trees(inputs, outcomes, *nothing, 3, SMALL, 1, rounds=rounds, start=(begun, begun[:0]), depth=2)
+        for rounds in (7, 0)
+    )
+    both = first.and_then(more)
+    assert (len(both), both.depth, len(both.first(5))) == (12, 2, 5)
+    rounded = both.scale * len(both)
+    assert (np.abs(both.logits(inputs) - begun - more.logits(inputs)) <= rounded).all()
+    np.testing.assert_allclose(first.and_then(none).logits(inputs), begun)
+    losses = [cross_entropy(forecasts(trees, inputs, outcomes.shape[1]), outcomes) for trees in (both, first)]
+    assert losses[0] < losses[1]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from presage.features.prefixes import MASKED
-from presage.predictors.common.probabilities import cross_entropy, label_probability, softmax
+from presage.predictors.common.probabilities import cross_entropy, label_probability, outcome_shift, softmax
 from presage.predictors.next_agent.predictor import fit_weights
 
 PRIOR = (0.5, 0.5, 0.1)
@@ -111,3 +111,12 @@ def test_cross_entropy_by_hand_over_the_labels_that_count() -> None:
     assert cross_entropy(p, np.full((2, 2), MASKED, np.int32)) == 0.0
     impossible = cross_entropy(p[1:, :1], np.array([[2]], np.int32))
     assert np.isfinite(impossible)
+
+
+def test_shifted_logits_forecast_each_outcome_as_often_as_it_comes() -> None:
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(4000, 2, 4)).astype(np.float32), rng.integers(0, 2, (4000, 2)).astype(np.int32)
+    shifted = softmax(logits + outcome_shift(logits, labels)).mean(axis=0)
+    np.testing.assert_allclose(shifted, [[0.5, 0.5, 0, 0]] * 2, atol=0.02)
+    assert shifted.min() > 0
+    np.testing.assert_allclose(outcome_shift(logits, np.full_like(labels, MASKED)), 0.0, atol=1e-5)

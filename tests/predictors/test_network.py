@@ -12,6 +12,7 @@ from presage.features.history import history_size
 from presage.features.prefixes import MASKED, transition_matrix
 from presage.predictors.next_agent.kernels import network_logits, step_prefix
 from presage.predictors.next_agent.network import (
+    ContinuedNetwork,
     Examples,
     ExampleTensors,
     NextAgentNetwork,
@@ -85,7 +86,7 @@ def test_what_serves_is_what_was_trained(widths: tuple[int, int], seed: int) -> 
     drawn = sample(widths=widths, seed=seed)
     network, mean, spread = network_of(drawn, seed)
     trained = by_torch(network, drawn, mean, spread)
-    served = by_kernels(export(network, mean, spread, CONFIG), drawn)
+    served = by_kernels(export(network, mean, spread), drawn)
     assert trained.std() > 0.5
     # Half precision rounds each weight by 2^-11 of itself: of logits of size 1 to 10 no more than a hundredth is lost.
     np.testing.assert_allclose(served, trained, atol=0.02)
@@ -293,3 +294,17 @@ def test_the_padded_view_has_every_row_once_in_its_place() -> None:
     rows, padded = rows_and_padding(np.array([0, 2, 5, 6]), np.array([1, 2]))
     assert rows.tolist() == [2, 3, 4, 5]
     assert padded.tolist() == [[0, 1, 2], [3, 4, 4]]
+
+
+@pytest.mark.parametrize("widths", [(3, 2), (0, 0)])
+def test_the_arrays_of_serving_train_further_from_where_they_are(widths: tuple[int, int]) -> None:
+    drawn = sample(widths=widths)
+    network, mean, spread = network_of(drawn)
+    served = export(network, mean, spread)
+    rng = np.random.default_rng(0)
+    again = ContinuedNetwork(served, mean + 1, spread * 2, HORIZON, CONFIG, rng).eval()
+    np.testing.assert_allclose(by_torch(again, drawn, mean + 1, spread * 2), by_kernels(served, drawn), atol=0.01)
+    with torch.no_grad():
+        back = export(again, mean + 1, spread * 2)
+    for name, array in served.arrays.items():
+        np.testing.assert_allclose(back.arrays[name], array, atol=0.005, err_msg=name)

@@ -25,6 +25,28 @@ def softmax(logits: NDArray[Number]) -> NDArray[Number]:
     return np.ascontiguousarray(np.moveaxis(rows, 0, -1))
 
 
+_SHIFTED: Final = 10.0
+"""Labels that the shares of `outcome_shift` are believed as much as."""
+_SCALINGS: Final = 20
+
+
+def outcome_shift(logits: NDArray[np.float32], outcomes: NDArray[np.int32]) -> NDArray[np.float32]:
+    """What to add to logits [n, K, O] so that the mean forecast of each outcome is its share of the labels [n, K].
+
+    float32 [K, O], by iterative scaling; few labels shift little. Labels outside 0..O-1 do not count.
+    """
+    shift = np.zeros(logits.shape[1:], np.float32)
+    for k in range(len(shift)):
+        rows = np.flatnonzero((outcomes[:, k] >= 0) & (outcomes[:, k] < logits.shape[2]))
+        came = np.bincount(outcomes[rows, k], minlength=logits.shape[2])
+        before = softmax(logits[rows, k]).sum(axis=0)
+        wanted = (came + _SHIFTED * before / max(len(rows), 1)) * len(rows) / (len(rows) + _SHIFTED)
+        for _ in range(_SCALINGS):
+            p = softmax(logits[rows, k] + shift[k]).sum(axis=0)
+            shift[k] += np.log(np.maximum(wanted, FLOOR) / np.maximum(p, FLOOR))
+    return shift
+
+
 def label_probability(
     probabilities: NDArray[np.floating], outcomes: NDArray[np.int32]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

@@ -95,6 +95,20 @@ class TreeEnsemble:
         """Sum of the trees, float32 [n, K (V+1)], from input vectors float32 [n, F]."""
         return _walk(inputs, self.feature, self.threshold, self.leaves, self.scale, self.base)
 
+    def first(self, most: int) -> TreeEnsemble:
+        """At most so many trees, the first ones: they do the most."""
+        feature, threshold, leaves = self.feature[:most], self.threshold[:most], self.leaves[:most]
+        return TreeEnsemble(feature, threshold, leaves, self.scale, self.base)
+
+    def and_then(self, more: TreeEnsemble) -> TreeEnsemble:
+        """The trees of both, of one depth; leaves are rounded anew only where those of `more` are larger."""
+        scale = np.maximum(self.scale, more.scale)
+        leaves = [np.round(of.leaves * (of.scale / scale)).astype(np.int8) for of in (self, more)]
+        feature, threshold = (
+            np.concatenate([getattr(of, name) for of in (self, more)]) for name in ("feature", "threshold")
+        )
+        return TreeEnsemble(feature, threshold, np.concatenate(leaves), scale, self.base + more.base)
+
     def check(self, inputs: int, outputs: int) -> None:
         """Raise ValueError unless every tree compares some of `inputs` numbers and has leaves of `outputs` numbers."""
         trees, depth = self.feature.shape if self.feature.ndim == 2 else (-1, -1)
@@ -132,6 +146,7 @@ def fit_trees(
     most: int | None = None,
     start: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
     rounds: int | None = None,
+    depth: int | None = None,
 ) -> TreeEnsemble:
     """Grow trees on input vectors and labels.
 
@@ -147,6 +162,7 @@ def fit_trees(
         start: logits that the trees add to, float32 [n, K (V+1)] and [m, K (V+1)]; None: the share of each outcome,
             the base of the ensemble.
         rounds: number of trees (at most `most`); None: early stopping on the validation rows.
+        depth: of the trees; None for `tree_limits`.
     """
     rng = np.random.default_rng(seed)
     count, horizon = outcomes.shape
@@ -161,7 +177,8 @@ def fit_trees(
     open_inputs, drawn_inputs = (i[varies[i]].astype(np.int32) for i in (open_inputs, np.asarray(drawn, np.int64)))
     first, first_held_out = start or (np.tile(base, (count, 1)), np.tile(base, (len(validation_inputs), 1)))
     logits, held_out_logits = first.copy(), first_held_out.copy()
-    depth, limit = tree_limits(width, config)
+    usual, limit = tree_limits(width, config)
+    depth = usual if depth is None else depth
     limit = min(limit, limit if most is None else most)
     if not len(open_inputs) + len(drawn_inputs) or not count:
         limit = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from presage.features.inputs import SIZE_COUNT, known
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, transition_matrix
 from presage.features.projection import Projection, fit_projection
+from presage.predictors.common.probabilities import outcome_shift
 from presage.predictors.next_agent.boosting import TreeEnsemble, fit_trees, tree_limits
 from presage.predictors.next_agent.ngram import BackoffNgram
 from presage.predictors.next_agent.parts import (
@@ -31,6 +32,7 @@ from presage.predictors.next_agent.parts import (
 )
 
 if TYPE_CHECKING:
+    from presage.predictors.next_agent.continued import Start
     from presage.predictors.next_agent.network import Examples
 
 NGRAM_ORDER: Final = 3
@@ -78,8 +80,22 @@ class Projected:
         return widths_of(self.projections)
 
 
-def project(train: Prefixes, validation: Prefixes | None, config: NextAgentConfig, seed: int) -> Projected:
-    """Fit the projections on training prefixes and make the input vectors."""
+def project(
+    train: Prefixes, validation: Prefixes | None, config: NextAgentConfig, seed: int, start: Start | None = None
+) -> Projected:
+    """Fit the projections on training prefixes, or take those of `start`, and make the input vectors."""
+    if start is not None:
+        projections = start.parts.projections
+
+        def examples_of(prefixes: Prefixes) -> Examples:
+            twins = start.extension.twins(prefixes)
+            both = (_examples(of, project_all(of, projections)) for of in (prefixes, twins))
+            return next(both).and_then(next(both))
+
+        examples = examples_of(train)
+        held_out = examples if validation is None else examples_of(validation)
+        renamed = _renamed(train, project_all(train, projections), seed)
+        return Projected(train, projections, examples, held_out, renamed)
     kept = {
         PREFILL: (config.components, config.discriminants),
         COMPLETION: (config.completion_components, config.completion_discriminants),
@@ -106,11 +122,13 @@ def grow(
     *,
     rounds: Mapping[str, int] | None = None,
     grown: Mapping[str, TreeEnsemble] | None = None,
+    start: Start | None = None,
 ) -> dict[str, TreeEnsemble]:
     """Grow the ensembles of trees, by the names of `TREES`.
 
     `rounds` are the trees of each ensemble, None for early stopping on held-out examples; `grown` are ensembles grown
-    on the same prefixes, from which to take those that read no state.
+    on the same prefixes, from which to take those that read no state. Those of `start` stay, and half as many may be
+    added as usual.
     """
     history, tools = history_size(len(of.train.vocabulary.agents)), len(of.train.vocabulary.tools) + 1
     sizes = history + tools + 1
@@ -122,6 +140,9 @@ def grow(
     }
     outcomes = of.train.vocabulary.outcomes
     most = tree_limits(of.train.horizon * outcomes, config.boosting)[1]
+    old: Mapping[str, TreeEnsemble] = {}
+    if start is not None:
+        old, most = _with_room(start.parts.trees, most), most // 2
 
     def fit(
         name: str,
@@ -133,9 +154,17 @@ def grow(
         limit: int,
     ) -> TreeEnsemble:
         train, held = (data.inputs[moment][r] for data, r in zip((of.examples, of.held_out), rows, strict=True))
-        return fit_trees(
+        labels, before = of.examples.outcomes[rows[0]], old.get(name)
+        begun = None if start is None else (start[0][rows[0]], start[1][rows[1]])
+        if before is not None:
+            if begun is None:
+                shift = outcome_shift(before.logits(train).reshape(*labels.shape, outcomes), labels)
+                before = replace(before, base=before.base + shift.ravel())
+            of_old = before.logits(train), before.logits(held)
+            begun = of_old if begun is None else (begun[0] + of_old[0], begun[1] + of_old[1])
+        more = fit_trees(
             train,
-            of.examples.outcomes[rows[0]],
+            labels,
             held,
             of.held_out.outcomes[rows[1]],
             outcomes,
@@ -144,9 +173,11 @@ def grow(
             always=always.tolist(),
             drawn=drawn.tolist(),
             most=limit,
-            start=None if start is None else (start[0][rows[0]], start[1][rows[1]]),
+            start=begun,
             rounds=None if rounds is None else rounds[name],
+            depth=None if before is None else before.depth,
         )
+        return more if before is None else before.and_then(more)
 
     both = of.examples, of.held_out
     if grown is not None:
@@ -165,7 +196,8 @@ def grow(
             if grown is not None and name in grown:
                 found[name] = grown[name]
             elif stage == "states":
-                limit = most - len(of_ids) - sum(map(len, found.values()))
+                added = {TREES[0]: of_ids, **found}
+                limit = most - sum(len(trees) - len(old.get(of, ())) for of, trees in added.items())
                 found[name] = fit(name, moment, (rows[0], rows[1]), (begun[0], begun[1]), ids, columns[stage], limit)
             else:
                 every, limit = np.concatenate([ids, columns[stage]]), round(_SHARE * most)
@@ -199,12 +231,13 @@ def learn(
     *,
     trees: Mapping[str, TreeEnsemble] | None = None,
     stopping: Stopping | None = None,
+    start: Start | None = None,
     progress: Callable[[float], None],
 ) -> tuple[NextAgentParts, Stopping]:
     """Fit all parts on training examples; the mixture has equal weights.
 
     `trees` are ensembles of `grow`, if known; `stopping` is that of an earlier fit, None for early stopping on held-out
-    examples; `progress` receives the share of epochs done.
+    examples; `start` is what to train further; `progress` receives the share of epochs done.
     """
     from presage.predictors.next_agent.network import fit_network  # torch: versions are judged without it
 
@@ -218,7 +251,7 @@ def learn(
         progress(done / most)
 
     with threadpool_limits(limits=1), ThreadPoolExecutor(max_workers=1) as pool:
-        growing = pool.submit(grow, of, config, seed, rounds=rounds) if trees is None else None
+        growing = pool.submit(grow, of, config, seed, rounds=rounds, start=start) if trees is None else None
         network, epoch = fit_network(
             of.examples.and_then(of.renamed),
             of.held_out,
@@ -227,21 +260,31 @@ def learn(
             sum(of.widths),
             config.network,
             seed,
+            start=None if start is None else start.parts.network,
             epochs=epochs,
             progress=after_epoch,
         )
         grown = growing.result() if growing is not None else trees
     assert grown is not None
-    parts = NextAgentParts(
-        of.projections,
-        network,
-        grown,
-        BackoffNgram(NGRAM_ORDER).fit(train, train),
-        _evidence(train),
-        np.full((PATTERNS, len(MOMENTS), len(COMPONENTS), train.horizon), _EVEN_SHARE),
-    )
+    ngram, evidence = BackoffNgram(NGRAM_ORDER).fit(train, train), _counts(train)
+    shares = np.full((PATTERNS, len(MOMENTS), len(COMPONENTS), train.horizon), _EVEN_SHARE)
+    found = {name: len(ensemble) for name, ensemble in grown.items()}
+    if start is not None:
+        old = start.parts
+        ngram, evidence, shares = old.ngram.and_then(ngram), evidence + old.evidence, old.shares
+        kept = _with_room(old.trees, tree_limits(train.horizon * train.vocabulary.outcomes, config.boosting)[1])
+        found = {name: count - len(kept[name]) for name, count in found.items()}
+    parts = NextAgentParts(of.projections, network, grown, ngram, _evidence(evidence), shares)
     curves = dict(zip(("training_loss", "validation_loss"), zip(*losses, strict=True), strict=True))
-    return parts, Stopping(epoch, {name: len(ensemble) for name, ensemble in grown.items()}, curves)
+    return parts, Stopping(epoch, found, curves)
+
+
+def _with_room(trees: Mapping[str, TreeEnsemble], most: int) -> Mapping[str, TreeEnsemble]:
+    """The first trees of each ensemble, at most so many at a moment."""
+    counts = [sum(len(of) for name, of in trees.items() if name == TREES[0] or name.endswith(m)) for m in MOMENTS]
+    if max(counts) <= most:
+        return trees
+    return {name: of.first(len(of) * most // max(counts)) for name, of in trees.items()}
 
 
 def _examples(prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]]) -> Examples:
@@ -261,15 +304,20 @@ def _renamed(prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]]
     )
 
 
-def _evidence(prefixes: Prefixes) -> NDArray[np.int32]:
-    """Training steps of each agent in each workflow type, int32 [T+1, V+1].
+def _counts(prefixes: Prefixes) -> NDArray[np.int32]:
+    """Training steps of each agent in each workflow type, int32 [T+1, V+1]."""
+    vocabulary = prefixes.vocabulary
+    counts = np.zeros((len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1), np.int32)
+    np.add.at(counts, (prefixes.workflow_type[prefixes.workflow], prefixes.agent), 1)
+    return counts
+
+
+def _evidence(counts: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The evidence behind forecasts, int32 [T+1, V+1], from training steps.
 
     An unknown workflow type has the least of any that calls the agent, since what is unknown has no more evidence than
     what is known.
     """
-    vocabulary = prefixes.vocabulary
-    counts = np.zeros((len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1), np.int32)
-    np.add.at(counts, (prefixes.workflow_type[prefixes.workflow], prefixes.agent), 1)
     counts[-1], counts[:, -1] = 0, 0
     most = np.iinfo(np.int32).max
     least = np.where(counts > 0, counts, most).min(axis=0)

@@ -17,7 +17,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -28,6 +28,7 @@ from torch import nn
 
 from presage.features.history import RECENT
 from presage.features.inputs import NO_STATE, SIZE_COUNT
+from presage.predictors.common.probabilities import outcome_shift
 from presage.predictors.next_agent.network_weights import NetworkConfig, NetworkWeights, encode_all, encoding_size
 
 with warnings.catch_warnings():
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 _STILL: Final = 1e-3
 """A dense input with a smaller standard deviation counts as constant and is ignored."""
+
+_UPDATES: Final = 8
+"""Least updates of an epoch of a network that is trained further, which often has few traces."""
 
 
 @dataclass(frozen=True)
@@ -183,19 +187,33 @@ class NextAgentNetwork(nn.Module):
         table: Tensor = self.graph(self.embedding)
         return table
 
+    def entries(self, batch: WorkflowBatch) -> tuple[Tensor, Tensor]:
+        """What the latest agents add to the hidden layer, [rows, h], and the GRU's inputs, [rows, a + p + c]."""
+        table = torch.cat([self.absent, self.agents()])  # row 0: no such step yet
+        states = batch.dense[1][:, SIZE_COUNT : SIZE_COUNT + self.states]
+        return self.recent(table[batch.recent].flatten(1)), torch.cat([table[batch.recent[:, 0]], states], dim=1)
+
+    def folded(self) -> dict[str, Tensor]:
+        """Arrays of serving that H^(2) is folded into, for scaled states."""
+        table, a = torch.cat([self.absent, self.agents()]), self.embedding.shape[1]
+        rnn = dict(self.prefix.named_parameters())
+        return {
+            "recent": torch.stack([table @ self.recent.weight[:, i * a : (i + 1) * a].T for i in range(RECENT)]),
+            "moment": self.moment + self.recent.bias,
+            "step_agent": table[1:] @ rnn["weight_ih_l0"][:, :a].T + rnn["bias_ih_l0"],
+            "step_states": rnn["weight_ih_l0"][:, a:].T,
+        }
+
     def forward(self, batch: WorkflowBatch) -> Tensor:
         """Logits [2, rows, K, V+1], at prefill and at completion."""
-        table = torch.cat([self.absent, self.agents()])  # row 0: no such step yet
-        current = table[batch.recent[:, 0]]
-        steps = torch.cat([current, batch.dense[1][:, SIZE_COUNT : SIZE_COUNT + self.states]], dim=1)
+        recent, steps = self.entries(batch)
         steps = torch.cat([steps, steps.new_zeros(1, steps.shape[1])])
         ran, _ = self.prefix(steps[batch.padded])
         before = torch.cat([torch.zeros_like(ran[:, :1]), ran[:, :-1]], dim=1)  # a step sees the steps before it
-        inside = batch.padded < len(current)
-        carried = before[inside]
+        carried = before[batch.padded < len(recent)]
 
         common = (
-            self.recent(table[batch.recent].flatten(1))
+            recent
             + self.kind(batch.kind)
             + self.encoded(self.input_dropout(batch.encoded))
             + self.from_prefix(self.dropout(carried))
@@ -205,6 +223,68 @@ class NextAgentNetwork(nn.Module):
         hidden = hidden + self.dropout(torch.relu(self.second(hidden)))
         out: Tensor = self.head(hidden) + self.skip(batch.dense) + self.agent_skip(batch.recent[:, 0] - 1)
         return out.view(2, -1, self.horizon, self.nodes)
+
+
+class ContinuedNetwork(NextAgentNetwork):
+    """The arrays of serving, to train further: tables in place of the embeddings and layers that they fold."""
+
+    def __init__(
+        self,
+        weights: NetworkWeights,
+        mean: NDArray[np.float32],
+        spread: NDArray[np.float32],
+        horizon: int,
+        config: NetworkConfig,
+        rng: np.random.Generator,
+    ) -> None:
+        old = {name: torch.from_numpy(array.astype(np.float32)) for name, array in weights.arrays.items()}
+        nodes, types, states = len(old["step_agent"]), len(old["kind"]) - 1, len(old["step_states"])
+        super().__init__(torch.zeros(nodes, nodes), types, len(mean), states, horizon, config, rng)
+        del self.embedding, self.graph, self.absent, self.recent
+        of_states = slice(SIZE_COUNT, SIZE_COUNT + states)
+        unit, centre = torch.from_numpy(spread)[:, None], torch.from_numpy(mean)
+        self.recent_table = nn.Parameter(old["recent"])
+        self.step_agent = nn.Parameter(old["step_agent"] + centre[of_states] @ old["step_states"])
+        self.step_states = nn.Parameter(old["step_states"] * unit[of_states])
+        gates = self.step_agent.shape[1]
+        self.prefix = nn.GRU(gates, gates // 3, batch_first=True)
+        known = {
+            "kind.weight": old["kind"],
+            "encoded.weight": old["encoded"].T,
+            "dense.weight": (old["dense"] * unit).T,
+            "moment": old["moment"] + centre @ old["dense"],
+            "from_prefix.weight": old["from_prefix"].T,
+            "second.weight": old["second"].T,
+            "second.bias": old["second_bias"],
+            "head.weight": old["head"].T,
+            "head.bias": old["head_bias"] + centre @ old["skip"],
+            "skip.weight": (old["skip"] * unit).T,
+            "agent_skip.weight": old["agent_skip"],
+            "prefix.weight_hh_l0": old["step_hidden"].T,
+            "prefix.bias_hh_l0": old["step_hidden_bias"],
+            "prefix.weight_ih_l0": torch.eye(gates),  # its inputs are sums of rows of the tables
+            "prefix.bias_ih_l0": torch.zeros(gates),
+        }
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name in known:
+                    parameter.copy_(known[name])
+                parameter.requires_grad_(not name.endswith("_ih_l0"))
+
+    def entries(self, batch: WorkflowBatch) -> tuple[Tensor, Tensor]:
+        """As before, [rows, h] and the gates' sums, [rows, 3g]."""
+        recent = self.recent_table[torch.arange(RECENT), batch.recent].sum(dim=1)
+        states = batch.dense[1][:, SIZE_COUNT : SIZE_COUNT + self.states]
+        return recent, self.step_agent[batch.recent[:, 0] - 1] + states @ self.step_states
+
+    def folded(self) -> dict[str, Tensor]:
+        """As before; they are its own."""
+        return {
+            "recent": self.recent_table,
+            "moment": self.moment,
+            "step_agent": self.step_agent,
+            "step_states": self.step_states,
+        }
 
 
 @contextmanager
@@ -229,6 +309,7 @@ def fit_network(
     config: NetworkConfig,
     seed: int,
     *,
+    start: NetworkWeights | None = None,
     epochs: int | None = None,
     progress: Callable[[int, float, float], None] | None = None,
 ) -> tuple[NetworkWeights, int]:
@@ -240,6 +321,7 @@ def fit_network(
         types: T; states: p + c, the width of both projected states together.
         config: sizes and schedule.
         seed: of initialisation, order and dropout.
+        start: weights to train further, once the likelihood of each outcome is that of `train`.
         epochs: number of epochs; None: early stopping on `validation`.
         progress: called after each epoch with its number, the training loss (with dropout) and the validation loss, in
             nats a label (NaN with `epochs`).
@@ -252,17 +334,23 @@ def fit_network(
     dense = SIZE_COUNT + 2 * states + 2
     both = np.concatenate([inputs[:, -dense:] for inputs in train.inputs])
     mean, spread = both.mean(axis=0), both.std(axis=0)
-    spread[spread < _STILL] = np.inf
+    spread[spread < _STILL] = np.inf if start is None else 1.0  # what `start` makes of such an input stays
     data = ExampleTensors(train, agents, mean, spread)
     held_out = ExampleTensors(validation, agents, mean, spread)
     horizon = train.outcomes.shape[1]
     rng = np.random.default_rng(seed)
-    network = NextAgentNetwork(torch.from_numpy(transition), types, len(mean), states, horizon, config, rng)
+    lengths = np.diff(train.offsets)
+    if start is None:
+        network = NextAgentNetwork(torch.from_numpy(transition), types, len(mean), states, horizon, config, rng)
+    else:
+        network = ContinuedNetwork(start, mean, spread, horizon, config, rng)
+        steps = min(config.batch_steps, int(lengths.sum()) // _UPDATES)
+        config = replace(config, batch_steps=max(steps, 1))
+        _shift(network, data, train.offsets)
     average = copy.deepcopy(network)
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
     )
-    lengths = np.diff(train.offsets)
     total = config.epochs
     per_epoch = -(-int(lengths.sum()) // config.batch_steps)  # at most: a long workflow fills several
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -301,7 +389,7 @@ def fit_network(
         elif epoch - best_epoch >= config.patience:
             break
     average.load_state_dict(kept)
-    return export(average, mean, spread, config), best_epoch
+    return export(average, mean, spread), best_epoch
 
 
 def masked_cross_entropy(logits: Tensor, outcomes: Tensor) -> Tensor:
@@ -322,6 +410,19 @@ def _follow(average: tuple[Tensor, ...], weights: tuple[Tensor, ...], keep: floa
 
 
 @torch.no_grad()
+def _shift(network: NextAgentNetwork, data: ExampleTensors, offsets: NDArray[np.int64]) -> None:
+    """Shift the logits of each outcome to its share of the labels."""
+    network.eval()
+    found, outcomes = [], []
+    for workflows in batches(np.diff(offsets), 8192, None):
+        batch = WorkflowBatch(data, offsets, workflows, np.zeros((len(workflows), 2), bool))
+        found.append(network(batch).flatten(0, 1).numpy())
+        outcomes += [batch.outcomes.numpy()] * 2
+    shift = outcome_shift(np.concatenate(found), np.concatenate(outcomes))
+    network.head.bias.add_(torch.from_numpy(shift.ravel()))
+
+
+@torch.no_grad()
 def _score(
     network: NextAgentNetwork,
     data: ExampleTensors,
@@ -339,25 +440,20 @@ def _score(
 
 
 @torch.no_grad()
-def export(
-    network: NextAgentNetwork, mean: NDArray[np.float32], spread: NDArray[np.float32], config: NetworkConfig
-) -> NetworkWeights:
+def export(network: NextAgentNetwork, mean: NDArray[np.float32], spread: NDArray[np.float32]) -> NetworkWeights:
     """Fold H^(2) and the scaling of dense inputs into the tables and matrices of serving."""
-    table = torch.cat([network.absent, network.agents()])
-    a = config.agent_size
-    hidden, rnn = network.recent, dict(network.prefix.named_parameters())
+    folded, rnn = network.folded(), dict(network.prefix.named_parameters())
     unit = torch.from_numpy(spread)[:, None]
     centre = torch.from_numpy(mean)
     dense, skip = network.dense.weight.T / unit, network.skip.weight.T / unit
     of_states = slice(SIZE_COUNT, SIZE_COUNT + network.states)
-    step_states = rnn["weight_ih_l0"][:, a:].T / unit[of_states]
-    step_bias = rnn["bias_ih_l0"] - centre[of_states] @ step_states
+    step_states = folded["step_states"] / unit[of_states]
     arrays: Mapping[str, Any] = {
-        "recent": torch.stack([table @ hidden.weight[:, i * a : (i + 1) * a].T for i in range(RECENT)]),
+        "recent": folded["recent"],
         "kind": network.kind.weight,
         "encoded": network.encoded.weight.T,
         "dense": dense,
-        "moment": network.moment + hidden.bias - centre @ dense,
+        "moment": folded["moment"] - centre @ dense,
         "from_prefix": network.from_prefix.weight.T,
         "second": network.second.weight.T,
         "second_bias": network.second.bias,
@@ -365,7 +461,7 @@ def export(
         "head_bias": network.head.bias - centre @ skip,
         "skip": skip,
         "agent_skip": network.agent_skip.weight,
-        "step_agent": table[1:] @ rnn["weight_ih_l0"][:, :a].T + step_bias,
+        "step_agent": folded["step_agent"] - centre[of_states] @ step_states,
         "step_states": step_states,
         "step_hidden": rnn["weight_hh_l0"].T,
         "step_hidden_bias": rnn["bias_hh_l0"],

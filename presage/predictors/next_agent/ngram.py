@@ -82,6 +82,37 @@ class BackoffNgram:
             )
         return self._hold(_count(train, self.order), train.vocabulary, train.horizon)
 
+    def extended(self, vocabulary: Vocabulary, types: NDArray[np.int64], agents: NDArray[np.int64]) -> BackoffNgram:
+        """The same counts in a larger vocabulary: int64 [T+1] and [V+1], the new places of what was known, and of the
+        unknown."""
+        of, width = self._counts, self.vocabulary.outcomes
+        context = np.where(of.context == START, START, agents[of.context])
+        context[:, 0] = types[of.context[:, 0]]
+        outcome = of.outcome // width * vocabulary.outcomes + agents[of.outcome % width]
+        return BackoffNgram(self.order)._hold(_Counts(context, of.entries, outcome, of.count), vocabulary, self.horizon)
+
+    def transitions(self) -> NDArray[np.int64]:
+        """How often an outcome followed an agent, int64 [V+1, V+1]; the last row is the start of a workflow."""
+        of, found = self._counts, np.zeros((self.vocabulary.outcomes, self.vocabulary.outcomes), np.int64)
+        context, next_ = np.repeat(of.context, of.entries, axis=0), of.outcome < self.vocabulary.outcomes
+        agent, earlier, outcome, count = context[next_, 1], context[next_, 2], of.outcome[next_], of.count[next_]
+        known = agent != self.vocabulary.unknown
+        np.add.at(found, (agent[known], outcome[known]), count[known])
+        first = known & (earlier == START)
+        np.add.at(found, (np.full(first.sum(), self.vocabulary.unknown), agent[first]), count[first])
+        return found
+
+    def and_then(self, more: BackoffNgram) -> BackoffNgram:
+        """The counts of both, over one vocabulary."""
+        both = self._counts, more._counts
+        contexts, index = np.unique(np.concatenate([of.context for of in both]), axis=0, return_inverse=True)
+        entries = np.repeat(index.reshape(-1), np.concatenate([of.entries for of in both]))
+        width = self.horizon * self.vocabulary.outcomes
+        cell, place = np.unique(entries * width + np.concatenate([of.outcome for of in both]), return_inverse=True)
+        count = np.bincount(place, np.concatenate([of.count for of in both])).astype(np.int64)
+        counts = _Counts(contexts, np.bincount(cell // width, minlength=len(contexts)), cell % width, count)
+        return BackoffNgram(self.order)._hold(counts, self.vocabulary, self.horizon)
+
     def predict(self, prefixes: Prefixes, moment: Moment) -> NDArray[np.float32]:
         """Probabilities float32 [n, K, V+1], all above zero; the same at both moments."""
         return self.table.rows[self.rows_at(prefixes)]

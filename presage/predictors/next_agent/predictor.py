@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from presage.datasets.schema.names import NameMapping
 from presage.features.agent_fingerprint import masked_prompt
@@ -50,11 +50,14 @@ from presage.predictors.next_agent.parts import (
 
 if TYPE_CHECKING:
     from presage.predictors.next_agent.boosting import TreeEnsemble
+    from presage.predictors.next_agent.continued import Start
     from presage.predictors.next_agent.learning import Projected
 
 KIND: Final = "next-agent"
 PRIOR_WEIGHTS: Final = (0.45, 0.6, 0.05)
 """Prior mixture weights, close to those of the real traces."""
+_LEAST_SHARE: Final = 1e-3
+"""Prior weight of a component that an earlier training gave none."""
 
 
 Workflow = NDArray[np.float32]
@@ -89,6 +92,7 @@ class NextAgentPredictor:
         source: StateSource | None = None,
         whole: Prefixes | None = None,
         grown: tuple[Projected, Mapping[str, TreeEnsemble] | None] | None = None,
+        start: Start | None = None,
         trained_on: NDArray[np.uint64] | None = None,
         progress: Progress | None = None,
     ) -> Self:
@@ -98,6 +102,7 @@ class NextAgentPredictor:
             train, validation: prefixes over one vocabulary, with states from `source`, which is stored for serving.
             whole: both parts together with states from `source` fitted on both; None joins the two.
             grown: results of `project`, and optionally of `grow`, for exactly these prefixes.
+            start: what to train further, over the vocabulary of the prefixes.
             trained_on: keys of the tasks of both parts.
         """
         report = progress or (lambda _, __: None)
@@ -106,32 +111,36 @@ class NextAgentPredictor:
         self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
         from presage.predictors.next_agent.learning import learn, project  # torch learns; it does not forecast
 
-        of, trees = grown or (project(train, validation, self.config, self.seed), None)
+        of, trees = grown or (project(train, validation, self.config, self.seed, start), None)
         parts, stopping = learn(
-            of, self.config, self.seed, trees=trees, progress=lambda share: report("learning", share)
+            of, self.config, self.seed, trees=trees, start=start, progress=lambda share: report("learning", share)
         )
         self.curves = stopping.curves
-        shares = self._weigh(parts, validation)
+        both = validation if start is None else join(validation, start.extension.twins(validation))
+        shares = self._weigh(parts, both, None if start is None else start.parts.shares)
         if self.config.refit:
             everything = whole if whole is not None else join(train, validation)
-            of = project(everything, None, self.config, self.seed)
+            of = project(everything, None, self.config, self.seed, start)
             parts, _ = learn(
                 of,
                 self.config,
                 self.seed,
                 stopping=stopping,
+                start=start,
                 progress=lambda share: report("learning again on all", share),
             )
         self._hold(replace(parts, shares=shares))
         return self
 
-    def _weigh(self, parts: NextAgentParts, validation: Prefixes) -> NDArray[np.float32]:
+    def _weigh(
+        self, parts: NextAgentParts, validation: Prefixes, before: NDArray[np.float32] | None
+    ) -> NDArray[np.float32]:
         """Mixture weights float32 [PATTERNS, 2, 3, K], from forecasts of each component alone on held-out prefixes.
 
-        A pattern without held-out steps gets the weights of the one without its lowest bit.
+        A pattern without held-out steps keeps the weights `before`, or gets those of the one without its lowest bit.
         """
         self._hold(parts)
-        prior = [weight * (name in self.config.mixture) for name, weight in zip(COMPONENTS, PRIOR_WEIGHTS, strict=True)]
+        usual = [weight * (name in self.config.mixture) for name, weight in zip(COMPONENTS, PRIOR_WEIGHTS, strict=True)]
         shares = np.empty_like(parts.shares)
         renamed = validation.with_unknown_names(np.random.default_rng(self.seed))
         for pattern in range(PATTERNS):
@@ -150,9 +159,11 @@ class NextAgentPredictor:
                 rows = of == pattern
                 if rows.any() or pattern == 0:
                     components = [p[moment][rows] for p in alone]
+                    prior = usual if before is None else np.maximum(before[pattern, moment], _LEAST_SHARE)
                     shares[pattern, moment] = fit_weights(components, validation.outcomes[rows], prior)
                 else:
-                    shares[pattern, moment] = shares[pattern & (pattern - 1), moment]
+                    same = shares[pattern & (pattern - 1), moment]
+                    shares[pattern, moment] = same if before is None else before[pattern, moment]
         return shares
 
     def _patterns(self, prefixes: Prefixes) -> list[NDArray[np.int64]]:
@@ -361,7 +372,7 @@ PRIOR_STRENGTH: Final = 50.0
 
 
 def fit_weights(
-    components: Sequence[NDArray[np.float32]], outcomes: NDArray[np.int32], prior: Sequence[float]
+    components: Sequence[NDArray[np.float32]], outcomes: NDArray[np.int32], prior: ArrayLike
 ) -> NDArray[np.float32]:
     """Weights float32 [M, K], none negative, of M components (each float32 [n, K, V+1]) on labels int32 [n, K].
 
@@ -369,14 +380,15 @@ def fit_weights(
     regression with one coefficient a component. The linear mixture Σ_m w_m p_m of calibrated parts is underconfident
     (Ranjan and Gneiting 2010).
 
-    `prior` are the M weights without labels; a component whose prior is 0 is left out.
+    `prior` are the weights without labels, M, or M at each horizon; a component whose prior is 0 is left out.
     """
     from scipy.optimize import minimize  # late: serving needs it never, and it takes a fifth of a second
 
-    start = np.asarray(prior, float)
-    bounds = [(0.0, None if weight > 0 else 0.0) for weight in start]
     weights = np.empty((len(components), outcomes.shape[1]), np.float32)
+    given = np.broadcast_to(np.asarray(prior, float).reshape(len(weights), -1), weights.shape)
     for k in range(outcomes.shape[1]):
+        start = given[:, k]
+        bounds = [(0.0, None if weight > 0 else 0.0) for weight in start]
         rows = np.flatnonzero((outcomes[:, k] >= 0) & (outcomes[:, k] < components[0].shape[2]))
         logarithms = np.stack([np.log(np.maximum(p[rows, k].astype(float), FLOOR)) for p in components])
         labels = (np.arange(len(rows)), outcomes[rows, k])
@@ -386,7 +398,7 @@ def fit_weights(
             value = -np.log(np.maximum(p[labels], FLOOR)).sum()  # noqa: B023
             expected = (p * logarithms).sum(axis=(1, 2))  # noqa: B023
             gradient = expected - logarithms[:, *labels].sum(axis=1)  # noqa: B023
-            away = w - start
+            away = w - start  # noqa: B023
             return float(value + PRIOR_STRENGTH * away @ away / 2), gradient + PRIOR_STRENGTH * away
 
         found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)

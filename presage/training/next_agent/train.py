@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle, pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from presage.datasets.describe import describe
+from presage.datasets.schema import digest
 from presage.datasets.split import Split
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError
@@ -29,6 +30,7 @@ from presage.features.prefixes import Prefixes, prefixes_of
 from presage.features.served_steps import served_steps
 from presage.features.states import SKETCH, States, StateSource
 from presage.features.vocabulary import Vocabulary
+from presage.predictors.next_agent.continued import Extension
 from presage.predictors.next_agent.parts import NextAgentConfig
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.training.baselines import BASELINES, find
@@ -40,6 +42,7 @@ from presage.training.sets import (
     SHARED_TASKS,
     check_known_agents,
     described,
+    held_out,
     set_apart,
     shared_tasks,
     under_profiles,
@@ -96,6 +99,9 @@ LIMITS: Final[Limits] = {
     "boosting.directions": (1, 1024),
 }
 
+OLD: Final = "old model"
+"""The model that a training started from, among the baselines."""
+
 NGRAM: Final = "n-gram"
 """The n-gram inside a fitted predictor: order 3, counted on its training traces."""
 
@@ -142,15 +148,33 @@ def train(
     return assess(fitted, parts, baselines=baselines, name=name, progress=progress)
 
 
+@dataclass(frozen=True)
+class OldModel:
+    """The predictor that a training started from, how users name it, and old test traces, if any."""
+
+    predictor: NextAgentPredictor
+    reference: str
+    digest: str
+    test: pa.Table | None = None
+
+    def as_baseline(self, vocabulary: Vocabulary) -> Predict:
+        """Its forecasts over a vocabulary that extends its own: new names are unknown to it."""
+        within = Extension(self.predictor.vocabulary, vocabulary, {})
+        return lambda prefixes, moment: within.forecasts(self.predictor.predict(within.before(prefixes), moment))
+
+
 def assess(
     fitted: FittedPredictor,
     parts: Split,
     *,
     baselines: Sequence[str] = tuple(BASELINES),
     name: str | None = None,
+    origin: OldModel | None = None,
     progress: Progress | None = None,
 ) -> NextAgentTraining:
     """Fit baselines where a predictor was fitted, on the training part, and evaluate all of them on the test set.
+
+    `origin`, the one it started from, is a baseline; on its test set all are judged too.
 
     Raises ConfigurationError for an unknown baseline, and TraceError if the predictor knows none of the agents.
     """
@@ -164,6 +188,8 @@ def assess(
         return find(baseline).fit(seed, learning, inner, validation).predict
 
     predicts = fit_baselines(baselines, predict, report)
+    if origin is not None:
+        predicts = {OLD: origin.as_baseline(predictor.vocabulary), **predicts}
 
     report("judging on the test set", None)
     evaluation = evaluate(
@@ -174,20 +200,30 @@ def assess(
         profiles=_profiles(predictor, held),
     )
     digests, training_data = described(parts, learning.workflows, learning.steps)
+    started: dict[str, Any] = {}
+    if origin is not None:
+        training_data |= {"started_from": origin.reference, "started_from_digest": origin.digest}
+        started = {"model": origin.reference, "digest": origin.digest}
+        if origin.test is not None:
+            older, _ = held_out(origin.test, predictor)
+            digests |= {"old test traces": f"sha256:{digest(older)}"}
+            started["old_test"] = _on_old_traces(predictor, older, predicts)
     metrics = {
         **evaluation.to_dict(),
         "model": name,
+        "started_from": started or None,
         "data": {
             "training": f"{counted(inner.workflows, 'workflow')}, {counted(inner.steps, 'step')}",
             "validation": f"{counted(validation.workflows, 'workflow')}, {counted(validation.steps, 'step')}",
             "split": parts.rule,
             SHARED_TASKS: shared_tasks(parts),
+            **({"started from": f"{started['model']}, {started['digest']}"} if started else {}),
             "states": _of_states(predictor.source),
-            "choice of states": str(fitted.choice),
+            "choice of states": str(fitted.choice or "that of the model it started from"),
             "seed": seed,
             **named_digests(digests),
         },
-        "state_choice": fitted.choice.to_dict(),
+        "state_choice": fitted.choice.to_dict() if fitted.choice is not None else None,
         "curves": json_values({name: list(values) for name, values in predictor.curves.items()}),
         "traces": describe(parts.train),
         "config": {**asdict(predictor.config), "horizon": predictor.horizon},
@@ -229,14 +265,14 @@ def evaluate_model(
 @dataclass(frozen=True)
 class FittedPredictor:
     """A fitted predictor; `learning`, its training prefixes with the chosen states, consists of `inner` and
-    `validation`; `seconds` is the time of the fit.
+    `validation`; `seconds` is the time of the fit. There is no choice of states where it started from another one.
     """
 
     predictor: NextAgentPredictor
     learning: Prefixes
     inner: Prefixes
     validation: Prefixes
-    choice: StateChoice
+    choice: StateChoice | None
     seconds: float
 
 
@@ -277,6 +313,18 @@ def fit_predictor(
     predictor.agent_names = AgentNames.of_traces(table)
     inner, validation = (learning.take(part) for part in traces.parts)
     return FittedPredictor(predictor, learning, inner, validation, choice, time.perf_counter() - begun)
+
+
+def _on_old_traces(predictor: NextAgentPredictor, table: pa.Table, predicts: Mapping[str, Predict]) -> dict[str, Any]:
+    """Figures on old test traces, and what was forgotten: by how much the old model is more accurate."""
+    held = prefixes_of(table, predictor.vocabulary, predictor.horizon).with_states(predictor.source.states(table))
+    found = evaluate(_predict(predictor), held, np.random.default_rng(predictor.seed), baselines=predicts)
+    kept = ("workflows", "steps", "moments", "baselines", "differences")
+    forgotten: dict[str, Any] = {
+        moment: {"difference": [-x for x in of.difference], "ci95": [(-high, -low) for low, high in of.ci95]}
+        for moment, of in found.differences[OLD].items()
+    }
+    return {**{key: found.to_dict()[key] for key in kept}, "forgotten": json_values(forgotten)}
 
 
 def _predict(predictor: NextAgentPredictor) -> Predict:

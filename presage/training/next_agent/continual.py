@@ -1,0 +1,130 @@
+"""Train a fitted next-agent predictor further, on newer traces: it keeps what it knows, and learns what is new.
+
+Horizon, settings, states and projections are the old ones. A new agent takes the place of an old one that the newer
+traces no longer call, if the same agents come before and after it (`places_taken`): it was renamed, or is a part of it.
+Then the network is trained further, trees are added, n-gram and evidence are counted further, and the mixture is
+weighed again (`predictors/next_agent/continued.py`). So that the old agents are not forgotten, each workflow with a new
+agent is learnt a second time as it was before: under the old name, or without the steps of an agent in nobody's place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from presage.datasets.schema.names import NameMapping
+from presage.datasets.tasks import task_keys
+from presage.errors import ConfigurationError
+from presage.features.agent_names import AgentNames
+from presage.features.prefixes import prefixes_of
+from presage.features.served_steps import served_steps
+from presage.features.vocabulary import Vocabulary
+from presage.predictors.next_agent.continued import Extension, Start
+from presage.predictors.next_agent.ngram import BackoffNgram
+from presage.predictors.next_agent.predictor import NextAgentPredictor
+from presage.training.baselines import BASELINES, find
+from presage.training.next_agent.semantic_state import VALIDATION_FRACTION
+from presage.training.next_agent.train import FittedPredictor, NextAgentTraining, OldModel, assess
+from presage.training.sets import set_apart, tasks_apart
+from presage.training.training import Progress
+
+_SWEEPS: Final = 3
+"""Times that the place of each new agent is judged: it depends on those of the others."""
+_BELIEVED: Final = 3.0
+"""Steps that what follows any agent is believed as much as, against what follows this one."""
+
+
+def train_further(
+    table: pa.Table,
+    test: pa.Table | None,
+    origin: OldModel,
+    *,
+    seed: int = 0,
+    baselines: Sequence[str] = tuple(BASELINES),
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> NextAgentTraining:
+    """As `train`, from an older predictor, which is judged beside the new one; `table` and `test` are newer traces.
+
+    Raises also what `continue_predictor` raises, and TraceError if the new one was trained on all of the old test set.
+    """
+    for baseline in baselines:
+        find(baseline)
+    parts = set_apart(table, test, seed)
+    fitted = continue_predictor(origin.predictor, parts.train, seed=seed, progress=progress)
+    return assess(fitted, parts, baselines=baselines, name=name, origin=origin, progress=progress)
+
+
+def continue_predictor(
+    old: NextAgentPredictor, table: pa.Table, *, seed: int = 0, progress: Progress | None = None
+) -> FittedPredictor:
+    """Fit a predictor that starts from an old one on all served steps of a valid trace.
+
+    Raises ConfigurationError if names are folded otherwise than those that the old one was trained on, and InputError
+    if captured states are of another model or layer.
+    """
+    report, begun = progress or (lambda _, __: None), time.perf_counter()
+    table = served_steps(table)
+    if NameMapping.of(table) != old.names:
+        raise ConfigurationError(
+            f"names in these traces are folded by {NameMapping.of(table)}, those of the model to start from by "
+            f"{old.names}: ingest the traces with the patterns of that model, or train anew"
+        )
+    report("reading states", None)
+    states = old.source.states(table)
+    takes = places_taken(old, table)
+    extension = Extension(old.vocabulary, old.vocabulary.extended(table, takes), takes)
+    learning = prefixes_of(table, extension.new, old.horizon).with_states(states)
+    apart = tasks_apart(learning.task, learning.workflow_type, VALIDATION_FRACTION, seed)
+    inner, validation = (learning.take(np.flatnonzero(part)) for part in (~apart, apart))
+    predictor = NextAgentPredictor(old.config, seed).fit(
+        inner,
+        validation,
+        source=old.source,
+        whole=learning,
+        start=Start(extension.extend(old.parts), extension),
+        trained_on=np.concatenate([old.trained_on, task_keys(table)]),
+        progress=report,
+    )
+    names = AgentNames.of_traces(table)
+    predictor.agent_names = old.agent_names.and_then(names) if old.agent_names and names else names or old.agent_names
+    return FittedPredictor(predictor, learning, inner, validation, None, time.perf_counter() - begun)
+
+
+def places_taken(old: NextAgentPredictor, table: pa.Table) -> dict[str, str]:
+    """The old agent whose place a new one takes, by the new name, judged by the served steps of newer traces.
+
+    Of the old agents that the traces no longer call it is the one before and after which the same agents come, and in
+    the same workflow types: the sum of pointwise mutual information over its transitions, if above 0.
+    """
+    names, unknown = old.vocabulary.agents, old.vocabulary.unknown
+    new = sorted(set(table["agent"].to_pylist()) - set(names))
+    both = Vocabulary(old.vocabulary.workflow_types, (*names, *new), names=old.names)
+    prefixes = prefixes_of(table, both, 1)
+    came = BackoffNgram(2).fit(prefixes, prefixes).transitions()
+    steps = np.zeros((len(both.workflow_types) + 1, len(both.agents)), np.int64)
+    np.add.at(steps, (prefixes.workflow_type[prefixes.workflow], prefixes.agent), 1)
+    gone = np.flatnonzero(steps[:, :unknown].sum(axis=0) == 0)
+    follows = _information(old.parts.ngram.transitions())
+    of_types = _information(old.parts.evidence[:-1, :-1])
+    role = np.append(np.arange(unknown), [-1] * len(new) + [unknown])  # by both vocabularies; -1: nobody's place
+    for agent in np.tile(np.arange(unknown, unknown + len(new)), _SWEEPS):
+        others = np.flatnonzero((role >= 0) & (np.arange(len(role)) != agent))
+        score = (
+            came[others, agent] @ follows[role[others]][:, gone] + follows[gone][:, role[others]] @ came[agent, others]
+        )
+        score = score + came[agent, agent] * follows[gone, gone] + steps[:-1, agent] @ of_types[:, gone]
+        role[agent] = gone[score.argmax()] if score.max(initial=0.0) > 0 else -1
+    return {name: names[role[unknown + i]] for i, name in enumerate(new) if role[unknown + i] >= 0}
+
+
+def _information(counts: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Pointwise mutual information of rows and columns, nats, float64 like counts; that of rare rows is small."""
+    rows, columns = counts.sum(axis=1, keepdims=True), counts.sum(axis=0, keepdims=True)
+    share = np.maximum(columns, 0.5) / max(counts.sum(), 1)
+    return np.asarray(np.log((counts + _BELIEVED * share) / (rows + _BELIEVED) / share))
