@@ -110,15 +110,14 @@ def places_taken(old: NextAgentPredictor, table: pa.Table) -> dict[str, str]:
     steps = np.zeros((len(both.workflow_types) + 1, len(both.agents)), np.int64)
     np.add.at(steps, (prefixes.workflow_type[prefixes.workflow], prefixes.agent), 1)
     gone = np.flatnonzero(steps[:, :unknown].sum(axis=0) == 0)
-    follows = _information(old.parts.ngram.transitions())
-    of_types = _information(old.parts.evidence[:-1, :-1])
+    follows, of_types = _information(old.parts.ngram.transitions()), _information(old.parts.evidence[:-1, :-1])
+    to_gone, from_gone, alone = follows[:, gone], follows[gone], follows[gone, gone]
     role = np.append(np.arange(unknown), [-1] * len(new) + [unknown])  # by both vocabularies; -1: nobody's place
     for agent in np.tile(np.arange(unknown, unknown + len(new)), _SWEEPS):
         others = np.flatnonzero((role >= 0) & (np.arange(len(role)) != agent))
-        score = (
-            came[others, agent] @ follows[role[others]][:, gone] + follows[gone][:, role[others]] @ came[agent, others]
-        )
-        score = score + came[agent, agent] * follows[gone, gone] + steps[:-1, agent] @ of_types[:, gone]
+        earlier, later = (np.bincount(role[others], n[others], unknown + 1) for n in (came[:, agent], came[agent]))
+        score = earlier @ to_gone + from_gone @ later + came[agent, agent] * alone
+        score = score + steps[:-1, agent] @ of_types[:, gone]
         role[agent] = gone[score.argmax()] if score.max(initial=0.0) > 0 else -1
     return {name: names[role[unknown + i]] for i, name in enumerate(new) if role[unknown + i] >= 0}
 
