@@ -266,10 +266,12 @@ def test_what_pandas_wrote_serves_every_command(tmp_path: Path, tiny: Tiny) -> N
         assert found == run("forecast", tiny.folder, write(tmp_path / "steps.jsonl", WORKFLOWS["loop"]), "--json").json
 
 
-def test_what_is_not_known_is_answered_by_the_back_off(tmp_path: Path, tiny: Tiny) -> None:
-    for shape in ("an unknown agent now", "an unknown workflow type"):
+def test_an_unknown_agent_is_answered_by_the_back_off_and_a_known_one_of_an_unknown_type_is_not(
+    tmp_path: Path, tiny: Tiny
+) -> None:
+    for shape, source in (("an unknown agent now", "back-off"), ("an unknown workflow type", "champion")):
         found = run("forecast", tiny.folder, write(tmp_path / "steps.jsonl", WORKFLOWS[shape]), "--json").json
-        assert (found["source"], found["evidence"]) == ("back-off", 0)
+        assert (found["source"], found["evidence"] > 0) == (source, source == "champion")
 
 
 def _fresh(*arguments: object, given: str | None = None) -> dict[str, Any]:
