@@ -24,9 +24,9 @@ class Forecast:
     """Forecast of the next K steps.
 
     Attributes:
-        source: `champion`: the whole model; `back-off`: the network was left out because the agent is rare in this
-            workflow type, or the n-gram forecasts alone because the type is rare; `none`: no forecast.
-        evidence: training steps of this agent in this workflow type.
+        source: `champion`: the whole model; `back-off`: the agent is unknown or rare in this workflow type, or the type
+            is rare; `none`: no forecast.
+        evidence: training steps of this agent in this workflow type; in an unknown type, the least that it has in any.
         moment: of the last step.
         agents: for each horizon, the probability of each known agent, given that the workflow has not ended before.
         end: for each horizon, the probability that the workflow ends there, given that it has not ended before.
