@@ -21,6 +21,7 @@ from presage.report.blocks import (
 )
 from presage.report.traces import call_graphs
 
+_MEDIAN: Final = 0.5
 _NEGLIGIBLE: Final = 0.01
 """A rise of the accuracy by less is not worth collecting twice the traces."""
 
@@ -63,6 +64,22 @@ def _of_change(metrics: Metrics) -> Document:
                 in_terminal=True,
             )
         )
+    judged = {kind: of for kind, of in metrics["quantiles"].items() if of is not None}
+    if judged:
+        sections.append(
+            Section(
+                "Remaining lengths and return times after a change",
+                [
+                    Text(
+                        "Pinball: the mean loss of a quantile, the smaller the better; change: its difference to the "
+                        "unchanged workflows, paired, with its 95 % interval. Within: share of the steps that the "
+                        "quantile covers, which should be the quantile. constant: one quantile for all steps."
+                    ),
+                    *(_quantile_table(kind, of) for kind, of in judged.items()),
+                ],
+                in_terminal=True,
+            )
+        )
     name, of = min(list(changes.items())[1:], key=lambda one: _first(one[1])[0])
     difference, ends = _first(of)
     lead = (
@@ -71,6 +88,27 @@ def _of_change(metrics: Metrics) -> Document:
     )
     sections += [next_agent.data(metrics), call_graphs(metrics["traces"])]
     return Document("Study: What is left after a change?", lead, sections)
+
+
+def _quantile_table(kind: str, changes: Mapping[str, Any]) -> Table:
+    """Loss and coverage of the median and the next quantile."""
+    levels = [level for level in next(iter(changes.values()))["difference"]["pinball"] if float(level) >= _MEDIAN][:2]
+    heads = [
+        kind,
+        "model",
+        *(f"pinball {level}" for level in levels),
+        "change",
+        *(f"within {level}" for level in levels),
+    ]
+    rows = []
+    for name, of in changes.items():
+        gained = of["difference"]["pinball"][levels[0]]
+        lost = signed_interval(gained["difference"], gained["ci95"]) if gained["difference"] else ""
+        for model, figures in of["models"].items():
+            losses, shares = ([number(figures[key][level]) for level in levels] for key in ("pinball", "coverage"))
+            rows.append([name, model, *losses, lost, *shares])
+            lost = ""  # of the other model nothing changes
+    return Table(heads, rows, frozenset({0, 1}))
 
 
 def _first(of: Mapping[str, Any]) -> tuple[float, Sequence[float]]:

@@ -133,8 +133,16 @@ def test_a_study_of_change_judges_one_model_before_and_after_each_change(tmp_pat
     markov = changes["workflow types renamed"]["differences"]["markov-3"]["prefill"]["difference"]
     assert markov == [0.0, 0.0, 0.0], "it reads no type where there is one"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*FILES, "call-graph.svg"])
+    lengths = ran.json["quantiles"]["remaining-length"]
+    assert list(lengths) == list(changes)
+    for name, of in lengths.items():
+        assert of["models"]["constant"] == lengths["unchanged"]["models"]["constant"], "it reads no names"
+        now, before = (one["models"]["presage"]["pinball"]["0.9"] for one in (of, lengths["unchanged"]))
+        assert of["difference"]["pinball"]["0.9"]["difference"] == pytest.approx(now - before)
+        assert (now == before) == (name == "unchanged")
     text = run("study", "change", tiny.store, *options[:-2], *QUICK[:-1]).out
     assert "What is left after a change?" in text
+    assert "Remaining lengths and return times after a change" in text
     assert f"{changes['agents renamed']['models']['presage']['completion']['accuracy'][0]:.3f}" in text
 
 
@@ -151,7 +159,9 @@ def test_renamed_agents_are_judged_once_more_as_recognised_where_the_traces_have
         for step, agent in enumerate(["plan", "code", *["review"] * (number % 3 == 0), "test"])
     ]
     traces = write(tmp_path / "prompts.jsonl", rows)
-    changes = run("study", "change", traces, "--baselines", "markov-3", *QUICK).json["changes"]
+    found = run("study", "change", traces, "--baselines", "markov-3", *QUICK).json
+    changes = found["changes"]
+    assert found["quantiles"] == {"remaining-length": None, "return-time": None}, "there are neither counts nor times"
     by_prompt = ", recognised by their system prompts"
     renamed, split = "agents renamed", "an agent split in two"
     assert list(changes) == [

@@ -7,6 +7,8 @@ reads, and not whether it can spell new names.
 
 A further training leaves out all workflows with one agent, which the test set has: an agent never seen. It is judged on
 the test workflows with that agent, beside the whole training on the same ones; the new agent itself cannot be forecast.
+
+Remaining lengths and return times are judged on the same changed copies; their labels have no names.
 """
 
 from __future__ import annotations
@@ -27,10 +29,14 @@ from presage.features.agent_names import recognised
 from presage.features.moment import MOMENTS
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.training.baselines import find
+from presage.training.length.train import LENGTHS
 from presage.training.metrics import differences, json_values
 from presage.training.next_agent.evaluate import ByMoment, Evaluation, Predict, evaluate
 from presage.training.next_agent.study import OURS, Recipe
 from presage.training.next_agent.train import FittedPredictor, fit_predictor
+from presage.training.quantile_trainings import Family
+from presage.training.quantiles import FLOOR, difference
+from presage.training.return_time.train import RETURNS
 from presage.training.sets import check_known_agents, set_apart
 from presage.training.training import Progress, fit_baselines
 from presage.wording import counted
@@ -46,6 +52,8 @@ _MARK: Final = " (new)"
 _LISTED: Final = 10
 _ADDED: Final = (0.05, 0.7)
 """Share of the workflows that an agent must be in to be left out of a training."""
+
+_FAMILIES: Final[Mapping[str, Family[Any, Any]]] = {"remaining-length": LENGTHS, "return-time": RETURNS}
 
 Change = Callable[[pa.Table, np.random.Generator], tuple[pa.Table, str]]
 
@@ -101,7 +109,9 @@ def study_change(
         {"difference", "ci95"}}}, the model minus the same model unchanged, paired}}, each figure K values; the first
         change is UNCHANGED. Changed agents that the model recognises by their system prompts, as wherever it is served,
         are judged once more, recognised. `never_seen`: the same for NEVER_SEEN and KNOWN, whose `differences` are to
-        KNOWN; None where no agent can be left out.
+        KNOWN; None where no agent can be left out. `quantiles` {kind of model: {change: {"models": {name: figures},
+        "difference": to the same model unchanged}}}, as `train-predictor` prints figures; None for a kind that the
+        traces cannot train. Renamed agents with known system prompts are recognised there.
 
     Raises:
         TraceError: the training set is too small, or the test set has none of its agents.
@@ -113,8 +123,10 @@ def study_change(
     share("judging", 0.6)
     held = _held(fitted, parts.test)
     found: dict[str, tuple[Evaluation, str, Prefixes]] = {UNCHANGED: (_judge(fitted, held, predicts, recipe), "", held)}
+    tables = {UNCHANGED: parts.test}
     for place, (name, change) in enumerate(CHANGES.items()):
         changed, what = change(parts.test, np.random.default_rng([recipe.seed, place]))
+        tables[name] = changed
         read = recognised(changed, fitted.predictor.agent_names, fitted.predictor.vocabulary)
         again = [] if read is changed else [(name + _RECOGNISED, read, "")]
         for called, traces, names in [(name, changed, what), *again]:
@@ -138,7 +150,32 @@ def study_change(
         "traces": describe(parts.train),
         "config": asdict(recipe.config),
         "changes": _figures(found, UNCHANGED, recipe.seed),
+        "quantiles": {kind: _quantiles(kind, parts.train, tables, recipe.seed, share) for kind in _FAMILIES},
         "never_seen": _never_seen(parts.train, parts.test, fitted, predicts, baselines, recipe, share),
+    }
+
+
+def _quantiles(
+    kind: str, train: pa.Table, tables: Mapping[str, pa.Table], seed: int, share: Progress
+) -> dict[str, Any] | None:
+    family = _FAMILIES[kind]
+    try:
+        fitted = family.fit(train, None, seed=seed, progress=lambda stage, _: share(f"{kind}: {stage}", None))
+        predictor, found = fitted.predictor, {}
+        constant = {FLOOR: family.baseline(predictor, FLOOR, fitted.learning)}
+        for name, table in tables.items():
+            filled = fitted.counts.fill(recognised(table, predictor.agent_names, predictor.vocabulary))
+            rows = predictor.rows(filled.table)
+            found[name] = family.judge(predictor, rows, filled, baselines=constant, seed=seed, profiles=None)
+    except TraceError:  # no lengths, or no times
+        return None
+    before = found[UNCHANGED].figures
+    return {
+        name: {
+            "models": {model: figures.to_dict() for model, figures in {OURS: of.figures, **of.baselines}.items()},
+            "difference": difference(of.figures, before, seed).to_dict(predictor.quantiles),
+        }
+        for name, of in found.items()
     }
 
 
