@@ -32,6 +32,7 @@ from presage.datasets.tasks import task_of
 from presage.errors import InputError
 from presage.features.history import (
     COUNTERS,
+    NEVER,
     PROGRESS,
     RECENT,
     advance_course,
@@ -152,6 +153,18 @@ class LengthEncoder:
             numbers[:, PRODUCED_COLUMN] = 0.0
             numbers[:, PREVIOUS_COLUMN] = np.nan
         return replace(rows, numbers=numbers, model=model)
+
+    def nameless(self, rows: LabelledRows) -> LabelledRows:
+        """The rows as if each one's own agent were unknown, in the earlier steps of its workflow too."""
+        agent, numbers = rows.agent[:, None], rows.numbers.copy()
+        before = len(PROMPT) + len(PROGRESS)
+        calls = before + RECENT - 1
+        earlier = numbers[:, before:calls]
+        earlier[earlier == agent] = len(self.vocabulary.agents)
+        own = agent == np.array(self.tracked)
+        for first, nothing in ((calls, 0.0), (calls + len(self.tracked), NEVER)):
+            numbers[:, first : first + len(self.tracked)][own] = nothing
+        return replace(rows, agent=np.full_like(rows.agent, len(self.vocabulary.agents)), numbers=numbers)
 
     def to_config(self) -> dict[str, Any]:
         """As the configuration of an artefact keeps it; JSON values only."""

@@ -170,6 +170,10 @@ class ReturnEncoder:
             seen.numbers[:, begin : begin + _TOKEN_COLUMNS] = np.nan
         return seen
 
+    def nameless(self, rows: LabelledRows) -> LabelledRows:
+        """As `LengthEncoder.nameless`."""
+        return self.course.nameless(rows)
+
     def to_config(self) -> dict[str, Any]:
         """As the configuration of an artefact keeps it; JSON values only."""
         return {"course": self.course.to_config(), "reasons": list(self.reasons), "tools": list(self.tools)}

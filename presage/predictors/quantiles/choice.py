@@ -20,6 +20,7 @@ from presage.predictors.quantiles.estimator import (
     MIN_EVIDENCE,
     EncodedRows,
     LogEstimator,
+    Nameless,
     Observe,
     RidgeQuantiles,
     labels_of,
@@ -80,6 +81,7 @@ def fit_estimator(
     train: LabelledRows,
     selection: LabelledRows,
     observed: Observe,
+    nameless: Nameless,
     *,
     text_columns: tuple[int, ...] = TEXT_COLUMNS,
     logarithmic: bool = False,
@@ -91,6 +93,7 @@ def fit_estimator(
         train, selection: rows of one target and of different tasks. `train` calibrates, out of fold; `selection` only
             selects the estimator, since coverage on rows that made a choice is optimistic.
         observed: restricts rows to the inputs of some sources.
+        nameless: rows as if each one's agent were unknown.
         text_columns: of which one is known if a row has a text.
         logarithmic: select by the loss of the label's logarithm.
 
@@ -103,7 +106,7 @@ def fit_estimator(
     """
     config.check()
     names = tuple(ESTIMATORS) if config.estimator == AUTO else (config.estimator,)
-    encoded = EncodedRows(train, observed, seed)
+    encoded = EncodedRows(train, observed, nameless, seed)
     held = selection.take(selection.labelled)
     judged = held if len(held) else labels_of(train)[0]
     fitted, losses = {}, {}
@@ -111,13 +114,13 @@ def fit_estimator(
         if progress is not None:
             progress(f"learning ({name})", index / len(names))
         estimator = ESTIMATORS[name](seed, config.floor, config.min_evidence, text_columns)
-        fitted[name] = estimator.fit(train, config.quantiles, observed, encoded=encoded)
+        fitted[name] = estimator.fit(train, config.quantiles, observed, nameless, encoded=encoded)
         losses[name] = _losses(estimator, judged, observed, logarithmic)
     chosen = fitted[min(losses, key=lambda name: sum(losses[name]))]
     if config.refit:
         if progress is not None:
             progress("learning again on all", 0.0)
-        chosen.fit(train, config.quantiles, observed, more=selection)
+        chosen.fit(train, config.quantiles, observed, nameless, more=selection)
     return chosen, losses
 
 

@@ -22,6 +22,8 @@ slightly.
   all types is used.
 - A workflow type below the floor is marked as not calibrated. Its upper shifts are the largest of its own, of those of
   all types together, and of those of every type that reaches the floor. An unknown type gets the largest score.
+- An unknown agent is an input profile of its own: the scores are those of all rows as if their agents were unknown. So
+  is an unknown type with a known agent: its upper shifts are the largest of the known types read as if unknown.
 
 MAPIE has neither groups with a floor nor one-sided bounds with a scale.
 """
@@ -50,6 +52,9 @@ EXACT: Final = 0.05
 """Scores up to which every error is nothing: the target follows from the inputs, and is no wider for few rows."""
 
 
+_NO_PROFILES: Final = slice(0, 0)
+
+
 @dataclass(frozen=True, eq=False)
 class Conformal(Tensors):
     """Shifts of Q quantiles for T workflow types under each of L input profiles.
@@ -74,18 +79,24 @@ class Conformal(Tensors):
         floor: int,
         *,
         task: NDArray[np.integer[Any]] | None = None,
+        typeless: slice = _NO_PROFILES,
     ) -> Self:
         """Fit from scores float64 [L, n, Q] of calibration rows and their types, int32 [n]; T is `types`.
 
         `task`, integer [n], is equal for rows of one task, which are correlated; None treats rows as independent.
+        `typeless` are the profiles under which the type of a row is not read.
         """
         floor = max(floor, least_rows(max(quantiles)))
         counts = np.bincount(workflow_type, minlength=types + 1)[: types + 1]
         calibrated = counts >= floor
         calibrated[types] = False
         of_task = np.arange(len(workflow_type)) if task is None else np.unique(task, return_inverse=True)[1]
-        shifts = [_shifts(of, workflow_type, of_task, calibrated, counts, quantiles, floor) for of in scores]
-        return cls(np.stack(shifts).astype(np.float32), counts.astype(np.int32), calibrated)
+        shifts = np.stack([_shifts(of, workflow_type, of_task, calibrated, counts, quantiles, floor) for of in scores])
+        if calibrated.any():
+            upper = np.array(quantiles) > 0.5
+            widest = shifts[typeless][:, calibrated].max(axis=1)
+            shifts[typeless, -1] = np.where(upper, widest, shifts[typeless, -1])
+        return cls(shifts.astype(np.float32), counts.astype(np.int32), calibrated)
 
     def apply(
         self,

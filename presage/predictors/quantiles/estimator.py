@@ -40,6 +40,15 @@ def labels_of(rows: LabelledRows) -> tuple[LabelledRows, NDArray[np.float64]]:
     return labelled, np.log1p(labelled.label.astype(np.float64))
 
 
+def without_agents(rows: LabelledRows) -> LabelledRows:
+    """The rows with unknown agents; their numbers stay."""
+    return replace(rows, agent=np.full_like(rows.agent, len(rows.vocabulary.agents)))
+
+
+def _without_types(rows: LabelledRows) -> LabelledRows:
+    return replace(rows, workflow_type=np.full_like(rows.workflow_type, len(rows.vocabulary.workflow_types)))
+
+
 def rising(tokens: NDArray[np.float32]) -> NDArray[np.float32]:
     """Quantiles made non-negative and non-decreasing along the last axis."""
     return np.maximum.accumulate(np.maximum(tokens, np.float32(0.0)), axis=-1)
@@ -57,6 +66,9 @@ _MOST: Final = 25.0  # greatest predicted log of tokens, so that exp cannot over
 
 Observe = Callable[[LabelledRows, Sources], LabelledRows]
 """Restricts rows to the inputs of the given sources."""
+
+Nameless = Callable[[LabelledRows], LabelledRows]
+"""Rows as if each one's agent were unknown."""
 
 Bands = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Quantile locations of the residuals, float32 [..., Q], and scales, float32 [...]."""
@@ -76,8 +88,9 @@ class Fold:
     Attributes:
         inside, learning: int64 [k] and [m], rows of the fold and its training rows.
         inputs, above: of the rows `learning`, as in `Whole`.
-        shown: inputs of the rows `inside` under each profile, float32 [L, k, D + 1].
-        left: their targets, float64 [L, k].
+        shown: inputs of the rows `inside` under each profile, then as if agents were unknown, then as if workflow types
+            were, float32 [3L, k, D + 1].
+        left: their targets, float64 [3L, k].
         drawn: int64 [k], the profile under which other folds train on each of them.
     """
 
@@ -96,10 +109,11 @@ class EncodedRows:
     The seed is that of the profiles, the folds and the ridge trial.
     """
 
-    def __init__(self, train: LabelledRows, observed: Observe, seed: int) -> None:
+    def __init__(self, train: LabelledRows, observed: Observe, nameless: Nameless, seed: int) -> None:
         self.rows, self.labels = labels_of(train)
         self.seed = seed
         self.profiles = [observed(self.rows, sources) for sources in LEARNT_PROFILES]
+        self.calibrated = [*self.profiles, *map(nameless, self.profiles), *map(_without_types, self.profiles)]
         self._models = int(max(train.model.max(), 0)) + 1
         self._drawn = np.random.default_rng(seed).choice(len(LEARNT_PROFILES), len(self.rows), p=_SHARES)
         self.encoding = InputEncoding.fit(self.rows, self.labels, self._models)
@@ -132,7 +146,7 @@ class EncodedRows:
         encoding = InputEncoding.fit(self.profiles[-1].take(learning), self.labels[learning], self._models)
         inputs = _sampled_inputs(encoding, self.profiles, self._drawn, learning)
         line = LogLine.fit(inputs, self.labels[learning])
-        shown = np.stack([encoding.inputs(of.take(inside)) for of in self.profiles])
+        shown = np.stack([encoding.inputs(of.take(inside)) for of in self.calibrated])
         return Fold(
             inside,
             learning,
@@ -184,6 +198,7 @@ class LogEstimator(ABC):
         train: LabelledRows,
         quantiles: Sequence[float],
         observed: Observe = lambda rows, _: rows,
+        nameless: Nameless = without_agents,
         *,
         encoded: EncodedRows | None = None,
         more: LabelledRows | None = None,
@@ -193,15 +208,15 @@ class LogEstimator(ABC):
         Args:
             train: rows of one target; those without a label or with a lower bound only are ignored.
             quantiles: Q, ascending.
-            observed: `LengthEncoder.observed`.
-            encoded: from `train`, `observed` and the seed, if several estimators share it.
+            observed, nameless: those of a `LengthEncoder`.
+            encoded: from `train`, `observed`, `nameless` and the seed, if several estimators share it.
             more: refit on these rows too, which do not calibrate, keeping the earlier decision whether to fit residuals
                 of the ridge.
 
         Raises TraceError if no training row has a label.
         """
         self.quantiles = tuple(quantiles)
-        of = encoded or EncodedRows(train if more is None else join_rows(train, more), observed, self.seed)
+        of = encoded or EncodedRows(train if more is None else join_rows(train, more), observed, nameless, self.seed)
         rows = of.rows
         evidence = np.zeros(of.encoding.agents.shape, np.int32)
         np.add.at(evidence, (rows.workflow_type, rows.agent), 1)
@@ -210,13 +225,13 @@ class LogEstimator(ABC):
         if more is None:
             self._start = np.float32(self.starts or of.line_helps)
         folds = of.folds(self._start)
-        unseen = np.empty((len(LEARNT_PROFILES), len(rows), len(self.quantiles)))
+        unseen = np.empty((len(of.calibrated), len(rows), len(self.quantiles)))
         scale = np.empty(unseen.shape[:2])
         for fold, bands in zip(folds, self._learn(folds, of.whole(self._start)), strict=True):
             unseen[:, fold.inside] = _scores(fold.left, *bands)
             scale[:, fold.inside] = bands[1]
         # With fewer rows a fold's model splits less, so the level of its scale differs: that of the final model counts.
-        final = np.stack([self._bands(of.encoding.inputs(shown))[1] for shown in of.profiles])
+        final = np.stack([self._bands(of.encoding.inputs(shown))[1] for shown in of.calibrated])
         kind, rise = rows.workflow_type, np.log(final / scale)
         for at, mine in enumerate(rise):
             level = np.bincount(kind, mine) / np.maximum(np.bincount(kind), 1)
@@ -229,6 +244,7 @@ class LogEstimator(ABC):
             self.quantiles,
             self.floor,
             task=rows.task[:own],
+            typeless=slice(2 * len(LEARNT_PROFILES), None),
         )
         self.largest = _largest(rows.label[:own], rows.workflow_type[:own], len(train.vocabulary.workflow_types))
         return self
@@ -271,6 +287,10 @@ class LogEstimator(ABC):
     ) -> NDArray[np.float32]:
         location, scale = self._bands(inputs)
         group = self._group(workflow_type, agent)
+        if self._calibrates_unknown:
+            of_known = self._known_types[workflow_type] | ~self._known_agents[agent]
+            names = np.where(self._seen[workflow_type, agent], 0, np.where(of_known, 1, 2))
+            profiles = profiles + len(LEARNT_PROFILES) * names
         return rising(np.expm1(np.minimum(self.conformal.apply(location, scale, profiles, group), np.float32(_MOST))))
 
     def largest_of(self, rows: LabelledRows) -> NDArray[np.float32] | None:
@@ -281,12 +301,15 @@ class LogEstimator(ABC):
         """The same for a single row."""
         return None if self.largest is None else float(self.largest[self._group(workflow_type, agent)])
 
+    @property
+    def _calibrates_unknown(self) -> bool:
+        """Whether it has shifts for unknown agents, and for unknown types; before, both had the largest scores."""
+        return len(self.conformal.shifts) > len(LEARNT_PROFILES)
+
     def _group(self, workflow_type: Any, agent: Any) -> NDArray[np.int32]:
-        """The workflow types as which rows are calibrated: rare agents and types as an unknown one, whose quantiles are
-        the widest.
-        """
-        unknown = self.conformal.shifts.shape[1] - 1
-        return np.asarray(np.where(self._seen[workflow_type, agent], workflow_type, unknown), np.int32)
+        """The workflow types as which rows are calibrated; a rare one has the quantiles of an unknown one."""
+        known = self._known_types[workflow_type] if self._calibrates_unknown else self._seen[workflow_type, agent]
+        return np.asarray(np.where(known, workflow_type, self.conformal.shifts.shape[1] - 1), np.int32)
 
     def _bands(self, inputs: NDArray[np.float32]) -> Bands:
         """Quantile locations float32 [n, Q] and positive scales float32 [n], on log tokens."""
@@ -298,6 +321,8 @@ class LogEstimator(ABC):
         """Store the evidence, and which agents and workflow types were seen often enough, if rarely together."""
         self.evidence = evidence
         types, agents = (evidence.sum(axis=axis) >= self.min_evidence for axis in (1, 0))
+        self._known_types: NDArray[np.bool_] = types
+        self._known_agents: NDArray[np.bool_] = agents
         self._seen: NDArray[np.bool_] = types[:, None] & agents
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
@@ -334,7 +359,8 @@ class LogEstimator(ABC):
         estimator._set_evidence(tensors["evidence"])
         if estimator.evidence.shape != estimator._encoding.agents.shape:
             raise ValueError("the evidence does not match the workflow types and agents")
-        expected = len(LEARNT_PROFILES), len(estimator._encoding.types), len(estimator.quantiles)
+        profiles = len(LEARNT_PROFILES) * (3 if estimator._calibrates_unknown else 1)
+        expected = profiles, len(estimator._encoding.types), len(estimator.quantiles)
         if estimator.conformal.shifts.shape != expected:
             raise ValueError("the calibration does not match the workflow types and quantiles")
         estimator.largest = tensors.get("largest")

@@ -31,7 +31,7 @@ class QuantilePredictor(ABC):
     settings: ClassVar[type[QuantileConfig]] = QuantileConfig
     target: Target | None = None
     encoder: Any
-    """With `vocabulary`, `names` of the F numbers, `text_columns` and `observed`."""
+    """With `vocabulary`, `names` of the F numbers, `text_columns`, `observed` and `nameless`."""
     estimator: LogEstimator
     """The fitted one; with `auto`, the selected one."""
     trained_on: NDArray[np.uint64]
@@ -111,6 +111,7 @@ class QuantilePredictor(ABC):
             train,
             selection,
             encoder.observed,
+            encoder.nameless,
             text_columns=encoder.text_columns,
             logarithmic=self.unit.startswith("log"),
             progress=progress,
