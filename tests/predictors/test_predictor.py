@@ -215,7 +215,8 @@ def test_workflows_of_every_shape_are_answered(tiny: Tiny, case: str) -> None:
         assert sum(agents.values()) + end == pytest.approx(1.0, abs=1e-5)
         assert min(*agents.values(), end) > 0
     assert said.moment == ("completion" if "output_tokens" in WORKFLOWS[case][-1] else "prefill")
-    assert said.source == ("back-off" if said.evidence < 10 else "champion")
+    other = case == "an unknown workflow type"  # which may be another application
+    assert said.source == ("back-off" if said.evidence < 10 or other else "champion")
     assert (said.evidence == 0) == (case == "an unknown agent now")
 
 
@@ -226,7 +227,7 @@ def test_the_unknown_never_has_more_evidence_than_the_known(tiny: Tiny) -> None:
         known = {kind: model.forecast(steps_of([agent], workflow_type=kind)) for kind in vocabulary.workflow_types}
         renamed = model.forecast(steps_of([agent], workflow_type="other"))
         called = [said.evidence for said in known.values() if said.evidence]
-        assert renamed.evidence == min(called)
+        assert (renamed.source, renamed.evidence) == ("back-off", min(called))
         for kind, said in known.items():
             stranger = model.forecast(steps_of([f"{agent} (new)"], workflow_type=kind))
             assert (stranger.source, stranger.evidence) == ("back-off", 0)

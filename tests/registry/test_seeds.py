@@ -40,7 +40,7 @@ def test_property_twenty_candidates_that_differ_by_seed_alone_are_promoted(tmp_p
             refused[seed] = names
     assert refused == {}
 
-    few = generate("retry", 30, 2, state_size=16).table
+    few = generate("retry", 20, 2, state_size=16).table
     names = refused_by(trained(few, 0, tmp_path / "few"), champion, held)
-    assert any(name.startswith("accuracy-") for name in names), "a version that learnt from 30 workflows is worse"
+    assert any(name.startswith("accuracy-") for name in names), "a version that learnt from 20 workflows is worse"
     assert any(name.startswith("nll-") for name in names)

@@ -25,7 +25,7 @@ class Forecast:
 
     Attributes:
         source: `champion`: the whole model; `back-off`: the agent is unknown or rare in this workflow type, or the type
-            is rare; `none`: no forecast.
+            is; `none`: no forecast.
         evidence: training steps of this agent in this workflow type; in an unknown type, the least that it has in any.
         moment: of the last step.
         agents: for each horizon, the probability of each known agent, given that the workflow has not ended before.

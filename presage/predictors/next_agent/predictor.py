@@ -23,8 +23,9 @@ from numpy.typing import ArrayLike, NDArray
 from presage.datasets.schema.names import NameMapping
 from presage.features.agent_fingerprint import masked_prompt
 from presage.features.agent_names import AgentNames, as_files, from_files, recognised_as
-from presage.features.input_profiles import ANSWERS, STATES, TEXT, TOKENS, Source, Sources
-from presage.features.inputs import inputs_size, known, sums_size
+from presage.features.input_profiles import ANSWERS, STATES, TEXT, TOKENS, Sources
+from presage.features.input_profiles import Source as Input
+from presage.features.inputs import inputs_size, known, sizes_at, sums_size
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, join
 from presage.features.projection import columns_of, project_state
@@ -33,7 +34,7 @@ from presage.features.states import StateSource
 from presage.features.vocabulary import Vocabulary, tools_of
 from presage.predictors.common import Progress
 from presage.predictors.common.artefact import nested, read_artefact, rebuilding, under, write_artefact
-from presage.predictors.common.forecast import Forecast
+from presage.predictors.common.forecast import Forecast, Source
 from presage.predictors.common.probabilities import FLOOR, softmax
 from presage.predictors.common.steps import check_steps, has_output, log_tokens
 from presage.predictors.engine import Engine, build_engine, with_shares
@@ -186,6 +187,8 @@ class NextAgentPredictor:
             len(self.vocabulary.tools),
             parts.widths,
         )
+        size = inputs_size(len(self.vocabulary.agents), len(self.vocabulary.tools), *parts.widths)
+        self._type_at = sizes_at(np.empty(size, np.float32), *parts.widths) - 1
         self._weights = {moment: (p.weights(), p.bias) for moment, p in parts.projections.items()}
         self._columns = {moment: (columns_of(weights), bias) for moment, (weights, bias) in self._weights.items()}
 
@@ -199,7 +202,7 @@ class NextAgentPredictor:
     @property
     def reads(self) -> Sources:
         """The optional inputs that its forecasts use."""
-        found: set[Source] = {TOKENS}
+        found: set[Input] = {TOKENS}
         if self.source.kind != "none":
             found.add(TEXT if self.source.reads_text else STATES)
         if self.vocabulary.tools:
@@ -280,6 +283,12 @@ class NextAgentPredictor:
         """The step's output is complete; `called` are the tools that it calls; see `kernels.completed`."""
         return completed(workflow, tokens, state, tools_of(called, self.vocabulary.tools), self._engine, out)
 
+    def standing(self, workflow: Workflow, evidence: int) -> Source:
+        """What the latest forecast of a workflow with so much evidence counts as: a type that training never saw may be
+        another application whose agents have the same names."""
+        sure = evidence >= self.config.min_evidence and workflow[self._type_at] < len(self.vocabulary.workflow_types)
+        return "champion" if sure else "back-off"
+
     def forecast(self, steps: Sequence[Mapping[str, Any]]) -> Forecast:
         """Forecast one workflow after the given steps.
 
@@ -304,7 +313,7 @@ class NextAgentPredictor:
                 evidence = self.completed(workflow, tokens, state, out, step.get(TOOLS_CALLED))
                 moment = COMPLETION
         return Forecast(
-            source="back-off" if evidence < self.config.min_evidence else "champion",
+            source=self.standing(workflow, evidence),
             evidence=evidence,
             moment=moment,
             agents=[dict(zip(self.vocabulary.agents, row[:-1].tolist(), strict=True)) for row in out],

@@ -20,7 +20,6 @@ from presage.features.lengths import LengthWorkflow
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.features.served_steps import TOOLS_CALLED
 from presage.features.states import StateSource
-from presage.predictors.common.forecast import Source
 from presage.predictors.common.steps import log_tokens
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.predictor import NextAgentPredictor, Workflow
@@ -100,7 +99,7 @@ class NextAgentAdapter:
         tokens = log_tokens(step, "input")
         known = self.predictor.vocabulary.agent(agent)
         evidence = self.predictor.prefilled(workflow, known, tokens, self._state(step, PREFILL), out)
-        return self._checked(PREFILL, evidence, out, left)
+        return self._checked(workflow, PREFILL, evidence, out, left)
 
     def completed(self, workflow: Workflow, step: Mapping[str, Any], left: LiveLengths) -> LiveForecast:
         """The forecast once the step has produced its last token; `left` becomes its remaining tokens."""
@@ -108,7 +107,7 @@ class NextAgentAdapter:
         tokens = log_tokens(step, "output")
         state = self._state(step, COMPLETION)
         evidence = self.predictor.completed(workflow, tokens, state, out, step.get(TOOLS_CALLED))
-        return self._checked(COMPLETION, evidence, out, left)
+        return self._checked(workflow, COMPLETION, evidence, out, left)
 
     def _buffer(self) -> NDArray[np.float32]:
         return np.full((self.predictor.horizon, self.predictor.vocabulary.outcomes), np.nan, np.float32)
@@ -130,12 +129,14 @@ class NextAgentAdapter:
             )
         return np.ascontiguousarray(row)
 
-    def _checked(self, moment: Moment, evidence: int, out: NDArray[np.float32], left: LiveLengths) -> LiveForecast:
+    def _checked(
+        self, workflow: Workflow, moment: Moment, evidence: int, out: NDArray[np.float32], left: LiveLengths
+    ) -> LiveForecast:
         agents = self.predictor.vocabulary.agents
         if out.shape[1] != len(agents) + 1:
             raise NotAForecast("the probabilities are no distributions")
         check_distributions(out)
-        source: Source = "back-off" if evidence < self.predictor.config.min_evidence else "champion"
+        source = self.predictor.standing(workflow, evidence)
         return LiveForecast(source, evidence, moment, out, agents, self.version, self._reason, left)
 
 
