@@ -211,6 +211,22 @@ def test_rows_observed_are_those_of_the_trace_with_the_other_columns_null(profil
     )
 
 
+def test_rows_without_names_are_those_of_a_trace_whose_agent_has_another_name() -> None:
+    table = generate_lengths(12, 3).table
+    encoder = LengthEncoder.fit(table)
+    rows = length_rows(table, encoder)
+    nameless = encoder.nameless(rows)
+    agents = table["agent"].to_pylist()
+    at = table.schema.get_field_index("agent")
+    for number, name in enumerate(encoder.vocabulary.agents):
+        called = pa.array([agent + " v2" if agent == name else agent for agent in agents], table.schema.field(at).type)
+        renamed = length_rows(table.set_column(at, table.schema.field(at), called), encoder)
+        own = np.flatnonzero(rows.agent == number)
+        assert len(own)
+        for of in ("workflow_type", "agent", "model", "numbers", "label"):
+            np.testing.assert_array_equal(getattr(nameless, of)[own], getattr(renamed, of)[own])
+
+
 def test_sketches_of_training_rows_are_out_of_fold_and_those_of_fresh_texts_are_not() -> None:
     words = ["alpha", "beta", "gamma", "delta"]
     table = table_of(*(step(f"w{i}", 0, "x", 5 + i, input_text=f"{words[i % 4]} common") for i in range(60)))

@@ -1,5 +1,7 @@
 """Estimators of lengths on the known law: what they reach, what bounds and gaps do, and the calibration by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from length_samples import QUANTILES, fresh_rows, law_rows, pinball, with_labels
 from scipy.special import ndtr
 
 from presage.errors import TraceError
-from presage.features.rows import LabelledRows
+from presage.features.rows import LEARNT_PROFILES, LabelledRows
 from presage.predictors.length.baselines import LENGTH_BASELINES
 from presage.predictors.quantiles.choice import ESTIMATORS
 from presage.predictors.quantiles.conformal import Conformal, least_rows
@@ -64,6 +66,31 @@ def test_unknown_names_and_missing_numbers_are_answered(fitted: LogEstimator) ->
     said = fitted.predict_one(types, agents, 99, np.full(rows.numbers.shape[1], np.nan, np.float32))
     assert np.isfinite(said).all()
     assert (np.diff(said) >= 0).all()
+
+
+@pytest.mark.parametrize("of", OURS, ids=lambda c: c.name)
+def test_quantiles_hold_for_agents_and_types_with_other_names_and_are_not_much_wider(of: type[LogEstimator]) -> None:
+    (encoder, train, _), rows = law_rows(), fresh_rows()
+    fitted = of(seed=0).fit(train, QUANTILES, encoder.observed, encoder.nameless)
+    types = len(rows.vocabulary.workflow_types)
+    retyped = replace(rows, workflow_type=np.full_like(rows.workflow_type, types))
+    constant = LENGTH_BASELINES["constant"](train, QUANTILES)(rows)
+    for changed in (encoder.nameless(rows), retyped):
+        said = fitted.predict(changed)
+        assert 0.86 < (rows.label <= said[:, 1]).mean() <= 0.99
+        assert pinball(rows.label, said[:, 1], 0.9) < pinball(rows.label, constant[:, 1], 0.9)
+    both = fitted.predict(replace(encoder.nameless(rows), workflow_type=retyped.workflow_type))
+    assert np.median(both[:, 2]) > np.median(said[:, 2]), "nothing says that it is an application that was learnt"
+
+
+def test_estimators_from_before_there_were_quantiles_for_other_names_are_read(fitted: LogEstimator) -> None:
+    rows = fresh_rows()
+    unknown = replace(rows, agent=np.full_like(rows.agent, len(rows.vocabulary.agents)))
+    tensors = fitted.to_tensors()
+    older = {**tensors, "conformal/shifts": tensors["conformal/shifts"][: len(LEARNT_PROFILES)]}
+    read = type(fitted).from_tensors(older, fitted.quantiles)
+    np.testing.assert_array_equal(read.predict(rows), fitted.predict(rows))
+    assert np.median(read.predict(unknown)[:, 2]) > np.median(fitted.predict(unknown)[:, 2])
 
 
 @pytest.mark.parametrize("name", ALL)
