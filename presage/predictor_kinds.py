@@ -39,6 +39,7 @@ class Kind:
         headline: figures of a registered version -> the most important ones, by title.
         legend: explains the figures of `headline`.
         command: its `KindCommand`, as `module:name`: only the commands import it.
+        family: the `Family` that trains and judges it, as `module:name`; None unless it forecasts quantiles of steps.
         tags: tags of a version's run, from the metrics of its training.
         types: the workflow types that a predictor knows; none of a router.
         prediction: MLflow's type of `prediction` in the table that MLflow serves.
@@ -63,6 +64,7 @@ class Kind:
     headline: Callable[[Mapping[str, float]], Any]
     legend: str
     command: str
+    family: str | None = None
     tags: Callable[[Mapping[str, Any]], dict[str, str]] = lambda _: {}
     types: Callable[[Any], Collection[str]] = _no_types
     prediction: str = "string"
@@ -93,6 +95,7 @@ _REMAINING_LENGTH: Final = Kind(
     headline=Lazy("presage.kinds.headlines:lengths"),
     legend="tau distance in an engine, of all steps and at arrival (0 best, .5 none), pinball loss in tokens",
     command="presage.cli.remaining_length:REMAINING_LENGTH",
+    family="presage.training.length.train:LENGTHS",
     tags=lambda metrics: {
         "presage.target": str(metrics["target"]),
         "presage.states": str(metrics["data"]["texts"]),
@@ -128,6 +131,7 @@ _ALL: Final = (
         name="context-growth",
         load=Lazy("presage.predictors.length.context:ContextGrowthPredictor.load"),
         command="presage.cli.context_growth:CONTEXT_GROWTH",
+        family=None,  # that of lengths, with another target
         replayed="contexts",
         counted="forecast of contexts: {}",
         forecaster=Lazy("presage.serving_hooks.forecasting.context_growth:ContextForecaster"),
@@ -144,6 +148,7 @@ _ALL: Final = (
             "in an engine, pinball loss of the median in log seconds, share within the .9 quantile, Brier score of END"
         ),
         command="presage.cli.return_time:RETURN_TIME",
+        family="presage.training.return_time.train:RETURNS",
         types=attrgetter("vocabulary.workflow_types"),
         prediction="double",
         panels={"pinball loss of the median, log seconds": ("pinball", "0.5")},

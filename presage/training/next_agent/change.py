@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pkgutil import resolve_name
 from typing import Any, Final
 
 import numpy as np
@@ -28,15 +29,14 @@ from presage.errors import TraceError
 from presage.features.agent_names import recognised
 from presage.features.moment import MOMENTS
 from presage.features.prefixes import Prefixes, prefixes_of
+from presage.predictor_kinds import KINDS
 from presage.training.baselines import find
-from presage.training.length.train import LENGTHS
 from presage.training.metrics import differences, json_values
 from presage.training.next_agent.evaluate import ByMoment, Evaluation, Predict, evaluate
 from presage.training.next_agent.study import OURS, Recipe
 from presage.training.next_agent.train import FittedPredictor, fit_predictor
 from presage.training.quantile_trainings import Family
 from presage.training.quantiles import FLOOR, difference
-from presage.training.return_time.train import RETURNS
 from presage.training.sets import check_known_agents, set_apart
 from presage.training.training import Progress, fit_baselines
 from presage.wording import counted
@@ -52,8 +52,6 @@ _MARK: Final = " (new)"
 _LISTED: Final = 10
 _ADDED: Final = (0.05, 0.7)
 """Share of the workflows that an agent must be in to be left out of a training."""
-
-_FAMILIES: Final[Mapping[str, Family[Any, Any]]] = {"remaining-length": LENGTHS, "return-time": RETURNS}
 
 Change = Callable[[pa.Table, np.random.Generator], tuple[pa.Table, str]]
 
@@ -150,17 +148,20 @@ def study_change(
         "traces": describe(parts.train),
         "config": asdict(recipe.config),
         "changes": _figures(found, UNCHANGED, recipe.seed),
-        "quantiles": {kind: _quantiles(kind, parts.train, tables, recipe.seed, share) for kind in _FAMILIES},
+        "quantiles": {
+            kind.name: _quantiles(resolve_name(kind.family), parts.train, tables, recipe.seed, share)
+            for kind in KINDS.values()
+            if kind.family is not None
+        },
         "never_seen": _never_seen(parts.train, parts.test, fitted, predicts, baselines, recipe, share),
     }
 
 
 def _quantiles(
-    kind: str, train: pa.Table, tables: Mapping[str, pa.Table], seed: int, share: Progress
+    family: Family[Any, Any], train: pa.Table, tables: Mapping[str, pa.Table], seed: int, share: Progress
 ) -> dict[str, Any] | None:
-    family = _FAMILIES[kind]
     try:
-        fitted = family.fit(train, None, seed=seed, progress=lambda stage, _: share(f"{kind}: {stage}", None))
+        fitted = family.fit(train, None, seed=seed, progress=lambda stage, _: share(stage, None))
         predictor, found = fitted.predictor, {}
         constant = {FLOOR: family.baseline(predictor, FLOOR, fitted.learning)}
         for name, table in tables.items():
