@@ -37,7 +37,7 @@ def next_agent(
         typer.Option(
             metavar="MODEL",
             help="A next-agent predictor to train further on newer traces: models:/NAME@ALIAS, models:/NAME/VERSION or "
-            "a folder. It keeps what it knows of old agents; a tenth of the traces is enough for what is new. "
+            "a folder. It keeps what it knows of old agents and needs few traces of what is new. "
             "Settings, horizon and states stay.",
         ),
     ] = None,

@@ -79,7 +79,7 @@ def learning_curve(
     "change",
     epilog="Example:\n\n"
     "presage study change traces/ --report change/\n\n"
-    "It trains twice: on all workflows, and without those of one agent.",
+    "It trains on all workflows, without those of one agent, and for lengths and return times if the traces have any.",
 )
 def change(
     traces: options.Traces,

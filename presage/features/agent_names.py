@@ -248,8 +248,8 @@ class AgentNames:
 def recognised_as(sent: Name, found: Name | None, models: Collection[Vocabulary]) -> str | None:
     """The agent that a sent name stands for, since a release renamed it; None if the name stands for itself.
 
-    It does where a model knows it, where no model knows what was found, and where another application, of a workflow
-    type that the models know, may have the same system prompt.
+    It stands for itself where a model knows it, where no model knows the agent that was found, and where the request is
+    of another application that the models know: two applications may have one system prompt.
 
     Args:
         sent: by the client; without a name, nothing was renamed.

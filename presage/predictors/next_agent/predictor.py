@@ -24,7 +24,6 @@ from presage.datasets.schema.names import NameMapping
 from presage.features.agent_fingerprint import masked_prompt
 from presage.features.agent_names import AgentNames, as_files, from_files, recognised_as
 from presage.features.input_profiles import ANSWERS, STATES, TEXT, TOKENS, Sources
-from presage.features.input_profiles import Source as Input
 from presage.features.inputs import inputs_size, known, sizes_at, sums_size
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.features.prefixes import Prefixes, join
@@ -202,12 +201,10 @@ class NextAgentPredictor:
     @property
     def reads(self) -> Sources:
         """The optional inputs that its forecasts use."""
-        found: set[Input] = {TOKENS}
+        found: Sources = frozenset({TOKENS})
         if self.source.kind != "none":
-            found.add(TEXT if self.source.reads_text else STATES)
-        if self.vocabulary.tools:
-            found.add(ANSWERS)
-        return frozenset(found)
+            found |= {TEXT if self.source.reads_text else STATES}
+        return found | {ANSWERS} if self.vocabulary.tools else found
 
     def observed(self, prefixes: Prefixes, sources: Sources) -> Prefixes:
         """The prefixes without the inputs of all other sources."""
