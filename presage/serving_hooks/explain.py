@@ -45,6 +45,7 @@ def _as_plain(step: Step, forecast: LiveForecast, ago_s: float) -> dict[str, Any
         "ago_s": round(ago_s, 3),
         "agent": step.agent,
         "sent_agent": step.sent[1],
+        "known_as": forecast.known_as,
         "step": step.number,
         "moment": forecast.moment,
         **_source(forecast),
@@ -106,6 +107,8 @@ def reasons(explanation: dict[str, Any]) -> list[str]:
         sentences.append(f"its last forecast is unknown: {explanation['forecasts'][-1]['reason']}")
     if explanation["forecasts"] and (last := explanation["forecasts"][-1])["sent_agent"] != last["agent"]:
         sentences.append(f"its agent {last['sent_agent']!r} is forecast as {last['agent']!r}")
+    elif explanation["forecasts"] and last["known_as"] is not None:
+        sentences.append(f"its agent {last['sent_agent']!r} is forecast as {last['known_as']!r}, whose place it takes")
     if explanation["position"] is not None:
         sentences += _stands(explanation["position"])
     if explanation["growth"] is not None:

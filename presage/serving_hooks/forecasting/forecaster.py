@@ -5,7 +5,8 @@ those of `NextAgentPredictor.forecast` and `RemainingLengthPredictor.forecast` o
 
 Events raise no exceptions: if a predictor fails, or knows too little of an agent, the profile of the workflow type
 forecasts in its place where it is sure (`profile_places.py`), else online counts do; if they have too little data, the
-forecast has source "none" and a reason. For an agent with little evidence the model uses its own back-off; a profile
+forecast has source "none" and a reason. Agents that the model does not know are found by the places that they take, or
+counted (`new_agents.py`). For an agent with little evidence the model uses its own back-off; a profile
 that is sure and online counts with more evidence take precedence. During a drift alarm, and while online counts
 forecast better than a model or profile, they forecast whenever they have enough data; the model or profile still runs,
 so that the monitor notices when it is accurate again. After a failed call a model's state of the workflow is half a
@@ -52,6 +53,7 @@ from presage.serving_hooks.forecasting.live import (
     Projection,
     no_lengths,
 )
+from presage.serving_hooks.forecasting.new_agents import NewAgents
 from presage.serving_hooks.forecasting.online_counts import MOST_OPEN, OnlineCounts, WorkflowHistory
 from presage.serving_hooks.forecasting.profile_places import ProfileAdapter, ProfiledWorkflow
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
@@ -90,13 +92,15 @@ class ForecastState:
         within: whether the one that began last is among them.
         latest: number, agent and prompt tokens of that one while it runs, and the forecast made as it began.
         remaining: forecast of remaining tokens when the last step began.
+        called, modelled: its agents, and the model's own latest forecast of the next one, [V+1]; kept only of workflow
+            types that call agents which the model does not know.
         history, stats_key: what online counts will learn from it, and under which key.
         awaited: the step that began last, while its hidden state or its answer is still expected.
     """
 
     __slots__ = (
-        "agents", "awaited", "expected", "history", "latest", "lengths", "missing", "open", "profiled", "remaining",
-        "stats_key", "steps", "within",
+        "agents", "awaited", "called", "expected", "history", "latest", "lengths", "missing", "modelled", "open",
+        "profiled", "remaining", "stats_key", "steps", "within",
     )  # fmt: skip
 
     def __init__(
@@ -112,6 +116,8 @@ class ForecastState:
         self.steps, self.missing, self.within = 0, _NO_NUMBERS, False
         self.open: tuple[tuple[int | None, str], ...] = ()
         self.latest: tuple[tuple[int | None, str, object], LiveForecast] | None = None
+        self.called: tuple[str, ...] = ()
+        self.modelled: NDArray[np.float32] | None = None
         self.history = WorkflowHistory()
         self.awaited: Awaited | None = None
 
@@ -119,7 +125,7 @@ class ForecastState:
         """Steps before number `step` were missed: predictors no longer know the state of the workflow."""
         self.agents = self.lengths = Refused(MISSED_STEP)
         self.history.missed()
-        self.awaited = self.latest = self.profiled = self.expected = None
+        self.awaited = self.latest = self.profiled = self.expected = self.modelled = None
         self.steps, self.missing, self.open = step, _NO_NUMBERS, ()
 
     def begins(self, number: int | None, agent: str) -> None:
@@ -215,6 +221,9 @@ class Forecaster:
             self._agents = NextAgentAdapter(predictor, version, served_model, state_layer)
         self._lengths = LengthAdapter(lengths, lengths_version) if lengths is not None else None
         self._back_off, self.monitor = back_off, monitor
+        self._new_agents: NewAgents | None = None
+        if predictor is not None and back_off is not None:
+            self._new_agents = NewAgents(predictor, back_off.config)
         # The predictors' own forecast at the last event, for the monitor to judge even if counts were used instead.
         self._claimed: LiveForecast | None = None
         self._workflows: OrderedDict[Key, ForecastState] = OrderedDict()
@@ -407,6 +416,8 @@ class Forecaster:
                 counted = self._counted(running) if running is not None else None
                 self.monitor.ended(*key, reason, counted, running.expected if running is not None else None)
             if running is not None and self._back_off is not None and reason is not EndReason.ABORTED:
+                if self._new_agents is not None and not running.within:
+                    self._new_agents.ended(running.stats_key, running.history.recent, running.called)
                 running.history.ended(self._back_off, running.stats_key)
         except Exception as error:
             self.errors[type(error).__name__] += 1
@@ -509,7 +520,10 @@ class Forecaster:
             begun = self._call_profile(partial(self._profile.begun, running.profiled, step["agent"], beside))
             running.profiled = None if isinstance(begun, Refused) else begun
         if self._back_off is not None:
-            running.history.begun(self._back_off, running.stats_key, shared(step["agent"]))
+            sent = shared(step["agent"])
+            if self._new_agents is not None and sent:
+                step = self._renamed(self._new_agents, running, sent, step)
+            running.history.begun(self._back_off, running.stats_key, sent)
         made: LiveLengths | Refused = _why_not(self._lengths, running.lengths)
         if self._lengths is not None and not isinstance(running.lengths, Refused):
             made = self._call_lengths(partial(self._lengths.prefilled, running.lengths, step))
@@ -522,6 +536,14 @@ class Forecaster:
         if before is not None and not isinstance(running.agents, Refused):
             running.awaited = Awaited(before, step, forecast)
         return forecast
+
+    def _renamed(self, new: NewAgents, running: ForecastState, sent: str, step: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The step as the model reads it: a new agent that takes the place of a known one is this one."""
+        first, recent = running.steps == 1, running.history.recent
+        known = new.begun(running.stats_key, sent, recent, running.modelled, first=first)
+        if new.follows(running.stats_key) and sent not in running.called:
+            running.called = (*running.called, sent)
+        return step if known is None else {**step, "agent": known}
 
     def _again(
         self, workflow_type: str, running: ForecastState, awaited: Awaited, further: Mapping[str, Any]
@@ -592,6 +614,10 @@ class Forecaster:
     ) -> LiveForecast:
         """The forecast of next agents, from the model, the profile or the counts; sets `_claimed`."""
         stands_back = self._stands_back(workflow_type, "next-agent")
+        if self._new_agents is not None and isinstance(live, LiveForecast):
+            if self._new_agents.follows(running.stats_key):
+                running.modelled = live.probabilities[0]
+            live = self._new_agents.forecast(running.stats_key, running.history.recent, live)
         self._claimed = None if isinstance(live, Refused) else live
         running.expected = None
         if isinstance(live, Refused):

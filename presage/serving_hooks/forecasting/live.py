@@ -131,6 +131,7 @@ class LiveForecast:
         agents: names of the first V columns.
         version: None for counts.
         reason: why the model made no forecast, or which input it had to ignore.
+        known_as: the agent as which the model read the last step, whose agent it does not know (`new_agents.py`).
     """
 
     source: Source
@@ -141,6 +142,7 @@ class LiveForecast:
     version: int | None
     reason: str | None = None
     remaining: LiveLengths = NO_LENGTHS
+    known_as: str | None = None
 
 
 class NotAForecast(Exception):  # noqa: N818  its name is shown as the reason

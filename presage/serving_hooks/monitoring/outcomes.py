@@ -155,7 +155,8 @@ class LengthTally:
 
 @dataclass(slots=True)
 class AgainstCounts:
-    """One step ahead, the predictor or the profile beside online counts, at the steps that both forecast.
+    """One step ahead, the predictor or the profile beside online counts, at the steps that both forecast; of the
+    predictor those where it does not back off.
 
     Attributes:
         judged: those steps, and the end of the workflow.
@@ -374,8 +375,11 @@ class _Course:
 
     def _judge(self, agent: str, step: int, counted: str | None, profiled: str | None) -> None:
         """Judges open forecasts of this step by its agent, or by `END` after the last step."""
-        if counted is not None and self.open and self.open[-1][0] == step - 1 and is_predictor(self.open[-1][1]):
-            self.against_counts.judge(likeliest(self.open[-1][2]), counted, agent)
+        if counted is not None and self.open and self.open[-1][0] == step - 1:
+            _, model, forecast = self.open[-1]
+            # Where the predictor backs off, counts forecast in its place already.
+            if is_predictor(model) and forecast.source == "champion":
+                self.against_counts.judge(likeliest(forecast), counted, agent)
         if counted is not None and profiled is not None and step == self.steps:
             self.profile_against_counts.judge(profiled, counted, agent)
         if self.last is not None:

@@ -1,0 +1,222 @@
+"""Agents that a model does not know: whose place they take, and how often they come where no agent is missing.
+
+A model names the agents of its training alone. Once a workflow type calls another one, two things are learnt of it.
+
+**Whose place it takes.** Before each step of a new agent the model has forecast who comes. The new agent stands for the
+known one that was likeliest there, in the geometric mean over its latest steps, if this is likely enough and well ahead
+of the second, and does not work beside it in the same workflows: two agents that do are two. The model
+then reads its steps as those of the known agent, and what it forecasts of the known agent is shared out among all that
+stand for it (one of two, after a split, or while a release reaches one workflow after the other).
+
+**How often the others come.** Online counts since the first new agent came say, after the same agents, how likely a new
+one is that stands for nobody; the model's forecast is of the rest: p(o) = (1 - u) p_model(o) for what the model knows,
+with u the sum of the counts' p(o) over such new agents.
+
+Both are of one version, workflow type and tenant. A type that calls known agents alone is forecast by the model as it
+is, and costs the lookup of its name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts, type_to_drop
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from presage.predictors.next_agent.predictor import NextAgentPredictor
+    from presage.serving_hooks.forecasting.live import LiveForecast
+
+LEAST_STEPS: Final = 5
+LEAST_WORKFLOWS: Final = 3
+"""Steps of a new agent, and workflows with it, before it may stand for a known one."""
+LIKELY: Final = 0.35
+"""Least geometric mean of the probability that the known agent comes. It is measured before the model reads the new
+agent as the known one, and then rises: right ones began at .37 to .9 on public traces, wrong ones at .2 to .28."""
+_LEAST: Final = 1e-3
+"""No forecast counts as less likely than that, so that one surprise does not outweigh all other steps."""
+_LEAD: Final = 3.0
+"""Nats by which the known agent must be ahead of the second."""
+_BESIDE: Final = 0.1
+"""Share of the workflows in which both may work."""
+_FORGETTING: Final = 1 - 1 / 64
+"""Weight of everything that was seen before, at each step of the new agent."""
+MOST_NEW: Final = 32
+"""New agents of one workflow type; further ones are forecast by the counts alone."""
+
+logger = logging.getLogger(__name__)
+
+
+class NewAgents:
+    """Of all workflow types that one version forecasts; keys are workflow types scoped by tenant.
+
+    Args:
+        predictor: whose vocabulary tells known agents from new ones.
+        config: of the counts.
+    """
+
+    def __init__(self, predictor: NextAgentPredictor, config: BackoffConfig) -> None:
+        self._knows = predictor.vocabulary.knows_agent
+        self._agents = predictor.vocabulary.agents
+        self._index = predictor.vocabulary.agent
+        self._counts = OnlineCounts(config)
+        first = predictor.parts.ngram.transitions()[-1, : len(self._agents)] + _LEAST
+        self._first: NDArray[np.float64] = first / first.sum()
+        self._types: OrderedDict[str, _ChangedType] = OrderedDict()
+
+    def begun(
+        self, key: str, agent: str, recent: Sequence[str], before: NDArray[np.float32] | None, *, first: bool
+    ) -> str | None:
+        """A step begins; returns the known agent that its agent stands for, None for a known one or of nobody's place.
+
+        Args:
+            key, agent: scoped workflow type, and the agent's name as it was sent.
+            recent: the agents before it, oldest first.
+            before: the model's own latest forecast of the next step of this workflow, [V+1]; None if it is unknown.
+            first: whether it is the first step of the workflow.
+        """
+        of = self._types.get(key)
+        new = not self._knows(agent)
+        if of is None:
+            if not new:
+                return None
+            of = self._types[key] = _ChangedType()
+            if len(self._types) > self._counts.config.types:
+                del self._types[type_to_drop(self._types)]
+        self._counts.of_type(key).follow(recent, agent)
+        if not new:
+            return None
+        self._types.move_to_end(key)
+        expected = self._first if first else before[:-1] if before is not None else None
+        if expected is not None and expected.sum() > _LEAST:
+            of.came(agent, expected / expected.sum())
+        return of.stands_for.get(agent)
+
+    def follows(self, key: str) -> bool:
+        """Whether the workflow type has called a new agent."""
+        return key in self._types
+
+    def forecast(self, key: str, recent: Sequence[str], live: LiveForecast) -> LiveForecast:
+        """The model's forecast after the agents `recent`, with the new agents in it."""
+        of = self._types.get(key)
+        if of is None:
+            return live
+        counted = self._counts.next_agents(key, recent)
+        if counted is None and not of.stands_for:
+            return live
+        shares = {} if counted is None else dict(zip(counted.agents, counted.probabilities[:, :-1].T, strict=True))
+        free = [name for name in shares if name not in of.stands_for and not self._knows(name)]
+        names = (*self._agents, *of.stands_for, *free)
+        column = {name: place for place, name in enumerate(names)}
+        found = np.zeros((len(live.probabilities), len(names) + 1), np.float32)
+        found[:, : len(self._agents)], found[:, -1] = live.probabilities[:, :-1], live.probabilities[:, -1]
+        nothing = np.zeros(len(found), np.float32)
+        for known, members in of.members().items():
+            places = [column[name] for name in (known, *members)]
+            share = np.stack([shares.get(name, nothing) for name in (known, *members)], axis=1)
+            total = share.sum(axis=1, keepdims=True)
+            even = np.array([0.0, *(1 / len(members) for _ in members)], np.float32)  # the old name is likely gone
+            share = np.where(total > _LEAST, share / np.maximum(total, _LEAST), even)
+            found[:, places] = found[:, [column[known]]] * share
+        if free:
+            of_free = np.stack([shares[name] for name in free], axis=1)
+            found *= 1 - of_free.sum(axis=1, keepdims=True)
+            found[:, [column[name] for name in free]] = of_free
+        known_as = of.stands_for.get(recent[-1]) if recent else None
+        return replace(live, probabilities=found, agents=names, known_as=known_as)
+
+    def ended(self, key: str, recent: Sequence[str], called: Sequence[str]) -> None:
+        """A workflow has ended after the agents `recent`; `called` are all its agents, without repetition."""
+        of = self._types.get(key)
+        if of is None:
+            return
+        self._counts.of_type(key).follow(recent, None)
+        known = [self._index(name) for name in called if self._knows(name)]
+        for name in called:
+            change = of.worked(name, known)
+            if change is not None:
+                place, likely = change
+                before = of.stands_for.pop(name, None)
+                if place is not None:
+                    of.stands_for[name] = self._agents[place]
+                if of.stands_for.get(name) != before:
+                    logger.info("%s", _told(key, name, before, of.stands_for.get(name), likely))
+
+
+def _told(key: str, name: str, before: str | None, now: str | None, likely: float) -> str:
+    if now is None:
+        return f"workflow type {key!r}: the new agent {name!r} no longer stands for {before!r}"
+    return (
+        f"workflow type {key!r}: the new agent {name!r} comes where the model expects {now!r} "
+        f"(probability {likely:.2f}), and is forecast as this agent"
+    )
+
+
+class _ChangedType:
+    """The new agents of one workflow type.
+
+    Attributes:
+        stands_for: the known agent by new agent.
+    """
+
+    def __init__(self) -> None:
+        self.stands_for: dict[str, str] = {}
+        self._new: dict[str, _Place] = {}
+
+    def members(self) -> dict[str, list[str]]:
+        """The new agents by the known one that they stand for."""
+        found: dict[str, list[str]] = {}
+        for name, known in self.stands_for.items():
+            found.setdefault(known, []).append(name)
+        return found
+
+    def came(self, name: str, expected: NDArray[np.floating]) -> None:
+        """A step of a new agent began where the model had `expected` the known ones, [V]."""
+        of = self._new.get(name)
+        if of is None:
+            if len(self._new) == MOST_NEW:
+                return
+            of = self._new[name] = _Place(len(expected))
+        of.steps = of.steps * _FORGETTING + 1
+        of.likely = of.likely * _FORGETTING + np.log(np.maximum(expected, _LEAST))
+
+    def worked(self, name: str, beside: Sequence[int]) -> tuple[int | None, float] | None:
+        """A workflow with this agent has ended in which the known ones `beside` worked too.
+
+        Returns:
+            The place of the known agent that it takes, None for nobody's, and how likely that one was; None if the
+            agent is not a new one.
+        """
+        of = self._new.get(name)
+        if of is None:
+            return None
+        of.workflows = of.workflows * _FORGETTING + 1
+        of.beside *= _FORGETTING
+        of.beside[beside] += 1
+        if of.steps < LEAST_STEPS or of.workflows < LEAST_WORKFLOWS:
+            return None
+        second, first = np.argsort(of.likely)[-2:]
+        likely = float(np.exp(of.likely[first] / of.steps))
+        sure = likely >= LIKELY and of.likely[first] - of.likely[second] >= _LEAD
+        return (int(first) if sure and of.beside[first] <= _BESIDE * of.workflows else None), likely
+
+
+class _Place:
+    """Where a new agent came: sums over its steps and its workflows, the older ones with less weight.
+
+    Attributes:
+        steps, workflows: how many.
+        likely: float64 [V], of the logarithm of the probability of each known agent.
+        beside: float64 [V], workflows in which the known agent worked too.
+    """
+
+    def __init__(self, agents: int) -> None:
+        self.steps = self.workflows = 0.0
+        self.likely, self.beside = np.zeros(agents), np.zeros(agents)
