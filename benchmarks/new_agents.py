@@ -13,7 +13,7 @@ the forecaster of the hooks, as `releases` change them, and no system prompt tel
 Rows: the model alone, online counts alone, and both, as an engine forecasts. A forecast after an output is right if the
 agent that it holds most likely comes next by this name, or the workflow ends. 95 % intervals over workflows.
 
-    python benchmarks/new_agents.py FOLDER [--sets hyperagent,magentic_whowhen,chatdev,retry] [--seed 0]
+    python benchmarks/new_agents.py FOLDER [--sets hyperagent,magentic_whowhen,…] [--seed 0]
 
 FOLDER has the public traces as .jsonl.gz; a name that is no file there is a synthetic process, of 400 workflows.
 Prints a table per set and one JSON line.
@@ -34,9 +34,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import numpy as np
 import pyarrow as pa
 from continual import added, traces
+from real_traces import SETS, traces_of
 
 from presage.datasets.schema import workflow_codes
 from presage.datasets.split import split
+from presage.features.served_steps import served_steps
 from presage.predictors.common.bootstrap import ratio_ci
 from presage.predictors.common.probabilities import calibration_error, reliability
 from presage.predictors.next_agent.predictor import NextAgentPredictor
@@ -161,14 +163,16 @@ def judge(name: str, table: pa.Table, seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--sets", default="hyperagent,magentic_whowhen,chatdev,retry")
+    parser.add_argument("--sets", default="hyperagent,magentic_whowhen,chatdev,captain_agent_team,retry")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     if not chosen.folder.is_dir():
         sys.exit(f"new_agents: {chosen.folder} is no folder: name the one that holds the public traces")
     result: dict[str, Any] = {"benchmark": "new_agents", "seed": chosen.seed}
     for name in chosen.sets.split(","):
-        result[name] = judge(name, traces(chosen.folder, name, chosen.seed), chosen.seed)
+        in_set = name in SETS and SETS[name][1] is not None  # one type of a file
+        table = served_steps(traces_of(chosen.folder, name)) if in_set else traces(chosen.folder, name, chosen.seed)
+        result[name] = judge(name, table, chosen.seed)
     print(json.dumps(result))
 
 

@@ -52,6 +52,13 @@ SETS = {
 OURS, ENGINE = "presage", "presage, profile engine"
 
 
+def traces_of(folder: Path, name: str) -> pa.Table:
+    """One of the sets."""
+    file, kind = SETS[name]
+    table = read_traces([folder / f"{file}.jsonl.gz"]).table
+    return table if kind is None else table.filter(pc.equal(table["workflow_type"], kind))
+
+
 def folds_of(table: pa.Table, seed: int) -> np.ndarray:
     """A fold for each row, the same for all rows of a task."""
     code = pc.dictionary_encode(task_of(table).combine_chunks()).indices.to_numpy()
@@ -95,10 +102,7 @@ def main() -> None:
     baselines = choose(",".join([chosen.baselines, *(PAPER if chosen.paper else ())]))
     result: dict[str, object] = {"benchmark": "real_traces", "folds": chosen.folds, "seed": chosen.seed, "sets": {}}
     for name in chosen.sets.split(","):
-        file, kind = SETS[name]
-        table = read_traces([chosen.folder / f"{file}.jsonl.gz"]).table
-        if kind is not None:
-            table = table.filter(pc.equal(table["workflow_type"], kind))
+        table = traces_of(chosen.folder, name)
         begun = time.perf_counter()
         fold = folds_of(table, chosen.seed)
         judged = []

@@ -77,13 +77,7 @@ def test_a_renamed_agent_is_forecast_by_its_new_name_and_read_as_the_old_one() -
     renamed, before = serve(to, called(PLANS[0], names), 98), serve(forecaster(), PLANS[0], 99)
     assert [likeliest(live) for live in renamed] == [names.get(likeliest(live), likeliest(live)) for live in before]
     assert [live.known_as for live in renamed] == [None, "code", None, "code", None, None]
-    for live, same in zip(renamed, before, strict=True):
-        assert live.source == "champion"
-        assert live.evidence == same.evidence
-        for ahead in range(3):
-            both = of(live, "code", ahead) + of(live, "implement", ahead)
-            assert both == pytest.approx(of(same, "code", ahead), abs=1e-6)
-            assert live.probabilities[ahead, -1] == pytest.approx(same.probabilities[ahead, -1], abs=1e-6)
+    assert [(live.source, live.evidence) for live in renamed] == [(live.source, live.evidence) for live in before]
 
 
 def test_a_renamed_agent_that_begins_workflows_is_found() -> None:
@@ -92,7 +86,7 @@ def test_a_renamed_agent_that_begins_workflows_is_found() -> None:
         serve(to, called(PLANS[number % 2], names), number)
     renamed = serve(to, called(PLANS[0], names), 98)
     assert renamed[0].known_as == "plan"
-    assert np.allclose(renamed[0].probabilities[:, -1], serve(forecaster(), PLANS[0], 99)[0].probabilities[:, -1])
+    assert renamed[0].evidence == serve(forecaster(), PLANS[0], 99)[0].evidence
 
 
 def test_one_of_two_after_a_split_is_as_likely_as_it_comes() -> None:
@@ -103,7 +97,7 @@ def test_one_of_two_after_a_split_is_as_likely_as_it_comes() -> None:
     a, b = of(live, "code a"), of(live, "code b")
     assert 2 < a / b < 4
     assert of(live, "code") < b / 4
-    assert a + b + of(live, "code") == pytest.approx(of(serve(forecaster(), ("plan",), 99)[0], "code"), abs=1e-6)
+    assert likeliest(live) == "code a"
 
 
 def test_an_agent_that_works_beside_the_likeliest_one_does_not_stand_for_it() -> None:
@@ -115,16 +109,26 @@ def test_an_agent_that_works_beside_the_likeliest_one_does_not_stand_for_it() ->
     assert [likeliest(live) for live in lives[:4]] == ["lint", "code", "lint", "test"]
 
 
-def test_the_forecast_of_a_new_agent_is_its_share_and_the_others_keep_their_proportions() -> None:
+def test_a_new_agent_is_as_likely_as_it_comes_and_the_rest_is_forecast_as_before() -> None:
     to = forecaster()
     for number in range(40):
         serve(to, ("plan", "check", *PLANS[0][1:]) if number % 2 else PLANS[0], number)
     live, before = serve(to, ("plan",), 98)[0], serve(forecaster(), ("plan",), 99)[0]
     share = of(live, "check")
     assert 0.35 < share < 0.65
-    known = [of(live, agent) for agent in before.agents]
-    assert np.allclose(known, before.probabilities[0, :-1] * (1 - share), atol=1e-6)
-    assert live.probabilities[0, -1] == pytest.approx(before.probabilities[0, -1] * (1 - share), abs=1e-6)
+    assert of(live, "code") / (1 - share) > of(before, "code"), "it always comes, which counts know"
+    for live, same in zip(serve(to, PLANS[0], 98)[1:], serve(forecaster(), PLANS[0], 99)[1:], strict=True):
+        assert likeliest(live) == likeliest(same)
+
+
+def test_after_each_agent_the_better_of_model_and_counts_has_the_say() -> None:
+    to = forecaster()
+    for number in range(30):  # with the release, code is written once and tests are followed by a check or the end
+        serve(to, ("plan", "code", "test", *(("check",) if number % 2 else ())), number)
+    after_plan, after_code, after_test = serve(to, ("plan", "code", "test"), 99)
+    assert likeliest(after_plan) == "code"
+    assert likeliest(after_code) == "test"
+    assert of(after_test, "check") + after_test.probabilities[0, -1] > 0.9, "the model expects code or write"
 
 
 def test_where_all_agents_are_known_forecasts_stay_as_they_are() -> None:

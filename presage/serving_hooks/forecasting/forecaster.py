@@ -53,7 +53,7 @@ from presage.serving_hooks.forecasting.live import (
     Projection,
     no_lengths,
 )
-from presage.serving_hooks.forecasting.new_agents import NewAgents
+from presage.serving_hooks.forecasting.new_agents import Expected, NewAgents
 from presage.serving_hooks.forecasting.online_counts import MOST_OPEN, OnlineCounts, WorkflowHistory
 from presage.serving_hooks.forecasting.profile_places import ProfileAdapter, ProfiledWorkflow
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
@@ -92,14 +92,14 @@ class ForecastState:
         within: whether the one that began last is among them.
         latest: number, agent and prompt tokens of that one while it runs, and the forecast made as it began.
         remaining: forecast of remaining tokens when the last step began.
-        called, modelled: its agents, and the model's own latest forecast of the next one, [V+1]; kept only of workflow
-            types that call agents which the model does not know.
+        called, forecast: its agents, and what was last forecast of the next one; kept only of workflow types that call
+            agents which the model does not know.
         history, stats_key: what online counts will learn from it, and under which key.
         awaited: the step that began last, while its hidden state or its answer is still expected.
     """
 
     __slots__ = (
-        "agents", "awaited", "called", "expected", "history", "latest", "lengths", "missing", "modelled", "open",
+        "agents", "awaited", "called", "expected", "forecast", "history", "latest", "lengths", "missing", "open",
         "profiled", "remaining", "stats_key", "steps", "within",
     )  # fmt: skip
 
@@ -117,7 +117,7 @@ class ForecastState:
         self.open: tuple[tuple[int | None, str], ...] = ()
         self.latest: tuple[tuple[int | None, str, object], LiveForecast] | None = None
         self.called: tuple[str, ...] = ()
-        self.modelled: NDArray[np.float32] | None = None
+        self.forecast: Expected | None = None
         self.history = WorkflowHistory()
         self.awaited: Awaited | None = None
 
@@ -125,7 +125,7 @@ class ForecastState:
         """Steps before number `step` were missed: predictors no longer know the state of the workflow."""
         self.agents = self.lengths = Refused(MISSED_STEP)
         self.history.missed()
-        self.awaited = self.latest = self.profiled = self.expected = self.modelled = None
+        self.awaited = self.latest = self.profiled = self.expected = self.forecast = None
         self.steps, self.missing, self.open = step, _NO_NUMBERS, ()
 
     def begins(self, number: int | None, agent: str) -> None:
@@ -417,7 +417,7 @@ class Forecaster:
                 self.monitor.ended(*key, reason, counted, running.expected if running is not None else None)
             if running is not None and self._back_off is not None and reason is not EndReason.ABORTED:
                 if self._new_agents is not None and not running.within:
-                    self._new_agents.ended(running.stats_key, running.history.recent, running.called)
+                    self._new_agents.ended(running.stats_key, running.history.recent, running.called, running.forecast)
                 running.history.ended(self._back_off, running.stats_key)
         except Exception as error:
             self.errors[type(error).__name__] += 1
@@ -540,7 +540,7 @@ class Forecaster:
     def _renamed(self, new: NewAgents, running: ForecastState, sent: str, step: Mapping[str, Any]) -> Mapping[str, Any]:
         """The step as the model reads it: a new agent that takes the place of a known one is this one."""
         first, recent = running.steps == 1, running.history.recent
-        known = new.begun(running.stats_key, sent, recent, running.modelled, first=first)
+        known = new.begun(running.stats_key, sent, recent, running.forecast, first=first)
         if new.follows(running.stats_key) and sent not in running.called:
             running.called = (*running.called, sent)
         return step if known is None else {**step, "agent": known}
@@ -614,10 +614,9 @@ class Forecaster:
     ) -> LiveForecast:
         """The forecast of next agents, from the model, the profile or the counts; sets `_claimed`."""
         stands_back = self._stands_back(workflow_type, "next-agent")
+        running.forecast = None
         if self._new_agents is not None and isinstance(live, LiveForecast):
-            if self._new_agents.follows(running.stats_key):
-                running.modelled = live.probabilities[0]
-            live = self._new_agents.forecast(running.stats_key, running.history.recent, live)
+            live, running.forecast = self._new_agents.forecast(running.stats_key, running.history.recent, live)
         self._claimed = None if isinstance(live, Refused) else live
         running.expected = None
         if isinstance(live, Refused):

@@ -10,7 +10,9 @@ stand for it (one of two, after a split, or while a release reaches one workflow
 
 **How often the others come.** Online counts since the first new agent came say, after the same agents, how likely a new
 one is that stands for nobody; the model's forecast is of the rest: p(o) = (1 - u) p_model(o) for what the model knows,
-with u the sum of the counts' p(o) over such new agents.
+with u the sum of the counts' p(o) over such new agents. This forecast and the counts' own are then mixed, after each
+agent by how well both have forecast there (dynamic model averaging: Raftery, Kárný and Ettler, 2010), since what
+follows a known agent may have changed as well.
 
 Both are of one version, workflow type and tenant. A type that calls known agents alone is forecast by the model as it
 is, and costs the lookup of its name.
@@ -21,7 +23,8 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import exp, log
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -48,10 +51,32 @@ _BESIDE: Final = 0.1
 """Share of the workflows in which both may work."""
 _FORGETTING: Final = 1 - 1 / 64
 """Weight of everything that was seen before, at each step of the new agent."""
+_AHEAD: Final = 3.0
+"""Nats by which the model is ahead of the counts after an agent before anything is known."""
+_FADING: Final = 0.95
+"""Weight of what is known of that at each further step."""
 MOST_NEW: Final = 32
 """New agents of one workflow type; further ones are forecast by the counts alone."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What was forecast of the next step of a workflow whose type calls new agents.
+
+    Attributes:
+        agent: the one after which it was.
+        modelled: the model's own forecast, float32 [V+1].
+        names: agents of the first N columns of the forecast with the new agents.
+        ours, counted: this forecast and that of the counts, float32 [N+1]; None where the counts have none.
+    """
+
+    agent: str
+    modelled: NDArray[np.float32]
+    names: tuple[str, ...] = ()
+    ours: NDArray[np.float32] | None = None
+    counted: NDArray[np.float32] | None = None
 
 
 class NewAgents:
@@ -72,18 +97,19 @@ class NewAgents:
         self._types: OrderedDict[str, _ChangedType] = OrderedDict()
 
     def begun(
-        self, key: str, agent: str, recent: Sequence[str], before: NDArray[np.float32] | None, *, first: bool
+        self, key: str, agent: str, recent: Sequence[str], expected: Expected | None, *, first: bool
     ) -> str | None:
         """A step begins; returns the known agent that its agent stands for, None for a known one or of nobody's place.
 
         Args:
             key, agent: scoped workflow type, and the agent's name as it was sent.
             recent: the agents before it, oldest first.
-            before: the model's own latest forecast of the next step of this workflow, [V+1]; None if it is unknown.
+            expected: what was forecast of it; None if that is unknown.
             first: whether it is the first step of the workflow.
         """
         of = self._types.get(key)
         new = not self._knows(agent)
+        agent = agent if new else self._agents[self._index(agent)]
         if of is None:
             if not new:
                 return None
@@ -91,26 +117,29 @@ class NewAgents:
             if len(self._types) > self._counts.config.types:
                 del self._types[type_to_drop(self._types)]
         self._counts.of_type(key).follow(recent, agent)
+        if expected is not None:
+            of.judge(expected, agent)
         if not new:
             return None
         self._types.move_to_end(key)
-        expected = self._first if first else before[:-1] if before is not None else None
-        if expected is not None and expected.sum() > _LEAST:
-            of.came(agent, expected / expected.sum())
+        likely = self._first if first else expected.modelled[:-1] if expected is not None else None
+        if likely is not None and likely.sum() > _LEAST:
+            of.came(agent, likely / likely.sum())
         return of.stands_for.get(agent)
 
     def follows(self, key: str) -> bool:
         """Whether the workflow type has called a new agent."""
         return key in self._types
 
-    def forecast(self, key: str, recent: Sequence[str], live: LiveForecast) -> LiveForecast:
-        """The model's forecast after the agents `recent`, with the new agents in it."""
+    def forecast(self, key: str, recent: Sequence[str], live: LiveForecast) -> tuple[LiveForecast, Expected | None]:
+        """The model's forecast after the agents `recent`, with the new agents in it, and what to tell the next step."""
         of = self._types.get(key)
-        if of is None:
-            return live
+        if of is None or not recent:
+            return live, None
+        agent = recent[-1]
         counted = self._counts.next_agents(key, recent)
         if counted is None and not of.stands_for:
-            return live
+            return live, Expected(agent, live.probabilities[0])
         shares = {} if counted is None else dict(zip(counted.agents, counted.probabilities[:, :-1].T, strict=True))
         free = [name for name in shares if name not in of.stands_for and not self._knows(name)]
         names = (*self._agents, *of.stands_for, *free)
@@ -120,23 +149,29 @@ class NewAgents:
         nothing = np.zeros(len(found), np.float32)
         for known, members in of.members().items():
             places = [column[name] for name in (known, *members)]
-            share = np.stack([shares.get(name, nothing) for name in (known, *members)], axis=1)
-            total = share.sum(axis=1, keepdims=True)
+            came = np.stack([shares.get(name, nothing) for name in (known, *members)], axis=1)
+            total = came.sum(axis=1, keepdims=True)
             even = np.array([0.0, *(1 / len(members) for _ in members)], np.float32)  # the old name is likely gone
-            share = np.where(total > _LEAST, share / np.maximum(total, _LEAST), even)
-            found[:, places] = found[:, [column[known]]] * share
+            found[:, places] = found[:, [column[known]]] * np.where(total > _LEAST, came / (total + (total == 0)), even)
         if free:
             of_free = np.stack([shares[name] for name in free], axis=1)
             found *= 1 - of_free.sum(axis=1, keepdims=True)
             found[:, [column[name] for name in free]] = of_free
-        known_as = of.stands_for.get(recent[-1]) if recent else None
-        return replace(live, probabilities=found, agents=names, known_as=known_as)
+        expected = Expected(agent, live.probabilities[0])
+        if counted is not None:
+            of_counts = np.zeros_like(found)
+            of_counts[:, [*(column[name] for name in counted.agents), -1]] = counted.probabilities
+            expected = Expected(agent, live.probabilities[0], names, found[0], of_counts[0])
+            found = of_counts + np.float32(of.share(agent)) * (found - of_counts)
+        return replace(live, probabilities=found, agents=names, known_as=of.stands_for.get(agent)), expected
 
-    def ended(self, key: str, recent: Sequence[str], called: Sequence[str]) -> None:
+    def ended(self, key: str, recent: Sequence[str], called: Sequence[str], expected: Expected | None) -> None:
         """A workflow has ended after the agents `recent`; `called` are all its agents, without repetition."""
         of = self._types.get(key)
         if of is None:
             return
+        if expected is not None:
+            of.judge(expected, None)
         self._counts.of_type(key).follow(recent, None)
         known = [self._index(name) for name in called if self._knows(name)]
         for name in called:
@@ -169,6 +204,7 @@ class _ChangedType:
     def __init__(self) -> None:
         self.stands_for: dict[str, str] = {}
         self._new: dict[str, _Place] = {}
+        self._leads: OrderedDict[str, float] = OrderedDict()  # nats by which our forecast leads the counts, by agent
 
     def members(self) -> dict[str, list[str]]:
         """The new agents by the known one that they stand for."""
@@ -177,15 +213,34 @@ class _ChangedType:
             found.setdefault(known, []).append(name)
         return found
 
-    def came(self, name: str, expected: NDArray[np.floating]) -> None:
-        """A step of a new agent began where the model had `expected` the known ones, [V]."""
+    def share(self, agent: str) -> float:
+        """The weight of our forecast after an agent; the rest is that of the counts."""
+        return 1 / (1 + exp(-self._leads.get(agent, _AHEAD)))
+
+    def judge(self, expected: Expected, came: str | None) -> None:
+        """This agent, or the end if None, came where this was expected."""
+        if expected.ours is None or expected.counted is None:
+            return
+        place = -1
+        if came is not None:
+            if came not in expected.names:
+                return
+            place = expected.names.index(came)
+        ours, counted = (log(max(float(row[place]), _LEAST)) for row in (expected.ours, expected.counted))
+        before = self._leads.pop(expected.agent, _AHEAD)
+        self._leads[expected.agent] = _AHEAD + (before - _AHEAD) * _FADING + ours - counted
+        if len(self._leads) > 2 * MOST_NEW:
+            self._leads.popitem(last=False)
+
+    def came(self, name: str, likely: NDArray[np.floating]) -> None:
+        """A step of a new agent began where the known ones were so likely, [V]."""
         of = self._new.get(name)
         if of is None:
             if len(self._new) == MOST_NEW:
                 return
-            of = self._new[name] = _Place(len(expected))
+            of = self._new[name] = _Place(len(likely))
         of.steps = of.steps * _FORGETTING + 1
-        of.likely = of.likely * _FORGETTING + np.log(np.maximum(expected, _LEAST))
+        of.likely = of.likely * _FORGETTING + np.log(np.maximum(likely, _LEAST))
 
     def worked(self, name: str, beside: Sequence[int]) -> tuple[int | None, float] | None:
         """A workflow with this agent has ended in which the known ones `beside` worked too.
