@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from length_samples import QUANTILES, fresh_rows, law_rows, with_labels
+from length_samples import QUANTILES, fresh_rows, law_rows, pinball, with_labels
 
 from presage.datasets.synthetic.lengths import generate_lengths
 from presage.errors import ArtefactError, ConfigurationError, InputError, TraceError
 from presage.features.lengths import length_rows
 from presage.predictors.common.artefact import read_artefact, write_artefact
+from presage.predictors.length.baselines import LENGTH_BASELINES
 from presage.predictors.length.predictor import KIND, RemainingLengthPredictor
 from presage.predictors.quantiles.choice import QuantileConfig
 
@@ -98,6 +99,31 @@ def test_known_is_champion_and_unknown_backs_off_wide_and_marked(forest: Remaini
         unknown = forest.forecast([STEP | change])
         assert (unknown.source, unknown.evidence, unknown.calibrated) == ("back-off", 0, False)
         assert unknown.quantiles[0.99] / unknown.quantiles[0.5] > known.quantiles[0.99] / known.quantiles[0.5]
+
+
+@pytest.mark.parametrize("estimator", ["forest", "boosted", "ridge"])
+def test_quantiles_hold_in_workflows_whose_agents_a_release_renamed(estimator: str) -> None:
+    encoder, train, _ = law_rows()
+    fitted, rows = fit(estimator), encoder.with_unknown_names(fresh_rows(), np.random.default_rng(3))
+    rows = rows.take(rows.workflow_type < len(rows.vocabulary.workflow_types))
+    after, constant = fitted.predict(rows), LENGTH_BASELINES["constant"](train, QUANTILES)(rows)
+    for at, quantile in enumerate(QUANTILES):
+        assert pinball(rows.label, after[:, at], quantile) < 0.9 * pinball(rows.label, constant[:, at], quantile)
+    assert 0.84 < (rows.label <= after[:, 1]).mean() < 0.97
+    for at in range(0, len(rows), 50):
+        alone = fitted.predict_one(rows.workflow_type[at], rows.agent[at], rows.model[at], rows.numbers[at])
+        np.testing.assert_array_equal(alone, after[at])
+
+
+def test_workflows_without_unknown_agents_are_forecast_as_without_a_second_estimator(
+    forest: RemainingLengthPredictor, tmp_path: Path
+) -> None:
+    forest.save(tmp_path / "model")
+    whole = read_artefact(tmp_path / "model", kind=KIND)
+    tensors = {name: of for name, of in whole.tensors.items() if not name.startswith("unknown/")}
+    write_artefact(tmp_path / "before", kind=KIND, config=whole.config, tensors=tensors, training_data={})
+    before = RemainingLengthPredictor.load(tmp_path / "before")
+    np.testing.assert_array_equal(before.predict(fresh_rows()), forest.predict(fresh_rows()))
 
 
 def test_a_quantile_above_all_that_calibrated_it_says_so(forest: RemainingLengthPredictor) -> None:
@@ -197,7 +223,7 @@ def test_a_negative_count_in_a_request_is_refused(forest: RemainingLengthPredict
 def test_an_artefact_that_lacks_a_tensor_is_refused(forest: RemainingLengthPredictor, tmp_path: Path) -> None:
     forest.save(tmp_path / "model")
     whole = read_artefact(tmp_path / "model", kind=KIND)
-    for lost in ("estimator/forest/starts", "estimator/evidence", "encoder/sketch.terms"):
+    for lost in ("estimator/forest/starts", "estimator/evidence", "unknown/evidence", "encoder/sketch.terms"):
         tensors = {name: array for name, array in whole.tensors.items() if name != lost}
         write_artefact(tmp_path / "cut", kind=KIND, config=whole.config, tensors=tensors, training_data={})
         with pytest.raises(ArtefactError):
