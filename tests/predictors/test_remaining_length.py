@@ -101,10 +101,18 @@ def test_known_is_champion_and_unknown_backs_off_wide_and_marked(forest: Remaini
         assert unknown.quantiles[0.99] / unknown.quantiles[0.5] > known.quantiles[0.99] / known.quantiles[0.5]
 
 
+def fit_large(estimator: str) -> RemainingLengthPredictor:
+    """On so many rows that workflows with unknown agents have an estimator of their own."""
+    encoder, train, calibration = law_rows(1200)
+    return RemainingLengthPredictor(QuantileConfig(estimator=estimator), 0).fit(  # type: ignore[arg-type]
+        train, calibration, encoder=encoder
+    )
+
+
 @pytest.mark.parametrize("estimator", ["forest", "boosted", "ridge"])
 def test_quantiles_hold_in_workflows_whose_agents_a_release_renamed(estimator: str) -> None:
-    encoder, train, _ = law_rows()
-    fitted, rows = fit(estimator), encoder.with_unknown_names(fresh_rows(), np.random.default_rng(3))
+    fitted, (encoder, train, _) = fit_large(estimator), law_rows(1200)
+    rows = encoder.with_unknown_names(fitted.rows(generate_lengths(300, 99).table), np.random.default_rng(3))
     rows = rows.take(rows.workflow_type < len(rows.vocabulary.workflow_types))
     after, constant = fitted.predict(rows), LENGTH_BASELINES["constant"](train, QUANTILES)(rows)
     for at, quantile in enumerate(QUANTILES):
@@ -115,15 +123,23 @@ def test_quantiles_hold_in_workflows_whose_agents_a_release_renamed(estimator: s
         np.testing.assert_array_equal(alone, after[at])
 
 
-def test_workflows_without_unknown_agents_are_forecast_as_without_a_second_estimator(
-    forest: RemainingLengthPredictor, tmp_path: Path
-) -> None:
-    forest.save(tmp_path / "model")
+def test_workflows_without_unknown_agents_are_forecast_as_without_a_second_estimator(tmp_path: Path) -> None:
+    fitted = fit_large("ridge")
+    fitted.save(tmp_path / "model")
     whole = read_artefact(tmp_path / "model", kind=KIND)
     tensors = {name: of for name, of in whole.tensors.items() if not name.startswith("unknown/")}
     write_artefact(tmp_path / "before", kind=KIND, config=whole.config, tensors=tensors, training_data={})
-    before = RemainingLengthPredictor.load(tmp_path / "before")
-    np.testing.assert_array_equal(before.predict(fresh_rows()), forest.predict(fresh_rows()))
+    models = [RemainingLengthPredictor.load(tmp_path / name) for name in ("model", "before")]
+    rows = fitted.rows(generate_lengths(100, 99).table)
+    renamed = fitted.encoder.with_unknown_names(rows, np.random.default_rng(3))
+    for model in models:
+        np.testing.assert_array_equal(model.predict(rows), fitted.predict(rows))
+    np.testing.assert_array_equal(models[0].predict(renamed), fitted.predict(renamed))
+    assert (models[1].predict(renamed) != fitted.predict(renamed)).any()
+    broken = {**tensors, "unknown/line/start": np.array(0.0)}
+    write_artefact(tmp_path / "broken", kind=KIND, config=whole.config, tensors=broken, training_data={})
+    with pytest.raises(ArtefactError):
+        RemainingLengthPredictor.load(tmp_path / "broken")
 
 
 def test_a_quantile_above_all_that_calibrated_it_says_so(forest: RemainingLengthPredictor) -> None:
@@ -223,7 +239,7 @@ def test_a_negative_count_in_a_request_is_refused(forest: RemainingLengthPredict
 def test_an_artefact_that_lacks_a_tensor_is_refused(forest: RemainingLengthPredictor, tmp_path: Path) -> None:
     forest.save(tmp_path / "model")
     whole = read_artefact(tmp_path / "model", kind=KIND)
-    for lost in ("estimator/forest/starts", "estimator/evidence", "unknown/evidence", "encoder/sketch.terms"):
+    for lost in ("estimator/forest/starts", "estimator/evidence", "encoder/sketch.terms"):
         tensors = {name: array for name, array in whole.tensors.items() if name != lost}
         write_artefact(tmp_path / "cut", kind=KIND, config=whole.config, tensors=tensors, training_data={})
         with pytest.raises(ArtefactError):

@@ -21,8 +21,9 @@ from presage.predictors.common.artefact import nested, read_artefact, rebuilding
 from presage.predictors.quantiles.choice import ESTIMATORS, QuantileConfig, fit_estimator
 from presage.predictors.quantiles.estimator import LogEstimator
 
-RENAMED_ROWS: Final = 10_000
-"""Training rows, about, that are learnt a second time with unknown names: whole workflows, of few traces all."""
+RENAMED_ROWS: Final = (3_000, 10_000)
+"""Training rows for which workflows with unknown names have an estimator of their own (on 1,000 and 2,000 rows it was
+worse than the one for known names), and about how many rows it learns from: whole workflows, drawn at random."""
 
 
 class QuantilePredictor(ABC):
@@ -39,7 +40,7 @@ class QuantilePredictor(ABC):
     estimator: LogEstimator
     """The fitted one; with `auto`, the selected one."""
     unknown: LogEstimator | None
-    """One of the same kind for workflows that have called unknown agents; None in artefacts of before."""
+    """One of the same kind for workflows that have called unknown agents; None where training had too few rows."""
     trained_on: NDArray[np.uint64]
     agent_names: AgentNames | None = None
     """By the system prompts of the training traces."""
@@ -148,13 +149,16 @@ class QuantilePredictor(ABC):
         return self
 
     def _fit_unknown(self, train: LabelledRows, selection: LabelledRows) -> LogEstimator | None:
-        """Fitted on workflows as after a release that renames; None if none of these steps has a label.
+        """Fitted on workflows as after a release that renames; None if the training rows are too few.
 
         One estimator for both would read how rarely renamed agents were called, and take workflows to be at their
         beginning; and rows with unknown names would blur what it forecasts where nothing was renamed.
         """
         rng, of, config = np.random.default_rng(self.seed), self.encoder, self.config
-        share = min(1.0, RENAMED_ROWS / len(train))
+        least, most = RENAMED_ROWS
+        if train.labelled.sum() < least:
+            return None
+        share = min(1.0, most / len(train))
 
         def renamed(rows: LabelledRows) -> LabelledRows:
             workflows = np.unique(rows.workflow)
