@@ -99,7 +99,7 @@ def change(
     skip_bad: options.SkipBad = False,
     as_json: options.Json = False,
 ) -> None:
-    """Accuracy after a release that renames agents, splits one, renames workflow types, or adds an agent."""
+    """Accuracy after a release that renames, rewords, splits or adds agents, or renames or merges workflow types."""
     from presage.predictors.next_agent.parts import NextAgentConfig
     from presage.training.baselines import choose
     from presage.training.configuration import read_configuration

@@ -13,9 +13,10 @@ were seen while serving can be named by their ids; a file with such names is of 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -39,6 +40,10 @@ MOST_PROMPTS: Final = 64
 """Fingerprints of one agent that a file has, the most frequent ones."""
 FEW_PROMPTS: Final = 4
 """Of one agent in an artefact, none of which resembles another one: 3 kB each, where a model may have 1.5 MB."""
+LEAST_SHARED: Final = 0.25
+"""Of the weight of the words of two prompts: what a prompt shares with the one that it was before."""
+LEAST_LEAD: Final = 0.15
+"""By how much another agent shares less."""
 _MOST_READ: Final = 1024
 """System prompts of one agent that are read, the most frequent ones: one with a clock in it has one a request."""
 _COLUMNS: Final = ("workflow_type", "agent", "system_prompt")
@@ -80,6 +85,40 @@ class AgentNames:
             return None
         name = max(best, key=best.__getitem__)
         return (name, best[name]) if list(best.values()).count(best[name]) == 1 else None
+
+    def find_reworded(self, found: Fingerprint) -> tuple[Name, float] | None:
+        """As `find`; and if it knows none, the name of the agent whose system prompt most likely became this one.
+
+        For agents under names that nobody knows. Prompts are compared by their plain words, each with the weight of an
+        inverse document frequency over the agents (Spärck Jones, "A statistical interpretation of term specificity",
+        1972), so that what the prompts of an application have in common tells nothing. The best must share
+        LEAST_SHARED of the weight, and LEAST_LEAD more than the second (`benchmarks/reworded_prompts.py`).
+        """
+        known = self.find(found)
+        if known is not None or found.exact in self._shared:
+            return known
+        weights, of_unknown, totals = self._weights
+        own = sum(weights.get(word, of_unknown) for word in found.words)
+        shared: dict[Name, float] = {}
+        for (one, name), total in zip(self._known, totals, strict=True):
+            both = sum(weights[word] for word in found.words & one.words)
+            shared[name] = max(shared.get(name, 0.0), both / (own + total - both) if both else 0.0)
+        if not shared:
+            return None
+        best = max(shared, key=shared.__getitem__)
+        second = max((of for name, of in shared.items() if name != best), default=0.0)
+        sure = shared[best] >= LEAST_SHARED and shared[best] - second >= LEAST_LEAD
+        return (best, shared[best]) if sure else None
+
+    @cached_property
+    def _weights(self) -> tuple[Mapping[int, float], float, Sequence[float]]:
+        """The weight of each word, of one that no prompt has, and of all words of each fingerprint."""
+        words: dict[Name, set[int]] = defaultdict(set)
+        for one, name in self._known:
+            words[name] |= one.words
+        counts = Counter(word for of in words.values() for word in of)
+        weights = {word: math.log((len(words) + 1) / count) for word, count in counts.items()}
+        return weights, math.log(len(words) + 1), [sum(map(weights.__getitem__, one.words)) for one, _ in self._known]
 
     @cached_property
     def agents(self) -> frozenset[str]:
@@ -253,7 +292,7 @@ def recognised_as(sent: Name, found: Name | None, models: Collection[Vocabulary]
 
     Args:
         sent: by the client; without a name, nothing was renamed.
-        found: the name of the system prompt, by `AgentNames.find` in the names of these models.
+        found: the name of the system prompt, by `AgentNames.find_reworded` in the names of these models.
     """
     workflow_type, agent = sent
     if found is None or not agent or any(of.knows_agent(agent) for of in models):
@@ -275,7 +314,8 @@ def recognised(table: pa.Table, names: AgentNames | None, vocabulary: Vocabulary
     pieces: Pieces = {}
     known_as: list[str | None] = []
     for row in steps.take(pa.array(first)).to_pylist():
-        found = names.find(masked_prompt(row["system_prompt"], pieces).fingerprint()) if row["system_prompt"] else None
+        prompt = row["system_prompt"]
+        found = names.find_reworded(masked_prompt(prompt, pieces).fingerprint()) if prompt else None
         known_as.append(recognised_as((row["workflow_type"], row["agent"]), found and found[0], (vocabulary,)))
     if not any(known_as):
         return table

@@ -77,6 +77,9 @@ PROGRESS: Final = ("step", "agents_so_far", "run", "calls", "produced_tokens", "
 """Earlier steps; different agents so far, this one included; calls of this agent in a row and in all; output tokens of
 the earlier steps (where known) and of the last of them (NaN: unknown)."""
 
+NAMED: Final = 4
+"""The first columns of PROGRESS do not depend on tokens."""
+
 COUNTERS: Final = 6
 _STEPS, _DIFFERENT, _RUN, _LAST, _PRODUCED, _PREVIOUS = range(COUNTERS)
 

@@ -32,6 +32,7 @@ from presage.datasets.tasks import task_of
 from presage.errors import InputError
 from presage.features.history import (
     COUNTERS,
+    NAMED,
     NEVER,
     PROGRESS,
     RECENT,
@@ -57,6 +58,7 @@ from presage.features.rows import (
 )
 from presage.features.served_steps import served_steps
 from presage.features.sketch import Sketch
+from presage.features.unknown_names import unknown_names
 from presage.features.vocabulary import Vocabulary, codes, encode, most_frequent, token_counts
 
 _NO_COUNT: Final = 2**63
@@ -77,7 +79,7 @@ class LengthEncoder:
 
     Attributes:
         models: M names of models, sorted.
-        tracked: indices of the agents whose calls are counted one by one, rising.
+        tracked: indices of the agents whose calls are counted one by one, rising; the last of all unknown ones.
         sketch: of user prompts and of outputs; None where training had no text.
     """
 
@@ -96,7 +98,8 @@ class LengthEncoder:
         agents = tuple(sorted(pc.unique(table["agent"]).to_pylist()))
         tracked = sorted(map(agents.index, most_frequent(table["agent"], AGENTS_TRACKED)))
         models = tuple(sorted(most_frequent(table["model"], MODELS_KEPT)))
-        return cls(Vocabulary(types, agents, names=NameMapping.of(table)), models, tuple(tracked), sketch)
+        vocabulary = Vocabulary(types, agents, names=NameMapping.of(table))
+        return cls(vocabulary, models, (*tracked, vocabulary.unknown), sketch)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,6 +109,11 @@ class LengthEncoder:
         dimensions = range(self.sketch.size) if self.sketch is not None else range(0)
         sketch = tuple(f"{of}_{i}" for of in ("prompt", "answer") for i in dimensions)
         return PROMPT + PROGRESS + before + tracked + sketch
+
+    @property
+    def unknown_column(self) -> int:
+        """The calls of unknown agents so far, in `numbers`."""
+        return len(PROMPT) + len(PROGRESS) + RECENT - 1 + self.tracked.index(self.vocabulary.unknown)
 
     @property
     def answer_size(self) -> int:
@@ -164,7 +172,23 @@ class LengthEncoder:
         own = agent == np.array(self.tracked)
         for first, nothing in ((calls, 0.0), (calls + len(self.tracked), NEVER)):
             numbers[:, first : first + len(self.tracked)][own] = nothing
+        if self.vocabulary.unknown in self.tracked:  # it is not in artefacts of before
+            unknown = self.unknown_column
+            numbers[:, unknown] = numbers[:, len(PROMPT) + PROGRESS.index("calls")]
+            numbers[:, unknown + len(self.tracked)] = 0.0
         return replace(rows, agent=np.full_like(rows.agent, len(self.vocabulary.agents)), numbers=numbers)
+
+    def with_unknown_names(self, rows: LabelledRows, rng: np.random.Generator) -> LabelledRows:
+        """The rows of whole workflows after a release that renames (`unknown_names`); the labels stay."""
+        first = np.flatnonzero(np.diff(rows.workflow, prepend=-1))
+        offsets = np.append(first, len(rows)).astype(np.int64)
+        agent, types = unknown_names(rows.agent, rows.workflow_type[first], offsets, self.vocabulary, rng)
+        numbers, count = rows.numbers.copy(), len(self.vocabulary.agents)
+        names, begin = slice(len(PROMPT), len(PROMPT) + NAMED), len(PROMPT) + len(PROGRESS)
+        numbers[:, names] = progress(agent, np.zeros(len(rows), np.float32), offsets, count)[:, :NAMED]
+        columns = self.history_columns
+        numbers[:, begin : begin + len(columns)] = histories(agent, offsets, count)[:, columns]
+        return replace(rows, agent=agent, workflow_type=np.repeat(types, np.diff(offsets)), numbers=numbers)
 
     def to_config(self) -> dict[str, Any]:
         """As the configuration of an artefact keeps it; JSON values only."""

@@ -21,12 +21,10 @@ from presage.datasets.schema import workflow_codes
 from presage.datasets.tasks import task_of
 from presage.features.moment import Moment
 from presage.features.served_steps import TOOLS_CALLED
+from presage.features.unknown_names import unknown_names
 from presage.features.vocabulary import Vocabulary, codes, token_counts, tools_called
 
 MASKED: Final = -1
-
-_RENAMED: Final = 0.3
-"""Share of the agents, and of the workflow types, whose names are unknown in `with_unknown_names`."""
 
 SIZES: Final = ("input_tokens", "output_tokens")
 """Token counts of a step (the output's only at completion), stored as log(1 + x), NaN if not recorded.
@@ -132,18 +130,9 @@ class Prefixes:
         return replace(self, states=dict(states))
 
     def with_unknown_names(self, rng: np.random.Generator) -> Prefixes:
-        """The same prefixes after a release that renames: of each workflow at least one agent that it calls is unknown,
-        and of one in three the workflow type. The labels stay."""
-        agents, unknown = len(self.vocabulary.agents), self.vocabulary.unknown
-        renamed = rng.random((self.workflows, agents + 1)) < _RENAMED
-        drawn = self.offsets[:-1] + (rng.random(self.workflows) * np.diff(self.offsets)).astype(np.int64)
-        renamed[np.arange(self.workflows), self.agent[drawn]] = True
-        types = np.where(rng.random(self.workflows) < _RENAMED, len(self.vocabulary.workflow_types), self.workflow_type)
-        return replace(
-            self,
-            workflow_type=types.astype(np.int32),
-            agent=np.where(renamed[self.workflow, self.agent], unknown, self.agent).astype(np.int32),
-        )
+        """The same prefixes after a release that renames (`unknown_names`); the labels stay."""
+        agent, types = unknown_names(self.agent, self.workflow_type, self.offsets, self.vocabulary, rng)
+        return replace(self, workflow_type=types, agent=agent)
 
     def without_tokens(self) -> Prefixes:
         """The same prefixes with all token counts unknown."""

@@ -135,6 +135,11 @@ class ReturnEncoder:
         return (*self.course.names, *RETURNS, *reasons, TOOLS_CALLED, *tools)
 
     @property
+    def unknown_column(self) -> int:
+        """As `LengthEncoder.unknown_column`."""
+        return self.course.unknown_column
+
+    @property
     def parsed(self) -> bool:
         """Whether finish reasons are those of parsed answers, which an engine does not know."""
         return not ENGINE_REASONS.issuperset(self.reasons)
@@ -173,6 +178,10 @@ class ReturnEncoder:
     def nameless(self, rows: LabelledRows) -> LabelledRows:
         """As `LengthEncoder.nameless`."""
         return self.course.nameless(rows)
+
+    def with_unknown_names(self, rows: LabelledRows, rng: np.random.Generator) -> LabelledRows:
+        """As `LengthEncoder.with_unknown_names`."""
+        return self.course.with_unknown_names(rows, rng)
 
     def to_config(self) -> dict[str, Any]:
         """As the configuration of an artefact keeps it; JSON values only."""

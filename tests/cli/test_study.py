@@ -163,14 +163,52 @@ def test_renamed_agents_are_judged_once_more_as_recognised_where_the_traces_have
     changes = found["changes"]
     assert found["quantiles"] == {"remaining-length": None, "return-time": None}, "there are neither counts nor times"
     by_prompt = ", recognised by their system prompts"
-    renamed, split = "agents renamed", "an agent split in two"
-    assert list(changes) == [
+    renamed, split, reworded = (
+        "agents renamed",
+        "an agent split in two",
+        "agents renamed, their system prompts reworded",
+    )
+    assert [name for name in changes if not name.startswith(reworded)] == [
         "unchanged", renamed, renamed + by_prompt, split, split + by_prompt, "workflow types renamed"
     ]  # fmt: skip
+    assert changes[reworded]["known_steps"] < 1.0
     for change in (renamed, split):
         assert changes[change]["known_steps"] < 1.0
         assert changes[change + by_prompt]["known_steps"] == 1.0
         assert changes[change + by_prompt]["models"] == changes["unchanged"]["models"]
+
+
+def test_reworded_prompts_and_merged_types_are_judged_where_the_traces_can_tell(tmp_path: Path) -> None:
+    duties = {
+        "plan": "You plan. Split every wish into small tasks and order them by what depends on what. Be brief.",
+        "code": "You write code. Change one file at a time and never touch the build scripts. Be brief.",
+        "test": "You test. Run the suite twice, report each failure with its trace, guess no causes. Be brief.",
+        "ask": "You greet visitors, find out what they are looking for, then hand over. Be brief.",
+        "answer": "You search our catalogue for articles that match, quoting price plus delivery dates. Be brief.",
+    }
+    calls = {"app": ["plan", "code", "test", "code", "test"], "site": ["ask", "answer"]}
+    rows = [
+        {
+            "workflow_type": kind,
+            "workflow_id": f"{number}",
+            "step": step,
+            "agent": agent,
+            "system_prompt": duties[agent],
+        }
+        for number in range(60)
+        for kind, agents in calls.items()
+        for step, agent in enumerate(agents)
+    ]
+    changes = run(
+        "study", "change", write(tmp_path / "two.jsonl", rows), "--baselines", "none", "--seed", "1", *QUICK
+    ).json["changes"]
+    reworded = changes["agents renamed, their system prompts reworded"]
+    again = changes["agents renamed, their system prompts reworded, recognised by their system prompts"]
+    assert reworded["known_steps"] < again["known_steps"]
+    merged = changes["two workflow types merged"]
+    assert merged["what"] == "app, site"
+    assert merged["workflows"] == changes["unchanged"]["workflows"]
+    assert merged["known_steps"] == 1.0
 
 
 def test_an_agent_that_was_never_seen_is_judged_where_it_comes(tmp_path: Path) -> None:

@@ -227,6 +227,28 @@ def test_rows_without_names_are_those_of_a_trace_whose_agent_has_another_name() 
             np.testing.assert_array_equal(getattr(nameless, of)[own], getattr(renamed, of)[own])
 
 
+def test_rows_with_unknown_names_are_those_of_a_trace_after_a_release_that_renames() -> None:
+    table = generate_lengths(40, 3).table
+    encoder = LengthEncoder.fit(table)
+    rows = length_rows(table, encoder)
+    unnamed = encoder.with_unknown_names(rows, np.random.default_rng(0))
+    agents, types = encoder.vocabulary.unknown, len(encoder.vocabulary.workflow_types)
+    renamed = unnamed.agent == agents
+    for workflow in range(rows.workflows):
+        mine = rows.workflow == workflow
+        assert renamed[mine].any()
+        assert not set(rows.agent[mine & renamed]) & set(rows.agent[mine & ~renamed]), "a name is known or it is not"
+    other = unnamed.workflow_type == types
+    assert 0.1 < other.mean() < 0.6
+    for column, new in (("agent", renamed), ("workflow_type", other)):
+        at = table.schema.get_field_index(column)
+        names = [name + " v2" * bool(of) for name, of in zip(table[column].to_pylist(), new, strict=True)]
+        table = table.set_column(at, table.schema.field(at), pa.array(names, table.schema.field(at).type))
+    seen = length_rows(table, encoder)
+    for of in ("workflow_type", "agent", "model", "numbers", "label"):
+        np.testing.assert_array_equal(getattr(unnamed, of), getattr(seen, of))
+
+
 def test_sketches_of_training_rows_are_out_of_fold_and_those_of_fresh_texts_are_not() -> None:
     words = ["alpha", "beta", "gamma", "delta"]
     table = table_of(*(step(f"w{i}", 0, "x", 5 + i, input_text=f"{words[i % 4]} common") for i in range(60)))

@@ -62,8 +62,37 @@ def test_a_trace_is_read_as_requests_are(rows: list[tuple[str, str, str | None]]
     read = recognised(table, NAMES, MODEL)
     assert read.drop_columns(["agent"]) == table.drop_columns(["agent"])
     for (workflow_type, agent, prompt), now in zip(rows, read["agent"].to_pylist(), strict=True):
-        found = NAMES.find(masked_prompt(prompt, {}).fingerprint()) if prompt else None
+        found = NAMES.find_reworded(masked_prompt(prompt, {}).fingerprint()) if prompt else None
         assert now == (recognised_as((workflow_type, agent), found and found[0], [MODEL]) or agent)
+
+
+ROLES = {
+    "clerk": "You are the clerk. You file every letter under its sender. Answer politely, invent nothing.",
+    "judge": "You are the judge. Weigh evidence from both parties before any verdict. Answer politely, invent nothing.",
+    "buyer": "You are the buyer. Compare offers, haggle over discounts, order stock. Answer politely, invent nothing.",
+}
+REWORDED = "Be polite. Never make anything up. Compare offers, haggle over rebates, order stock. You purchase."
+
+
+def found(names: AgentNames, prompt: str) -> str | None:
+    of = names.find_reworded(masked_prompt(prompt, {}).fingerprint())
+    return of and of[0][1]
+
+
+def test_an_agent_whose_prompt_was_reworded_is_found_by_the_words_that_only_it_has() -> None:
+    names = AgentNames.learn(trace(*(("shop", agent, prompt) for agent, prompt in ROLES.items())))
+    assert names.find(masked_prompt(REWORDED, {}).fingerprint()) is None
+    assert found(names, REWORDED) == "buyer"
+    assert [found(names, prompt) for prompt in ROLES.values()] == list(ROLES)
+    assert found(names, "Answer politely, invent nothing.") is None, "every agent has these words"
+
+
+def test_an_agent_that_the_names_lack_is_not_taken_for_one_with_the_same_boilerplate() -> None:
+    for agent, prompt in ROLES.items():
+        others = AgentNames.learn(trace(*(("shop", name, of) for name, of in ROLES.items() if name != agent)))
+        assert found(others, prompt) is None
+    shared = AgentNames.learn(trace(("shop", "clerk", ROLES["clerk"]), ("shop", "judge", ROLES["clerk"])))
+    assert found(shared, ROLES["clerk"]) is None, "two agents have this prompt"
 
 
 def test_without_names_or_prompts_a_trace_stays_as_it_is() -> None:

@@ -195,6 +195,26 @@ def workflows(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @settings(deadline=None, max_examples=100)
+@given(workflows(), st.integers(0, 9))
+def test_rows_with_unknown_names_are_those_of_a_trace_after_a_release_that_renames(
+    steps: list[dict[str, Any]], seed: int
+) -> None:
+    encoder = ReturnEncoder.fit(table_of(*(step(i, i, i + 0.5, agent=of) for i, of in enumerate(("main", "reader")))))
+    rows = return_rows(table_of(*steps), encoder)
+    unnamed = encoder.with_unknown_names(rows, np.random.default_rng(seed))
+    renamed = (unnamed.agent == encoder.vocabulary.unknown).tolist()
+    assert any(renamed)
+    workflow_type = "app" if unnamed.workflow_type[0] == 0 else "other"
+    after = [
+        {**of, "workflow_type": workflow_type, **({"agent": "other"} if unknown else {})}
+        for of, unknown in zip(steps, renamed, strict=True)
+    ]
+    seen = return_rows(table_of(*after), encoder)
+    for name in ("workflow_type", "agent", "numbers", "label"):
+        np.testing.assert_array_equal(getattr(unnamed, name), getattr(seen, name))
+
+
+@settings(deadline=None, max_examples=100)
 @given(workflows(), st.sampled_from([("stop", "length"), ("stop", "tool_calls")]))
 def test_events_of_overlapping_steps_make_the_rows_that_training_saw_bit_by_bit(
     steps: list[dict[str, Any]], learnt: tuple[str, ...]

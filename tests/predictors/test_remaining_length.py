@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from length_samples import QUANTILES, fresh_rows, law_rows, with_labels
+from length_samples import QUANTILES, fresh_rows, law_rows, pinball, with_labels
 
 from presage.datasets.synthetic.lengths import generate_lengths
 from presage.errors import ArtefactError, ConfigurationError, InputError, TraceError
 from presage.features.lengths import length_rows
 from presage.predictors.common.artefact import read_artefact, write_artefact
+from presage.predictors.length.baselines import LENGTH_BASELINES
 from presage.predictors.length.predictor import KIND, RemainingLengthPredictor
 from presage.predictors.quantiles.choice import QuantileConfig
 
@@ -98,6 +99,47 @@ def test_known_is_champion_and_unknown_backs_off_wide_and_marked(forest: Remaini
         unknown = forest.forecast([STEP | change])
         assert (unknown.source, unknown.evidence, unknown.calibrated) == ("back-off", 0, False)
         assert unknown.quantiles[0.99] / unknown.quantiles[0.5] > known.quantiles[0.99] / known.quantiles[0.5]
+
+
+def fit_large(estimator: str) -> RemainingLengthPredictor:
+    """On so many rows that workflows with unknown agents have an estimator of their own."""
+    encoder, train, calibration = law_rows(1200)
+    return RemainingLengthPredictor(QuantileConfig(estimator=estimator), 0).fit(  # type: ignore[arg-type]
+        train, calibration, encoder=encoder
+    )
+
+
+@pytest.mark.parametrize("estimator", ["forest", "boosted", "ridge"])
+def test_quantiles_hold_in_workflows_whose_agents_a_release_renamed(estimator: str) -> None:
+    fitted, (encoder, train, _) = fit_large(estimator), law_rows(1200)
+    rows = encoder.with_unknown_names(fitted.rows(generate_lengths(300, 99).table), np.random.default_rng(3))
+    rows = rows.take(rows.workflow_type < len(rows.vocabulary.workflow_types))
+    after, constant = fitted.predict(rows), LENGTH_BASELINES["constant"](train, QUANTILES)(rows)
+    for at, quantile in enumerate(QUANTILES):
+        assert pinball(rows.label, after[:, at], quantile) < 0.9 * pinball(rows.label, constant[:, at], quantile)
+    assert 0.84 < (rows.label <= after[:, 1]).mean() < 0.97
+    for at in range(0, len(rows), 50):
+        alone = fitted.predict_one(rows.workflow_type[at], rows.agent[at], rows.model[at], rows.numbers[at])
+        np.testing.assert_array_equal(alone, after[at])
+
+
+def test_workflows_without_unknown_agents_are_forecast_as_without_a_second_estimator(tmp_path: Path) -> None:
+    fitted = fit_large("ridge")
+    fitted.save(tmp_path / "model")
+    whole = read_artefact(tmp_path / "model", kind=KIND)
+    tensors = {name: of for name, of in whole.tensors.items() if not name.startswith("unknown/")}
+    write_artefact(tmp_path / "before", kind=KIND, config=whole.config, tensors=tensors, training_data={})
+    models = [RemainingLengthPredictor.load(tmp_path / name) for name in ("model", "before")]
+    rows = fitted.rows(generate_lengths(100, 99).table)
+    renamed = fitted.encoder.with_unknown_names(rows, np.random.default_rng(3))
+    for model in models:
+        np.testing.assert_array_equal(model.predict(rows), fitted.predict(rows))
+    np.testing.assert_array_equal(models[0].predict(renamed), fitted.predict(renamed))
+    assert (models[1].predict(renamed) != fitted.predict(renamed)).any()
+    broken = {**tensors, "unknown/line/start": np.array(0.0)}
+    write_artefact(tmp_path / "broken", kind=KIND, config=whole.config, tensors=broken, training_data={})
+    with pytest.raises(ArtefactError):
+        RemainingLengthPredictor.load(tmp_path / "broken")
 
 
 def test_a_quantile_above_all_that_calibrated_it_says_so(forest: RemainingLengthPredictor) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -92,12 +91,6 @@ class RemainingLengthPredictor(QuantilePredictor):
     def rows(self, table: pa.Table) -> LabelledRows:
         """See `length_rows`."""
         return length_rows(table, self.encoder, self.target)
-
-    def predict_one(
-        self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
-        """Tokens of a single row, float32 [Q], not decreasing along Q; numbers float32 [F]."""
-        return self.estimator.predict_one(workflow_type, agent, model, numbers)
 
     def forecast(self, steps: Sequence[Mapping[str, Any]]) -> LengthForecast:
         """Forecast at the last of the given steps of one workflow, before its output.

@@ -322,7 +322,7 @@ class NextAgentPredictor:
         agent, prompt = self.vocabulary.agent(step["agent"]), step.get("system_prompt")
         if agent != self.vocabulary.unknown or self.agent_names is None or not isinstance(prompt, str) or not prompt:
             return agent
-        found = self.agent_names.find(masked_prompt(prompt, {}).fingerprint())
+        found = self.agent_names.find_reworded(masked_prompt(prompt, {}).fingerprint())
         name = recognised_as((step["workflow_type"], step["agent"]), found and found[0], (self.vocabulary,))
         return agent if name is None else self.vocabulary.agent(name)
 

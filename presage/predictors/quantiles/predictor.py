@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,10 @@ from presage.predictors.common.artefact import nested, read_artefact, rebuilding
 from presage.predictors.quantiles.choice import ESTIMATORS, QuantileConfig, fit_estimator
 from presage.predictors.quantiles.estimator import LogEstimator
 
+RENAMED_ROWS: Final = (3_000, 10_000)
+"""Training rows for which workflows with unknown names have an estimator of their own (on 1,000 and 2,000 rows it was
+worse than the one for known names), and about how many rows it learns from: whole workflows, drawn at random."""
+
 
 class QuantilePredictor(ABC):
     """Forecasts Q quantiles of a label at every step; create one with `fit` or `load` of a subclass."""
@@ -31,9 +35,12 @@ class QuantilePredictor(ABC):
     settings: ClassVar[type[QuantileConfig]] = QuantileConfig
     target: Target | None = None
     encoder: Any
-    """With `vocabulary`, `names` of the F numbers, `text_columns`, `observed` and `nameless`."""
+    """With `vocabulary`, `names` of the F numbers, `text_columns`, `unknown_column`, `observed`, `nameless` and
+    `with_unknown_names`."""
     estimator: LogEstimator
     """The fitted one; with `auto`, the selected one."""
+    unknown: LogEstimator | None
+    """One of the same kind for workflows that have called unknown agents; None where training had too few rows."""
     trained_on: NDArray[np.uint64]
     agent_names: AgentNames | None = None
     """By the system prompts of the training traces."""
@@ -65,7 +72,28 @@ class QuantilePredictor(ABC):
 
     def predict(self, rows: LabelledRows) -> NDArray[np.float32]:
         """The quantiles in the unit of the label, float32 [n, Q], not decreasing along Q."""
-        return self.estimator.predict(rows)
+        found = self.estimator.predict(rows)
+        renamed = self._renamed(rows.workflow_type, rows.agent, rows.numbers)
+        if self.unknown is not None and renamed.any():
+            found[renamed] = self.unknown.predict(rows.take(renamed))
+        return found
+
+    def predict_one(
+        self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """The same for a single row, float32 [Q]; numbers float32 [F]."""
+        unknown = self.unknown if self._renamed(workflow_type, agent, numbers) else None
+        return (unknown or self.estimator).predict_one(workflow_type, agent, model, numbers)
+
+    def _renamed(self, workflow_type: Any, agent: Any, numbers: NDArray[np.float32]) -> Any:
+        """Which rows are of workflows that have called unknown agents: bool, of one row or [n].
+
+        An unknown agent in an unknown type is none of them: it may be of an application that was never learnt.
+        """
+        if self.unknown is None:
+            return np.zeros(numbers.shape[:-1], bool)
+        known = (workflow_type < len(self.vocabulary.workflow_types)) | (agent < self.vocabulary.unknown)
+        return known & (numbers[..., self.encoder.unknown_column] > 0)
 
     def standing(self, workflow_type: int, agent: int) -> dict[str, Any]:
         """What every forecast tells of itself: its `source`, `evidence`, whether it is `calibrated`, and `calibration`.
@@ -116,8 +144,37 @@ class QuantilePredictor(ABC):
             logarithmic=self.unit.startswith("log"),
             progress=progress,
         )
+        self.unknown = self._fit_unknown(train, selection)
         self._learn(train, selection)
         return self
+
+    def _fit_unknown(self, train: LabelledRows, selection: LabelledRows) -> LogEstimator | None:
+        """Fitted on workflows as after a release that renames; None if the training rows are too few.
+
+        One estimator for both would read how rarely renamed agents were called, and take workflows to be at their
+        beginning; and rows with unknown names would blur what it forecasts where nothing was renamed.
+        """
+        rng, of, config = np.random.default_rng(self.seed), self.encoder, self.config
+        least, most = RENAMED_ROWS
+        if train.labelled.sum() < least:
+            return None
+        share = min(1.0, most / len(train))
+
+        def renamed(rows: LabelledRows) -> LabelledRows:
+            workflows = np.unique(rows.workflow)
+            some = rng.permutation(workflows)[: max(1, round(share * len(workflows)))]
+            after: LabelledRows = of.with_unknown_names(rows.take(np.isin(rows.workflow, some)), rng)
+            known_type = after.workflow_type < len(self.vocabulary.workflow_types)
+            return after.take(known_type & (after.numbers[:, of.unknown_column] > 0))
+
+        learning = renamed(train)
+        if not learning.labelled.any():
+            return None
+        found = type(self.estimator)(self.seed, config.floor, config.min_evidence, of.text_columns)
+        found.fit(learning, self.quantiles, of.observed, of.nameless)
+        if config.refit:
+            found.fit(learning, self.quantiles, of.observed, of.nameless, more=renamed(selection))
+        return found
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
         """Write the artefact: config.json and model.safetensors, nothing executable."""
@@ -145,20 +202,22 @@ class QuantilePredictor(ABC):
             predictor = cls(cls.settings.from_dict(config["predictor"]), config["seed"])
             predictor.losses = {}
             predictor.encoder = cls._encoder(config, artefact.tensors)
-            predictor.estimator = estimator = ESTIMATORS[config["estimator"]].from_tensors(
-                under(artefact.tensors, "estimator/"),
-                predictor.quantiles,
-                predictor.config.min_evidence,
-                predictor.encoder.text_columns,
-            )
-            vocabulary = predictor.vocabulary
-            if estimator.evidence.shape != (len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1):
-                raise ValueError("the evidence does not match the workflow types and agents of the vocabulary")
-            if estimator.numbers != len(predictor.encoder.names):
-                raise ValueError("the estimator was fitted on other inputs than the encoder produces")
+            predictor.estimator = predictor._read(config["estimator"], under(artefact.tensors, "estimator/"))
+            of_unknown = under(artefact.tensors, "unknown/")
+            predictor.unknown = predictor._read(config["estimator"], of_unknown) if of_unknown else None
             predictor._take(config, artefact.tensors)
         predictor.agent_names = from_files(artefact.files, folder)
         return predictor
+
+    def _read(self, name: str, tensors: Mapping[str, NDArray[Any]]) -> LogEstimator:
+        """An estimator of the artefact; raises KeyError or ValueError for an invalid one."""
+        text_columns, vocabulary = self.encoder.text_columns, self.vocabulary
+        found = ESTIMATORS[name].from_tensors(tensors, self.quantiles, self.config.min_evidence, text_columns)
+        if found.evidence.shape != (len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1):
+            raise ValueError("the evidence does not match the workflow types and agents of the vocabulary")
+        if found.numbers != len(self.encoder.names):
+            raise ValueError("the estimator was fitted on other inputs than the encoder produces")
+        return found
 
     @staticmethod
     @abstractmethod
@@ -178,7 +237,8 @@ class QuantilePredictor(ABC):
 
     def _tensors(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Tensors of the artefact by part."""
-        return {"estimator": self.estimator.to_tensors(), "training": {"tasks": self.trained_on}}
+        unknown = {} if self.unknown is None else {"unknown": self.unknown.to_tensors()}
+        return {"estimator": self.estimator.to_tensors(), **unknown, "training": {"tasks": self.trained_on}}
 
     def _take(self, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
         """Take what an artefact holds beside encoder and estimator."""

@@ -195,7 +195,7 @@ class ReturnTimePredictor(QuantilePredictor):
     def forecast_row(self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]) -> ReturnForecast:
         """Forecast from a row's workflow type, agent, model and numbers float32 [F]."""
         estimator = self.estimator
-        seconds = estimator.predict_one(workflow_type, agent, model, numbers).astype(np.float64) / 1e3
+        seconds = self.predict_one(workflow_type, agent, model, numbers).astype(np.float64) / 1e3
         odds = self._ends(estimator.inputs_one(workflow_type, agent, model, numbers)[None])[0]
         largest_ms = estimator.largest_one(workflow_type, agent)
         return ReturnForecast(

@@ -1,9 +1,10 @@
 """What is left of a forecast when the application changes? One training, judged on changed copies of the test set.
 
-Each change is what a release does: agents get other names, one agent becomes two, a workflow type gets another name.
-Texts, sizes and order stay. An outcome counts as right by its role: a forecast of `coder` is right if the agent that
-used to be `coder` came, whatever it is called now; so a change measures what the predictor still knows of what it
-reads, and not whether it can spell new names.
+Each change is what a release does: agents get other names, or other words in their system prompts too, one agent
+becomes two, a workflow type gets another name, two get one. All other texts, sizes and the order stay. An outcome
+counts as right by its role: a forecast of `coder` is right if the agent that used to be `coder` came, whatever it is
+called now; so a change measures what the predictor still knows of what it reads, and not whether it can spell new
+names.
 
 A further training leaves out all workflows with one agent, which the test set has: an agent never seen. It is judged on
 the test workflows with that agent, beside the whole training on the same ones; the new agent itself cannot be forecast.
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pkgutil import resolve_name
 from typing import Any, Final
 
@@ -33,6 +35,7 @@ from presage.predictor_kinds import KINDS
 from presage.training.baselines import find
 from presage.training.metrics import differences, json_values
 from presage.training.next_agent.evaluate import ByMoment, Evaluation, Predict, evaluate
+from presage.training.next_agent.rewording import rewording
 from presage.training.next_agent.study import OURS, Recipe
 from presage.training.next_agent.train import FittedPredictor, fit_predictor
 from presage.training.quantile_trainings import Family
@@ -53,7 +56,8 @@ _LISTED: Final = 10
 _ADDED: Final = (0.05, 0.7)
 """Share of the workflows that an agent must be in to be left out of a training."""
 
-Change = Callable[[pa.Table, np.random.Generator], tuple[pa.Table, str]]
+Change = Callable[[pa.Table, np.random.Generator], tuple[pa.Table, str] | None]
+"""A changed trace and the names that changed; None for a trace that cannot change so."""
 
 
 def _renamed(table: pa.Table, rng: np.random.Generator) -> tuple[pa.Table, str]:
@@ -62,6 +66,18 @@ def _renamed(table: pa.Table, rng: np.random.Generator) -> tuple[pa.Table, str]:
     chosen = sorted(rng.choice(agents, max(1, round(RENAMED * len(agents))), replace=False).tolist())
     names = {name: name + _MARK for name in chosen}
     return _with(table, "agent", [names.get(name, name) for name in table["agent"].to_pylist()]), _listed(chosen)
+
+
+def _reworded(table: pa.Table, rng: np.random.Generator) -> tuple[pa.Table, str] | None:
+    """As `_renamed`; the same agents' system prompts are reworded too."""
+    if "system_prompt" not in table.column_names or table["system_prompt"].null_count == len(table):
+        return None
+    changed, what = _renamed(table, rng)
+    prompts = table["system_prompt"].to_pylist()
+    reword = cache(rewording(filter(None, prompts), int(rng.integers(2**32))))
+    renamed = pc.not_equal(changed["agent"], table["agent"]).to_pylist()
+    texts = [reword(text) if of and text else text for text, of in zip(prompts, renamed, strict=True)]
+    return _with(changed, "system_prompt", texts), what
 
 
 def _split(table: pa.Table, rng: np.random.Generator) -> tuple[pa.Table, str]:
@@ -79,12 +95,24 @@ def _retyped(table: pa.Table, rng: np.random.Generator) -> tuple[pa.Table, str]:
     return _with(table, "workflow_type", [name + _MARK for name in types]), _listed(sorted(set(types)))
 
 
+def _merged(table: pa.Table, rng: np.random.Generator) -> tuple[pa.Table, str] | None:
+    """The two workflow types with most steps get one common name, and their workflows ids that differ."""
+    types = table["workflow_type"].to_pylist()
+    both = [name for name, _ in sorted(Counter(types).items(), key=lambda of: (-of[1], of[0]))[:2]]
+    if len(both) < 2:
+        return None
+    ids = table["workflow_id"].to_pylist()
+    ids = [f"{name}/{of}" if name in both else of for name, of in zip(types, ids, strict=True)]
+    named = _with(table, "workflow_type", [" and ".join(both) if name in both else name for name in types])
+    return _with(named, "workflow_id", ids), _listed(both)
+
+
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(names[:_LISTED]) + more
 
 
-def _with(table: pa.Table, column: str, values: Sequence[str]) -> pa.Table:
+def _with(table: pa.Table, column: str, values: Sequence[str | None]) -> pa.Table:
     at = table.schema.get_field_index(column)
     return table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type))
 
@@ -93,6 +121,8 @@ CHANGES: Final[Mapping[str, Change]] = {
     "agents renamed": _renamed,
     "an agent split in two": _split,
     "workflow types renamed": _retyped,
+    "agents renamed, their system prompts reworded": _reworded,
+    "two workflow types merged": _merged,
 }
 
 
@@ -123,7 +153,10 @@ def study_change(
     found: dict[str, tuple[Evaluation, str, Prefixes]] = {UNCHANGED: (_judge(fitted, held, predicts, recipe), "", held)}
     tables = {UNCHANGED: parts.test}
     for place, (name, change) in enumerate(CHANGES.items()):
-        changed, what = change(parts.test, np.random.default_rng([recipe.seed, place]))
+        made = change(parts.test, np.random.default_rng([recipe.seed, place]))
+        if made is None:
+            continue
+        changed, what = made
         tables[name] = changed
         read = recognised(changed, fitted.predictor.agent_names, fitted.predictor.vocabulary)
         again = [] if read is changed else [(name + _RECOGNISED, read, "")]

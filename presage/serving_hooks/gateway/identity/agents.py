@@ -22,7 +22,7 @@ from presage.features.agent_fingerprint import (
     masked_prompt,
     tools_digest,
 )
-from presage.features.agent_names import AgentNames, Name
+from presage.features.agent_names import ID, AgentNames, Name
 
 UNKNOWN: Final = "assistant"
 """The agent of requests without system prompt and tools."""
@@ -122,8 +122,8 @@ class Agents:
             self._tenants.clear()  # who an agent is, is asked anew
 
     def may_be_renamed(self, agent: str) -> bool:
-        """Whether the models have names of agents, and not this one."""
-        return self._models is not None and agent not in self._models.agents
+        """Whether the models have names of agents, and not this one; an id that was made here is no name."""
+        return self._models is not None and agent not in self._models.agents and not ID.fullmatch(agent)
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
@@ -139,9 +139,9 @@ class Agents:
         key = blake2b(f"{one.head}\0{offered}".encode(), digest_size=4).hexdigest()
         found = {id(names): names.find(one) for names in self._names} if system.strip() else {}
         named = next(filter(None, found.values()), None)
+        of_models = self._models.find_reworded(one) if self._models is not None and system.strip() else None
         if named is not None:
             (workflow_type, name), similarity = named
-            of_models = found.get(id(self._models))
             return RecognisedAgent(name, workflow_type, key, similarity, of_models and of_models[0])
         family = [cluster for cluster in of.clusters.values() if _alike(cluster, one, offered)]
         same = [cluster for cluster in family if cluster.first.same_agent(one)]
@@ -156,7 +156,7 @@ class Agents:
         agent_id = f"agent-{key}"
         given = next(filter(None, (names.of_id(agent_id) for names in self._names)), None)
         workflow_type, name = given or ("", agent_id)
-        agent = RecognisedAgent(name, workflow_type, key, CONFIDENCE)
+        agent = RecognisedAgent(name, workflow_type, key, CONFIDENCE, of_models and of_models[0])
         of.clusters[key] = _Cluster(one, offered, agent)
         if len(of.clusters) > MOST_CLUSTERS:
             of.clusters.popitem(last=False)
