@@ -55,6 +55,20 @@ def test_renamed_agents_are_recognised_by_who_comes_before_and_after() -> None:
     assert places_taken(old(), both) == {}, "who still comes has not lost its place"
 
 
+def test_renamed_agents_are_recognised_by_their_system_prompts_first() -> None:
+    def prompted(table: pa.Table, of: dict[str, str]) -> pa.Table:
+        names = {new: name for name, new in of.items()}
+        prompts = [f"You are the {names.get(agent, agent)} of a team." for agent in table["agent"].to_pylist()]
+        at = table.schema.get_field_index("system_prompt")
+        return table.set_column(at, table.schema.field(at), pa.array(prompts, table.schema.field(at).type))
+
+    before = fit_predictor(prompted(week(60, 0), {}), FAST, states="none").predictor
+    after = prompted(pa.concat_tables([week(30, 1), week(30, 2, NAMES)]), NAMES)
+    assert places_taken(before, after) == {new: name for name, new in NAMES.items()}, "although old names still come"
+    swapped = prompted(week(30, 1, NAMES), {"coder": "architect", "planner": "engineer"})
+    assert places_taken(before, swapped) == {"architect": "coder", "engineer": "planner"}
+
+
 def test_new_names_are_learnt_and_old_ones_kept() -> None:
     new, before = week(80, 5, NAMES), week(80, 5)
     few = fit_predictor(week(30, 1, NAMES), FAST).predictor

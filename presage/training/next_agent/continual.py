@@ -1,7 +1,8 @@
 """Train a fitted next-agent predictor further, on newer traces: it keeps what it knows, and learns what is new.
 
-Horizon, settings, states and projections are the old ones. A new agent takes the place of an old one that the newer
-traces no longer call, if the same agents come before and after it (`places_taken`): it was renamed, or is a part of it.
+Horizon, settings, states and projections are the old ones. A new agent takes the place of the old one that has its
+system prompt, or of one that the newer traces no longer call, if the same agents come before and after it
+(`places_taken`): it was renamed, or is a part of it.
 Then the network is trained further, trees are added, n-gram and evidence are counted further, and the mixture is
 weighed again (`predictors/next_agent/continued.py`). So that the old agents are not forgotten, each workflow with a new
 agent is learnt a second time as it was before: under the old name, or without the steps of an agent in nobody's place.
@@ -10,6 +11,7 @@ agent is learnt a second time as it was before: under the old name, or without t
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from presage.datasets.schema.names import NameMapping
 from presage.datasets.tasks import task_keys
 from presage.errors import ConfigurationError
-from presage.features.agent_names import AgentNames
+from presage.features.agent_names import AgentNames, recognised
 from presage.features.prefixes import prefixes_of
 from presage.features.served_steps import served_steps
 from presage.features.vocabulary import Vocabulary
@@ -99,9 +101,11 @@ def continue_predictor(
 def places_taken(old: NextAgentPredictor, table: pa.Table) -> dict[str, str]:
     """The old agent whose place a new one takes, by the new name, judged by the served steps of newer traces.
 
-    Of the old agents that the traces no longer call it is the one before and after which the same agents come, and in
-    the same workflow types: the sum of pointwise mutual information over its transitions, if above 0.
+    It is the one as which most of its steps are recognised by their system prompts; else, of the old agents that the
+    traces no longer call, the one before and after which the same agents come, and in the same workflow types: the sum
+    of pointwise mutual information over its transitions, if above 0.
     """
+    prompted = _by_prompts(old, table)
     names, unknown = old.vocabulary.agents, old.vocabulary.unknown
     new = sorted(set(table["agent"].to_pylist()) - set(names))
     both = Vocabulary(old.vocabulary.workflow_types, (*names, *new), names=old.names)
@@ -112,14 +116,23 @@ def places_taken(old: NextAgentPredictor, table: pa.Table) -> dict[str, str]:
     gone = np.flatnonzero(steps[:, :unknown].sum(axis=0) == 0)
     follows, of_types = _information(old.parts.ngram.transitions()), _information(old.parts.evidence[:-1, :-1])
     to_gone, from_gone, alone = follows[:, gone], follows[gone], follows[gone, gone]
-    role = np.append(np.arange(unknown), [-1] * len(new) + [unknown])  # by both vocabularies; -1: nobody's place
-    for agent in np.tile(np.arange(unknown, unknown + len(new)), _SWEEPS):
+    of_new = [old.vocabulary.agent(prompted[name]) if name in prompted else -1 for name in new]
+    role = np.concatenate([np.arange(unknown), of_new, [unknown]])  # by both vocabularies; -1: nobody's place
+    for agent in np.tile(unknown + np.flatnonzero(np.array(of_new) < 0), _SWEEPS):
         others = np.flatnonzero((role >= 0) & (np.arange(len(role)) != agent))
         earlier, later = (np.bincount(role[others], n[others], unknown + 1) for n in (came[:, agent], came[agent]))
         score = earlier @ to_gone + from_gone @ later + came[agent, agent] * alone
         score = score + steps[:-1, agent] @ of_types[:, gone]
         role[agent] = gone[score.argmax()] if score.max(initial=0.0) > 0 else -1
     return {name: names[role[unknown + i]] for i, name in enumerate(new) if role[unknown + i] >= 0}
+
+
+def _by_prompts(old: NextAgentPredictor, table: pa.Table) -> dict[str, str]:
+    """The old agent as which most steps of a new one are recognised, by the new name."""
+    sent = table["agent"].to_pylist()
+    known_as = recognised(table, old.agent_names, old.vocabulary)["agent"].to_pylist()
+    steps, found = Counter(sent), Counter((a, b) for a, b in zip(sent, known_as, strict=True) if a != b)
+    return {name: known for (name, known), count in found.items() if 2 * count > steps[name]}
 
 
 def _information(counts: NDArray[np.integer]) -> NDArray[np.float64]:
