@@ -37,7 +37,8 @@ from typing import Any
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.lifecycle.cloud_events import as_cloud_event
 from presage.serving_hooks.lifecycle.config import WebhookConfig
-from presage.serving_hooks.lifecycle.events import LifecycleEvent, LifecycleEvents
+from presage.serving_hooks.lifecycle.emitter import LifecycleEvents
+from presage.serving_hooks.lifecycle.event import LifecycleEvent
 from presage.serving_hooks.lifecycle.outbox import Outbox
 from presage.serving_hooks.lifecycle.receiver import WebhookReceiver
 from presage.serving_hooks.lifecycle.webhook import Webhook

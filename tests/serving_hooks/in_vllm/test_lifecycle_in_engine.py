@@ -11,7 +11,7 @@ from test_policies_in_engine import Clock
 from vllm_samples import NAMED, Engine, ask, build
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.lifecycle.events import LifecycleEvent
+from presage.serving_hooks.lifecycle.event import LifecycleEvent
 from presage.serving_hooks.vllm.config import read_config
 from presage.serving_hooks.vllm.plugin import call_scheduler
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
