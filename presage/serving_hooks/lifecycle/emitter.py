@@ -85,14 +85,15 @@ class LifecycleEvents:
 
     def expected(self, workflow: Workflow, live: LiveForecast | None) -> None:
         """What is forecast for a workflow between two steps, if it is new and anything is known."""
+        if workflow.requests:
+            return
         emitted = self._emitted(workflow)
-        away = self._returns.away(workflow.key) if self._returns is not None and not workflow.requests else None
+        away = self._returns.away(workflow.key) if self._returns is not None else None
         back = away[0] if away is not None and away[0].quantiles else None
         live = live if live is not None and len(live.probabilities) else None
-        before = emitted.expected
-        if workflow.requests or (live is before[0] and back is before[1]):
+        before, emitted.expected = emitted.expected, (live, back)
+        if (live is None and back is None) or (live is before[0] and back is before[1]):
             return
-        emitted.expected = live, back
         details: dict[str, Any] = {}
         if live is not None:
             details |= {"next_agents": dict(live.next_agents()), "end": live.end}
