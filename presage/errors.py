@@ -7,7 +7,8 @@
     │   ├── ArtefactError            a model folder is missing a file, altered, or of an unknown version
     │   ├── RegistryError            the registry is down, or has no such model, version or alias
     │   │   └── AliasMovedError      an alias moved while a version was judged against its holder: exit code 3
-    │   └── EngineError              the engine beside us is not one the hooks know
+    │   ├── EngineError              the engine beside us is not one the hooks know
+    │   └── WebhookError             a delivery of events is not signed as it should be, or cannot be read
     └── OutputError (OSError)        a result could not be written (disk full, no permission): exit code 2
 
 A gate that refuses a promotion is not an error: the command returns a verdict and exits with 3.
@@ -44,6 +45,10 @@ class AliasMovedError(RegistryError):
 
 class EngineError(InputError):
     """The serving engine is not one the hooks know."""
+
+
+class WebhookError(InputError):
+    """A delivery of lifecycle events cannot be trusted or read."""
 
 
 class OutputError(PresageError, OSError):

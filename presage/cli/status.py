@@ -135,6 +135,8 @@ def _workflows(engine: EngineStatus) -> Rows:
     ends = ", ".join(f"{count} {reason}" for reason, count in (engine.ended or {}).items() if count)
     rows: Rows = [["workflows", f"{engine.workflows or 0} running" + (f", {ends}" if ends else "")]]
     rows += _identity(engine)
+    if (of := engine.webhook) is not None:
+        rows.append(["webhook", f"{of.sent} events sent, {of.failed} failed and tried again, {of.waiting} waiting"])
     if engine.data_parallel > 1:
         told = f"one of {engine.data_parallel}; send all requests of a workflow to the same one (session affinity)"
         rows.append(["data-parallel engine", told])
@@ -274,6 +276,8 @@ def _problems(engine: EngineStatus) -> Rows:
     rows += _broken(engine)
     if engine.recorder is not None and engine.recorder.losing:
         rows.append(["recorder", "loses most steps; recorder.counts of --json says why"])
+    if (webhook := engine.webhook) is not None and (webhook.problem or webhook.dropped):
+        rows.append(["webhook", f"latest delivery: {webhook.problem or 'taken'}; {webhook.dropped} events dropped"])
     return rows
 
 

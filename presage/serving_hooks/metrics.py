@@ -411,6 +411,14 @@ METRICS: Final = (
     counter(EVENTS),
     counter(RECORDER),
     _number("presage_recorder_losing", "1 while the recorder loses most steps.", "recorder.losing"),
+    _numbers(
+        "presage_webhook_events_total",
+        "outcome",
+        "Lifecycle events that the receiver took (sent), whose delivery failed and is tried again (failed, at each "
+        "try), or that found no room (dropped).",
+        {"sent": "webhook.sent", "failed": "webhook.failed", "dropped": "webhook.dropped"},
+    ),
+    _number("presage_webhook_waiting", "Lifecycle events that wait for their delivery.", "webhook.waiting"),
 )
 
 HISTOGRAMS: Final = (

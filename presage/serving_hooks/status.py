@@ -180,6 +180,21 @@ class RecorderStatus:
 
 
 @dataclass(frozen=True)
+class WebhookStatus:
+    """Lifecycle events that the receiver took, whose delivery failed (at each try), that were dropped, and that wait.
+
+    Attributes:
+        problem: why the latest delivery failed, an HTTP status or the kind of exception; None if it did not.
+    """
+
+    sent: int = 0
+    failed: int = 0
+    dropped: int = 0
+    waiting: int = 0
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
 class IdentityStatus:
     """How requests were identified whose clients name no workflow; see `workflows/inference.py`.
 
@@ -401,6 +416,7 @@ class EngineStatus:
     reload: ReloadStatus | None = None
     monitor: MonitorStatus | None = None
     recorder: RecorderStatus | None = None
+    webhook: WebhookStatus | None = None
     returns: ReturnStatus | None = None
     step_times: StepTimesStatus | None = None
 

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from presage.features.moment import Moment
 from presage.predictors.common.forecast import Source
 
+_LEAST_PROBABILITY: Final = 0.01
+_MOST_AGENTS: Final = 8
+
 Projection = tuple[NDArray[np.float32], NDArray[np.float32]]
 """W float32 [d, p] and b [p]; a hidden state x becomes x @ W + b."""
 
@@ -143,6 +146,22 @@ class LiveForecast:
     reason: str | None = None
     remaining: LiveLengths = NO_LENGTHS
     known_as: str | None = None
+
+    @property
+    def end(self) -> float | None:
+        """Probability that there is no next step; None without a forecast."""
+        return float(self.probabilities[0, -1]) if len(self.probabilities) else None
+
+    def next_agents(self) -> tuple[tuple[str, float], ...]:
+        """The likeliest agents of the next step and their probabilities, each at least 0.01; none without a forecast.
+
+        At most eight, the likeliest first.
+        """
+        if not len(self.probabilities):
+            return ()
+        row = self.probabilities[0]
+        likeliest = np.argsort(-row[:-1])[:_MOST_AGENTS]
+        return tuple((self.agents[i], float(row[i])) for i in likeliest if row[i] >= _LEAST_PROBABILITY)
 
 
 class NotAForecast(Exception):  # noqa: N818  its name is shown as the reason

@@ -27,6 +27,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_va
 from presage.errors import ConfigurationError
 from presage.serving_hooks.gateway.dialects import DIALECTS
 from presage.serving_hooks.gateway.models.model_choice import AUTO, Pool
+from presage.serving_hooks.lifecycle.config import WebhookConfig
 from presage.serving_hooks.mode_names import GatewayPolicyName
 from presage.serving_hooks.policies.routing import ROUTERS
 from presage.serving_hooks.settings import STRICT, ForecastSettings, ObjectivesSettings, Word
@@ -204,6 +205,8 @@ class GatewayConfig(BaseModel):
     """service objectives; `first_token_s` of a request is its deadline in annotations"""
     prefill_ahead: PrefillAheadSettings | None = None
     """prefills the known beginnings of next prompts, by the policy `prefill-ahead`; null for never"""
+    webhook: WebhookConfig | None = None
+    """delivers lifecycle events of workflows to an address; null for never"""
     limits: Limits = Limits()
     keys_variable: str = ""
     """environment variable with the gateway's API keys, separated by commas; each key is a tenant"""

@@ -29,6 +29,8 @@ from presage.serving_hooks.gateway.annotation import Annotation
 from presage.serving_hooks.gateway.identity.identifier import Identifier, Identity
 from presage.serving_hooks.gateway.outcomes import ReportableOutcomes
 from presage.serving_hooks.gateway.request import ApiRequest
+from presage.serving_hooks.lifecycle.events import LifecycleEvents
+from presage.serving_hooks.lifecycle.webhook import Webhook
 from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.wait_bounds import Objectives
 from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder
@@ -37,9 +39,6 @@ from presage.serving_hooks.status import EngineStatus, model_versions, read_stat
 from presage.serving_hooks.workflows import EndReason, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step, unscoped
 
-LEAST_PROBABILITY: Final = 0.01
-"""Of a next agent in an annotation."""
-_MOST_AGENTS: Final = 8
 _FIRST_RATIO: Final = 4.0
 """Characters of a token, before any answer told."""
 _NEW: Final = 0.05
@@ -110,6 +109,7 @@ class Decisions:
     Args:
         forecasts: sources of forecasts, as an engine has them.
         recorder: records steps; off without one.
+        webhook: delivers lifecycle events; nobody else closes it.
         time_to_live_s, most_workflows: of the table of workflows.
         retention_target: probability of the times to live.
         objectives: deadlines by tenant and workflow type.
@@ -118,6 +118,7 @@ class Decisions:
 
     Attributes:
         reportable: answers and workflows whose outcomes applications may report.
+        lifecycle: events of workflows, for whoever subscribes.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Decisions:
         counts: EventCounts,
         *,
         recorder: StepRecorder | None = None,
+        webhook: Webhook | None = None,
         time_to_live_s: float,
         most_workflows: int,
         retention_target: float,
@@ -149,6 +151,9 @@ class Decisions:
         self._ratio: dict[str, float] = {}
         self.outputs, self.returns = RecentQuantiles(), RecentQuantiles()
         self.reportable = ReportableOutcomes(self.recorder, most_workflows, clock)
+        self.lifecycle, self._webhook = LifecycleEvents("gateway", forecasts.returns, counts), webhook
+        if webhook is not None:
+            self.lifecycle.subscribe(webhook)
         self._workflows = Switch("bookkeeping of workflows", counts)
         self._agents_switch = Switch("forecasts of next agents", counts)
         self._returns_switch = Switch("forecasts of return times", counts)
@@ -177,6 +182,14 @@ class Decisions:
     def failed(self, decision: GatewayDecision) -> None:
         """The request was aborted, or the server answered with an error."""
         self._workflows.attempt(self._left, decision, None)
+
+    def held(self, decision: GatewayDecision, is_held: bool) -> None:
+        """A request waits for a server by the routing policy, or does so no longer."""
+        workflow = self.table.get(decision.identity.step.workflow)
+        if workflow is not None and is_held:
+            self.lifecycle.attempt(self.lifecycle.held, workflow, None)
+        elif workflow is not None:
+            self.lifecycle.attempt(self.lifecycle.resumed, workflow)
 
     def end(self, workflow_id: str, workflow_type: str) -> bool:
         """Its client ends a workflow, named with its tenant; False if it does not run."""
@@ -236,10 +249,12 @@ class Decisions:
             self._models_switch.attempt(self._renew, self._forecasts.upkeep)
 
     def close(self) -> None:
-        """Writes what is recorded."""
+        """Writes what is recorded and which events wait."""
         if self._forecasts.upkeep is not None:
             self._models_switch.attempt(self._forecasts.upkeep.close)
         self._recorder_switch.attempt(self.recorder.close)
+        if self._webhook is not None:
+            self._webhook.close()
 
     def _renew(self, upkeep: Upkeep) -> None:
         if upkeep.renew():
@@ -260,6 +275,7 @@ class Decisions:
             counts=self.counts.by_key(),
             counted=self.counts.by_metric(),
             recorder=self.recorder.status(),
+            webhook=self._webhook.status() if self._webhook is not None else None,
         )
 
     def debug_state(self) -> dict[str, int]:
@@ -279,8 +295,10 @@ class Decisions:
         step = self._forecasts.recognised(of.step, of.known_as, self.counts)
         decision.identity = replace(of, step=step)
         mode = self.modes.of("annotations", step.stats_key)
-        if not self.table.arrived(decision.id, step):
+        running = self.table.arrived(decision.id, step)
+        if running is None:
             return
+        self.lifecycle.attempt(self.lifecycle.arrived, running)
         now = self._clock()
         course = self._courses.setdefault(step.workflow, _Course())
         number = course.steps if step.number is None else step.number
@@ -321,13 +339,6 @@ class Decisions:
         step, live = decision.identity.step, decision.forecast
         key = step.stats_key, step.agent
         left = live.remaining if live is not None and live.remaining.tokens else None
-        agents: tuple[tuple[str, float], ...] = ()
-        end = None
-        if live is not None and len(live.probabilities):
-            row = live.probabilities[0]
-            likeliest = np.argsort(-row[:-1])[:_MOST_AGENTS]
-            agents = tuple((live.agents[i], float(row[i])) for i in likeliest if row[i] >= LEAST_PROBABILITY)
-            end = float(row[-1])
         keep_s = self.returns.at(key, self._target)
         return Annotation(
             replace(step, agent=step.sent[1]),
@@ -335,8 +346,8 @@ class Decisions:
             rank=None if left is None else left.ranking,
             remaining_tokens=None if left is None else _p50_p99(left.quantiles, left.tokens),
             output_tokens=self.outputs.finite(key),
-            next_agents=agents,
-            end=end,
+            next_agents=live.next_agents() if live is not None else (),
+            end=live.end if live is not None else None,
             return_s=self.returns.finite(key),
             time_to_live_s=None if keep_s is None or math.isinf(keep_s) else keep_s,
             deadline_s=self._objectives.of(step).first_token_s,
@@ -365,6 +376,9 @@ class Decisions:
             self._agents_switch.attempt(self._on_completion, decision, answer)
             if self._returns is not None:
                 self._returns_switch.attempt(self._returns.answered, step, reason, answer.tools)
+        self.lifecycle.attempt(self.lifecycle.finished, left, reason, output)
+        if not step.last:
+            self.lifecycle.attempt(self.lifecycle.expected, left.workflow, decision.completed)
         self._decided.append((now, step.workflow, decision.facts()))
         if self._records:
             self._recorder_switch.attempt(self._record_left, decision, answer)
@@ -435,6 +449,7 @@ class Decisions:
             self._returns_switch.attempt(self._returns.ended, step.workflow, reason)
         how = RECORDED_EXPIRED if reason is EndReason.EXPIRED else RECORDED_FINISHED
         self._recorder_switch.attempt(self.recorder.ended, step.workflow_type, step.workflow_id, how)
+        self.lifecycle.attempt(self.lifecycle.ended, workflow, reason)
 
 
 def _why(facts: Mapping[str, str | float]) -> str:

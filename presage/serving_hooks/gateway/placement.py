@@ -23,15 +23,21 @@ class Placements:
         engines: rows that the fleet monitor keeps; `open` is False for those that take no requests.
         make_policy: a routing policy.
         clock: monotonic seconds.
+        on_hold: called when a request begins to wait (True) and when it does so no longer.
     """
 
     def __init__(
-        self, engines: Sequence[FleetEngine], make_policy: Callable[[], RoutingPolicy], clock: Callable[[], float]
+        self,
+        engines: Sequence[FleetEngine],
+        make_policy: Callable[[], RoutingPolicy],
+        clock: Callable[[], float],
+        on_hold: Callable[[GatewayDecision, bool], object],
     ) -> None:
         self.fleet = Fleet(engines)
-        self._policy, self._clock = make_policy(), clock
+        self._policy, self._clock, self._on_hold = make_policy(), clock, on_hold
         self._held: dict[_Id, asyncio.Future[Placement]] = {}
         self._placed: dict[str, tuple[_Id, str]] = {}
+        self._ended: set[str] = set()
         self._next = 0
 
     @property
@@ -69,7 +75,13 @@ class Placements:
         waits: asyncio.Future[Placement] = asyncio.get_running_loop().create_future()
         self._held[request_id] = waits
         self._release(now)
-        return await waits
+        if waits.done():
+            return waits.result()
+        self._on_hold(decision, True)
+        try:
+            return await waits
+        finally:
+            self._on_hold(decision, False)
 
     def answered(
         self, decision: GatewayDecision, output_tokens: int, return_s: float = math.nan, end: float = 0.0
@@ -77,7 +89,7 @@ class Placements:
         """A request was answered, or failed, was aborted or never sent; ignored if it was not placed here."""
         request_id, program = self._placed.pop(decision.id, ((0, 0), ""))
         waits = self._held.get(request_id)
-        if waits is not None and not waits.done():
+        if waits is not None:
             waits.cancel()  # its client has left: it is dropped once the policy releases it
             return
         if program:
@@ -89,6 +101,8 @@ class Placements:
         for program in [name for name in self.fleet.programs if name.rpartition("\0")[0] == workflow]:
             if not self.fleet.programs[program].contexts:
                 self.fleet.ended(program)
+            else:
+                self._ended.add(program)  # once its last request, of whose answer we are told next, has left
         self._release(self._clock())
 
     def home(self, workflow: str, model: str) -> int | None:
@@ -112,6 +126,9 @@ class Placements:
         program = self.fleet.answered(request_id, name, output_tokens, self._clock())
         program.return_s, program.end = return_s, end
         self._policy.answered(request_id, program, self.fleet, self._clock())
+        if name in self._ended and not program.contexts:
+            self._ended.remove(name)
+            self.fleet.ended(name)
 
     def _release(self, now: float) -> None:
         for request, placement in self._policy.release(self.fleet, now):

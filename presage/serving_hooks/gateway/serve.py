@@ -26,6 +26,7 @@ from presage.serving_hooks.gateway.front import Front
 from presage.serving_hooks.gateway.identity.identifier import Identifier
 from presage.serving_hooks.gateway.metrics import GatewayMetrics
 from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine
+from presage.serving_hooks.lifecycle.webhook import Webhook
 from presage.serving_hooks.modes import Modes
 from presage.serving_hooks.recorder.recorder import start
 
@@ -38,8 +39,9 @@ def build_decisions(config: GatewayConfig, clock: Callable[[], float] = time.mon
     """What a gateway decides with, its models loaded, for a host that routes requests itself.
 
     Raises:
-        PresageError: API keys are not set, the file of agent names is broken, or the configured redaction or function
-            of forecasts cannot be loaded. A missing model or registry raises nothing.
+        PresageError: API keys or the secret of the webhook are not set, the file of agent names is broken, the file for
+            events cannot be used, or the configured redaction or function of forecasts cannot be loaded. A missing
+            model or registry raises nothing.
     """
     given, counts = config.forecasts, EventCounts(FORECASTS, RECORDER)
     names = AgentNames.load(Path(config.agent_names)) if config.agent_names else None
@@ -53,6 +55,7 @@ def build_decisions(config: GatewayConfig, clock: Callable[[], float] = time.mon
         modes,
         counts,
         recorder=start(given.recorder),
+        webhook=Webhook(config.webhook).start() if config.webhook is not None else None,
         time_to_live_s=given.time_to_live_s,
         most_workflows=given.max_workflows,
         retention_target=given.retention_target,

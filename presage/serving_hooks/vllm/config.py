@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from presage.errors import ConfigurationError
+from presage.serving_hooks.lifecycle.config import WebhookConfig
 from presage.serving_hooks.policies.admission import AdmissionConfig
 from presage.serving_hooks.policies.eviction import EvictionConfig, Rule
 from presage.serving_hooks.policies.prefetch import PrefetchConfig
@@ -74,6 +75,8 @@ class PresageConfig(ForecastSettings):
     prefetch_memory_mb: int = Field(64, ge=1)
     """MiB for the token ids and hashes of earlier prompts"""
 
+    webhook: WebhookConfig | None = None
+    """delivers lifecycle events of workflows: an object with at least `url`"""
     step_times_file: str | None = Field(None, min_length=1)
     """file for the tokens and seconds of each iteration, for `presage calibrate-cost`"""
 
@@ -125,7 +128,9 @@ def read_config(additional: object) -> PresageConfig:
 def _described(problem: Any) -> str:
     where = ".".join(["presage", *map(str, problem["loc"])])
     if problem["type"] == "extra_forbidden":
-        of: type[BaseModel] = PresageConfig if len(problem["loc"]) == 1 else RecorderConfig
+        of: type[BaseModel] = PresageConfig
+        if len(problem["loc"]) > 1:
+            of = WebhookConfig if problem["loc"][0] == "webhook" else RecorderConfig
         return f"{where} is unknown; the settings are {', '.join(sorted(of.model_fields))}"
     if problem["type"] == "missing":
         return f"{where} is missing"

@@ -19,6 +19,8 @@ from typing import Any, ClassVar
 from presage.serving_hooks.counts import ERRORS, FORECASTS, EventCounts
 from presage.serving_hooks.explain import LastForecasts
 from presage.serving_hooks.forecasting.forecasts import Forecasts
+from presage.serving_hooks.lifecycle.events import LifecycleEvents
+from presage.serving_hooks.lifecycle.webhook import Webhook
 from presage.serving_hooks.modes import Evidence, Mode, Modes, Switch
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
@@ -30,6 +32,7 @@ from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, rea
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.hidden_states.steps import RequestStates
 from presage.serving_hooks.vllm.inferred import InferredIdentity
+from presage.serving_hooks.vllm.lifecycle import LifecycleListener
 from presage.serving_hooks.vllm.listeners import Listeners
 from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.prefetch import Prefetcher
@@ -37,7 +40,7 @@ from presage.serving_hooks.vllm.queues import Priorities, QueuePolicies
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.vllm.step_texts import RequestTexts
 from presage.serving_hooks.vllm.step_times_file import StepTimesFile
-from presage.serving_hooks.workflows import WorkflowTable
+from presage.serving_hooks.workflows import Workflow, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step
 
 logger = logging.getLogger(__name__)
@@ -47,6 +50,7 @@ class Hooks(engine.SchedulerSeam):
     """The parts of the hooks, as a mixin before a vLLM scheduler class.
 
     Attributes:
+        lifecycle: events of workflows, for whoever subscribes.
         block_order: eviction; None if it is not configured.
         prefetcher: None if prefetch is not configured or not possible.
 
@@ -102,6 +106,9 @@ class Hooks(engine.SchedulerSeam):
             evidence=self._evidence,
             last=self._last_forecasts,
         )
+        self.lifecycle = LifecycleEvents("engine", self._returns, self._counts)
+        self._lifecycle_listener = LifecycleListener(self.lifecycle)
+        self._webhook = Webhook(config.webhook) if config.webhook is not None else None
         self._wait_bounds = WaitBounds(config.objectives_settings())
         self._listeners = Listeners()
         self.queue_policies = QueuePolicies(
@@ -127,8 +134,8 @@ class Hooks(engine.SchedulerSeam):
             port, forecasts, self.step_forecasts, self.workflow_table, self._observing, recorded
         )
         # In this order: a request is known before anything is done for it, a prompt is kept before its completion is
-        # forecast, a step is recorded before its forecast, and the queues rank by what was forecast. Admission follows
-        # while it is on.
+        # forecast, a step is recorded before its forecast, the queues rank by what was forecast, and lifecycle events
+        # tell of it. Admission follows while it is on.
         for listener in (
             self.identity,
             self.prefetcher,
@@ -137,6 +144,7 @@ class Hooks(engine.SchedulerSeam):
             self.block_order,
             self.step_forecasts,
             self.queue_policies,
+            self._lifecycle_listener,
         ):
             if listener is not None:
                 self._listeners.add(listener)
@@ -148,6 +156,8 @@ class Hooks(engine.SchedulerSeam):
         as_json(EngineStatus())  # builds the schema now, and not between two iterations
         if self.upkeep is not None:
             self._renewal.attempt(self.upkeep.start)
+        if self._webhook is not None:
+            self.lifecycle.subscribe(self._webhook.start())
 
     def forecasts(self, config: PresageConfig) -> Forecasts:
         """The sources of forecasts; called once."""
@@ -160,7 +170,8 @@ class Hooks(engine.SchedulerSeam):
 
     @property
     def _acts(self) -> bool:
-        return self.queue_policies.active or self.step_forecasts.retention is not None or self._observing.on
+        policies = self.queue_policies.active or self.step_forecasts.retention is not None
+        return policies or self._observing.on or self.lifecycle.on
 
     def _withdraw(self) -> None:
         """Gives vLLM its own queues and free blocks back, once Presage is off. Between two iterations only."""
@@ -278,9 +289,14 @@ class Hooks(engine.SchedulerSeam):
             switch,
             self._modes,
             self._wait_bounds,
-            self.step_forecasts.held,
+            self._held,
             self.step_forecasts.earlier,
         )
+
+    def _held(self, workflow: Workflow, most_s: float | None) -> None:
+        """Admission holds a workflow for at most so long, or admits it (None)."""
+        self.step_forecasts.held(workflow, most_s)
+        self._lifecycle_listener.held(workflow, most_s)
 
     @staticmethod
     def identity_key() -> bytes:

@@ -117,8 +117,8 @@ class OperatorCalls(Hooks):
     def engine_status(self) -> EngineStatus:
         """The status of policies, models and counters, and the number of running workflows."""
         self._presage.attempt(self._note)
-        self._bookkeeping.attempt(self.step_forecasts.flush)
-        self._renewal.attempt(self._renew)  # an idle engine has no iterations
+        self.catch_up()  # an idle engine has no iterations
+        self._renewal.attempt(self._renew)
         eviction = self.block_order.switch if self.block_order is not None else None
         switches = {**self.queue_policies.switches, "eviction": eviction}
         priorities, admission = self.queue_policies.priorities, self.queue_policies.admission
@@ -149,6 +149,7 @@ class OperatorCalls(Hooks):
             tails={name: seconds.status() for name, seconds in self.queue_policies.tails.items()},
             identity=self.identity.status() if self.identity is not None else None,
             recorder=replace(self._observing.status(), states=self._states.recorder_states),
+            webhook=self._webhook.status() if self._webhook is not None else None,
             step_times=replace(file.status(), on=self._timing.on) if (file := self._step_times) is not None else None,
         )
 

@@ -106,8 +106,10 @@ class Policies(OperatorCalls):
         self._presage.attempt(self._leaves, request)
 
     def shutdown(self) -> None:
-        """Writes what the recorder has buffered and closes the file of step times, then calls vLLM's own."""
+        """Writes what recorder and webhook have buffered, closes the file of step times, then calls vLLM's own."""
         self._observing.close()
+        if self._webhook is not None:
+            self._webhook.close()
         if self._step_times is not None:
             self._timing.attempt(self._step_times.close)
         if self.upkeep is not None:

@@ -19,7 +19,7 @@ from presage.serving_hooks.workflows.identity import Step, tenant_of
 
 if TYPE_CHECKING:
     from presage.continuation import PromptedWorkflow
-    from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
+    from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths, LiveReturn
     from presage.serving_hooks.policies.accounts import Account
     from presage.serving_hooks.policies.next_use import ReturnCurve
 
@@ -73,11 +73,31 @@ class WorkflowForecasts:
 
 
 @dataclass(slots=True, eq=False)
+class EmittedEvents:
+    """What the lifecycle events of a workflow go on from (`lifecycle/events.py`).
+
+    Attributes:
+        sequence: number of the next event.
+        latest: number of the latest step; -1 before the first.
+        held: whether it was reported as held.
+        ended: whether its end was: nothing follows.
+        expected: the forecasts that were emitted last, of next agents and of the return time.
+    """
+
+    sequence: int = 0
+    latest: int = -1
+    held: bool = False
+    ended: bool = False
+    expected: tuple[LiveForecast | None, LiveReturn | None] = (None, None)
+
+
+@dataclass(slots=True, eq=False)
 class RunningStep:
     """A request in the engine that is a step of a workflow, or one of several choices of it.
 
     Attributes:
         opens: whether the step arrives with this request; False for further choices of it.
+        number: in its workflow, from 0, as lifecycle events have it.
         remaining_tokens: output tokens of this step and all later ones, by which it is ranked; None if unknown.
         awaits_state: the forecast that its prefill state may renew.
         preempted: whether it must be computed again.
@@ -88,6 +108,7 @@ class RunningStep:
     step: Step
     workflow: Workflow
     opens: bool = True
+    number: int = 0
     remaining_tokens: float | None = None
     awaits_state: LiveForecast | None = None
     preempted: bool = False
@@ -111,6 +132,7 @@ class Workflow:
         forecasts: the latest for it.
         account: what admission decides on; None where it is off.
         recorded: the request by which the recorder knows its latest completed step, until the answer was parsed.
+        emitted: of its lifecycle events; None where nobody gets them.
         prompted: what its prompts were, as identity is inferred from them; None for most named workflows.
     """
 
@@ -122,6 +144,7 @@ class Workflow:
     forecasts: WorkflowForecasts = field(default_factory=WorkflowForecasts)
     account: Account | None = None
     recorded: str | None = None
+    emitted: EmittedEvents | None = None
     prompted: PromptedWorkflow | None = None
 
     @property

@@ -105,7 +105,7 @@ class ReplicaPlacements:
         if not (isinstance(policy, type) and issubclass(policy, Immediate)):
             raise ConfigurationError(f"routing is {config.routing!r}, which holds requests; give session-affinity")
         self.decisions: Decisions = build_decisions(config, clock)
-        self.placements = Placements([], policy, clock)
+        self.placements = Placements([], policy, clock, self.decisions.held)
         self._clock, self._tenants = clock, Tenants(config.keys())
         self._numbers: dict[str, int] = {}
         self._ticked_s = clock()
