@@ -27,7 +27,7 @@ def _url(value: str) -> str:
 
 
 class WebhookConfig(BaseModel):
-    """Where lifecycle events are delivered; only `url` and a secret are required."""
+    """Where lifecycle events are delivered; `url`, `file` and a secret are required."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -35,12 +35,13 @@ class WebhookConfig(BaseModel):
 
     url: Annotated[str, AfterValidator(_url)]
     """address that events are posted to"""
+    file: str = Field(min_length=1)
+    """file in which events wait until they are delivered; created if missing. Processes of one machine that deliver to
+    the same address may share it"""
     secret_variable: str = Field("PRESAGE_WEBHOOK_SECRET", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """environment variable with the secret that signs them, whsec_…; two, separated by a space, during a rotation"""
     secret_file: str | None = Field(None, min_length=1)
     """file with the secret, read in place of the variable"""
-    file: str = Field("presage-events.sqlite", min_length=1)
-    """file in which events wait until they are delivered; created if missing. Engines of one machine may share it"""
     kinds: Sequence[LifecycleKind] = LIFECYCLE_KINDS
     """kinds of events that are delivered"""
     batch: int = Field(500, ge=1, le=10_000)

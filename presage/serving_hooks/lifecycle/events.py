@@ -36,7 +36,7 @@ class LifecycleEvent(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         id: unique over all processes; the same at each delivery.
-        source: the process that serves the workflow, such as `presage/gateway/5f0c2a9b`.
+        source: the process that serves the workflow, such as `/presage/gateway/5f0c2a9b`.
         at: seconds since 1970.
         workflow_type, agent: as the client named them; "" if it did not, or as they were inferred.
         sequence: number of the event in its workflow, from 0.
@@ -96,7 +96,7 @@ class LifecycleEvents:
     ) -> None:
         self.switch = Switch("lifecycle events", counts)
         self._instance = instance or secrets.token_hex(4)
-        self._source = f"presage/{server}/{self._instance}"
+        self._source = f"/presage/{server}/{self._instance}"
         self._returns, self._counts, self._now = returns, counts, now
         self._numbers = count()
         self._subscribers: list[tuple[Switch, Subscriber]] = []

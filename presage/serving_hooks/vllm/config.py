@@ -76,7 +76,7 @@ class PresageConfig(ForecastSettings):
     """MiB for the token ids and hashes of earlier prompts"""
 
     webhook: WebhookConfig | None = None
-    """delivers lifecycle events of workflows: an object with at least `url`"""
+    """delivers lifecycle events of workflows: an object with at least `url` and `file`"""
     step_times_file: str | None = Field(None, min_length=1)
     """file for the tokens and seconds of each iteration, for `presage calibrate-cost`"""
 

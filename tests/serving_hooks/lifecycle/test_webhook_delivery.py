@@ -32,11 +32,11 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def event(number: int, kind: Any = "step.started") -> LifecycleEvent:
-    return LifecycleEvent(f"e-{number}", kind, "presage/engine/e", time.time(), "t", "w", number, number, "agent")
+    return LifecycleEvent(f"e-{number}", kind, "/presage/engine/e", time.time(), "t", "w", number, number, "agent")
 
 
 def config(folder: Path, url: str, **given: Any) -> WebhookConfig:
-    return WebhookConfig(url=url, file=str(folder / "events.sqlite"), longest_retry_s=0.2, **given)
+    return WebhookConfig(**{"url": url, "file": str(folder / "events.sqlite"), "longest_retry_s": 0.2, **given})
 
 
 def until(reached: Callable[[], bool]) -> None:
@@ -267,7 +267,7 @@ def test_tries_are_twice_as_far_apart_each_time_and_as_the_receiver_asks(
         waited.append(seconds)
         return len(reports) > 200
 
-    settings = WebhookConfig(url="http://127.0.0.1:9")
+    settings = config(tmp_path, "http://127.0.0.1:9", longest_retry_s=30.0)
     Sender(settings, outbox, wait, lambda made: reports.append(made), lambda: 1.79e9, lambda: 0.0).run()
     assert sum(waited[: max(1, int(waits_s))]) == waits_s
     assert outbox.waiting == 1
@@ -284,6 +284,7 @@ def test_tries_are_twice_as_far_apart_each_time_and_as_the_receiver_asks(
         ({"url": "http://x", "kinds": ["begun"]}, "Input should be 'workflow.started'"),
         ({"url": "http://x", "batch": 0}, "greater than or equal to 1"),
         ({"url": "http://x", "secret": SECRET}, "Extra inputs"),
+        ({"url": "http://x"}, r"file\n  Field required"),
     ],
 )
 def test_wrong_settings_are_refused(given: dict[str, Any], message: str) -> None:

@@ -15,9 +15,9 @@ from presage.serving_hooks.workflows import EndReason
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 NOW = 1_790_000_000.0
-ENDED = LifecycleEvent("a-7", "ended", "presage/engine/a", NOW, "t", "w", 7, 3, "x", reason=EndReason.EXPIRED)
+ENDED = LifecycleEvent("a-7", "ended", "/presage/engine/a", NOW, "t", "w", 7, 3, "x", reason=EndReason.EXPIRED)
 EXPECTED = LifecycleEvent(
-    "a-8", "expected", "presage/engine/a", NOW, "t", "v", 4, 2, "x", "key-1", next_agents={"y": 0.75}, end=0.25,
+    "a-8", "expected", "/presage/engine/a", NOW, "t", "v", 4, 2, "x", "key-1", next_agents={"y": 0.75}, end=0.25,
     return_s={"0.5": 2.5},
 )  # fmt: skip
 
@@ -39,7 +39,7 @@ def test_events_are_cloud_events_and_come_back_as_they_were() -> None:
     _, body = delivery(ENDED, EXPECTED)
     assert read_cloud_events(body) == [ENDED, EXPECTED]
     assert as_cloud_event(EXPECTED) == (
-        b'{"specversion":"1.0","id":"a-8","source":"presage/engine/a","type":"presage.expected","subject":"v",'
+        b'{"specversion":"1.0","id":"a-8","source":"/presage/engine/a","type":"presage.expected","subject":"v",'
         b'"time":"2026-09-21T14:13:20Z","datacontenttype":"application/json","data":{"workflow_type":"t",'
         b'"workflow_id":"v","sequence":4,"step":2,"agent":"x","tenant":"key-1","next_agents":{"y":0.75},"end":0.25,'
         b'"return_s":{"0.5":2.5}}}'
