@@ -7,8 +7,10 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -31,7 +33,9 @@ class ToolError(Exception):
 
 
 class Driver(Protocol):
-    """Starts tools of one kind. Called from several threads, for different tools at once."""
+    """Starts tools of one kind. Called from several threads, for different tools at once.
+
+    A driver may be made anew at any time: it finds its tools by their ids."""
 
     def start(self, tool_id: str, owner: str, folder: Path, within_s: float) -> Handle:
         """Starts a tool and waits until it can be used.
@@ -46,7 +50,7 @@ class Driver(Protocol):
         """
 
     def alive(self, tool_id: str, handle: Handle) -> bool:
-        """Whether it can still be used."""
+        """Whether it can still be used; raises ToolError where that cannot be found out."""
 
     def remove(self, tool_id: str) -> None:
         """Removes whatever there is of a tool, except its folder; raises ToolError if something stays."""
@@ -55,14 +59,17 @@ class Driver(Protocol):
         """The ids of all tools that this service has started and that are still there."""
 
 
-def driver_of(settings: ToolSettings) -> Driver:
+def driver_of(settings: ToolSettings, private: Collection[str] = ()) -> Driver:
     """The driver of a tool.
+
+    Args:
+        private: variables of the environment that tools do not get.
 
     Raises:
         ConfigurationError: a driver of another package cannot be loaded.
     """
     if settings.subprocess is not None:
-        return SubprocessDriver(settings.subprocess)
+        return SubprocessDriver(settings.subprocess, private)
     if settings.docker is not None:
         return DockerDriver(settings.docker)
     assert settings.custom is not None
@@ -78,18 +85,24 @@ def driver_of(settings: ToolSettings) -> Driver:
 
 class SubprocessDriver:
     """A process and its descendants. They are recognised by a variable of their environment, which they inherit, so
-    that those that have left the session are found as well."""
+    that those that have left the session are found as well.
 
-    def __init__(self, settings: SubprocessSettings) -> None:
-        self._settings = settings
+    Args:
+        private: variables of the environment that they do not get.
+    """
+
+    def __init__(self, settings: SubprocessSettings, private: Collection[str] = ()) -> None:
+        self._settings, self._private = settings, frozenset(private)
         self._port = any("{port}" in argument for argument in settings.command)
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, tool_id: str, owner: str, folder: Path, within_s: float) -> Handle:
         """As `Driver.start`."""
-        known: dict[str, Any] = {"id": tool_id, "folder": str(folder), "port": _free_port()}
+        known: dict[str, Any] = {"id": tool_id, "folder": str(folder), "port": _ports.take(tool_id)}
         until = time.monotonic() + within_s
         variables = {f"PRESAGE_TOOL_{name.upper()}": str(value) for name, value in known.items()}
-        environment = {**os.environ, **variables, _OWNER: owner}
+        inherited = {name: value for name, value in os.environ.items() if name not in self._private}
+        environment = {**inherited, **variables, _OWNER: owner}
         try:
             process = subprocess.Popen(
                 _filled(self._settings.command, known),
@@ -102,8 +115,9 @@ class SubprocessDriver:
             )
         except OSError as error:
             raise ToolError(f"its program cannot be started ({error.strerror})") from error
+        self._children[tool_id] = process
         ready = _filled(self._settings.ready, known) if self._settings.ready is not None else None
-        while not self._is_ready(ready, known["port"], environment, folder):
+        while not self._is_ready(ready, known["port"], environment, folder, until - time.monotonic()):
             if process.poll() is not None:
                 raise ToolError(f"its program ended with {process.returncode} before it could be used")
             if time.monotonic() > until:
@@ -111,27 +125,58 @@ class SubprocessDriver:
             time.sleep(_POLL_S)
         return {"folder": str(folder), "port": known["port"], "pid": process.pid}
 
-    def _is_ready(self, ready: Sequence[str] | None, port: int, environment: Mapping[str, str], folder: Path) -> bool:
+    def _is_ready(
+        self, ready: Sequence[str] | None, port: int, environment: Mapping[str, str], folder: Path, left_s: float
+    ) -> bool:
         if ready is not None:
-            done = subprocess.run(
-                ready, cwd=folder, env=environment, check=False, stdin=subprocess.DEVNULL, capture_output=True
-            )
+            try:
+                done = subprocess.run(
+                    ready,
+                    cwd=folder,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    timeout=max(0.0, left_s),
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                return False
+            except OSError as error:
+                raise ToolError(f"the program that tells when it is ready cannot be run ({error.strerror})") from error
             return done.returncode == 0
         if not self._port:
-            return True
+            time.sleep(_POLL_S)  # a program that ends at once is no tool
+            return self._children[str(environment[_ID])].poll() is None
         with socket.socket() as trying:
             trying.settimeout(1.0)
-            return trying.connect_ex(("127.0.0.1", port)) == 0
+            # A socket that gets this very port as its own connects to itself, though nothing listens.
+            listens = trying.connect_ex(("127.0.0.1", port)) == 0
+            return listens and bool(trying.getsockname() != trying.getpeername())
 
     def alive(self, tool_id: str, handle: Handle) -> bool:
         """As `Driver.alive`."""
-        return any(process.pid == handle["pid"] for process in _processes(_ID, tool_id))
+        child = self._children.get(tool_id)
+        if child is not None:
+            return child.poll() is None
+        try:
+            return _carries(psutil.Process(handle["pid"]), _ID, tool_id)
+        except psutil.NoSuchProcess:
+            return False
 
     def remove(self, tool_id: str) -> None:
         """As `Driver.remove`."""
+        child = self._children.get(tool_id)
         for _ in range(10):  # a process may fork while the others are killed
+            if child is not None and child.poll() is None:  # it may have overwritten its environment
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(5.0)
             found = _processes(_ID, tool_id)
-            if not found:
+            if not found and (child is None or child.poll() is not None):
+                self._children.pop(tool_id, None)
+                _ports.free(tool_id)
                 return
             for process in found:
                 try:
@@ -143,14 +188,36 @@ class SubprocessDriver:
 
     def owned(self, owner: str) -> set[str]:
         """As `Driver.owned`."""
-        return {process.environ()[_ID] for process in _processes(_OWNER, owner)}
+        found = set()
+        for process in _processes(_OWNER, owner):
+            with suppress(psutil.Error, OSError, KeyError):
+                found.add(process.environ()[_ID])
+        return found
 
 
-def _free_port() -> int:
-    with socket.socket() as trying:
-        trying.bind(("127.0.0.1", 0))
-        port: int = trying.getsockname()[1]
-        return port
+class _Ports:
+    """Free ports, none of which two tools get that have not listened yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: dict[str, int] = {}
+
+    def take(self, tool_id: str) -> int:
+        with self._lock:
+            while True:
+                with socket.socket() as trying:
+                    trying.bind(("127.0.0.1", 0))
+                    port: int = trying.getsockname()[1]
+                if port not in self._taken.values():
+                    self._taken[tool_id] = port
+                    return port
+
+    def free(self, tool_id: str) -> None:
+        with self._lock:
+            self._taken.pop(tool_id, None)
+
+
+_ports = _Ports()
 
 
 def _filled(command: Sequence[str], known: Mapping[str, Any]) -> list[str]:
@@ -161,13 +228,14 @@ def _filled(command: Sequence[str], known: Mapping[str, Any]) -> list[str]:
 
 def _processes(variable: str, value: str) -> list[psutil.Process]:
     """Those with this variable, zombies left out."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(variable) == value and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
-            continue
+    return [process for process in psutil.process_iter() if _carries(process, variable, value)]
+
+
+def _carries(process: psutil.Process, variable: str, value: str) -> bool:
+    try:
+        found: bool = process.environ().get(variable) == value and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, OSError):
+        return False
     return found
 
 
@@ -198,10 +266,7 @@ class DockerDriver:
 
     def alive(self, tool_id: str, handle: Handle) -> bool:
         """As `Driver.alive`."""
-        try:
-            return self._run(30.0, "inspect", "--format={{.State.Running}}", _container(tool_id)) == "true"
-        except ToolError:
-            return False
+        return tool_id in self._listed(f"presage.tool={tool_id}", "--filter=status=running")
 
     def remove(self, tool_id: str) -> None:
         """As `Driver.remove`."""
@@ -212,9 +277,9 @@ class DockerDriver:
         """As `Driver.owned`."""
         return self._listed(f"presage.owner={owner}")
 
-    def _listed(self, label: str) -> set[str]:
+    def _listed(self, label: str, *filters: str) -> set[str]:
         form = '--format={{.Label "presage.tool"}}'
-        return set(self._run(30.0, "ps", "--all", f"--filter=label={label}", form).split())
+        return set(self._run(30.0, "ps", "--all", f"--filter=label={label}", *filters, form).split())
 
     def _run(self, timeout_s: float, *arguments: str) -> str:
         program = self._settings.program
@@ -241,13 +306,21 @@ def _container(tool_id: str) -> str:
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a folder and whatever is in it, files that cannot be written to included; one that is gone is ignored."""
+    """Removes a folder and whatever is in it, also from folders that cannot be written to; one that is gone is ignored.
 
-    def writable(function: Any, path: str, error: BaseException) -> None:
-        if not isinstance(error, FileNotFoundError):
-            for of in (Path(path).parent, Path(path)):
-                of.chmod(0o700)
-            function(path)
+    What a link points to is left as it is.
 
-    # The third argument of `onerror` is a triple in Python 3.11, and `onexc` came with 3.12.
-    shutil.rmtree(folder, onerror=lambda function, path, error: writable(function, path, error[1]))
+    Raises:
+        OSError: something stays.
+    """
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink(missing_ok=True)
+        return
+    with suppress(FileNotFoundError):
+        folder.chmod(0o700)
+        for path, folders, _ in os.walk(folder):  # which lists each of `folders` only afterwards
+            for name in folders:
+                of = Path(path, name)
+                if not of.is_symlink():
+                    of.chmod(0o700)
+        shutil.rmtree(folder)

@@ -50,7 +50,9 @@ class Resource:
 
 
 class ResourceTable:
-    """The database. Not thread-safe. Each change is on the disk's cache before it returns, which outlives the process.
+    """The database, used by one thread at a time.
+
+    Each change is with the kernel before it returns, which outlives the process.
 
     Raises:
         OutputError: the file cannot be written, or is no such database.
@@ -59,7 +61,7 @@ class ResourceTable:
     def __init__(self, file: Path) -> None:
         self._file = file
         try:
-            self._database = sqlite3.connect(file, isolation_level=None)
+            self._database = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.executescript(_SCHEMA)
@@ -108,9 +110,10 @@ class ResourceTable:
         where = "tenant = ? AND workflow_type = ? AND workflow_id = ? AND at >= ?"
         return self._database.execute(f"SELECT 1 FROM ended WHERE {where}", (*workflow, at)).fetchone() is not None
 
-    def forget_ended(self, before: float) -> None:
-        """Forgets workflows that ended before this time."""
-        self._database.execute("DELETE FROM ended WHERE at < ?", (before,))
+    def forget_ended(self, before: float, most: int) -> None:
+        """Forgets workflows that ended before this time, and all but the latest `most`."""
+        oldest = "SELECT at FROM ended ORDER BY at DESC LIMIT 1 OFFSET ?"
+        self._database.execute(f"DELETE FROM ended WHERE at < ? OR at <= ({oldest})", (before, most))
 
     def close(self) -> None:
         """Closes the file."""

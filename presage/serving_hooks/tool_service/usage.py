@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
@@ -16,14 +17,15 @@ _MOST_ROLES: Final = 1024
 _SAMPLES: Final = 9
 
 
-class _Role(msgspec.Struct):
+@dataclass(slots=True, eq=False)
+class _Role:
     """The steps of one agent in workflows without the tool: which needed it, and the seconds until they did."""
 
-    needed: deque[bool] = msgspec.field(default_factory=lambda: deque(maxlen=_LATEST))
-    after_s: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=_LATEST))
+    needed: deque[bool] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    after_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
 
 
-class Usage:
+class ToolUsage:
     """Of one tool.
 
     Args:
@@ -70,7 +72,9 @@ class Usage:
 
     def to_json(self) -> bytes:
         """To keep over a restart."""
-        roles = [[workflow_type, agent, role] for (workflow_type, agent), role in self._roles.items()]
+        roles = [
+            [*key, {"needed": list(role.needed), "after_s": list(role.after_s)}] for key, role in self._roles.items()
+        ]
         return msgspec.json.encode({"setups": list(self._setups), "roles": roles})
 
     def restore(self, kept: bytes) -> None:
