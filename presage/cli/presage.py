@@ -25,6 +25,7 @@ from presage.cli import (
     serve,
     status,
     study,
+    tools,
     traces,
 )
 from presage.cli.output import HELP, Boundary
@@ -64,6 +65,7 @@ app.add_typer(agents.app, name="agents")
 app.add_typer(outcomes.app, name="outcomes")
 app.add_typer(profile.app, name="profile")
 app.add_typer(study.app, name="study")
+app.add_typer(tools.app, name="tools")
 app.add_typer(report.app, name="report")
 app.add_typer(export.app, name="export")
 app.command(

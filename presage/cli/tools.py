@@ -1,0 +1,72 @@
+"""`presage tools`: a service that prepares the tools of workflows ahead, and collects them at the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from presage.cli.output import Output
+from presage.errors import ConfigurationError, EngineError
+from presage.wording import counted, install
+
+app = typer.Typer(help="Tools of workflows: sandboxes, containers and whatever takes time to prepare.")
+
+_CONFIG = typer.Argument(help="File of the tool service (TOML); docs/programs.md.")
+
+
+@app.command(epilog="Example:  PRESAGE_WEBHOOK_SECRET=whsec_... presage tools serve tools.toml")
+def serve(
+    config: Annotated[Path, _CONFIG],
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the file, print it with all defaults, and stop.")
+    ] = False,
+) -> None:
+    """Prepare tools as the events of a gateway or an engine tell, and hand them to agents over HTTP.
+
+    Tools outlive the service: after a restart those in use are used further, and all others are removed.
+    """
+    try:
+        from presage.serving_hooks.tool_service.app import serve as serve_tools
+        from presage.serving_hooks.tool_service.config import read_config
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "presage":
+            raise
+        raise ConfigurationError(f"presage tools needs the extra gateway: {install('gateway')}") from None
+    made = read_config(config)
+    if check:
+        Output(as_json=True).result(made.model_dump(mode="json"), "")
+        return
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    serve_tools(made)
+
+
+@app.command(epilog="Example:  presage tools status --url http://127.0.0.1:8790")
+def status(
+    url: Annotated[str, typer.Option(help="Address of the tool service.")] = "http://127.0.0.1:8790",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show each tool: how long preparing takes, how many there are, and how much of the waiting was hidden.
+
+    The token, if the service asks for one, is read from PRESAGE_TOOLS_TOKEN.
+    """
+    import requests
+
+    token = os.environ.get("PRESAGE_TOOLS_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        answer = requests.get(f"{url.rstrip('/')}/status", headers=headers, timeout=10)
+        answer.raise_for_status()
+        found: dict[str, Any] = answer.json()
+    except (requests.RequestException, ValueError) as error:
+        raise EngineError(f"{url}: no tool service answers there ({type(error).__name__}); give its --url") from None
+    lines = [counted(found["workflows"], "running workflow")]
+    for name, of in sorted(found["tools"].items()):
+        hidden = "nothing was asked for yet" if of["hidden"] is None else f"{of['hidden']:.0%} of the waiting hidden"
+        states = ", ".join(f"{count} {state}" for state, count in sorted(of["states"].items())) or "none there"
+        lines.append(f"{name}: {states}; preparing takes {of['setup_s']:.2f} s; {hidden}")
+        lines.append("  " + ", ".join(f"{what} {count}" for what, count in of["counts"].items()))
+    Output(as_json=as_json).result(found, "\n".join(line.rstrip() for line in lines))
