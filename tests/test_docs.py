@@ -150,7 +150,7 @@ def unknown_names(code: str) -> set[str]:
     """
     tree, missing, imported = ast.parse(code), [], set[str]()
     own = {name.id for name in ast.walk(tree) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
-    own |= {of.name for of in ast.walk(tree) if isinstance(of, ast.ClassDef)}
+    own |= {of.name for of in ast.walk(tree) if isinstance(of, ast.ClassDef | ast.FunctionDef)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "presage":
             missing += [of.name for of in node.names if not resolves(f"{node.module}.{of.name}")]

@@ -52,7 +52,8 @@ def until(reached: Callable[[], Any]) -> None:
 
 def event(kind: Any, workflow: str, agent: str = "", at: float | None = None, **given: Any) -> LifecycleEvent:
     at = round(time.time() if at is None else at, 6)
-    return LifecycleEvent(f"e-{next(_numbers)}", kind, "/presage/gateway/g", at, "app", workflow, 0, 0, agent, **given)
+    of = {"workflow_type": "app", "workflow_id": workflow, "agent": agent, "sequence": 0, "step": 0, **given}
+    return LifecycleEvent(id=f"e-{next(_numbers)}", kind=kind, source="/presage/gateway/g", at=at, **of)
 
 
 class Tools:
