@@ -37,7 +37,8 @@ from typing import Any
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.lifecycle.cloud_events import as_cloud_event
 from presage.serving_hooks.lifecycle.config import WebhookConfig
-from presage.serving_hooks.lifecycle.events import LifecycleEvent, LifecycleEvents
+from presage.serving_hooks.lifecycle.emitter import LifecycleEvents
+from presage.serving_hooks.lifecycle.event import LifecycleEvent
 from presage.serving_hooks.lifecycle.outbox import Outbox
 from presage.serving_hooks.lifecycle.receiver import WebhookReceiver
 from presage.serving_hooks.lifecycle.webhook import Webhook
@@ -139,14 +140,13 @@ def emit(events: LifecycleEvents, rate: float, seconds: float, during: Callable[
     }
 
 
-def settled(webhook: Webhook, receiver: Receiver, events: int, most_s: float) -> float:
-    """Seconds until everything was received, at most so long."""
+def settle(webhook: Webhook, receiver: Receiver, events: int, most_s: float) -> None:
+    """Waits until everything was received, at most so long."""
     began = time.perf_counter()
     while time.perf_counter() - began < most_s:
         if webhook.status().waiting == 0 and len({one for one, *_ in receiver.got()}) >= events:
             break
         time.sleep(0.2)
-    return time.perf_counter() - began
 
 
 def judged(receiver: Receiver, emitted: list[str]) -> dict[str, float]:
@@ -182,10 +182,15 @@ def run(name: str, folder: Path, seconds: float, rate: float, away: tuple[float,
     events, emitted = LifecycleEvents("gateway", None, EventCounts()), list[str]()
     events.subscribe(webhook)
     events.subscribe(lambda event: emitted.append(event.id))
-    most = [0]
+    most, back_at = [0], [0.0]
+
+    def back() -> None:
+        receiver.start()
+        back_at[0] = time.time()
+
     todo = [] if away is None else [
         (away[0], receiver.kill),
-        (away[0] + away[1], receiver.start),
+        (away[0] + away[1], back),
         (away[0] + away[1] + 2.0, lambda: [os.kill(one, signal.SIGKILL) for one in sender_of(os.getpid())]),
     ]  # fmt: skip
 
@@ -195,12 +200,14 @@ def run(name: str, folder: Path, seconds: float, rate: float, away: tuple[float,
         most[0] = max(most[0], webhook.status().waiting)
 
     made = emit(events, rate, seconds, during)
-    caught_up_s = settled(webhook, receiver, len(emitted), 120.0)
+    settle(webhook, receiver, len(emitted), 120.0)
     status = webhook.status()
     webhook.close()
     receiver.kill()
     found = {"part": name, **made, **judged(receiver, emitted), "most_waiting": most[0]}
-    return {**found, "dropped": status.dropped, "failed": status.failed, "caught_up_s": caught_up_s}
+    if away is not None:
+        found["caught_up_s"] = max(at for _, late, at in receiver.got() if late > 1.0) - back_at[0]
+    return {**found, "dropped": status.dropped, "failed": status.failed}
 
 
 def fastest(folder: Path, waiting: int) -> dict[str, Any]:

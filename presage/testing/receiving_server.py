@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from presage.errors import WebhookError
 from presage.serving_hooks.lifecycle.cloud_events import read_cloud_events
-from presage.serving_hooks.lifecycle.events import LifecycleEvent
+from presage.serving_hooks.lifecycle.event import LifecycleEvent
 from presage.serving_hooks.lifecycle.receiver import WebhookReceiver
 
 

@@ -231,6 +231,13 @@ def test_beside_speculative_decoding_comes_no_connector(option: str) -> None:
     assert made.notes == ("with speculative decoding no hidden states are read: no connector is added",)
 
 
+def test_a_webhook_without_its_secret_is_refused_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PRESAGE_WEBHOOK_SECRET", raising=False)
+    named = "--additional-config.presage.webhook"
+    with pytest.raises(ConfigurationError, match="PRESAGE_WEBHOOK_SECRET: the secret of webhooks is not there; give"):
+        command(["m", f"{named}.url", "http://127.0.0.1:9/", f"{named}.file", "events.sqlite"])
+
+
 def test_what_a_file_says_counts_as_said(tmp_path: Path) -> None:
     file = tmp_path / "vllm.yaml"
     file.write_text("model: m\nscheduler_cls: mine.Scheduler\nport: 8001\n")

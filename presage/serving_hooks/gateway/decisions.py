@@ -29,7 +29,7 @@ from presage.serving_hooks.gateway.annotation import Annotation
 from presage.serving_hooks.gateway.identity.identifier import Identifier, Identity
 from presage.serving_hooks.gateway.outcomes import ReportableOutcomes
 from presage.serving_hooks.gateway.request import ApiRequest
-from presage.serving_hooks.lifecycle.events import LifecycleEvents
+from presage.serving_hooks.lifecycle.emitter import LifecycleEvents
 from presage.serving_hooks.lifecycle.webhook import Webhook
 from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.wait_bounds import Objectives

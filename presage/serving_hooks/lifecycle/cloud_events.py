@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from presage.errors import WebhookError
-from presage.serving_hooks.lifecycle.events import LIFECYCLE_KINDS, LifecycleEvent
+from presage.serving_hooks.lifecycle.event import LIFECYCLE_KINDS, LifecycleEvent
 
 ONE: Final = "application/cloudevents+json"
 BATCH: Final = "application/cloudevents-batch+json"

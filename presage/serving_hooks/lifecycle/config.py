@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.lifecycle.events import LIFECYCLE_KINDS, LifecycleKind
+from presage.serving_hooks.lifecycle.event import LIFECYCLE_KINDS, LifecycleKind
 from presage.serving_hooks.lifecycle.signature import secret_keys
 
 

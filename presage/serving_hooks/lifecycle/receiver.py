@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from presage.serving_hooks.lifecycle.cloud_events import read_cloud_events
-from presage.serving_hooks.lifecycle.events import LifecycleEvent
+from presage.serving_hooks.lifecycle.event import LifecycleEvent
 from presage.serving_hooks.lifecycle.signature import secret_keys, verify
 
 

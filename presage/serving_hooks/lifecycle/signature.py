@@ -32,7 +32,8 @@ def secret_keys(text: str) -> tuple[bytes, ...]:
         except (binascii.Error, ValueError):
             found.append(b"")
     if not found or not all(24 <= len(key) <= 64 for key in found):
-        raise ConfigurationError(f"the secret of webhooks has another form; give {_FORM}")
+        wrong = "has another form" if found else "is not there"
+        raise ConfigurationError(f"the secret of webhooks {wrong}; give {_FORM}")
     return tuple(found)
 
 

@@ -20,7 +20,7 @@ import msgspec
 
 from presage.serving_hooks.lifecycle.cloud_events import as_cloud_event
 from presage.serving_hooks.lifecycle.config import WebhookConfig
-from presage.serving_hooks.lifecycle.events import LifecycleEvent
+from presage.serving_hooks.lifecycle.event import LifecycleEvent
 from presage.serving_hooks.lifecycle.outbox import Outbox
 from presage.serving_hooks.lifecycle.sender import SenderReport
 from presage.serving_hooks.status import WebhookStatus
@@ -87,8 +87,8 @@ class Webhook:
             return
         self._stop.set()
         self._writer.join(_CLOSE_S)
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+        if self._process is not None:
+            _end(self._process)
         self._watcher.join(_CLOSE_S)
 
     def _write(self) -> None:
@@ -100,7 +100,7 @@ class Webhook:
             if not events:
                 continue
             try:
-                beyond = self._outbox.append([(event.id, as_cloud_event(event)) for event in events], self._most)
+                beyond = self._outbox.append(filter(None, map(self._encoded, events)), self._most)
             except sqlite3.Error as error:
                 if not failing:
                     _log.error("webhook: events cannot be written (%s); they wait in memory", type(error).__name__)
@@ -121,25 +121,41 @@ class Webhook:
                 )
         self._outbox.close()
 
+    def _encoded(self, event: LifecycleEvent) -> tuple[str, bytes] | None:
+        try:
+            return event.id, as_cloud_event(event)
+        except (UnicodeError, msgspec.MsgspecError):  # a name that is no text
+            self._dropped += 1
+            return None
+
     def _watch(self) -> None:
         """Runs the process, again and again, and reads its reports."""
         while not self._stop.is_set():
-            process = self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            assert process.stdin is not None
-            assert process.stdout is not None
-            with suppress(OSError):
-                process.stdin.write(self._config.model_dump_json().encode() + b"\n")
-                process.stdin.flush()
-            for line in process.stdout:
-                self._take(msgspec.json.decode(line, type=SenderReport))
-            code = process.wait()
-            process.stdout.close()
+            try:
+                code: object = self._run()
+            except OSError as error:
+                code = type(error).__name__
             made, earlier = self._reported, self._earlier
             self._earlier = SenderReport(earlier.sent + made.sent, earlier.failed + made.failed)
             self._reported = SenderReport(waiting=made.waiting, problem=made.problem)
             if not self._stop.is_set():
-                _log.warning("webhook: the sender has ended (%d) and is started again", code)
+                _log.warning("webhook: the sender has ended (%s) and is started again", code)
                 self._stop.wait(_RETRY_S)
+
+    def _run(self) -> int:
+        process = self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with process.stdout:
+            process.stdin.write(self._config.model_dump_json().encode() + b"\n")
+            process.stdin.flush()
+            if self._stop.is_set():  # `close` may not have seen this process
+                _end(process)
+            for line in process.stdout:
+                with suppress(msgspec.MsgspecError):  # what else was printed
+                    self._take(msgspec.json.decode(line, type=SenderReport))
+        _end(process)
+        return process.wait()
 
     def _take(self, report: SenderReport) -> None:
         before, self._reported = self._reported, report
@@ -147,3 +163,10 @@ class Webhook:
             _log.warning("webhook: %s: %s; events wait in the file", self._config.host, report.problem)
         elif report.problem is None and before.problem is not None:
             _log.warning("webhook: %s takes events again", self._config.host)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Tells a process to end, by the end of its input."""
+    with suppress(OSError):
+        if process.stdin is not None:
+            process.stdin.close()

@@ -28,7 +28,7 @@ from typing import Any, Final
 import msgspec
 
 from presage.errors import ConfigurationError, OutputError, PresageError
-from presage.serving_hooks.lifecycle.events import LifecycleEvent
+from presage.serving_hooks.lifecycle.event import LifecycleEvent
 from presage.serving_hooks.policies.preparation import spare_s, start_in
 from presage.serving_hooks.tool_service.config import ToolServiceConfig, ToolSettings
 from presage.serving_hooks.tool_service.drivers import Driver, ToolError, driver_of, remove_folder

@@ -71,12 +71,14 @@ def command(
         decide: whether hidden states are read; not called if the arguments settle it.
 
     Raises:
-        ConfigurationError: the settings under "presage" in --additional-config are invalid, or the file of --config
-            cannot be read.
+        ConfigurationError: the settings under "presage" in --additional-config are invalid, the webhook's secret is
+            missing, or the file of --config cannot be read.
     """
     given = _given(arguments)
     additional = _additional(given)
     config = read_config(additional)
+    if config.webhook is not None:
+        config.webhook.keys()  # else the engine says so once its model is loaded
     added = [] if layer is None else _with_layer(given, additional, layer)
     notes = []
     states = _states(given, arguments, partial(decide, config))

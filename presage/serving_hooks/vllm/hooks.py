@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from presage.serving_hooks.counts import ERRORS, FORECASTS, EventCounts
 from presage.serving_hooks.explain import LastForecasts
 from presage.serving_hooks.forecasting.forecasts import Forecasts
-from presage.serving_hooks.lifecycle.events import LifecycleEvents
+from presage.serving_hooks.lifecycle.emitter import LifecycleEvents
 from presage.serving_hooks.lifecycle.webhook import Webhook
 from presage.serving_hooks.modes import Evidence, Mode, Modes, Switch
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from presage.serving_hooks.lifecycle.events import LifecycleEvents
+from presage.serving_hooks.lifecycle.emitter import LifecycleEvents
 from presage.serving_hooks.vllm.engine import EngineRequest
 from presage.serving_hooks.vllm.listeners import Listener
 from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow

@@ -74,7 +74,7 @@ class WorkflowForecasts:
 
 @dataclass(slots=True, eq=False)
 class EmittedEvents:
-    """What the lifecycle events of a workflow go on from (`lifecycle/events.py`).
+    """What the lifecycle events of a workflow go on from (`lifecycle/emitter.py`).
 
     Attributes:
         sequence: number of the next event.

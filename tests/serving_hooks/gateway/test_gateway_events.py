@@ -21,7 +21,7 @@ from presage.errors import ConfigurationError
 from presage.serving_hooks.gateway.config import gateway_config
 from presage.serving_hooks.gateway.serve import build
 from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine
-from presage.serving_hooks.lifecycle.events import LifecycleEvent
+from presage.serving_hooks.lifecycle.event import LifecycleEvent
 from presage.testing.receiving_server import ReceivingServer
 
 CHAT = "/v1/chat/completions"

@@ -11,7 +11,7 @@ from test_policies_in_engine import Clock
 from vllm_samples import NAMED, Engine, ask, build
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.lifecycle.events import LifecycleEvent
+from presage.serving_hooks.lifecycle.event import LifecycleEvent
 from presage.serving_hooks.vllm.config import read_config
 from presage.serving_hooks.vllm.plugin import call_scheduler
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
@@ -78,6 +78,7 @@ def test_a_workflow_is_told_from_its_start_to_its_end(tmp_path: Path, ahead: boo
     if mode == "on":
         assert last[3].next_agents is not None
         assert last[3].next_agents["coder"] > 0.5
+    assert [kind for kind, *_ in course(heard, "w0")].count("expected") == 0, "nothing is known yet"
     assert {one.workflow_id for one in heard} == {f"w{number}" for number in range(10)}
     assert {one.source for one in heard} == {last[0].source}
     assert len({one.id for one in heard}) == len(heard)

@@ -18,7 +18,7 @@ import pytest
 
 from presage.serving_hooks.lifecycle.cloud_events import as_cloud_event, batched
 from presage.serving_hooks.lifecycle.config import WebhookConfig
-from presage.serving_hooks.lifecycle.events import LifecycleEvent
+from presage.serving_hooks.lifecycle.event import LifecycleEvent
 from presage.serving_hooks.lifecycle.signature import secret_keys, signed_headers
 from presage.serving_hooks.lifecycle.webhook import Webhook
 from presage.testing.servers import free_port

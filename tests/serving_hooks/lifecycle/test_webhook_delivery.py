@@ -13,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.lifecycle.config import WebhookConfig
-from presage.serving_hooks.lifecycle.events import LifecycleEvent
+from presage.serving_hooks.lifecycle.event import LifecycleEvent
 from presage.serving_hooks.lifecycle.outbox import Outbox
 from presage.serving_hooks.lifecycle.sender import Sender, SenderReport
 from presage.serving_hooks.lifecycle.webhook import Webhook
@@ -68,6 +69,16 @@ def test_batches_of_one_are_single_cloud_events_with_the_id_of_the_event(tmp_pat
         webhook.close()
         assert [one["webhook-id"] for one in receiver.headers] == receiver.delivered == ["e-0", "e-1", "e-2"]
         assert {one["content-type"] for one in receiver.headers} == {"application/cloudevents+json"}
+
+
+def test_a_name_that_is_no_text_is_dropped_and_holds_up_nothing(tmp_path: Path) -> None:
+    with ReceivingServer(SECRET) as receiver:
+        webhook = Webhook(config(tmp_path, receiver.url)).start()
+        for number, agent in enumerate(("a", "\ud800", "b")):
+            webhook(msgspec.structs.replace(event(number), agent=agent))
+        webhook.close()
+        assert receiver.delivered == ["e-0", "e-2"]
+        assert webhook.status().dropped == 1
 
 
 def test_only_the_kinds_that_are_wanted_are_delivered(tmp_path: Path) -> None:
@@ -141,7 +152,7 @@ def senders() -> list[int]:
 SERVER = """
 import sys, time
 from presage.serving_hooks.lifecycle.config import WebhookConfig
-from presage.serving_hooks.lifecycle.events import LifecycleEvent
+from presage.serving_hooks.lifecycle.event import LifecycleEvent
 from presage.serving_hooks.lifecycle.webhook import Webhook
 
 url, file, first, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+import sys
 
 import pytest
 
 from presage.errors import ConfigurationError, WebhookError
 from presage.serving_hooks.lifecycle.cloud_events import as_cloud_event, batched, read_cloud_events
-from presage.serving_hooks.lifecycle.events import LifecycleEvent
+from presage.serving_hooks.lifecycle.event import LifecycleEvent
 from presage.serving_hooks.lifecycle.receiver import WebhookReceiver
 from presage.serving_hooks.lifecycle.signature import secret_keys, signed_headers, verify
-from presage.serving_hooks.workflows import EndReason
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 NOW = 1_790_000_000.0
-ENDED = LifecycleEvent("a-7", "ended", "/presage/engine/a", NOW, "t", "w", 7, 3, "x", reason=EndReason.EXPIRED)
+ENDED = LifecycleEvent("a-7", "ended", "/presage/engine/a", NOW, "t", "w", 7, 3, "x", reason="expired")
 EXPECTED = LifecycleEvent(
     "a-8", "expected", "/presage/engine/a", NOW, "t", "v", 4, 2, "x", "key-1", next_agents={"y": 0.75}, end=0.25,
     return_s={"0.5": 2.5},
@@ -44,6 +45,13 @@ def test_events_are_cloud_events_and_come_back_as_they_were() -> None:
         b'"workflow_id":"v","sequence":4,"step":2,"agent":"x","tenant":"key-1","next_agents":{"y":0.75},"end":0.25,'
         b'"return_s":{"0.5":2.5}}}'
     )
+
+
+@pytest.mark.parametrize("module", ["receiver", "sender"])
+def test_receiver_and_sender_are_light(module: str) -> None:
+    heavy = "('numpy', 'pyarrow', 'pandas', 'mlflow', 'torch', 'vllm')"
+    code = f"import sys, presage.serving_hooks.lifecycle.{module}; sys.exit(any(one in sys.modules for one in {heavy}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_kinds_of_a_later_version_are_left_out() -> None:

@@ -25,7 +25,7 @@ import pytest
 import uvicorn
 
 from presage.serving_hooks.lifecycle.cloud_events import as_cloud_event, batched
-from presage.serving_hooks.lifecycle.events import LifecycleEvent
+from presage.serving_hooks.lifecycle.event import LifecycleEvent
 from presage.serving_hooks.lifecycle.signature import secret_keys, signed_headers
 from presage.serving_hooks.tool_service.app import build
 from presage.serving_hooks.tool_service.config import ToolServiceConfig

@@ -1,8 +1,4 @@
-"""The events of running workflows, made where a workflow is served and passed to subscribers in the same process.
-
-An event holds ids, names of types and agents, counts, times and probabilities, never text of a request or an answer.
-Subscribers are called by the thread that serves, so they may only note the event. `Webhook` is one of them.
-"""
+"""Makes the events of running workflows where these are served, and passes them to subscribers in the same process."""
 
 from __future__ import annotations
 
@@ -11,66 +7,20 @@ import time
 from collections.abc import Callable
 from itertools import count
 from math import isfinite
-from typing import Any, Final, Literal, get_args
-
-import msgspec
+from typing import Any, Final, Literal
 
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.forecasts import ReturnTimes
 from presage.serving_hooks.forecasting.live import LiveForecast
+from presage.serving_hooks.lifecycle.event import LifecycleEvent, LifecycleKind, Subscriber
 from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.workflows import EmittedEvents, EndReason, RunningStep, Workflow
 from presage.serving_hooks.workflows.identity import Step, tenant_of, unscoped
-
-LifecycleKind = Literal["workflow.started", "step.started", "step.finished", "expected", "held", "resumed", "ended"]
-LIFECYCLE_KINDS: Final[tuple[LifecycleKind, ...]] = get_args(LifecycleKind)
 
 _FINISH_REASONS: Final = frozenset(
     ("stop", "length", "tool_calls", "function_call", "content_filter", "repetition", "abort", "error")
 )
 """Those that are shown; servers behind a gateway may answer with any text in their place."""
-
-
-class LifecycleEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One event of one workflow. docs/programs.md says when each kind is emitted, and what it holds.
-
-    Attributes:
-        id: unique over all processes; the same at each delivery.
-        source: the process that serves the workflow, such as `/presage/gateway/5f0c2a9b`.
-        at: seconds since 1970.
-        workflow_type, agent: as the client named them; "" if it did not, or as they were inferred.
-        sequence: number of the event in its workflow, from 0.
-        step: number of the latest step, from 0; the client's own number if it sends one.
-        tenant: "" without tenants.
-        finish_reason: one of a fixed set; None if unknown.
-        next_agents: probabilities of the likeliest agents of the next step.
-        end: probability that there is no next step.
-        return_s: seconds from the end of the step to the next request, by quantile, if there is one.
-        at_most_s: seconds for which the workflow is held at most; None without a bound.
-        reason: why the workflow ended.
-    """
-
-    id: str
-    kind: LifecycleKind
-    source: str
-    at: float
-    workflow_type: str
-    workflow_id: str
-    sequence: int
-    step: int
-    agent: str
-    tenant: str = ""
-    finish_reason: str | None = None
-    output_tokens: int | None = None
-    next_agents: dict[str, float] | None = None
-    end: float | None = None
-    return_s: dict[str, float] | None = None
-    at_most_s: float | None = None
-    reason: EndReason | None = None
-
-
-Subscriber = Callable[[LifecycleEvent], object]
-"""Called with each event by the thread that serves: it must not block. One that raises is called no more."""
 
 
 class LifecycleEvents:
@@ -135,14 +85,15 @@ class LifecycleEvents:
 
     def expected(self, workflow: Workflow, live: LiveForecast | None) -> None:
         """What is forecast for a workflow between two steps, if it is new and anything is known."""
+        if workflow.requests:
+            return
         emitted = self._emitted(workflow)
-        away = self._returns.away(workflow.key) if self._returns is not None and not workflow.requests else None
+        away = self._returns.away(workflow.key) if self._returns is not None else None
         back = away[0] if away is not None and away[0].quantiles else None
         live = live if live is not None and len(live.probabilities) else None
-        before = emitted.expected
-        if workflow.requests or (live is before[0] and back is before[1]):
+        before, emitted.expected = emitted.expected, (live, back)
+        if (live is None and back is None) or (live is before[0] and back is before[1]):
             return
-        emitted.expected = live, back
         details: dict[str, Any] = {}
         if live is not None:
             details |= {"next_agents": dict(live.next_agents()), "end": live.end}
@@ -167,7 +118,7 @@ class LifecycleEvents:
 
     def ended(self, workflow: Workflow, reason: EndReason) -> None:
         """A workflow has ended; of its steps that still run, nothing more is told."""
-        self._latest("ended", workflow, reason=reason)
+        self._latest("ended", workflow, reason=reason.value)
         self._emitted(workflow).ended = True
 
     @staticmethod
