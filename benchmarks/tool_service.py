@@ -398,6 +398,7 @@ def main() -> None:
     parser.add_argument("--ends", type=int, default=2000)
     parser.add_argument("--kill-every", type=float, default=8.0, help="seconds, on average")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and leave no process behind
     secret = os.environ["PRESAGE_WEBHOOK_SECRET"] = "whsec_" + b64encode(secrets.token_bytes(32)).decode()
     os.environ.pop("PRESAGE_TOOLS_TOKEN", None)
     result: dict[str, Any] = {}
