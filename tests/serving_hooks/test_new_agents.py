@@ -181,8 +181,9 @@ def test_the_log_says_who_stands_for_whom(caplog: pytest.LogCaptureFixture) -> N
     to = forecaster()
     with caplog.at_level(logging.INFO, "presage"):
         for number in range(8):
-            serve(to, called(PLANS[0], {"code": "implement"}), number)
+            serve(to, called(PLANS[0], {"code": "implement"}), number, tenant="acme")
     (told,) = [record.getMessage() for record in caplog.records if "implement" in record.getMessage()]
+    assert told.startswith("workflow type 'app': ")
     assert "comes where the model expects 'code'" in told
 
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts, type_to_drop
+from presage.serving_hooks.workflows.identity import unscoped
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -182,14 +183,14 @@ class NewAgents:
                 if place is not None:
                     of.stands_for[name] = self._agents[place]
                 if of.stands_for.get(name) != before:
-                    logger.info("%s", _told(key, name, before, of.stands_for.get(name), likely))
+                    logger.info("%s", _told(unscoped(key), name, before, of.stands_for.get(name), likely))
 
 
-def _told(key: str, name: str, before: str | None, now: str | None, likely: float) -> str:
+def _told(workflow_type: str, name: str, before: str | None, now: str | None, likely: float) -> str:
     if now is None:
-        return f"workflow type {key!r}: the new agent {name!r} no longer stands for {before!r}"
+        return f"workflow type {workflow_type!r}: the new agent {name!r} no longer stands for {before!r}"
     return (
-        f"workflow type {key!r}: the new agent {name!r} comes where the model expects {now!r} "
+        f"workflow type {workflow_type!r}: the new agent {name!r} comes where the model expects {now!r} "
         f"(probability {likely:.2f}), and is forecast as this agent"
     )
 
