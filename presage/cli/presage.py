@@ -8,6 +8,7 @@ import typer
 
 from presage.cli import (
     agents,
+    batch,
     calibrate_cost,
     compare,
     demo,
@@ -66,6 +67,7 @@ app.add_typer(outcomes.app, name="outcomes")
 app.add_typer(profile.app, name="profile")
 app.add_typer(study.app, name="study")
 app.add_typer(tools.app, name="tools")
+app.add_typer(batch.app, name="batch")
 app.add_typer(report.app, name="report")
 app.add_typer(export.app, name="export")
 app.command(

@@ -1,0 +1,196 @@
+"""How close do schedules of a batch come to the optimum, and how long does planning take?
+
+Random plans of a few calls on two workers, in Helium's cost model (section 5: token steps, shared prefixes between
+consecutive calls of a worker, delays before answers are read). The optimum is that of a mixed-integer program (HiGHS).
+Beside `presage`: operator by operator, query by query, and the ready call with the longest shared prefix first
+(SGLang), each list-scheduled on the same workers. Then plans of up to 10,000 operators are compiled and scheduled.
+
+    python benchmarks/batch_schedule.py [--plans 100] [--calls 7] [--seed 0]
+
+Prints a table and a JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import lil_array
+
+from presage.batch.operators import Operator, call, given, join, template
+from presage.batch.plan import Plan
+from presage.batch.prefix_tree import tree_of
+from presage.batch.schedule import Costs, Planned, callers, paths, schedule
+
+WORKERS, CACHE = 2, 4000.0
+OURS = "presage"
+
+
+def drawn(draw: random.Random, calls: int) -> tuple[list[Planned], list[int]]:
+    """Some queries, each with a text of its own, through a random graph of operators; and each call's operator."""
+    operators = draw.choice(range(2, calls + 1))
+    edges = [tuple(other for other in range(number) if draw.random() < 0.4) for number in range(operators)]
+    system = [draw.choice((0, draw.randrange(operators))) for _ in range(operators)]
+    words = [float(draw.randrange(50, 800)) for _ in range(operators + 1)]
+    output = [float(draw.randrange(20, 400)) for _ in range(operators)]
+    question_first = draw.random() < 0.5
+    found: list[Planned] = []
+    of: list[int] = []
+    for query in range(calls // operators + (calls % operators > 0)):
+        for number in range(operators):
+            if len(found) == calls:
+                break
+            static, question = (1000 + system[number], words[system[number]]), (2000 + query, words[-1])
+            own = [(3000 + query * 100 + other, output[other]) for other in edges[number]]
+            path = ((question, static) if question_first else (static, question)) + tuple(own)
+            after = tuple(query * operators + other for other in edges[number])
+            found.append(Planned(path, output[number], after))
+            of.append(number)
+    return found, of
+
+
+def optimum(costs: Costs, workers: int, above: float) -> float:
+    """Least makespan, by arcs (who follows whom on a worker) and begins; `above` is more than it."""
+    count = len(costs.calls)
+    arcs = [(before, after) for before in range(-1, count) for after in range(count) if before != after]
+    begin, last = len(arcs), len(arcs) + count
+    usage = [costs.usage(after, None if before < 0 else before) for before, after in arcs]
+    rows, low, high = [], [], []
+
+    def limit(terms: dict[int, float], least: float, most: float = np.inf) -> None:
+        rows.append(terms)
+        low.append(least)
+        high.append(most)
+
+    for index in range(count):
+        into = {number: 1.0 for number, arc in enumerate(arcs) if arc[1] == index}
+        limit(into, 1, 1)
+        limit({number: 1.0 for number, arc in enumerate(arcs) if arc[0] == index}, 0, 1)
+        used = {number: usage[number] for number in into}
+        limit({last: 1.0, begin + index: -1.0} | {number: -value for number, value in used.items()}, 0)
+        for reader in costs.readers[index]:
+            terms = {begin + reader: 1.0, begin + index: -1.0} | {number: -value for number, value in used.items()}
+            limit(terms, costs.delay(index))
+        for number, (before, after) in enumerate(arcs):
+            if before == index:
+                terms = {begin + after: 1.0, begin + index: -1.0} | {other: -value for other, value in used.items()}
+                terms[number] = terms.get(number, 0.0) - above
+                limit(terms, -above)
+    limit({number: 1.0 for number, arc in enumerate(arcs) if arc[0] < 0}, 0, workers)
+    matrix = lil_array((len(rows), last + 1))
+    for row, terms in enumerate(rows):
+        for column, value in terms.items():
+            matrix[row, column] = value
+    goal = np.zeros(last + 1)
+    goal[last] = 1.0
+    kinds = np.zeros(last + 1)
+    kinds[:begin] = 1
+    upper = np.full(last + 1, above)
+    upper[:begin] = 1.0
+    limits = LinearConstraint(matrix.tocsr(), np.array(low), np.array(high))
+    for presolve in (True, False):  # presolving fails now and then
+        options = {"mip_rel_gap": 1e-4, "time_limit": 60, "presolve": presolve}
+        solved = milp(
+            goal, constraints=limits, bounds=Bounds(np.zeros(last + 1), upper), integrality=kinds, options=options
+        )
+        if solved.status == 0:
+            return float(solved.fun)
+    raise RuntimeError(f"HiGHS did not prove an optimum: {solved.message}")
+
+
+def listed(costs: Costs, workers: int, first: Callable[[int, int | None], object]) -> float:
+    """Makespan if whoever is free takes the ready call that comes first by a rule; waits if none is ready."""
+    ends: dict[int, float] = {}
+    free, orders = [0.0] * workers, [[] for _ in range(workers)]
+    left = set(range(len(costs.calls)))
+    while left:
+        worker = min(range(workers), key=free.__getitem__)
+        last = orders[worker][-1] if orders[worker] else None
+        release = {
+            index: max((ends[other] + costs.delay(other) for other in costs.calls[index].after), default=0.0)
+            for index in left
+            if all(other in ends for other in costs.calls[index].after)
+        }
+        now = max(free[worker], min(release.values()))
+        index = min(
+            (index for index in release if release[index] <= now), key=lambda index: (first(index, last), index)
+        )
+        ends[index] = free[worker] = now + costs.usage(index, last)
+        orders[worker].append(index)
+        left.remove(index)
+    return max(ends.values())
+
+
+def compared(plans: int, calls: int, seed: int) -> dict[str, list[float]]:
+    """Makespans over the optimum's, by way."""
+    draw = random.Random(seed)
+    ratios: dict[str, list[float]] = {}
+    for number in range(plans):
+        of, operators = drawn(draw, calls)
+        costs = Costs(of, CACHE)
+        rules: dict[str, Callable[[int, int | None], object]] = {
+            "operator by operator": lambda index, _, operators=operators: (operators[index], index),
+            "query by query": lambda index, _: index,
+            "longest shared prefix": lambda index, last, costs=costs: (
+                0.0 if last is None else -costs.shared(index, last)
+            ),
+        }
+        ends = {name: listed(costs, WORKERS, rule) for name, rule in rules.items()}
+        ends[f"{OURS}, listed alone"] = schedule(of, WORKERS, CACHE, moves=0).makespan
+        ends[OURS] = schedule(of, WORKERS, CACHE, seed=number).makespan
+        best = optimum(costs, WORKERS, 1.01 * min(ends.values()))
+        for name, end in ends.items():
+            ratios.setdefault(name, []).append(end / best)
+    return ratios
+
+
+def large(operators: int) -> tuple[float, float]:
+    """Seconds to compile a plan of so many calls, and to schedule it."""
+    text = given("text")
+    made: list[Operator] = []
+    for number in range(operators):
+        read = [made[number // 2]] if number > 2 else []
+        system = f"You are reviewer {number % 97} of aspect {number % 13}. " + "Be brief and exact. " * 20
+        made.append(call(f"agent {number}", template("{t} {r}", t=text, r=join(read) if read else ""), system=system))
+    begun = time.perf_counter()
+    plan = Plan("large", out=join(made))
+    tree = tree_of(plan, {})
+    compiled = time.perf_counter()
+    path = paths(tree)
+    index = {node.key: number for number, node in enumerate(plan.calls)}
+    after = callers(plan)
+    planned = [Planned(path[key], 128.0, tuple(index[other] for other in after[key])) for key in index]
+    schedule(planned, 4, 200_000.0)
+    return compiled - begun, time.perf_counter() - compiled
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plans", type=int, default=100)
+    parser.add_argument("--calls", type=int, default=7)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    ratios = compared(args.plans, args.calls, args.seed)
+    print(f"{args.plans} plans of {args.calls} calls, makespan over the optimum")
+    print(f"{'':24}{'median':>8}{'worst':>8}")
+    report: dict[str, object] = {"benchmark": "batch_schedule", "plans": args.plans, "calls": args.calls}
+    for name, found in ratios.items():
+        print(f"{name:24}{statistics.median(found):8.3f}{max(found):8.3f}")
+        report[name] = {"median": round(statistics.median(found), 4), "worst": round(max(found), 4)}
+    report["seconds"] = {}
+    print(f"{'operators':>12}{'compile, s':>12}{'schedule, s':>12}")
+    for operators in (100, 1000, 10_000):
+        compiling, scheduling = large(operators)
+        print(f"{operators:12}{compiling:12.2f}{scheduling:12.2f}")
+        report["seconds"] |= {operators: [round(compiling, 3), round(scheduling, 3)]}  # type: ignore[operator]
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""The operators of a batch plan: what is done for every row of the inputs, as a graph that is built before it runs.
+
+    question = given("question")
+    drafts = [call(role, question, system=f"You are a {role}.") for role in ("lawyer", "doctor")]
+    answer = call("writer", template("Combine these answers:\\n{all}", all=join(drafts)))
+    plan = Plan("map-reduce", answer=answer)
+
+Calling one of the functions here runs nothing: it returns an operator that others take as their input. Source: Helium
+(Wadlom et al., 2026), appendix C. Departures: `branch` and `loop`, which it does not have, and `map_each` over lists
+that are known when the plan runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import string
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final
+
+from presage.errors import ConfigurationError
+
+_DEPTH: ContextVar[int] = ContextVar("presage_batch_depth", default=0)
+_PLAIN: Final = (str, int, float, bool, bytes, type(None))
+ROLES: Final = ("system", "user", "assistant")
+
+
+class Operator:
+    """Base of all operators."""
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Operator):
+    """A value that is the same for every row."""
+
+    value: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Given(Operator):
+    """A field of the row."""
+
+    field: str
+
+
+@dataclass(frozen=True, eq=False)
+class Item(Operator):
+    """The item of a `map_each`, by how many of them surround it."""
+
+    depth: int
+
+
+@dataclass(frozen=True, eq=False)
+class Template(Operator):
+    """Text of static pieces and values in turns: texts[0] values[0] texts[1] values[1] … texts[-1]."""
+
+    texts: tuple[str, ...]
+    values: tuple[Operator, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Call(Operator):
+    """A call of a language model; its value is the answer's text.
+
+    Attributes:
+        messages: role and text, in order.
+        model: its name at the engine; "": the only one that the engine serves.
+        parameters: of the request, as OpenAI's API names them.
+        output_tokens: expected, for the schedule.
+    """
+
+    agent: str
+    messages: tuple[tuple[str, Operator], ...]
+    model: str
+    parameters: Mapping[str, Any]
+    output_tokens: float
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the same prompt has the same answer."""
+        return not self.parameters.get("temperature")
+
+
+@dataclass(frozen=True, eq=False)
+class Function(Operator):
+    """A deterministic Python function of values."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Operator, ...]
+    code: str
+
+
+@dataclass(frozen=True, eq=False)
+class MapEach(Operator):
+    """The list of the body's values, one for each item of a list."""
+
+    over: Operator
+    body: Operator
+    depth: int
+
+
+@dataclass(frozen=True, eq=False)
+class Branch(Operator):
+    """One of two values; the other is not computed."""
+
+    condition: Operator
+    then: Operator
+    otherwise: Operator
+
+
+@dataclass(frozen=True, eq=False)
+class Join(Operator):
+    """Texts, and the texts of lists, with a separator between them."""
+
+    values: tuple[Operator, ...]
+    separator: str
+
+
+def parts_of(operator: Operator) -> tuple[Operator, ...]:
+    """The operators whose values one reads."""
+    match operator:
+        case Template(_, values) | Join(values, _):
+            return values
+        case Call(_, messages):
+            return tuple(text for _, text in messages)
+        case Function(_, arguments):
+            return arguments
+        case MapEach(over, body):
+            return over, body
+        case Branch(condition, then, otherwise):
+            return condition, then, otherwise
+    return ()
+
+
+def said_by(operator: Operator) -> Any:
+    """What tells an operator from others of its kind with the same parts; a JSON value."""
+    match operator:
+        case Constant(said) | Given(said) | Item(said) | Template(said) | Join(_, said) | MapEach(_, _, said):
+            return said
+        case Function(_, _, code):
+            return code
+        case Call(agent, messages, model, parameters):
+            return [agent, [role for role, _ in messages], model, dict(sorted(parameters.items()))]
+    return None
+
+
+def given(field: str) -> Operator:
+    """A field of the row."""
+    return Given(field)
+
+
+def template(text: str, **values: Operator | str) -> Operator:
+    """Text with `{name}` for the value of an operator; `{{` and `}}` are braces.
+
+    Raises:
+        ConfigurationError: a name without a value or a value without a name, a conversion or a format.
+    """
+    texts, found = [""], []
+    try:
+        pieces = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise ConfigurationError(f"template: {error}; write {{{{ and }}}} for braces") from None
+    for static, name, form, conversion in pieces:
+        texts[-1] += static
+        if name is None:
+            continue
+        if name not in values or form or conversion:
+            raise ConfigurationError(
+                f"template: {{{name}}} is no plain name with a value; it has {', '.join(values) or 'none'}"
+            )
+        found.append(_operator(values[name]))
+        texts.append("")
+    used = {name for _, name, _, _ in pieces}
+    if unused := [name for name in values if name not in used]:
+        raise ConfigurationError(f"template: no {{{unused[0]}}} in the text for this value")
+    return Template(tuple(texts), tuple(found))
+
+
+def call(
+    agent: str,
+    prompt: Operator | str,
+    *,
+    system: Operator | str = "",
+    history: Sequence[tuple[str, Operator | str]] = (),
+    model: str = "",
+    temperature: float = 0.0,
+    max_tokens: int = 256,
+    output_tokens: float | None = None,
+    **parameters: Any,
+) -> Operator:
+    """A call of a language model, as an agent.
+
+    Args:
+        history: messages between system prompt and prompt, as role and text.
+        model: default: the one that the engine serves.
+        temperature: at 0 equal prompts are asked once; else each call of a plan is asked by itself.
+        output_tokens: expected length of the answer, for the schedule; default: half of `max_tokens`.
+        parameters: further ones of the request, such as `stop` or `seed`.
+    """
+    if not agent:
+        raise ConfigurationError('call: an agent without a name; name it by its role, such as "critic"')
+    if temperature < 0 or max_tokens < 1:
+        raise ConfigurationError(
+            f"call of {agent!r}: temperature is {temperature} and max_tokens {max_tokens}; 0 and 1 are the least"
+        )
+    if wrong := [role for role, _ in history if role not in ROLES]:
+        raise ConfigurationError(f"call of {agent!r}: role {wrong[0]!r} in its history; one of {', '.join(ROLES)}")
+    said = [("system", system)] if not isinstance(system, str) or system else []
+    messages = tuple((role, _operator(text)) for role, text in (*said, *history, ("user", prompt)))
+    asked = {"temperature": temperature, "max_tokens": max_tokens, **parameters}
+    return Call(agent, messages, model, asked, max_tokens / 2 if output_tokens is None else output_tokens)
+
+
+def function(called: Callable[..., Any], *arguments: Operator | str) -> Operator:
+    """A Python function of values that depends on nothing else: text, numbers, lists and dictionaries.
+
+    Raises:
+        ConfigurationError: it holds on to a variable that is no plain value, so that a change of it would not be seen.
+    """
+    return Function(called, tuple(_operator(argument) for argument in arguments), _code(called))
+
+
+def map_each(over: Operator, body: Callable[[Operator], Operator]) -> Operator:
+    """The list of `body(item)` for each item of a list."""
+    depth = _DEPTH.get()
+    before = _DEPTH.set(depth + 1)
+    try:
+        return MapEach(over, body(Item(depth)), depth)
+    finally:
+        _DEPTH.reset(before)
+
+
+def branch(condition: Operator, then: Operator | str, otherwise: Operator | str) -> Operator:
+    """`then` where the condition holds, as Python reads truth; else `otherwise`."""
+    return Branch(condition, _operator(then), _operator(otherwise))
+
+
+def loop(
+    start: Operator | str,
+    body: Callable[[Operator], Operator],
+    *,
+    until: Callable[[Any], Any],
+    at_most: int,
+) -> Operator:
+    """`body` of the latest value again and again, until `until(value)` holds or the body ran `at_most` times.
+
+    The bound makes a plan finite: it is written out as so many branches.
+    """
+    if at_most < 1:
+        raise ConfigurationError(f"loop: at_most is {at_most}; 1 is the least")
+    value = _operator(start)
+    for _ in range(at_most):
+        value = Branch(function(until, value), value, body(value))
+    return value
+
+
+def join(values: Operator | Sequence[Operator | str], separator: str = "\n\n") -> Operator:
+    """Texts, or a list's texts, as one text."""
+    parts = (values,) if isinstance(values, Operator) else tuple(_operator(value) for value in values)
+    return Join(parts, separator)
+
+
+def _operator(value: Operator | str) -> Operator:
+    if isinstance(value, Operator):
+        return value
+    if isinstance(value, str):
+        return Constant(value)
+    raise ConfigurationError(f"a plan takes operators and texts; came {type(value).__name__}: use function() for it")
+
+
+def _code(called: Callable[..., Any], above: frozenset[str] = frozenset()) -> str:
+    """What a function does, as text: a change of its code, defaults or kept values is another function.
+
+    Functions and plain values of its module that it uses are part of it.
+    """
+    name = getattr(called, "__qualname__", repr(called))
+    code = getattr(called, "__code__", None)
+    if code is None or name in above:  # built in, such as str.strip; or it calls itself
+        return f"{getattr(called, '__module__', '')}.{name}"
+    used = inspect.getclosurevars(called)
+    kept = []
+    for key, value in sorted({**used.globals, **used.nonlocals}.items()):
+        if isinstance(value, _PLAIN):
+            kept.append((key, repr(value)))
+        elif inspect.isfunction(value):
+            kept.append((key, _code(value, above | {name})))
+        elif key in used.nonlocals:
+            raise ConfigurationError(
+                f"function {name}: it keeps {key!r}, a {type(value).__name__}; pass it as an argument instead"
+            )
+    defaults = repr((getattr(called, "__defaults__", None), getattr(called, "__kwdefaults__", None)))
+    return repr((name, code.co_code.hex(), _constants(code), code.co_names, defaults, kept))
+
+
+def _constants(code: Any) -> list[Any]:
+    return [
+        [found.co_code.hex(), _constants(found), found.co_names]
+        if inspect.iscode(found)
+        else sorted(map(repr, found))  # a set's own order changes from process to process
+        if isinstance(found, frozenset)
+        else repr(found)
+        for found in code.co_consts
+    ]

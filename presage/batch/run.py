@@ -1,0 +1,448 @@
+"""Runs a plan over rows on OpenAI-compatible servers, and goes on where it was stopped.
+
+Calls that are ready wait for a free place at their engine, in the order of the plan's schedule. Every answer is written
+down before its value is used, so a run that was killed asks for nothing twice; a row's results are written once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+import json
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx
+
+from presage.batch.answers import Answer, Answers, content_key
+from presage.batch.operators import Branch, Call, Given, Item, MapEach
+from presage.batch.plan import Node, Plan, as_text, evaluated
+from presage.client import AGENT_HEADER, ID_HEADER, TYPE_HEADER
+from presage.errors import ConfigurationError, EngineError, OutputError
+
+_AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_LONGEST_PAUSE_S: Final = 30.0
+_RUN_FILE: Final = "run.db"
+
+Place = tuple[int, ...]
+"""Where a call stands among the ready ones; the least goes first."""
+Scope = tuple[tuple[int, int, Any], ...]
+"""The items around an operator: depth of the `map_each`, position in its list, value."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How a plan runs.
+
+    Attributes:
+        concurrency: calls at each engine at a time.
+        open_rows: rows that are begun and not ended, at most.
+        attempts: of a call that the engine does not take, or that does not reach it.
+        timeout_s: for one answer.
+        tenant: whose answers the cache may serve.
+        api_key: "": none is sent.
+    """
+
+    concurrency: int = 64
+    open_rows: int = 1000
+    attempts: int = 6
+    timeout_s: float = 600.0
+    tenant: str = ""
+    api_key: str = ""
+
+    def check(self) -> None:
+        """Raise ConfigurationError if a field is out of range."""
+        for name, value in asdict(self).items():
+            if isinstance(value, int | float) and value <= 0:
+                raise ConfigurationError(f"{name} is {value}; more than 0 is wanted")
+
+
+@dataclass
+class RunReport:
+    """What a run did.
+
+    Attributes:
+        kept: rows with results of an earlier try.
+        asked: answers that engines made in this try.
+        known: answers from this run's file, from the cache, or asked for by another row just then.
+        prompt_tokens, cached_tokens, output_tokens: of the answers that engines made.
+        tokens_saved: prompt and output tokens of the answers that were known.
+        failed: rows without a result; their errors are in the results.
+    """
+
+    rows: int = 0
+    kept: int = 0
+    failed: int = 0
+    asked: int = 0
+    known: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    tokens_saved: int = 0
+
+
+@dataclass(eq=False)
+class _Engine:
+    """A server, the calls that wait for it, and how many more it takes."""
+
+    url: str
+    free: int
+    models: dict[str, str] = field(default_factory=dict)
+    waiting: list[tuple[Place, int, asyncio.Future[_Engine]]] = field(default_factory=list)
+    ends: bool = True
+
+
+class RowError(Exception):
+    """A row has no result; the text says why, for whoever reads the results."""
+
+
+class BatchRun:
+    """One run of a plan, in a folder of its own.
+
+    Args:
+        rows: each with the fields that the plan reads; `id` names it, else its number does.
+        folder: of the run; what is there already is kept.
+        places: for each call, its inner sequence and its place there; see `schedule.sequences`.
+        cache: answers of other runs.
+        transport: of the HTTP client, for tests.
+
+    Raises:
+        ConfigurationError: the folder holds a run of another plan or other rows.
+        OutputError: nothing can be written there.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rows: Sequence[Mapping[str, Any]],
+        engines: Sequence[str],
+        folder: Path,
+        *,
+        places: Mapping[str, tuple[int, int]],
+        settings: RunSettings | None = None,
+        cache: Answers | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.plan, self.rows, self.settings = plan, rows, settings or RunSettings()
+        self.name = folder.name
+        self.settings.check()
+        self.report = RunReport(rows=len(rows))
+        self._places, self._cache, self._transport = places, cache, transport
+        self._engines = [_Engine(url.rstrip("/").removesuffix("/v1"), self.settings.concurrency) for url in engines]
+        if not self._engines:
+            raise ConfigurationError("no engine to run on; give its address, such as http://127.0.0.1:8000")
+        self._answers = Answers(folder / _RUN_FILE)
+        self._results = Results(folder / _RUN_FILE, plan, rows)
+        self._asked: dict[str, asyncio.Task[Answer]] = {}
+        self._number = 0
+
+    async def run(self, progress: Callable[[str, float | None], None] | None = None) -> RunReport:
+        """Compute what is missing; raises EngineError if an engine is not there or goes away."""
+        done = self._results.done()
+        self.report.kept = len(done)
+        left = [number for number in range(len(self.rows)) if number not in done]
+        headers = {"authorization": f"Bearer {self.settings.api_key}"} if self.settings.api_key else {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=1000)
+        async with httpx.AsyncClient(
+            headers=headers, timeout=self.settings.timeout_s, limits=limits, transport=self._transport
+        ) as self._client:
+            if left:
+                await asyncio.gather(*map(self._meet, self._engines))
+            begun, ended = iter(left), 0
+
+            async def worker() -> None:
+                nonlocal ended
+                for number in begun:
+                    await self._row(number)
+                    ended += 1
+                    if progress is not None:
+                        progress("running", ended / len(left))
+
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(self.settings.open_rows, len(left))):
+                        group.create_task(worker())
+            except ExceptionGroup as errors:  # one of each row that was under way
+                raise errors.exceptions[0] from None
+            finally:
+                left_over = list(self._asked.values())
+                for task in left_over:
+                    task.cancel()
+                await asyncio.gather(*left_over, return_exceptions=True)
+        return self.report
+
+    def results(self) -> list[dict[str, Any]]:
+        """Every row's outputs, or its error, in the order of the rows."""
+        return self._results.all()
+
+    def close(self) -> None:
+        """Close the run's file."""
+        self._answers.close()
+        self._results.close()
+
+    async def _meet(self, engine: _Engine) -> None:
+        """Ask an engine for its models; what it says of one is the model's version in the cache."""
+        try:
+            answer = await self._client.get(f"{engine.url}/v1/models", timeout=30)
+            answer.raise_for_status()
+            served = answer.json()["data"]
+            engine.models = {one["id"]: str(one.get("root") or "") for one in served}
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise EngineError(
+                f"{engine.url}: no OpenAI-compatible server answers there ({type(error).__name__}); give its address"
+            ) from None
+        if missing := [name for name in self._named() if name not in engine.models]:
+            raise EngineError(f"{engine.url}: it does not serve {missing[0]!r}; it serves {', '.join(engine.models)}")
+
+    def _named(self) -> list[str]:
+        calls = [node.operator for node in self.plan.calls]
+        return sorted({call.model for call in calls if isinstance(call, Call) and call.model})
+
+    async def _row(self, number: int) -> None:
+        row = _Row(self, number, self._engines[number % len(self._engines)])
+        try:
+            values = await asyncio.gather(*(row.value(node, ()) for node in self.plan.outputs.values()))
+        except (RowError, ConfigurationError) as error:
+            self.report.failed += 1
+            self._results.put(number, None, str(error))
+        else:
+            self._results.put(number, dict(zip(self.plan.outputs, values, strict=True)), None)
+        finally:
+            row.end()
+        await self._ended(row)
+
+    async def _ended(self, row: _Row) -> None:
+        """Tell an engine with our hooks that the workflow has ended; another one is asked once only."""
+        if row.engine.ends and row.calls:
+            path = f"/v1/workflows/{quote(row.name, safe='')}/end?workflow_type={quote(self.plan.name, safe='')}"
+            try:
+                answer = await self._client.post(row.engine.url + path, timeout=30)
+                row.engine.ends = answer.is_success
+            except httpx.HTTPError:
+                row.engine.ends = False
+
+    async def answered(self, row: _Row, node: Node, scope: Scope, messages: list[dict[str, str]]) -> str:
+        """The answer of a call: a known one, or the engine's."""
+        call = node.operator
+        assert isinstance(call, Call)
+        model = call.model or next(iter(row.engine.models))
+        said = (self.settings.tenant, model, row.engine.models[model], call.parameters, messages)
+        key = content_key(*said)
+        if not call.deterministic:
+            own = [key, row.name, node.key, [place for _, place, _ in scope]]
+            key = hashlib.sha256(json.dumps(own).encode()).hexdigest()
+        if (known := self._answers.get(key)) is None and call.deterministic and self._cache is not None:
+            known = self._cache.get(key)
+            if known is not None:
+                self._answers.put(key, known)
+        if known is None and key not in self._asked:
+            task = self._asked[key] = asyncio.ensure_future(self._ask(row, node, key, model, messages))
+            task.add_done_callback(_retrieved)
+            task.add_done_callback(lambda _: self._asked.pop(key))
+            return (await asyncio.shield(task)).text  # another row may wait for it, so it goes on if this one fails
+        if known is None:
+            known = await asyncio.shield(self._asked[key])
+        self.report.known += 1
+        self.report.tokens_saved += known.prompt_tokens + known.output_tokens
+        return known.text
+
+    async def _ask(self, row: _Row, node: Node, key: str, model: str, messages: list[dict[str, str]]) -> Answer:
+        call = node.operator
+        assert isinstance(call, Call)
+        sequence, place = self._places.get(node.key, (0, 0))
+        engine = await self._place(row.engine, (sequence, row.number, place))
+        names = {TYPE_HEADER: self.plan.name, ID_HEADER: row.name, AGENT_HEADER: call.agent}
+        headers = {name: quote(value, safe="") for name, value in names.items()}
+        try:
+            said = await self._sent(engine, {"model": model, "messages": messages, **call.parameters}, headers, call)
+        finally:
+            engine.free += 1
+            self._next()
+        row.calls += 1
+        usage = said.get("usage") or {}
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        counts = int(usage.get("prompt_tokens") or 0), int(cached), int(usage.get("completion_tokens") or 0)
+        answer = Answer(str(said["choices"][0]["message"].get("content") or ""), *counts)
+        self._answers.put(key, answer)
+        if call.deterministic and self._cache is not None:
+            self._cache.put(key, answer)
+        report = self.report
+        report.asked += 1
+        report.prompt_tokens += answer.prompt_tokens
+        report.cached_tokens += answer.cached_tokens
+        report.output_tokens += answer.output_tokens
+        return answer
+
+    async def _sent(self, engine: _Engine, body: dict[str, Any], headers: dict[str, str], call: Call) -> dict[str, Any]:
+        """The engine's answer; a call that it does not take now is sent again, later and later."""
+        for attempt in range(1, self.settings.attempts + 1):
+            pause = min(2.0 ** (attempt - 1), _LONGEST_PAUSE_S)
+            try:
+                answer = await self._client.post(f"{engine.url}/v1/chat/completions", json=body, headers=headers)
+            except httpx.HTTPError as error:
+                if attempt == self.settings.attempts:
+                    raise EngineError(
+                        f"{engine.url}: it does not answer ({type(error).__name__}); "
+                        "all answers are kept: run the same command to go on"
+                    ) from None
+            else:
+                if answer.is_success:
+                    try:
+                        said: dict[str, Any] = answer.json()
+                        said["choices"][0]["message"]
+                    except (ValueError, LookupError, TypeError):
+                        raise RowError(f"call of {call.agent}: the answer is no chat completion") from None
+                    return said
+                if answer.status_code not in _AGAIN or attempt == self.settings.attempts:
+                    raise RowError(f"call of {call.agent}: HTTP {answer.status_code}: {_reason(answer)}")
+                with_header = answer.headers.get("retry-after", "")
+                pause = min(float(with_header), _LONGEST_PAUSE_S) if with_header.isdigit() else pause
+            await asyncio.sleep(pause)
+        raise AssertionError(attempt)
+
+    async def _place(self, engine: _Engine, place: Place) -> _Engine:
+        """Wait for a free place, in the order of places; an engine without work takes another's."""
+        future: asyncio.Future[_Engine] = asyncio.get_running_loop().create_future()
+        self._number += 1
+        heapq.heappush(engine.waiting, (place, self._number, future))
+        self._next()
+        return await future
+
+    def _next(self) -> None:
+        for engine in self._engines:
+            while engine.free:
+                longest = engine if engine.waiting else max(self._engines, key=lambda other: len(other.waiting))
+                if not longest.waiting or longest.models.keys() != engine.models.keys():
+                    break
+                _, _, future = heapq.heappop(longest.waiting)
+                if not future.cancelled():
+                    engine.free -= 1
+                    future.set_result(engine)
+
+
+class _Row:
+    """The values of one row's operators, each computed once, and only if something asks for it."""
+
+    def __init__(self, run: BatchRun, number: int, engine: _Engine) -> None:
+        self.run, self.number, self.engine = run, number, engine
+        self.row = run.rows[number]
+        self.name = f"{run.name}/{row_name(self.row, number)}"  # unique to the run, at an engine that forecasts
+        self.calls = 0
+        self._values: dict[tuple[str, Place], asyncio.Task[Any]] = {}
+
+    async def value(self, node: Node, scope: Scope) -> Any:
+        """The value of an operator."""
+        seen = tuple(entry for entry in scope if entry[0] in node.items)
+        key = node.key, tuple(place for _, place, _ in seen)
+        if key not in self._values:
+            self._values[key] = asyncio.ensure_future(self._computed(node, seen))
+            self._values[key].add_done_callback(_retrieved)
+        return await self._values[key]
+
+    def end(self) -> None:
+        """Stop what nothing waits for any more: the other calls of a row that has failed."""
+        for task in self._values.values():
+            task.cancel()
+
+    async def _computed(self, node: Node, scope: Scope) -> Any:
+        match node.operator:
+            case Given(name):
+                return self.row[name]
+            case Item(depth):
+                return next(value for at, _, value in scope if at == depth)
+            case Branch():
+                condition = await self.value(node.parts[0], scope)
+                return await self.value(node.parts[1 if condition else 2], scope)
+            case MapEach(_, _, depth):
+                items = await self.value(node.parts[0], scope)
+                if not isinstance(items, list | tuple):
+                    raise RowError(f"map_each: a list is wanted; came {type(items).__name__}")
+                body = node.parts[1]
+                each = [self.value(body, (*scope, (depth, place, item))) for place, item in enumerate(items)]
+                return list(await asyncio.gather(*each))
+            case Call(_, messages, _, _, _):
+                texts = await asyncio.gather(*(self.value(part, scope) for part in node.parts))
+                said = [
+                    {"role": role, "content": as_text(text)} for (role, _), text in zip(messages, texts, strict=True)
+                ]
+                return await self.run.answered(self, node, scope, said)
+            case operator:
+                values = await asyncio.gather(*(self.value(part, scope) for part in node.parts))
+                return evaluated(operator, list(values))
+
+
+class Results:
+    """The results of a run's rows in its SQLite file, each written once."""
+
+    def __init__(self, path: Path, plan: Plan, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._file = sqlite3.connect(path, timeout=30, isolation_level=None)
+        self._names = [row_name(row, number) for number, row in enumerate(rows)]
+        self._outputs = list(plan.outputs)
+        lines = hashlib.sha256()
+        for row in rows:
+            lines.update(json.dumps(row, ensure_ascii=False, sort_keys=True).encode() + b"\n")
+        said = json.dumps([plan.key, lines.hexdigest()])
+        self._file.execute("CREATE TABLE IF NOT EXISTS run (said TEXT PRIMARY KEY)")
+        self._file.execute("CREATE TABLE IF NOT EXISTS results (row INTEGER PRIMARY KEY, outputs TEXT, error TEXT)")
+        found = self._file.execute("SELECT said FROM run").fetchone()
+        if found is not None and found[0] != said:
+            self._file.close()
+            raise ConfigurationError(
+                f"{path.parent} holds a run of another plan or other rows; give another folder, or delete it"
+            )
+        self._file.execute("INSERT OR IGNORE INTO run VALUES (?)", (said,))
+        self._file.execute("DELETE FROM results WHERE error IS NOT NULL")  # they are tried again
+
+    def done(self) -> set[int]:
+        """Rows that have results."""
+        return {row for (row,) in self._file.execute("SELECT row FROM results")}
+
+    def put(self, row: int, outputs: dict[str, Any] | None, error: str | None) -> None:
+        """Write down a row's outputs, or its error."""
+        try:
+            said = None if outputs is None else json.dumps(outputs, ensure_ascii=False)
+        except TypeError:
+            said, error = None, "an output is no JSON value"
+        try:
+            self._file.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", (row, said, error))
+        except sqlite3.Error as problem:
+            raise OutputError(f"results cannot be kept ({problem}); run the same command to go on") from None
+
+    def all(self) -> list[dict[str, Any]]:
+        """All rows in order: id, outputs, error."""
+        missing = dict.fromkeys(self._outputs)
+        return [
+            {"id": self._names[row], **(missing if said is None else json.loads(said)), "error": error}
+            for row, said, error in self._file.execute("SELECT row, outputs, error FROM results ORDER BY row")
+        ]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _retrieved(task: asyncio.Task[Any]) -> None:
+    """Look at a task's error, so that none is reported that a row's first one stands for."""
+    if not task.cancelled():
+        task.exception()
+
+
+def row_name(row: Mapping[str, Any], number: int) -> str:
+    """The row's `id`, else its number."""
+    return str(row.get("id", number))
+
+
+def _reason(answer: httpx.Response) -> str:
+    """What a server says of an error, shortly."""
+    try:
+        said = answer.json()
+        said = said.get("error", said)
+        text = str(said.get("message") if isinstance(said, dict) else said)
+    except (ValueError, AttributeError):
+        text = answer.text
+    return text[:300]

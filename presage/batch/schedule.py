@@ -1,0 +1,292 @@
+"""In which order calls run, and where: prompts that begin alike one after the other, long chains early.
+
+Source: Helium (Wadlom et al., 2026), section 5. The cost model is the paper's. A call uses
+`output × new + output (output + 1) / 2` token steps, divided by the worker's cache; `new` are the prompt tokens that it
+does not share with the call before it on the same worker. What reads an answer may begin `output` token steps after its
+call has ended.
+
+Departure: the paper's greedy recursion over the tree is replaced by list scheduling. It chooses among the ready calls
+that share most with the worker's last call and the one with the longest chain behind it, is tried with several
+weights, and is improved by moves of single calls where there are few. `benchmarks/batch_schedule.py` compares it with
+the optimum and with the orders that others use.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from presage.batch.operators import Call
+from presage.batch.plan import Plan
+from presage.batch.prefix_tree import TreeNode
+
+_WEIGHTS: Final = (0.0, 0.1, 1.0, 10.0)
+"""Of the chain behind a call, against the token steps until it has ended."""
+_IMPROVED_BELOW: Final = 65
+_MOVES: Final = 12_000
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A call in a schedule.
+
+    Attributes:
+        path: nodes of the prompt's path in the tree and their tokens, from the root.
+        output: expected tokens of its answer.
+        after: indices of the calls whose answers it reads.
+    """
+
+    path: tuple[tuple[int, float], ...]
+    output: float
+    after: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Indices of the calls of each worker, in order, and the token step at which the last has ended."""
+
+    workers: tuple[tuple[int, ...], ...]
+    makespan: float
+
+
+class Costs:
+    """Token steps of some calls.
+
+    Args:
+        cache: tokens that a worker's cache holds (M in the paper).
+    """
+
+    def __init__(self, calls: Sequence[Planned], cache: float) -> None:
+        self.calls = calls
+        self.cache = cache
+        self.prompt = [sum(tokens for _, tokens in call.path) for call in calls]
+        self.readers: list[list[int]] = [[] for _ in calls]
+        for index, call in enumerate(calls):
+            for before in call.after:
+                self.readers[before].append(index)
+        self.chain = self._chains()
+
+    def shared(self, one: int, other: int) -> float:
+        """Prompt tokens that two calls begin with alike."""
+        total = 0.0
+        for (mine, tokens), (theirs, _) in zip(self.calls[one].path, self.calls[other].path, strict=False):
+            if mine != theirs:
+                break
+            total += tokens
+        return total
+
+    def usage(self, index: int, before: int | None) -> float:
+        """Token steps of a call after another on its worker (u in the paper)."""
+        output = self.calls[index].output
+        new = self.prompt[index] - (0.0 if before is None else self.shared(before, index))
+        return (output * new + output * (output + 1) / 2) / self.cache
+
+    def delay(self, index: int) -> float:
+        """Token steps between a call's end and the earliest begin of what reads its answer (d in the paper)."""
+        return self.calls[index].output
+
+    def makespan(self, workers: Sequence[Sequence[int]]) -> float:
+        """Token step at which the last call has ended; infinite where workers wait for each other."""
+        ends: dict[int, float] = {}
+        at, free = [0] * len(workers), [0.0] * len(workers)
+        left = sum(map(len, workers))
+        moved = True
+        while left and moved:
+            moved = False
+            for worker, order in enumerate(workers):
+                while at[worker] < len(order):
+                    index = order[at[worker]]
+                    if any(before not in ends for before in self.calls[index].after):
+                        break
+                    release = max((ends[before] + self.delay(before) for before in self.calls[index].after), default=0)
+                    last = order[at[worker] - 1] if at[worker] else None
+                    ends[index] = free[worker] = max(free[worker], release) + self.usage(index, last)
+                    at[worker] += 1
+                    left -= 1
+                    moved = True
+        return float("inf") if left else max(ends.values(), default=0.0)
+
+    def _chains(self) -> list[float]:
+        """Token steps of the longest chain that begins with each call, as if nothing were shared."""
+        chain = [0.0] * len(self.calls)
+        for index in reversed(self.topological()):
+            behind = max((chain[reader] for reader in self.readers[index]), default=-self.delay(index))
+            chain[index] = self.usage(index, None) + self.delay(index) + behind
+        return chain
+
+    def topological(self) -> list[int]:
+        """Indices, each after those it reads."""
+        missing = [len(call.after) for call in self.calls]
+        order = [index for index, count in enumerate(missing) if not count]
+        for index in order:
+            for reader in self.readers[index]:
+                missing[reader] -= 1
+                if not missing[reader]:
+                    order.append(reader)
+        return order
+
+
+def schedule(
+    calls: Sequence[Planned], workers: int, cache: float, *, seed: int = 0, moves: int | None = None
+) -> Schedule:
+    """A good schedule of calls on some workers.
+
+    Args:
+        cache: tokens that a worker's cache holds.
+        seed: of the moves that are tried.
+        moves: how many; default: 12,000 for at most 64 calls, none for more.
+    """
+    costs = Costs(calls, cache)
+    found = [_listed(costs, workers, weight) for weight in _WEIGHTS]
+    best = min((costs.makespan(one), number, one) for number, one in enumerate(found))
+    chosen, makespan = best[2], best[0]
+    if moves is None:
+        moves = _MOVES if len(calls) < _IMPROVED_BELOW else 0
+    if moves and calls:
+        draw = random.Random(seed)
+        begun = [(costs.makespan(orders), orders) for orders in found]
+        tried = [_improved(costs, orders, ends, moves // len(begun), draw) for ends, orders in begun]
+        chosen, makespan = min(tried, key=lambda pair: pair[1])
+    return Schedule(tuple(map(tuple, chosen)), makespan)
+
+
+def _listed(costs: Costs, workers: int, weight: float) -> list[list[int]]:
+    """List scheduling: a call is chosen for the worker that is free first, and goes where it ends first."""
+    calls = costs.calls
+    by_path = sorted(range(len(calls)), key=lambda index: [node for node, _ in calls[index].path])
+    place = {index: number for number, index in enumerate(by_path)}  # neighbours share most
+    missing = [len(call.after) for call in calls]
+    release = [0.0] * len(calls)
+    coming = [(0.0, index) for index, count in enumerate(missing) if not count]
+    ready: list[int] = []
+    longest: list[tuple[float, int]] = []
+    done = [False] * len(calls)
+    orders: list[list[int]] = [[] for _ in range(workers)]
+    free = [0.0] * workers
+    for _ in range(len(calls)):
+        worker = min(range(workers), key=free.__getitem__)
+        now = free[worker]
+        while coming and (coming[0][0] <= now or not ready):
+            now = max(now, coming[0][0])
+            _, index = heapq.heappop(coming)
+            insort(ready, place[index])
+            heapq.heappush(longest, (-costs.chain[index], index))
+        while done[longest[0][1]]:
+            heapq.heappop(longest)
+        last = orders[worker][-1] if orders[worker] else None
+        near = {longest[0][1]}
+        if last is not None:
+            at = bisect_left(ready, place[last])
+            near |= {by_path[ready[other]] for other in (at - 1, at) if 0 <= other < len(ready)}
+        usages = {index: costs.usage(index, last) for index in near}
+        index = min(usages, key=lambda index: (usages[index] - weight * costs.chain[index], index))
+        done[index] = True
+        ready.pop(bisect_left(ready, place[index]))
+        ends = [
+            max(free[number], release[index]) + costs.usage(index, order[-1] if order else None)
+            for number, order in enumerate(orders)
+        ]
+        end = min(ends)
+        worker = ends.index(end)
+        orders[worker].append(index)
+        free[worker] = end
+        for reader in costs.readers[index]:
+            release[reader] = max(release[reader], end + costs.delay(index))
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(coming, (release[reader], reader))
+    return orders
+
+
+def _improved(
+    costs: Costs, orders: list[list[int]], makespan: float, moves: int, draw: random.Random
+) -> tuple[list[list[int]], float]:
+    """Move single calls, or swap two, while that ends earlier; at first a worse state is kept now and then."""
+    best, least, now = [list(order) for order in orders], makespan, makespan
+    for tried in range(moves):
+        moved = [list(order) for order in orders]
+        worker = draw.choice([number for number, order in enumerate(moved) if order])
+        at = draw.randrange(len(moved[worker]))
+        to = draw.randrange(len(moved))
+        if draw.random() < 0.5 or not moved[to]:
+            index = moved[worker].pop(at)
+            moved[to].insert(draw.randrange(len(moved[to]) + 1), index)
+        else:
+            other = draw.randrange(len(moved[to]))
+            moved[worker][at], moved[to][other] = moved[to][other], moved[worker][at]
+        ends = costs.makespan(moved)
+        if ends <= now * (1 + 0.5 * max(0.0, 1 - 2 * tried / moves) * draw.random()):
+            orders, now = moved, ends
+            if ends < least:
+                best, least = [list(order) for order in moved], ends
+    return best, least
+
+
+def paths(tree: TreeNode) -> dict[str, tuple[tuple[int, float], ...]]:
+    """The path of each call in a tree, as nodes and their tokens, by structural hash."""
+    found: dict[str, tuple[tuple[int, float], ...]] = {}
+    waiting: list[tuple[TreeNode, tuple[tuple[int, float], ...]]] = [(tree, ())]
+    number = 0
+    while waiting:
+        node, above = waiting.pop()
+        path = (*above, (number, node.tokens)) if node.pieces else above
+        number += 1
+        found.update(dict.fromkeys(node.calls, path))
+        waiting.extend((child, path) for child in reversed(node.children.values()))
+    return found
+
+
+def callers(plan: Plan) -> dict[str, list[str]]:
+    """For each call, those whose answers it reads, directly or through operators that ask no model."""
+    read: dict[str, frozenset[str]] = {}
+    found: dict[str, list[str]] = {}
+    for node in plan.nodes:
+        below = frozenset[str]().union(*(read[part.key] for part in node.parts))
+        if isinstance(node.operator, Call):
+            found[node.key] = sorted(below)
+            below = frozenset({node.key})
+        read[node.key] = below
+    return found
+
+
+def depths(plan: Plan) -> dict[str, int]:
+    """For each call, how many calls come before it on the longest path."""
+    found: dict[str, int] = {}
+    for key, before in callers(plan).items():
+        found[key] = max((found[other] + 1 for other in before), default=0)
+    return found
+
+
+def sequences(tree: TreeNode, depth: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """The soft order of a plan's calls over many rows: for each call, its inner sequence and its place there.
+
+    Calls that go on from one placeholder of the row share a prefix that is different for each row: they are one inner
+    sequence, which runs row by row. Sequences run one after the other, over all rows, those with the least depth first,
+    so that a static prefix is read by all rows in a row.
+
+    Args:
+        depth: calls before each call, on the longest path.
+    """
+    groups: list[list[str]] = []
+    waiting: list[tuple[TreeNode, list[str] | None]] = [(tree, None)]
+    while waiting:
+        node, group = waiting.pop()
+        if group is None and any(piece.of_row for piece in node.pieces):
+            group = []
+            groups.append(group)
+        if node.calls:
+            if group is None:
+                group = []
+                groups.append(group)
+            group.extend(node.calls)
+        waiting.extend((child, group) for child in node.children.values())
+    ordered = sorted(groups, key=lambda group: (min(depth[key] for key in group), group))
+    found: dict[str, tuple[int, int]] = {}
+    for number, group in enumerate(ordered):
+        for place, key in enumerate(sorted(group, key=lambda key: (depth[key], key))):
+            found[key] = number, place
+    return found

@@ -1,0 +1,69 @@
+"""Plans and a server for tests of batches: it answers with what it was asked, or as a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from presage.batch import Plan, branch, call, function, given, join, loop, map_each, template
+
+ENGINE = "http://engine"
+
+
+def reviews() -> Plan:
+    """Every operator: drafts by two experts, a list of points, a branch, a bounded loop."""
+    question = given("question")
+    drafts = [call(role, template("{q}", q=question), system=f"You are a {role}.") for role in ("lawyer", "doctor")]
+    points = map_each(function(str.split, question), lambda word: call("lister", template("explain {w}", w=word)))
+    longer = loop(join(drafts), lambda text: call("editor", template("shorten: {t}", t=text)), until=short, at_most=3)
+    checked = branch(given("check"), call("checker", template("check {t}", t=longer)), "not checked")
+    return Plan("reviews", answer=longer, points=join(points, "|"), check=checked)
+
+
+def short(text: str) -> bool:
+    return len(text) < 40
+
+
+class Echo(httpx.AsyncBaseTransport):
+    """A server in this process.
+
+    Args:
+        says: the answer to some messages; a number is an HTTP status instead.
+    """
+
+    def __init__(self, says: Callable[[list[dict[str, str]]], str | int] | None = None, delay_s: float = 0.0) -> None:
+        self.says = says or (lambda messages: f"<{messages[-1]['content'][:20]}>")
+        self.delay_s = delay_s
+        self.asked: list[dict[str, Any]] = []
+        self.names: list[tuple[str, str, str]] = []
+        self.ended: list[str] = []
+        self.now = self.most = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path
+        if path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "tiny", "root": "tiny-1"}]})
+        if path.startswith("/v1/workflows/"):
+            self.ended.append(path)
+            return httpx.Response(200, json={})
+        body = json.loads(await request.aread())
+        self.asked.append(body)
+        headers = request.headers
+        kinds = ("x-presage-workflow-type", "x-presage-workflow-id", "x-presage-agent")
+        self.names.append((headers[kinds[0]], headers[kinds[1]], headers[kinds[2]]))
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(self.delay_s)
+        self.now -= 1
+        said = self.says(body["messages"])
+        if isinstance(said, int):
+            return httpx.Response(said, json={"error": {"message": "no"}})
+        usage = {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
+        return httpx.Response(200, json={"choices": [{"message": {"content": said}}], "usage": usage})
+
+    def prompts(self) -> list[str]:
+        return [body["messages"][-1]["content"] for body in self.asked]

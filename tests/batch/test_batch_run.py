@@ -1,0 +1,229 @@
+"""Running plans: values, order, sharing, failures, and going on after every kind of end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batch_samples import ENGINE, Echo, reviews
+
+from presage.batch import Plan, branch, call, function, given, join, map_each, template
+from presage.batch.answers import Answer, Answers
+from presage.batch.prefix_tree import tree_of
+from presage.batch.run import BatchRun, RunReport, RunSettings
+from presage.batch.schedule import depths, sequences
+from presage.errors import ConfigurationError, EngineError
+
+
+def ran(
+    plan: Plan,
+    rows: Sequence[Mapping[str, Any]],
+    folder: Path,
+    server: Echo,
+    cache: Answers | None = None,
+    **settings: Any,
+) -> tuple[RunReport, list[dict[str, Any]]]:
+    places = sequences(tree_of(plan, {}), depths(plan))
+    chosen = RunSettings(**{"attempts": 1, **settings})
+    run = BatchRun(plan, rows, [ENGINE], folder, places=places, settings=chosen, cache=cache, transport=server)
+    try:
+        return asyncio.run(run.run()), run.results()
+    finally:
+        run.close()
+
+
+def test_every_operator_has_its_value(tmp_path: Path) -> None:
+    def says(messages: list[dict[str, str]]) -> str:
+        asked = messages[-1]["content"]
+        return "short" if asked.startswith("shorten: short and") else f"{asked} and more, much more of the same"
+
+    rows = [{"id": "a", "question": "why not", "check": True}, {"id": "b", "question": "how", "check": False}]
+    report, results = ran(reviews(), rows, tmp_path / "r", Echo(says))
+    assert [row["id"] for row in results] == ["a", "b"]
+    first, second = results
+    assert first["points"] == (
+        "explain why and more, much more of the same|explain not and more, much more of the same"
+    )
+    assert first["check"].startswith("check ")
+    assert second["check"] == "not checked"
+    assert first["error"] is second["error"] is None
+    assert report.failed == 0
+    assert report.asked == report.output_tokens / 5 == report.cached_tokens / 4
+
+
+def test_the_side_that_is_not_taken_is_not_asked_for(tmp_path: Path) -> None:
+    plan = Plan("b", out=branch(given("yes"), call("x", "yes?"), call("y", "no?")))
+    server = Echo()
+    ran(plan, [{"yes": 1}], tmp_path / "r", server)
+    assert server.prompts() == ["yes?"]
+
+
+def test_equal_prompts_are_asked_once_over_all_rows_and_samples_each(tmp_path: Path) -> None:
+    same = Plan("same", out=call("x", template("{q}", q=given("q"))))
+    server = Echo(delay_s=0.01)
+    report, results = ran(same, [{"q": "why"}] * 5 + [{"q": "how"}], tmp_path / "one", server)
+    assert sorted(server.prompts()) == ["how", "why"]
+    assert report.known == 4
+    assert report.tokens_saved == 4 * 15
+    assert len({row["out"] for row in results}) == 2
+    sampled = Plan("each", out=call("x", template("{q}", q=given("q")), temperature=0.7))
+    server = Echo()
+    ran(sampled, [{"q": "why"}] * 5, tmp_path / "each", server)
+    assert server.prompts() == ["why"] * 5
+
+
+def test_the_cache_serves_other_runs_of_its_tenant_alone(tmp_path: Path) -> None:
+    plan = Plan("p", out=call("x", template("{q}", q=given("q"))))
+    sampled = Plan("p", out=call("x", template("{q}", q=given("q")), temperature=1.0))
+    cache = Answers(tmp_path / "cache.db", 10_000)
+    server = Echo()
+    ran(plan, [{"q": "why"}], tmp_path / "1", server, cache, tenant="a")
+    assert ran(plan, [{"q": "why"}], tmp_path / "2", server, cache, tenant="a")[0].asked == 0
+    assert ran(plan, [{"q": "why"}], tmp_path / "3", server, cache, tenant="b")[0].asked == 1
+    assert ran(sampled, [{"q": "why"}], tmp_path / "4", server, cache, tenant="a")[0].asked == 1
+    assert ran(sampled, [{"q": "why"}], tmp_path / "5", server, cache, tenant="a")[0].asked == 1
+    cache.close()
+
+
+def test_a_full_cache_forgets_what_was_used_least_recently(tmp_path: Path) -> None:
+    cache = Answers(tmp_path / "cache.db", 3 * 110)
+    for name in "abc":
+        cache.put(name * 10, Answer("x" * 100))
+    assert cache.get("a" * 10) is not None
+    cache.put("d" * 10, Answer("x" * 100))
+    assert [cache.get(name * 10) is not None for name in "abcd"] == [True, False, True, True]
+    cache.close()
+    reopened = Answers(tmp_path / "cache.db", 110)
+    reopened.put("e" * 10, Answer("x" * 100))
+    assert [reopened.get(name * 10) is not None for name in "abcde"] == [False, False, False, False, True]
+    reopened.close()
+
+
+def test_ready_calls_run_in_the_order_of_the_schedule(tmp_path: Path) -> None:
+    text = given("t")
+    roles = [call(f"r{n}", template("{t} {n}", t=text, n=str(n)), system=f"{n} is a role of its own") for n in range(2)]
+    server = Echo(delay_s=0.001)
+    rows = [{"t": letter} for letter in "abc"]
+    ran(Plan("p", out=join(roles)), rows, tmp_path / "r", server, concurrency=1)
+    order = [(agent, prompt[0]) for (_, _, agent), prompt in zip(server.names, server.prompts(), strict=True)]
+    by_role = [agent for agent, _ in order[1:]]  # the first call went as soon as it was ready
+    assert by_role == sorted(by_role) or by_role == sorted(by_role, reverse=True)
+    alike = [call(f"r{n}", template("{t} {n}", t=text, n=str(n)), system="the same for all") for n in range(2)]
+    server = Echo(delay_s=0.001)
+    ran(Plan("p", out=join(alike)), rows, tmp_path / "s", server, concurrency=1)
+    assert [prompt[0] for prompt in server.prompts()] == list("aabbcc")
+
+
+def test_no_engine_gets_more_calls_than_it_may_have_and_all_are_named(tmp_path: Path) -> None:
+    server = Echo(delay_s=0.002)
+    rows = [{"question": f"question {n} of a longer kind", "check": True} for n in range(10)]
+    ran(reviews(), rows, tmp_path / "batch7", server, concurrency=3)
+    assert server.most == 3
+    assert {(kind, name.split("%2F")[0]) for kind, name, _ in server.names} == {("reviews", "batch7")}
+    assert {agent for _, _, agent in server.names} == {"lawyer", "doctor", "lister", "editor", "checker"}
+    assert len(server.ended) == len(set(server.ended)) == 10
+
+
+def test_a_row_that_fails_says_why_and_is_tried_again(tmp_path: Path) -> None:
+    plan = Plan("p", out=call("x", template("{q}", q=given("q"))), size=function(len, given("n")))
+    server = Echo(lambda messages: 400 if messages[-1]["content"] == "bad" else "fine")
+    rows = [{"q": "good", "n": "abc"}, {"q": "bad", "n": "abc"}, {"q": "good", "n": 5}]
+    report, results = ran(plan, rows, tmp_path / "r", server)
+    assert report.failed == 2
+    assert [row["error"] for row in results] == [None, "call of x: HTTP 400: no", "function len raised TypeError"]
+    assert results[0]["out"] == "fine"
+    assert results[1]["out"] is None
+    report, results = ran(plan, rows, tmp_path / "r", Echo())
+    assert report.kept == 1
+    assert results[1]["out"] == "<bad>"
+
+
+def test_an_engine_that_is_busy_is_asked_again(tmp_path: Path) -> None:
+    statuses: list[str | int] = [503, 429, "fine"]
+    plan = Plan("p", out=call("x", "q"))
+    server = Echo(lambda _: statuses.pop(0))
+    assert ran(plan, [{}], tmp_path / "r", server, attempts=3)[1][0]["out"] == "fine"
+
+
+def test_map_each_over_what_is_no_list_fails_the_row(tmp_path: Path) -> None:
+    plan = Plan("p", out=map_each(given("q"), lambda item: call("x", item)))
+    _, results = ran(plan, [{"q": "text"}, {"q": ["a", "b"]}, {"q": []}], tmp_path / "r", Echo())
+    assert results[0]["error"] == "map_each: a list is wanted; came str"
+    assert [row["out"] for row in results[1:]] == [["<a>", "<b>"], []]
+
+
+def test_an_engine_that_is_not_there_or_has_no_such_model_is_said_so(tmp_path: Path) -> None:
+    plan = Plan("p", out=call("x", "q", model="large"))
+    with pytest.raises(EngineError, match="does not serve 'large'; it serves tiny"):
+        ran(plan, [{}], tmp_path / "r", Echo())
+    run = BatchRun(Plan("p", out=call("x", "q")), [{}], ["http://127.0.0.1:1"], tmp_path / "s", places={})
+    with pytest.raises(EngineError, match="no OpenAI-compatible server answers there"):
+        asyncio.run(run.run())
+    run.close()
+
+
+def test_a_folder_of_another_plan_or_other_rows_is_refused(tmp_path: Path) -> None:
+    plan = Plan("p", out=call("x", template("{q}", q=given("q"))))
+    ran(plan, [{"q": "a"}], tmp_path / "r", Echo())
+    for other, rows in ((Plan("p", out=call("x", "y")), [{"q": "a"}]), (plan, [{"q": "b"}])):
+        with pytest.raises(ConfigurationError, match="another plan or other rows"):
+            ran(other, rows, tmp_path / "r", Echo())
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from batch_samples import ENGINE, Echo, reviews
+from presage.batch.run import BatchRun, RunSettings
+asked = open({log!r}, "a", buffering=1)
+def says(messages):
+    asked.write(repr(messages) + "\\n")
+    return "<" + messages[-1]["content"][:20] + ">"
+rows = [{{"question": f"why {{n}} then", "check": n % 2}} for n in range(40)]
+run = BatchRun(reviews(), rows, [ENGINE], Path({folder!r}), places={{}}, transport=Echo(says, delay_s=0.002),
+               settings=RunSettings(concurrency=4))
+asyncio.run(run.run())
+run.close()
+"""
+
+
+def test_killed_again_and_again_every_result_is_there_once_and_little_is_asked_twice(tmp_path: Path) -> None:
+    folder, log = tmp_path / "r", tmp_path / "asked"
+    code = KILLED.format(tests=str(Path(__file__).parent), log=str(log), folder=str(folder))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for _ in range(4):
+        before = log.stat().st_size if log.exists() else 0
+        process = subprocess.Popen([sys.executable, "-c", code], env=environment)
+        until = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < until:
+            if log.exists() and log.stat().st_size > before + 1000:
+                break
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    rows = [{"question": f"why {n} then", "check": n % 2} for n in range(40)]
+    again = Echo()
+    report, results = ran(reviews(), rows, folder, again)
+    assert report.failed == 0
+    assert [row["id"] for row in results] == [str(n) for n in range(40)]
+    whole, expected = ran(reviews(), rows, tmp_path / "whole", Echo())
+    assert results == expected
+    asked = log.read_text().splitlines() + [repr(body["messages"]) for body in again.asked]
+    assert len(set(asked)) == whole.asked
+    assert len(asked) <= whole.asked + 4 * 4  # what was under way at each kill
+
+
+def test_results_hold_lists_and_numbers(tmp_path: Path) -> None:
+    plan = Plan("p", words=function(str.split, given("q")), count=function(len, given("q")))
+    _, results = ran(plan, [{"q": "a b"}], tmp_path / "r", Echo())
+    assert json.loads(json.dumps(results)) == [{"id": "0", "words": ["a", "b"], "count": 3, "error": None}]
