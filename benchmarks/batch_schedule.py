@@ -26,13 +26,13 @@ from scipy.sparse import lil_array
 from presage.batch.operators import Operator, call, given, join, template
 from presage.batch.plan import Plan
 from presage.batch.prefix_tree import tree_of
-from presage.batch.schedule import Costs, Planned, callers, paths, schedule
+from presage.batch.schedule import Costs, PlannedCall, callers, paths, schedule
 
 WORKERS, CACHE = 2, 4000.0
 OURS = "presage"
 
 
-def drawn(draw: random.Random, calls: int) -> tuple[list[Planned], list[int]]:
+def drawn(draw: random.Random, calls: int) -> tuple[list[PlannedCall], list[int]]:
     """Some queries, each with a text of its own, through a random graph of operators; and each call's operator."""
     operators = draw.choice(range(2, calls + 1))
     edges = [tuple(other for other in range(number) if draw.random() < 0.4) for number in range(operators)]
@@ -40,7 +40,7 @@ def drawn(draw: random.Random, calls: int) -> tuple[list[Planned], list[int]]:
     words = [float(draw.randrange(50, 800)) for _ in range(operators + 1)]
     output = [float(draw.randrange(20, 400)) for _ in range(operators)]
     question_first = draw.random() < 0.5
-    found: list[Planned] = []
+    found: list[PlannedCall] = []
     of: list[int] = []
     for query in range(calls // operators + (calls % operators > 0)):
         for number in range(operators):
@@ -50,7 +50,7 @@ def drawn(draw: random.Random, calls: int) -> tuple[list[Planned], list[int]]:
             own = [(3000 + query * 100 + other, output[other]) for other in edges[number]]
             path = ((question, static) if question_first else (static, question)) + tuple(own)
             after = tuple(query * operators + other for other in edges[number])
-            found.append(Planned(path, output[number], after))
+            found.append(PlannedCall(path, output[number], after))
             of.append(number)
     return found, of
 
@@ -165,7 +165,7 @@ def large(operators: int) -> tuple[float, float]:
     path = paths(tree)
     index = {node.key: number for number, node in enumerate(plan.calls)}
     after = callers(plan)
-    planned = [Planned(path[key], 128.0, tuple(index[other] for other in after[key])) for key in index]
+    planned = [PlannedCall(path[key], 128.0, tuple(index[other] for other in after[key])) for key in index]
     schedule(planned, 4, 200_000.0)
     return compiled - begun, time.perf_counter() - compiled
 

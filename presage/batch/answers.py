@@ -18,7 +18,7 @@ from presage.errors import OutputError
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """One answer.
 
     Attributes:
@@ -57,7 +57,7 @@ class Answers:
             raise OutputError(f"{path}: no file of answers can be kept there ({error}); give another path") from None
         self._bytes, self._clock = int(total), int(latest)
 
-    def get(self, key: str) -> Answer | None:
+    def get(self, key: str) -> ModelAnswer | None:
         """An answer, or None."""
         found = self._do("SELECT text, prompt, cached, output FROM answers WHERE key = ?", key).fetchone()
         if found is None:
@@ -65,9 +65,9 @@ class Answers:
         if self._most is not None:
             self._clock += 1
             self._do("UPDATE answers SET used = ? WHERE key = ?", self._clock, key)
-        return Answer(*found)
+        return ModelAnswer(*found)
 
-    def put(self, key: str, answer: Answer) -> None:
+    def put(self, key: str, answer: ModelAnswer) -> None:
         """Keep an answer; the first one for a key stays."""
         self._clock += 1
         size = len(answer.text.encode()) + len(key)

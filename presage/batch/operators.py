@@ -45,7 +45,7 @@ class Given(Operator):
 
 
 @dataclass(frozen=True, eq=False)
-class Item(Operator):
+class EachItem(Operator):
     """The item of a `map_each`, by how many of them surround it."""
 
     depth: int
@@ -101,7 +101,7 @@ class MapEach(Operator):
 
 
 @dataclass(frozen=True, eq=False)
-class Branch(Operator):
+class Conditional(Operator):
     """One of two values; the other is not computed."""
 
     condition: Operator
@@ -128,7 +128,7 @@ def parts_of(operator: Operator) -> tuple[Operator, ...]:
             return arguments
         case MapEach(over, body):
             return over, body
-        case Branch(condition, then, otherwise):
+        case Conditional(condition, then, otherwise):
             return condition, then, otherwise
     return ()
 
@@ -136,7 +136,7 @@ def parts_of(operator: Operator) -> tuple[Operator, ...]:
 def said_by(operator: Operator) -> Any:
     """What tells an operator from others of its kind with the same parts; a JSON value."""
     match operator:
-        case Constant(said) | Given(said) | Item(said) | Template(said) | Join(_, said) | MapEach(_, _, said):
+        case Constant(said) | Given(said) | EachItem(said) | Template(said) | Join(_, said) | MapEach(_, _, said):
             return said
         case Function(_, _, code):
             return code
@@ -150,7 +150,7 @@ def given(field: str) -> Operator:
     return Given(field)
 
 
-def template(text: str, **values: Operator | str) -> Operator:
+def template(text: str, /, **values: Operator | str) -> Operator:
     """Text with `{name}` for the value of an operator; `{{` and `}}` are braces.
 
     Raises:
@@ -226,14 +226,14 @@ def map_each(over: Operator, body: Callable[[Operator], Operator]) -> Operator:
     depth = _DEPTH.get()
     before = _DEPTH.set(depth + 1)
     try:
-        return MapEach(over, body(Item(depth)), depth)
+        return MapEach(over, body(EachItem(depth)), depth)
     finally:
         _DEPTH.reset(before)
 
 
 def branch(condition: Operator, then: Operator | str, otherwise: Operator | str) -> Operator:
     """`then` where the condition holds, as Python reads truth; else `otherwise`."""
-    return Branch(condition, _operator(then), _operator(otherwise))
+    return Conditional(condition, _operator(then), _operator(otherwise))
 
 
 def loop(
@@ -251,7 +251,7 @@ def loop(
         raise ConfigurationError(f"loop: at_most is {at_most}; 1 is the least")
     value = _operator(start)
     for _ in range(at_most):
-        value = Branch(function(until, value), value, body(value))
+        value = Conditional(function(until, value), value, body(value))
     return value
 
 

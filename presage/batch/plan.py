@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from presage.batch.operators import (
-    Branch,
     Call,
+    Conditional,
     Constant,
+    EachItem,
     Function,
     Given,
-    Item,
     Join,
     MapEach,
     Operator,
@@ -149,7 +149,7 @@ class _Compiler:
             self.folded += 1
             return known
         items = frozenset[int]().union(*(part.items for part in parts))
-        if isinstance(operator, Item):
+        if isinstance(operator, EachItem):
             items = frozenset({operator.depth})
         elif isinstance(operator, MapEach):
             items = parts[0].items | (parts[1].items - {operator.depth})
@@ -169,7 +169,7 @@ class _Compiler:
 
     def _known(self, operator: Operator, parts: tuple[Node, ...]) -> Node | None:
         """What stands for it where its value, or its side, is known now."""
-        if isinstance(operator, Branch) and isinstance(parts[0].operator, Constant):
+        if isinstance(operator, Conditional) and isinstance(parts[0].operator, Constant):
             return parts[1] if parts[0].operator.value else parts[2]
         if not isinstance(operator, Template | Join | Function):
             return None

@@ -38,7 +38,7 @@ class Piece:
 
 
 @dataclass(eq=False)
-class TreeNode:
+class PromptNode:
     """A node of the tree.
 
     Attributes:
@@ -48,7 +48,7 @@ class TreeNode:
     """
 
     pieces: tuple[Piece, ...] = ()
-    children: dict[str, TreeNode] = field(default_factory=dict)
+    children: dict[str, PromptNode] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
 
     @property
@@ -56,7 +56,7 @@ class TreeNode:
         """Expected tokens of its pieces."""
         return sum(piece.tokens for piece in self.pieces)
 
-    def walk(self) -> Iterator[TreeNode]:
+    def walk(self) -> Iterator[PromptNode]:
         """This node and all below it, each before its children."""
         waiting = [self]
         while waiting:
@@ -107,20 +107,20 @@ def _flat(node: Node) -> Iterator[str | Node]:
             yield node
 
 
-def prefix_tree(prompts: Mapping[str, Sequence[Piece]]) -> TreeNode:
+def prefix_tree(prompts: Mapping[str, Sequence[Piece]]) -> PromptNode:
     """The tree of some prompts, by the call's structural hash."""
-    root = TreeNode()
+    root = PromptNode()
     for key, prompt in prompts.items():
         node, rest = root, tuple(prompt)
         while rest:
             child = node.children.get(_head(rest[0]))
             if child is None:
-                child = node.children[_head(rest[0])] = TreeNode(rest)
+                child = node.children[_head(rest[0])] = PromptNode(rest)
                 rest = ()
             else:
                 common, rest, theirs = _common(rest, child.pieces)
                 if theirs:  # the child's pieces go on differently: it is split
-                    tail = TreeNode(theirs, child.children, child.calls)
+                    tail = PromptNode(theirs, child.children, child.calls)
                     child.pieces, child.children, child.calls = common, {_head(theirs[0]): tail}, []
             node = child
         node.calls.append(key)
@@ -159,7 +159,7 @@ def _part(piece: Piece, begin: int, end: int | None = None) -> Piece:
     return Piece(text, "", piece.tokens * len(text) / max(len(piece.text), 1), False)
 
 
-def tree_of(plan: Plan, expected: Mapping[str, float], count: Callable[[str], float] = tokens_of) -> TreeNode:
+def tree_of(plan: Plan, expected: Mapping[str, float], count: Callable[[str], float] = tokens_of) -> PromptNode:
     """The tree of a plan's calls. Expected tokens of answers come from the calls where `expected` has none."""
     said = {node.key: node.operator.output_tokens for node in plan.calls if isinstance(node.operator, Call)}
     known = {**said, **expected}

@@ -19,8 +19,8 @@ from urllib.parse import quote
 
 import httpx
 
-from presage.batch.answers import Answer, Answers, content_key
-from presage.batch.operators import Branch, Call, Given, Item, MapEach
+from presage.batch.answers import Answers, ModelAnswer, content_key
+from presage.batch.operators import Call, Conditional, EachItem, Given, MapEach
 from presage.batch.plan import Node, Plan, as_text, evaluated
 from presage.client import AGENT_HEADER, ID_HEADER, TYPE_HEADER
 from presage.errors import ConfigurationError, EngineError, OutputError
@@ -97,7 +97,7 @@ class _Engine:
     ends: bool = True
 
 
-class RowError(Exception):
+class RowFailedError(Exception):
     """A row has no result; the text says why, for whoever reads the results."""
 
 
@@ -138,7 +138,7 @@ class BatchRun:
             raise ConfigurationError("no engine to run on; give its address, such as http://127.0.0.1:8000")
         self._answers = Answers(folder / _RUN_FILE)
         self._results = Results(folder / _RUN_FILE, plan, rows)
-        self._asked: dict[str, asyncio.Task[Answer]] = {}
+        self._asked: dict[str, asyncio.Task[ModelAnswer]] = {}
         self._number = 0
 
     async def run(self, progress: Callable[[str, float | None], None] | None = None) -> RunReport:
@@ -207,7 +207,7 @@ class BatchRun:
         row = _Row(self, number, self._engines[number % len(self._engines)])
         try:
             values = await asyncio.gather(*(row.value(node, ()) for node in self.plan.outputs.values()))
-        except (RowError, ConfigurationError) as error:
+        except (RowFailedError, ConfigurationError) as error:
             self.report.failed += 1
             self._results.put(number, None, str(error))
         else:
@@ -251,7 +251,7 @@ class BatchRun:
         self.report.tokens_saved += known.prompt_tokens + known.output_tokens
         return known.text
 
-    async def _ask(self, row: _Row, node: Node, key: str, model: str, messages: list[dict[str, str]]) -> Answer:
+    async def _ask(self, row: _Row, node: Node, key: str, model: str, messages: list[dict[str, str]]) -> ModelAnswer:
         call = node.operator
         assert isinstance(call, Call)
         sequence, place = self._places.get(node.key, (0, 0))
@@ -267,7 +267,7 @@ class BatchRun:
         usage = said.get("usage") or {}
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         counts = int(usage.get("prompt_tokens") or 0), int(cached), int(usage.get("completion_tokens") or 0)
-        answer = Answer(str(said["choices"][0]["message"].get("content") or ""), *counts)
+        answer = ModelAnswer(str(said["choices"][0]["message"].get("content") or ""), *counts)
         self._answers.put(key, answer)
         if call.deterministic and self._cache is not None:
             self._cache.put(key, answer)
@@ -296,10 +296,10 @@ class BatchRun:
                         said: dict[str, Any] = answer.json()
                         said["choices"][0]["message"]
                     except (ValueError, LookupError, TypeError):
-                        raise RowError(f"call of {call.agent}: the answer is no chat completion") from None
+                        raise RowFailedError(f"call of {call.agent}: the answer is no chat completion") from None
                     return said
                 if answer.status_code not in _AGAIN or attempt == self.settings.attempts:
-                    raise RowError(f"call of {call.agent}: HTTP {answer.status_code}: {_reason(answer)}")
+                    raise RowFailedError(f"call of {call.agent}: HTTP {answer.status_code}: {_reason(answer)}")
                 with_header = answer.headers.get("retry-after", "")
                 pause = min(float(with_header), _LONGEST_PAUSE_S) if with_header.isdigit() else pause
             await asyncio.sleep(pause)
@@ -353,15 +353,15 @@ class _Row:
         match node.operator:
             case Given(name):
                 return self.row[name]
-            case Item(depth):
+            case EachItem(depth):
                 return next(value for at, _, value in scope if at == depth)
-            case Branch():
+            case Conditional():
                 condition = await self.value(node.parts[0], scope)
                 return await self.value(node.parts[1 if condition else 2], scope)
             case MapEach(_, _, depth):
                 items = await self.value(node.parts[0], scope)
                 if not isinstance(items, list | tuple):
-                    raise RowError(f"map_each: a list is wanted; came {type(items).__name__}")
+                    raise RowFailedError(f"map_each: a list is wanted; came {type(items).__name__}")
                 body = node.parts[1]
                 each = [self.value(body, (*scope, (depth, place, item))) for place, item in enumerate(items)]
                 return list(await asyncio.gather(*each))

@@ -22,7 +22,7 @@ from typing import Final
 
 from presage.batch.operators import Call
 from presage.batch.plan import Plan
-from presage.batch.prefix_tree import TreeNode
+from presage.batch.prefix_tree import PromptNode
 
 _WEIGHTS: Final = (0.0, 0.1, 1.0, 10.0)
 """Of the chain behind a call, against the token steps until it has ended."""
@@ -31,7 +31,7 @@ _MOVES: Final = 12_000
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedCall:
     """A call in a schedule.
 
     Attributes:
@@ -46,7 +46,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class BatchSchedule:
     """Indices of the calls of each worker, in order, and the token step at which the last has ended."""
 
     workers: tuple[tuple[int, ...], ...]
@@ -60,7 +60,7 @@ class Costs:
         cache: tokens that a worker's cache holds (M in the paper).
     """
 
-    def __init__(self, calls: Sequence[Planned], cache: float) -> None:
+    def __init__(self, calls: Sequence[PlannedCall], cache: float) -> None:
         self.calls = calls
         self.cache = cache
         self.prompt = [sum(tokens for _, tokens in call.path) for call in calls]
@@ -131,8 +131,8 @@ class Costs:
 
 
 def schedule(
-    calls: Sequence[Planned], workers: int, cache: float, *, seed: int = 0, moves: int | None = None
-) -> Schedule:
+    calls: Sequence[PlannedCall], workers: int, cache: float, *, seed: int = 0, moves: int | None = None
+) -> BatchSchedule:
     """A good schedule of calls on some workers.
 
     Args:
@@ -151,7 +151,7 @@ def schedule(
         begun = [(costs.makespan(orders), orders) for orders in found]
         tried = [_improved(costs, orders, ends, moves // len(begun), draw) for ends, orders in begun]
         chosen, makespan = min(tried, key=lambda pair: pair[1])
-    return Schedule(tuple(map(tuple, chosen)), makespan)
+    return BatchSchedule(tuple(map(tuple, chosen)), makespan)
 
 
 def _listed(costs: Costs, workers: int, weight: float) -> list[list[int]]:
@@ -226,10 +226,10 @@ def _improved(
     return best, least
 
 
-def paths(tree: TreeNode) -> dict[str, tuple[tuple[int, float], ...]]:
+def paths(tree: PromptNode) -> dict[str, tuple[tuple[int, float], ...]]:
     """The path of each call in a tree, as nodes and their tokens, by structural hash."""
     found: dict[str, tuple[tuple[int, float], ...]] = {}
-    waiting: list[tuple[TreeNode, tuple[tuple[int, float], ...]]] = [(tree, ())]
+    waiting: list[tuple[PromptNode, tuple[tuple[int, float], ...]]] = [(tree, ())]
     number = 0
     while waiting:
         node, above = waiting.pop()
@@ -261,7 +261,7 @@ def depths(plan: Plan) -> dict[str, int]:
     return found
 
 
-def sequences(tree: TreeNode, depth: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+def sequences(tree: PromptNode, depth: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     """The soft order of a plan's calls over many rows: for each call, its inner sequence and its place there.
 
     Calls that go on from one placeholder of the row share a prefix that is different for each row: they are one inner
@@ -272,7 +272,7 @@ def sequences(tree: TreeNode, depth: Mapping[str, int]) -> dict[str, tuple[int, 
         depth: calls before each call, on the longest path.
     """
     groups: list[list[str]] = []
-    waiting: list[tuple[TreeNode, list[str] | None]] = [(tree, None)]
+    waiting: list[tuple[PromptNode, list[str] | None]] = [(tree, None)]
     while waiting:
         node, group = waiting.pop()
         if group is None and any(piece.of_row for piece in node.pieces):

@@ -21,7 +21,7 @@ from presage.wording import counted, install
 
 if TYPE_CHECKING:
     from presage.batch.plan import Plan
-    from presage.batch.prefix_tree import TreeNode
+    from presage.batch.prefix_tree import PromptNode
 
 app = typer.Typer(help="Batches of workflows: one plan over many rows, with shared work done once.")
 
@@ -219,9 +219,12 @@ def _write(folder: Path, results: list[dict[str, Any]], outputs: list[str]) -> N
         raise OutputError(f"{folder}: results cannot be written ({error}); run the same command to try again") from None
 
 
-def _branches(node: TreeNode, agents: dict[str, str], depth: int) -> list[str]:
+def _branches(node: PromptNode, agents: dict[str, str], depth: int) -> list[str]:
     lines = []
     for child in node.children.values():
+        if child.tokens < 1 and not child.calls:  # the mark of a role alone
+            lines += _branches(child, agents, depth)
+            continue
         filled = sum(piece.tokens for piece in child.pieces if piece.of_row)
         who = f": {', '.join(agents[key] for key in child.calls)}" if child.calls else ""
         lines.append(f"{'  ' * depth}{child.tokens - filled:.0f} static, {filled:.0f} filled in{who}")
@@ -229,7 +232,7 @@ def _branches(node: TreeNode, agents: dict[str, str], depth: int) -> list[str]:
     return lines
 
 
-def _data(node: TreeNode, agents: dict[str, str]) -> dict[str, Any]:
+def _data(node: PromptNode, agents: dict[str, str]) -> dict[str, Any]:
     return {
         "tokens": node.tokens,
         "of_row": any(piece.of_row for piece in node.pieces),

@@ -17,7 +17,7 @@ import pytest
 from batch_samples import ENGINE, Echo, reviews
 
 from presage.batch import Plan, branch, call, function, given, join, map_each, template
-from presage.batch.answers import Answer, Answers
+from presage.batch.answers import Answers, ModelAnswer
 from presage.batch.prefix_tree import tree_of
 from presage.batch.run import BatchRun, RunReport, RunSettings
 from presage.batch.schedule import depths, sequences
@@ -97,13 +97,13 @@ def test_the_cache_serves_other_runs_of_its_tenant_alone(tmp_path: Path) -> None
 def test_a_full_cache_forgets_what_was_used_least_recently(tmp_path: Path) -> None:
     cache = Answers(tmp_path / "cache.db", 3 * 110)
     for name in "abc":
-        cache.put(name * 10, Answer("x" * 100))
+        cache.put(name * 10, ModelAnswer("x" * 100))
     assert cache.get("a" * 10) is not None
-    cache.put("d" * 10, Answer("x" * 100))
+    cache.put("d" * 10, ModelAnswer("x" * 100))
     assert [cache.get(name * 10) is not None for name in "abcd"] == [True, False, True, True]
     cache.close()
     reopened = Answers(tmp_path / "cache.db", 110)
-    reopened.put("e" * 10, Answer("x" * 100))
+    reopened.put("e" * 10, ModelAnswer("x" * 100))
     assert [reopened.get(name * 10) is not None for name in "abcde"] == [False, False, False, False, True]
     reopened.close()
 

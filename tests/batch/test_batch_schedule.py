@@ -9,25 +9,27 @@ from hypothesis import given as given_that
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from presage.batch.schedule import Costs, Planned, schedule
+from presage.batch.schedule import Costs, PlannedCall, schedule
 
 CACHE = 1000.0
 
 
 @st.composite
-def plans(draw: st.DrawFn, most: int = 12) -> list[Planned]:
-    calls: list[Planned] = []
+def plans(draw: st.DrawFn, most: int = 12) -> list[PlannedCall]:
+    calls: list[PlannedCall] = []
     for number in range(draw(st.integers(1, most))):
         after = tuple(sorted(draw(st.sets(st.integers(0, number - 1), max_size=2)))) if number else ()
         top = draw(st.integers(0, 2))
         path = ((top, 100.0 * (top + 1)), (100 + number, float(draw(st.integers(1, 300)))))
-        calls.append(Planned(path, float(draw(st.integers(1, 100))), after))
+        calls.append(PlannedCall(path, float(draw(st.integers(1, 100))), after))
     return calls
 
 
 @given_that(plans(), st.integers(1, 3), st.sampled_from([0, 200]))
 @settings(deadline=None)
-def test_every_call_is_there_once_and_nothing_waits_for_itself(calls: list[Planned], workers: int, moves: int) -> None:
+def test_every_call_is_there_once_and_nothing_waits_for_itself(
+    calls: list[PlannedCall], workers: int, moves: int
+) -> None:
     found = schedule(calls, workers, CACHE, moves=moves)
     assert sorted(index for worker in found.workers for index in worker) == list(range(len(calls)))
     costs = Costs(calls, CACHE)
@@ -38,7 +40,7 @@ def test_every_call_is_there_once_and_nothing_waits_for_itself(calls: list[Plann
 
 @given_that(plans(most=5))
 @settings(deadline=None, max_examples=40)
-def test_one_workers_schedule_is_the_best_of_all_orders(calls: list[Planned]) -> None:
+def test_one_workers_schedule_is_the_best_of_all_orders(calls: list[PlannedCall]) -> None:
     costs = Costs(calls, CACHE)
     best = min(costs.makespan([order]) for order in permutations(range(len(calls))))
     assert schedule(calls, 1, CACHE).makespan == pytest.approx(best)
@@ -47,9 +49,9 @@ def test_one_workers_schedule_is_the_best_of_all_orders(calls: list[Planned]) ->
 def test_the_cost_model_is_the_papers() -> None:
     """By hand: two calls share 30 tokens; outputs of 4 and 2; the second reads nothing of the first."""
     calls = [
-        Planned(((1, 30.0), (2, 10.0)), 4.0, ()),
-        Planned(((1, 30.0), (3, 5.0)), 2.0, ()),
-        Planned(((4, 7.0),), 1.0, (0,)),
+        PlannedCall(((1, 30.0), (2, 10.0)), 4.0, ()),
+        PlannedCall(((1, 30.0), (3, 5.0)), 2.0, ()),
+        PlannedCall(((4, 7.0),), 1.0, (0,)),
     ]
     costs = Costs(calls, 100.0)
     assert costs.usage(0, None) == pytest.approx((4 * 40 + 10) / 100)

@@ -8,7 +8,7 @@ from hypothesis import given as given_that
 from hypothesis import strategies as st
 
 from presage.batch import Plan, call, given, join, template
-from presage.batch.prefix_tree import Piece, TreeNode, field_tokens, pieces_of, prefix_tree, tokens_of, tree_of
+from presage.batch.prefix_tree import Piece, PromptNode, field_tokens, pieces_of, prefix_tree, tokens_of, tree_of
 from presage.batch.schedule import depths, paths, sequences
 
 
@@ -16,7 +16,7 @@ def together(pieces: Sequence[Piece]) -> str:
     return "".join(piece.text if piece.text is not None else f"[{piece.filled_by}]" for piece in pieces)
 
 
-def texts(tree: TreeNode) -> dict[str, str]:
+def texts(tree: PromptNode) -> dict[str, str]:
     """The prompt of each call, put together again from the tree."""
     found: dict[str, str] = {}
     waiting = [(tree, "")]
