@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from presage.batch.operators import Call, Constant, Given, Template
+from presage.batch.operators import Call, Constant, Given, Join, Template
 from presage.batch.plan import Node, Plan, as_text
 
 _CHARACTERS_A_TOKEN: Final = 4.0
@@ -103,6 +103,10 @@ def _flat(node: Node) -> Iterator[str | Node]:
                 yield text
                 if value is not None:
                     yield from _flat(value)
+        case Join(_, separator):
+            for number, value in enumerate(node.parts):
+                yield separator if number else ""
+                yield from _flat(value)
         case _:
             yield node
 

@@ -22,6 +22,7 @@ import httpx
 from presage.batch.answers import Answers, ModelAnswer, content_key
 from presage.batch.operators import Call, Conditional, EachItem, Given, MapEach
 from presage.batch.plan import Node, Plan, as_text, evaluated
+from presage.batch.schedule import SoftOrder
 from presage.client import AGENT_HEADER, ID_HEADER, TYPE_HEADER
 from presage.errors import ConfigurationError, EngineError, OutputError
 
@@ -107,7 +108,7 @@ class BatchRun:
     Args:
         rows: each with the fields that the plan reads; `id` names it, else its number does.
         folder: of the run; what is there already is kept.
-        places: for each call, its inner sequence and its place there; see `schedule.sequences`.
+        order: of rows and calls; None: as they come.
         cache: answers of other runs.
         transport: of the HTTP client, for tests.
 
@@ -123,7 +124,7 @@ class BatchRun:
         engines: Sequence[str],
         folder: Path,
         *,
-        places: Mapping[str, tuple[int, int]],
+        order: SoftOrder | None = None,
         settings: RunSettings | None = None,
         cache: Answers | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -132,7 +133,9 @@ class BatchRun:
         self.name = folder.name
         self.settings.check()
         self.report = RunReport(rows=len(rows))
-        self._places, self._cache, self._transport = places, cache, transport
+        order = order or SoftOrder({}, range(len(rows)))
+        self._places, self._cache, self._transport = order.places, cache, transport
+        self._rows = order.rows
         self._engines = [_Engine(url.rstrip("/").removesuffix("/v1"), self.settings.concurrency) for url in engines]
         if not self._engines:
             raise ConfigurationError("no engine to run on; give its address, such as http://127.0.0.1:8000")
@@ -145,7 +148,7 @@ class BatchRun:
         """Compute what is missing; raises EngineError if an engine is not there or goes away."""
         done = self._results.done()
         self.report.kept = len(done)
-        left = [number for number in range(len(self.rows)) if number not in done]
+        left = [number for number in self._rows if number not in done]
         headers = {"authorization": f"Bearer {self.settings.api_key}"} if self.settings.api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=1000)
         async with httpx.AsyncClient(
@@ -153,12 +156,12 @@ class BatchRun:
         ) as self._client:
             if left:
                 await asyncio.gather(*map(self._meet, self._engines))
-            begun, ended = iter(left), 0
+            begun, ended = iter(enumerate(left)), 0
 
             async def worker() -> None:
                 nonlocal ended
-                for number in begun:
-                    await self._row(number)
+                for rank, number in begun:
+                    await self._row(number, rank)
                     ended += 1
                     if progress is not None:
                         progress("running", ended / len(left))
@@ -203,8 +206,8 @@ class BatchRun:
         calls = [node.operator for node in self.plan.calls]
         return sorted({call.model for call in calls if isinstance(call, Call) and call.model})
 
-    async def _row(self, number: int) -> None:
-        row = _Row(self, number, self._engines[number % len(self._engines)])
+    async def _row(self, number: int, rank: int) -> None:
+        row = _Row(self, number, rank, self._engines[rank * len(self._engines) // len(self.rows)])
         try:
             values = await asyncio.gather(*(row.value(node, ()) for node in self.plan.outputs.values()))
         except (RowFailedError, ConfigurationError) as error:
@@ -255,7 +258,7 @@ class BatchRun:
         call = node.operator
         assert isinstance(call, Call)
         sequence, place = self._places.get(node.key, (0, 0))
-        engine = await self._place(row.engine, (sequence, row.number, place))
+        engine = await self._place(row.engine, (sequence, row.rank, place))
         names = {TYPE_HEADER: self.plan.name, ID_HEADER: row.name, AGENT_HEADER: call.agent}
         headers = {name: quote(value, safe="") for name, value in names.items()}
         try:
@@ -328,8 +331,8 @@ class BatchRun:
 class _Row:
     """The values of one row's operators, each computed once, and only if something asks for it."""
 
-    def __init__(self, run: BatchRun, number: int, engine: _Engine) -> None:
-        self.run, self.number, self.engine = run, number, engine
+    def __init__(self, run: BatchRun, number: int, rank: int, engine: _Engine) -> None:
+        self.run, self.rank, self.engine = run, rank, engine
         self.row = run.rows[number]
         self.name = f"{run.name}/{row_name(self.row, number)}"  # unique to the run, at an engine that forecasts
         self.calls = 0

@@ -18,10 +18,14 @@ import random
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from presage.batch.operators import Call
-from presage.batch.plan import Plan
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from presage.batch.operators import Call, Given
+from presage.batch.plan import Plan, as_text
 from presage.batch.prefix_tree import PromptNode
 
 _WEIGHTS: Final = (0.0, 0.1, 1.0, 10.0)
@@ -261,16 +265,51 @@ def depths(plan: Plan) -> dict[str, int]:
     return found
 
 
-def sequences(tree: PromptNode, depth: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """The soft order of a plan's calls over many rows: for each call, its inner sequence and its place there.
+@dataclass(frozen=True)
+class SoftOrder:
+    """The order of a plan's calls over many rows. What is not ready does not hold up the rest.
 
-    Calls that go on from one placeholder of the row share a prefix that is different for each row: they are one inner
-    sequence, which runs row by row. Sequences run one after the other, over all rows, those with the least depth first,
-    so that a static prefix is read by all rows in a row.
-
-    Args:
-        depth: calls before each call, on the longest path.
+    Attributes:
+        places: for each call, by structural hash, its inner sequence and its place there. A sequence runs row by row;
+            sequences run one after the other, over all rows.
+        rows: numbers of the rows, those that begin alike next to each other.
     """
+
+    places: Mapping[str, tuple[int, int]]
+    rows: Sequence[int]
+
+
+def soft_order(plan: Plan, tree: PromptNode, rows: Sequence[Mapping[str, Any]]) -> SoftOrder:
+    """The soft order of a plan's calls.
+
+    Calls that go on from one placeholder of the row share a prefix that is different for each row; they are one group.
+    Groups whose calls read each other's answers back and forth, as in a debate, are one inner sequence too, else the
+    first of them would run over all rows before the next, and no row's prompts would be in the cache any more.
+    """
+    calls = callers(plan)
+    groups = _groups(tree)
+    of = {key: number for number, group in enumerate(groups) for key in group}
+    reads = {(of[before], of[key]) for key, found in calls.items() for before in found}
+    edges = np.array(sorted(reads), dtype=np.int64).reshape(-1, 2)
+    graph = coo_array((np.ones(len(edges)), (edges[:, 0], edges[:, 1])), shape=(len(groups), len(groups)))
+    _, component = connected_components(graph, connection="strong")
+    depth = depths(plan)
+    sequences: dict[int, list[str]] = {}
+    for key, number in of.items():
+        sequences.setdefault(component[number], []).append(key)
+    ordered = sorted(sequences.values(), key=lambda keys: (min(depth[key] for key in keys), min(keys)))
+    places = {
+        key: (number, place)
+        for number, keys in enumerate(ordered)
+        for place, key in enumerate(sorted(keys, key=lambda key: (depth[key], key)))
+    }
+    fields = _fields(plan, tree)
+    begins = [[as_text(row[name]) for name in fields] for row in rows]
+    return SoftOrder(places, sorted(range(len(rows)), key=lambda number: (begins[number], number)))
+
+
+def _groups(tree: PromptNode) -> list[list[str]]:
+    """Calls that share a placeholder of the row, and each of the others by itself."""
     groups: list[list[str]] = []
     waiting: list[tuple[PromptNode, list[str] | None]] = [(tree, None)]
     while waiting:
@@ -278,15 +317,20 @@ def sequences(tree: PromptNode, depth: Mapping[str, int]) -> dict[str, tuple[int
         if group is None and any(piece.of_row for piece in node.pieces):
             group = []
             groups.append(group)
-        if node.calls:
-            if group is None:
-                group = []
-                groups.append(group)
+        if node.calls and group is None:
+            groups.extend([key] for key in node.calls)
+        elif group is not None:
             group.extend(node.calls)
         waiting.extend((child, group) for child in node.children.values())
-    ordered = sorted(groups, key=lambda group: (min(depth[key] for key in group), group))
-    found: dict[str, tuple[int, int]] = {}
-    for number, group in enumerate(ordered):
-        for place, key in enumerate(sorted(group, key=lambda key: (depth[key], key))):
-            found[key] = number, place
-    return found
+    return [group for group in groups if group]
+
+
+def _fields(plan: Plan, tree: PromptNode) -> list[str]:
+    """Fields of the rows in the order in which prompts have them."""
+    names = {node.key: node.operator.field for node in plan.nodes if isinstance(node.operator, Given)}
+    found = dict[str, None]()
+    for node in tree.walk():
+        for piece in node.pieces:
+            if piece.filled_by in names:
+                found.setdefault(names[piece.filled_by])
+    return list(found)

@@ -65,12 +65,12 @@ def run(
         raise ConfigurationError(f"presage batch run needs the extra gateway: {install('gateway')}") from None
     from presage.batch.answers import Answers
     from presage.batch.prefix_tree import field_tokens, tree_of
-    from presage.batch.schedule import depths, sequences
+    from presage.batch.schedule import soft_order
 
     out = Output(as_json)
     chosen = _plan(plan, outputs)
     rows = _rows(inputs, chosen)
-    places = sequences(tree_of(chosen, field_tokens(chosen, rows[:1000])), depths(chosen))
+    order = soft_order(chosen, tree_of(chosen, field_tokens(chosen, rows[:1000])), rows)
     settings = RunSettings(
         concurrency=concurrency,
         open_rows=open_rows,
@@ -81,7 +81,7 @@ def run(
     kept = Answers(cache, cache_mb * _MB) if cache is not None else None
     begun = time.monotonic()
     with out.working() as progress:
-        running = BatchRun(chosen, rows, engine, to, places=places, settings=settings, cache=kept)
+        running = BatchRun(chosen, rows, engine, to, order=order, settings=settings, cache=kept)
         try:
             report = asyncio.run(running.run(progress))
             _write(to, running.results(), list(chosen.outputs))
@@ -115,12 +115,12 @@ def explain(
     """
     from presage.batch.operators import Call
     from presage.batch.prefix_tree import field_tokens, tree_of
-    from presage.batch.schedule import depths, sequences
+    from presage.batch.schedule import soft_order
 
     chosen = _plan(plan, outputs)
     expected = field_tokens(chosen, _rows(inputs, chosen)) if inputs is not None else {}
     tree = tree_of(chosen, expected)
-    places = sequences(tree, depths(chosen))
+    places = soft_order(chosen, tree, []).places
     agents = {node.key: node.operator.agent for node in chosen.calls if isinstance(node.operator, Call)}
     order = [
         {"agent": agents[key], "sequence": sequence, "place": place}

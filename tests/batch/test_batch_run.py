@@ -20,7 +20,7 @@ from presage.batch import Plan, branch, call, function, given, join, map_each, t
 from presage.batch.answers import Answers, ModelAnswer
 from presage.batch.prefix_tree import tree_of
 from presage.batch.run import BatchRun, RunReport, RunSettings
-from presage.batch.schedule import depths, sequences
+from presage.batch.schedule import soft_order
 from presage.errors import ConfigurationError, EngineError
 
 
@@ -32,9 +32,9 @@ def ran(
     cache: Answers | None = None,
     **settings: Any,
 ) -> tuple[RunReport, list[dict[str, Any]]]:
-    places = sequences(tree_of(plan, {}), depths(plan))
+    order = soft_order(plan, tree_of(plan, {}), rows)
     chosen = RunSettings(**{"attempts": 1, **settings})
-    run = BatchRun(plan, rows, [ENGINE], folder, places=places, settings=chosen, cache=cache, transport=server)
+    run = BatchRun(plan, rows, [ENGINE], folder, order=order, settings=chosen, cache=cache, transport=server)
     try:
         return asyncio.run(run.run()), run.results()
     finally:
@@ -165,7 +165,7 @@ def test_an_engine_that_is_not_there_or_has_no_such_model_is_said_so(tmp_path: P
     plan = Plan("p", out=call("x", "q", model="large"))
     with pytest.raises(EngineError, match="does not serve 'large'; it serves tiny"):
         ran(plan, [{}], tmp_path / "r", Echo())
-    run = BatchRun(Plan("p", out=call("x", "q")), [{}], ["http://127.0.0.1:1"], tmp_path / "s", places={})
+    run = BatchRun(Plan("p", out=call("x", "q")), [{}], ["http://127.0.0.1:1"], tmp_path / "s")
     with pytest.raises(EngineError, match="no OpenAI-compatible server answers there"):
         asyncio.run(run.run())
     run.close()
@@ -190,7 +190,7 @@ def says(messages):
     asked.write(repr(messages) + "\\n")
     return "<" + messages[-1]["content"][:20] + ">"
 rows = [{{"question": f"why {{n}} then", "check": n % 2}} for n in range(40)]
-run = BatchRun(reviews(), rows, [ENGINE], Path({folder!r}), places={{}}, transport=Echo(says, delay_s=0.002),
+run = BatchRun(reviews(), rows, [ENGINE], Path({folder!r}), transport=Echo(says, delay_s=0.002),
                settings=RunSettings(concurrency=4))
 asyncio.run(run.run())
 run.close()

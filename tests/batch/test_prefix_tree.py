@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from presage.batch import Plan, call, given, join, template
 from presage.batch.prefix_tree import Piece, PromptNode, field_tokens, pieces_of, prefix_tree, tokens_of, tree_of
-from presage.batch.schedule import depths, paths, sequences
+from presage.batch.schedule import paths, soft_order
 
 
 def together(pieces: Sequence[Piece]) -> str:
@@ -83,6 +83,20 @@ def test_calls_that_read_a_rows_text_first_run_row_by_row_and_others_operator_by
     other = [call(f"b{n}", template("{t}", t=text), system=f"{n} is another role") for n in range(2)]
     plan = Plan("order", out=join([*alike, *other]))
     agents = {node.key: node.operator.agent for node in plan.calls}  # type: ignore[attr-defined]
-    of = {agents[key]: place for key, place in sequences(tree_of(plan, {}), depths(plan)).items()}
+    of = {agents[key]: place for key, place in soft_order(plan, tree_of(plan, {}), []).places.items()}
     assert of["a0"][0] == of["a1"][0]
     assert len({of["a0"][0], of["b0"][0], of["b1"][0]}) == 3
+
+
+def test_a_debate_runs_row_by_row_and_rows_that_begin_alike_are_neighbours() -> None:
+    question, text = given("question"), given("text")
+    said = [call(f"a{n}", template("{t}\n{q}", t=text, q=question), system=f"{n} is your role") for n in range(2)]
+    replies = [
+        call(f"a{n}", template("{t}\n{q}\n{o}", t=text, q=question, o=said[1 - n]), system=f"{n} is your role")
+        for n in range(2)
+    ]
+    plan = Plan("debate", out=join(replies))
+    rows = [{"text": text, "question": question} for question in "ab" for text in "xyz"]
+    order = soft_order(plan, tree_of(plan, {}), rows)
+    assert {sequence for sequence, _ in order.places.values()} == {0}
+    assert [rows[number]["text"] for number in order.rows] == list("xxyyzz")
