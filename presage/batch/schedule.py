@@ -31,6 +31,8 @@ from presage.batch.prefix_tree import PromptNode
 _WEIGHTS: Final = (0.0, 0.1, 1.0, 10.0)
 """Of the chain behind a call, against the token steps until it has ended."""
 _IMPROVED_BELOW: Final = 65
+_KEPT: Final = 0.75
+"""Share of a cache that open rows may fill; the rest is for what is read once, and for rows that are longer."""
 _MOVES: Final = 12_000
 
 
@@ -306,6 +308,23 @@ def soft_order(plan: Plan, tree: PromptNode, rows: Sequence[Mapping[str, Any]]) 
     fields = _fields(plan, tree)
     begins = [[as_text(row[name]) for name in fields] for row in rows]
     return SoftOrder(places, sorted(range(len(rows)), key=lambda number: (begins[number], number)))
+
+
+def rows_that_fit(tree: PromptNode, cache_tokens: float) -> int | None:
+    """How many rows may be under way so that what their later calls read again stays in the cache.
+
+    A row keeps the pieces of the tree, from its first placeholder on, that two or more of its calls begin with. Returns
+    None if no call of a row begins as another does: then nothing of a row is read again.
+    """
+    kept = 0.0
+    waiting = [(tree, False)]
+    while waiting:
+        node, of_row = waiting.pop()
+        of_row = of_row or any(piece.of_row for piece in node.pieces)
+        if of_row and len(node.calls) + len(node.children) > 1:  # whatever is above has more than one call below
+            kept += node.tokens
+        waiting.extend((child, of_row) for child in node.children.values())
+    return max(1, int(_KEPT * cache_tokens / kept)) if kept else None
 
 
 def _groups(tree: PromptNode) -> list[list[str]]:
