@@ -34,7 +34,7 @@ from presage.features.served_steps import served_steps
 from presage.predictors.next_agent.parts import COMPONENTS, Component, NextAgentConfig
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.training.metrics import Figures, differences, measure
-from presage.training.next_agent.change import CHANGES
+from presage.training.next_agent.change import CHANGES, by_role
 from presage.training.next_agent.train import fit_predictor
 
 WHOLE = NextAgentConfig()
@@ -58,13 +58,15 @@ RELEASES: Mapping[str, Callable[[pa.Table, int], pa.Table]] = {
 
 
 def judge(predictor: NextAgentPredictor, table: pa.Table, seed: int) -> dict[str, Figures]:
-    outcomes = prefixes_of(table, predictor.vocabulary, 3).outcomes
+    unchanged = prefixes_of(table, predictor.vocabulary, 3)
     found = {}
     for release, change in RELEASES.items():
         changed = change(table, seed)
         held = prefixes_of(changed, predictor.vocabulary, 3).with_states(predictor.source.states(changed))
-        forecasts = predictor.predict(held, COMPLETION)
-        found[release] = measure(forecasts, outcomes, held.workflow, np.random.default_rng(0), resamples=1)
+        forecasts = by_role(predictor.predict, unchanged, held)(held, COMPLETION)
+        found[release] = measure(
+            forecasts, unchanged.named_outcomes, held.workflow, np.random.default_rng(0), resamples=1
+        )
     return found
 
 

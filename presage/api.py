@@ -60,12 +60,14 @@ from presage.registry.connect import open_existing, open_registry
 from presage.registry.package import headline_of_all
 from presage.training.baselines import choose, choose_names
 from presage.training.training import Training
+from presage.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from presage.registry.gates import Verdict
     from presage.registry.package import RegisteredVersion
+    from presage.training.next_agent.train import OldModel
     from presage.training.quantile_trainings import Family
 
 TraceLike: TypeAlias = str | Path | pd.DataFrame | Traces
@@ -326,6 +328,9 @@ class NextAgent(Estimator):
         states: source of semantic states: "captured", "text", "none", or "auto", the one that forecasts best.
         text_encoder: for states from texts: "sketch", or a folder or hub name of a transformer.
         config: settings of network, trees and mixture.
+        start_from: a predictor to train further on newer traces: `models:/NAME@ALIAS`, `models:/NAME/VERSION` or an
+            artefact folder. It keeps what it knows; its horizon, settings and states stay. `evaluate` shows it as the
+            baseline "old model".
         random_state: seed of the validation split and of every fit.
         verbose: print what `fit` is doing, and how long it will take.
 
@@ -334,6 +339,7 @@ class NextAgent(Estimator):
     """
 
     kind = "next-agent"
+    _origin: OldModel | None = None
 
     def __init__(
         self,
@@ -342,11 +348,12 @@ class NextAgent(Estimator):
         states: States = "auto",
         text_encoder: str = SKETCH,
         config: NextAgentConfig | None = None,
+        start_from: str | Path | None = None,
         random_state: int = 0,
         verbose: bool = False,
     ) -> None:
-        self.horizon, self.states, self.text_encoder = horizon, states, text_encoder
-        self.config, self.random_state, self.verbose = config, random_state, verbose
+        self.horizon, self.states, self.text_encoder, self.config = horizon, states, text_encoder, config
+        self.start_from, self.random_state, self.verbose = start_from, random_state, verbose
 
     @classmethod
     def of(cls, predictor: NextAgentPredictor) -> Self:
@@ -355,11 +362,18 @@ class NextAgent(Estimator):
         return made._hold(predictor)
 
     def fit(self, traces: TraceLike, y: None = None) -> Self:
-        """Learn from traces; raises TraceError for too few workflows or fewer than two agents."""
+        """Learn from traces.
+
+        Raises:
+            TraceError: too few workflows, or fewer than two agents.
+            ConfigurationError: settings or states are given beside `start_from`, or another horizon than it has.
+        """
         from presage.training.next_agent.train import fit_predictor
 
-        self._table = served_steps(_table(traces))
+        self._table, self._origin = served_steps(_table(traces)), None
         with self._reporting() as progress:
+            if self.start_from is not None:
+                return self._fit_further(str(self.start_from), progress)
             self._fitted = fit_predictor(
                 self._table,
                 self.config,
@@ -369,6 +383,25 @@ class NextAgent(Estimator):
                 text_encoder=self.text_encoder,
                 progress=progress,
             )
+        return self._hold(self._fitted.predictor)
+
+    def _fit_further(self, reference: str, progress: Progress | None) -> Self:
+        from presage.kinds.next_agent import old_model
+        from presage.training.next_agent.continual import continue_predictor
+
+        if (self.states, self.text_encoder, self.config) != ("auto", SKETCH, None):
+            raise ConfigurationError(
+                "start_from keeps the settings and states of that model: omit config, states and text_encoder, or omit "
+                "start_from to train anew"
+            )
+        origin = old_model(reference, lambda: open_existing(None))
+        if self.horizon != origin.predictor.horizon:
+            raise ConfigurationError(
+                f"horizon is {self.horizon}; {reference} forecasts {counted(origin.predictor.horizon, 'step')}: give "
+                "that horizon, or omit start_from to train anew"
+            )
+        self._origin = origin
+        self._fitted = continue_predictor(origin.predictor, self._table, seed=self.random_state, progress=progress)
         return self._hold(self._fitted.predictor)
 
     def predict_proba(self, traces: TraceLike, *, steps_ahead: int = 1, moment: Moment = COMPLETION) -> pd.DataFrame:
@@ -404,7 +437,8 @@ class NextAgent(Estimator):
     def _assess(self, data: pa.Table, baselines: str) -> Training[Any, Any]:
         from presage.training.next_agent.train import assess
 
-        return assess(self._fitted, Split(self._table, data, _SEPARATE), baselines=choose(baselines))
+        parts = Split(self._table, data, _SEPARATE)
+        return assess(self._fitted, parts, baselines=choose(baselines), origin=self._origin)
 
 
 class _Quantiles(Estimator):

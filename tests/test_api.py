@@ -151,6 +151,25 @@ def test_from_traces_to_a_champion_and_back(
     assert presage.load("folder").get_params()["horizon"] == 2
 
 
+def test_a_model_is_trained_further_from_where_an_older_one_stands(
+    model: presage.NextAgent, traces: presage.Traces, tmp_path: Path
+) -> None:
+    model.save(tmp_path / "old")
+    renamed = generate("triage", 40, 1).table.to_pandas()
+    (gone, *_), new = sorted(set(renamed["agent"])), "newcomer"
+    renamed["agent"] = renamed["agent"].replace(gone, new)
+    newer, test = presage.split(presage.read_traces(renamed))
+    further = presage.NextAgent(horizon=2, start_from=tmp_path / "old").fit(newer)
+    assert set(further.classes_) == {*model.classes_, new}
+    report = further.evaluate(test, baselines="none")
+    assert list(report.to_frame().index) == ["presage", "old model"]
+    assert report.metrics["started_from"]["model"] == str(tmp_path / "old")
+    with pytest.raises(ConfigurationError, match=r"horizon is 3; .* forecasts 2 steps"):
+        presage.NextAgent(start_from=tmp_path / "old").fit(newer)
+    with pytest.raises(ConfigurationError, match="omit config, states and text_encoder"):
+        presage.NextAgent(horizon=2, config=FAST, start_from=tmp_path / "old").fit(newer)
+
+
 @pytest.mark.slow
 def test_remaining_length(tmp_path: Path) -> None:
     train, test = presage.split(presage.Traces(generate_lengths(120, 0).table, {}))

@@ -154,20 +154,15 @@ def next_agent(
 
 def _origin(reference: str, horizon: int | None, tracking_uri: str | None) -> OldModel:
     """The predictor of --start-from; raises ConfigurationError if it forecasts another number of steps."""
-    from presage.predictors.common.artefact import read_artefact
-    from presage.predictors.next_agent.predictor import NextAgentPredictor
-    from presage.registry.resolve import resolve
-    from presage.training.next_agent.train import OldModel
+    from presage.kinds.next_agent import old_model
 
-    found = resolve(reference, lambda: open_existing(tracking_uri))
-    predictor = NextAgentPredictor.load(found.folder)
-    if horizon not in (None, predictor.horizon):
+    found = old_model(reference, lambda: open_existing(tracking_uri))
+    if horizon not in (None, found.predictor.horizon):
         raise ConfigurationError(
-            f"--horizon {horizon}: {reference} forecasts {counted(predictor.horizon, 'step')}; omit --horizon, or omit "
-            "--start-from to train anew"
+            f"--horizon {horizon}: {reference} forecasts {counted(found.predictor.horizon, 'step')}; omit --horizon, "
+            "or omit --start-from to train anew"
         )
-    called = reference if found.version is None else f"models:/{found.name}/{found.version}"
-    return OldModel(predictor, called, read_artefact(found.folder).digest)
+    return found
 
 
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -130,9 +131,45 @@ class Prefixes:
         return replace(self, states=dict(states))
 
     def with_unknown_names(self, rng: np.random.Generator) -> Prefixes:
-        """The same prefixes after a release that renames (`unknown_names`); the labels stay."""
+        """The same prefixes after a release that renames (`unknown_names`); the labels stay those of the old names."""
         agent, types = unknown_names(self.agent, self.workflow_type, self.offsets, self.vocabulary, rng)
-        return replace(self, workflow_type=types, agent=agent)
+        new, workflow = np.append(self.vocabulary.new_agents, self.vocabulary.unknown), self.workflow
+        if len(new) == 1:
+            return replace(self, workflow_type=types, agent=agent)
+        rows = np.flatnonzero(np.isin(agent, new))
+        agent[rows] = self.vocabulary.unknown
+        rows = rows[self.vocabulary.numbers_types[types[workflow[rows]]]]
+        agent[rows] = self.vocabulary.number(self.agent[rows], workflow[rows])
+        became = np.tile(np.arange(self.vocabulary.unseen + 1, dtype=np.int32), (self.workflows, 1))
+        became[:, new[:-1]] = self.vocabulary.unseen
+        rows = rows[np.isin(self.agent[rows], new[:-1]) & (agent[rows] < self.vocabulary.unknown)]
+        became[workflow[rows], self.agent[rows]] = agent[rows]
+        outcomes = np.where(self.outcomes < 0, self.outcomes, became[workflow[:, None], self.outcomes])
+        return replace(self, workflow_type=types, agent=agent, outcomes=outcomes)
+
+    @property
+    def named_outcomes(self) -> NDArray[np.int32]:
+        """The outcomes, int32 [n, K], without new agents of which nobody knows the name yet, since their workflow calls
+        them for the first time later: they are agents not in the vocabulary."""
+        if not len(self.vocabulary.new_agents):
+            return self.outcomes
+        later = (self.outcomes >= 0) & (self._number[self.outcomes] > self.new_agents[:, None])
+        return np.where(later, np.int32(self.vocabulary.unseen), self.outcomes)
+
+    @property
+    def new_agents(self) -> NDArray[np.int64]:
+        """int64 [n], number of new agents that the workflow has called so far, of those in the vocabulary."""
+        called = self._number[self.agent]
+        for start, stop in pairwise(self.offsets.tolist()):
+            called[start:stop] = np.maximum.accumulate(called[start:stop])
+        return called
+
+    @property
+    def _number(self) -> NDArray[np.int64]:
+        """int64 [V+2], the number of each outcome among the new agents, from 1; 0 for all others."""
+        number = np.zeros(self.vocabulary.unseen + 1, np.int64)
+        number[self.vocabulary.new_agents] = np.arange(len(self.vocabulary.new_agents)) + 1
+        return number
 
     def without_tokens(self) -> Prefixes:
         """The same prefixes with all token counts unknown."""
@@ -145,14 +182,16 @@ class Prefixes:
 
 def prefixes_of(table: pa.Table, vocabulary: Vocabulary, horizon: int) -> Prefixes:
     """Prefixes, labels, sizes and tools of served steps in canonical order (`served_steps`), without states."""
-    first = np.flatnonzero(np.diff(workflow_codes(table), prepend=-1))
+    begins = np.diff(workflow_codes(table), prepend=-1) != 0
+    first = np.flatnonzero(begins)
     offsets = np.append(first, len(table)).astype(np.int64)
-    agent = vocabulary.encode_agents(table["agent"])
+    workflow_type = vocabulary.encode_types(table["workflow_type"])
+    agent = vocabulary.encode_calls(table["agent"], workflow_type, np.cumsum(begins))
     complete = np.asarray(table["complete"].to_numpy(), bool)[first]
     return Prefixes(
         vocabulary=vocabulary,
         offsets=offsets,
-        workflow_type=vocabulary.encode_types(table["workflow_type"])[first],
+        workflow_type=workflow_type[first],
         task=codes(task_of(table).take(pa.array(first))),
         agent=agent,
         outcomes=_outcomes(agent, offsets, complete, vocabulary, horizon),

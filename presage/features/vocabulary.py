@@ -4,8 +4,11 @@ Agents are identified by name alone: workflow types that call the same agent sha
 workflow type is an input of its own. Names are folded as those of the training trace were (`names`). All names outside
 the vocabulary then map to one value, `unknown`.
 
-Numbering of V agents: inputs 0..V-1 are agents and V is the unknown agent; outcomes 0..V-1 are agents, V is END (the
-workflow finishes) and V+1 an agent unknown to training (a label, never a forecast).
+Where an application makes up agents for each task, as CaptainAgent does, names tell little: most never come again. In
+such a workflow type an agent that fewer than `LEAST_TASKS` tasks call is none of the vocabulary of a next-agent
+predictor. A workflow's agents outside the vocabulary are then numbered in the order of their first calls,
+`<new agent 1>`, `<new agent 2>`, …, and these are agents of the vocabulary like any other: what is learnt of the first
+new agent of a workflow holds for whoever it is in another one.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, Final
 
 import numpy as np
@@ -20,28 +24,44 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from presage.datasets.schema import workflow_codes
 from presage.datasets.schema.names import NO_NAMES, NameMapping
+from presage.datasets.tasks import task_of
 from presage.errors import TraceError
 from presage.features.served_steps import TOOLS_CALLED
 
 TOOLS_KEPT: Final = 32
+LEAST_TASKS: Final = 3
+"""Tasks that call an agent known by its name, as tasks that have a term of texts."""
+ENOUGH_TASKS: Final = 20
+"""In a workflow type of fewer tasks all agents are known by their names: one of them may come in every tenth task."""
+LEAST_SHARE: Final = 0.05
+"""Share of a type's steps that agents of few tasks must have to be numbered; with less, there is little to learn."""
+MOST_NEW: Final = 6
+"""New agents of one workflow that are numbered; further ones are unknown."""
+_NEW: Final = "<new agent {}>"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """T workflow types, V agents, and the Z tools that answers call most often, sorted until `extended`.
 
-    `names` folds the names of steps before they are looked up; those of the vocabulary are folded already.
+    `names` folds the names of steps before they are looked up; those of the vocabulary are folded already. In workflows
+    of the types `numbered` new agents have numbers.
     """
 
     workflow_types: tuple[str, ...]
     agents: tuple[str, ...]
     tools: tuple[str, ...] = ()
     names: NameMapping = NO_NAMES
+    numbered: tuple[str, ...] = ()
 
     @classmethod
-    def from_table(cls, table: pa.Table) -> Vocabulary:
-        """The vocabulary of a trace; raises TraceError if it has fewer than two agents."""
+    def from_table(cls, table: pa.Table, *, numbered: bool = False) -> Vocabulary:
+        """The vocabulary of a trace; raises TraceError if it has fewer than two agents.
+
+        With `numbered`, agents of few tasks are numbered in workflow types that make them up.
+        """
         agents = sorted(pc.unique(table["agent"]).to_pylist())
         if len(agents) < 2:
             raise TraceError(
@@ -49,13 +69,14 @@ class Vocabulary:
                 "check that the agent column distinguishes the roles of an application, or, if one agent works alone, "
                 "train return-time, remaining-length and context-growth, which need no other"
             )
+        made_up, agents = _with_numbers(table, agents) if numbered else ((), agents)
         tools = most_frequent(pc.list_flatten(table[TOOLS_CALLED]), TOOLS_KEPT)
         types = sorted(pc.unique(table["workflow_type"]).to_pylist())
-        return cls(tuple(types), tuple(agents), tuple(sorted(tools)), NameMapping.of(table))
+        return cls(tuple(types), tuple(agents), tuple(sorted(tools)), NameMapping.of(table), made_up)
 
     def extended(self, table: pa.Table, beside: Mapping[str, str]) -> Vocabulary:
         """With the new names of a trace: agents right after those `beside` which they stand, all others at the end."""
-        more = Vocabulary.from_table(table)
+        more = Vocabulary.from_table(table, numbered=len(self.numbered) > 0)
         agents = list(self.agents)
         for name in reversed(more.agents):  # so that those beside one agent end up in order
             if name not in self._agent_index and name in beside:
@@ -67,6 +88,7 @@ class Vocabulary:
             workflow_types=tuple(types),
             agents=tuple(of_own),
             tools=tuple(tools)[: max(TOOLS_KEPT, len(self.tools))],
+            numbered=tuple(dict.fromkeys((*self.numbered, *more.numbered))),
         )
 
     @property
@@ -97,6 +119,52 @@ class Vocabulary:
     def _type_index(self) -> dict[str, int]:
         return {name: index for index, name in enumerate(self.workflow_types)}
 
+    @cached_property
+    def new_agents(self) -> NDArray[np.int32]:
+        """Indices of the first, second, … new agent of a workflow, int32 [S]; S is 0 where all agents have names."""
+        names = (_NEW.format(number + 1) for number in range(len(self.agents)))
+        found = takewhile(self._agent_index.__contains__, names)
+        return np.array([self._agent_index[name] for name in found], np.int32)
+
+    def numbers(self, workflow_type: str) -> bool:
+        """Whether new agents have numbers in workflows of this type; of an unknown one, whether they have in all."""
+        index = self.workflow_type(workflow_type)
+        return bool(self.numbers_types[index])
+
+    @cached_property
+    def numbers_types(self) -> NDArray[np.bool_]:
+        """The same by the index of each type, bool [T+1]."""
+        found = [name in self.numbered for name in self.workflow_types]
+        return np.array([*found, all(found)], bool)
+
+    @cached_property
+    def _new_in_order(self) -> tuple[int, ...]:
+        return tuple(self.new_agents.tolist())
+
+    def call(self, name: str, new: tuple[str, ...] | None) -> tuple[int, tuple[str, ...] | None]:
+        """Index of the agent that a workflow calls, and its new agents with this one.
+
+        `new` are those that it called before, in this order (`called_by` undoes it); None where they have no numbers.
+        """
+        index = self.agent(name)
+        if index != self.unknown or not name or new is None:
+            return index, new
+        folded, earlier = self.names.agent(name), [self.names.agent(other) for other in new]
+        if folded in earlier:
+            return self._new_in_order[earlier.index(folded)], new
+        if len(new) == len(self._new_in_order):
+            return index, new
+        return self._new_in_order[len(new)], (*new, name)
+
+    def called_by(self, new: tuple[str, ...] | None) -> tuple[str, ...]:
+        """The agents as a workflow calls them that has called these new ones, in this order."""
+        if not new:
+            return self.agents
+        agents = list(self.agents)
+        for place, name in zip(self._new_in_order, new, strict=False):
+            agents[place] = name
+        return tuple(agents)
+
     def agent(self, name: str) -> int:
         """Index of an agent, or `unknown`."""
         index = self._agent_index.get(name)
@@ -118,6 +186,32 @@ class Vocabulary:
         """Agent names to indices, int32 [rows]."""
         return encode(self.names.column("agents", column), self.agents)
 
+    def encode_calls(
+        self, column: pa.ChunkedArray, workflow_type: NDArray[np.int32], workflow: NDArray[np.int64]
+    ) -> NDArray[np.int32]:
+        """As `call`, of the steps of workflows in their order, int32 [rows]; types and workflows are [rows] too, and
+        workflows do not fall."""
+        found = self.encode_agents(column)
+        new = np.flatnonzero((found == self.unknown) & self.numbers_types[workflow_type])
+        if not len(new):
+            return found
+        names = codes(self.names.column("agents", column).fill_null(""))[new]
+        found = found.copy()
+        found[new] = self.number(names, workflow[new])
+        return found
+
+    def number(self, names: NDArray[np.int32], workflow: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The indices of new agents, int32 [m], from any numbers of their names, [m], and their workflows, [m], which
+        do not fall; `unknown` for those beyond the last number."""
+        _, first, pair = np.unique(np.stack([workflow, names]), axis=1, return_index=True, return_inverse=True)
+        order = np.argsort(first, kind="stable")  # of (workflow, name), by first call
+        of = workflow[first[order]]
+        number = np.empty(len(order), np.int64)
+        number[order] = np.arange(len(of)) - np.searchsorted(of, of)
+        indices = np.append(self.new_agents, np.int32(self.unknown))
+        found: NDArray[np.int32] = indices[np.minimum(number, len(self.new_agents))[pair.reshape(-1)]]
+        return found
+
     def encode_types(self, column: pa.ChunkedArray) -> NDArray[np.int32]:
         """Workflow types to indices, int32 [rows]."""
         return encode(self.names.column("workflow_types", column), self.workflow_types)
@@ -129,13 +223,40 @@ class Vocabulary:
             "agents": list(self.agents),
             "tools": list(self.tools),
             **({"names": self.names.to_dict()} if self.names else {}),  # without, digests stay as they were
+            **({"numbered": list(self.numbered)} if self.numbered else {}),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Vocabulary:
         """Inverse of `to_dict`."""
         names = NameMapping.from_dict(data["names"]) if "names" in data else NO_NAMES
-        return cls(tuple(data["workflow_types"]), tuple(data["agents"]), tuple(data["tools"]), names)
+        named = tuple(data["workflow_types"]), tuple(data["agents"]), tuple(data["tools"])
+        return cls(*named, names, tuple(data.get("numbered", ())))
+
+
+def _with_numbers(table: pa.Table, agents: list[str]) -> tuple[tuple[str, ...], list[str]]:
+    """The workflow types that make up agents; and the agents that have names, sorted, with as many numbers as a
+    workflow needs."""
+    agent, task, kind = encode(table["agent"], agents), codes(task_of(table)), codes(table["workflow_type"])
+    few = np.bincount(_distinct(agent, task)[0], minlength=len(agents)) < LEAST_TASKS
+    tasks, steps = np.bincount(_distinct(kind, task)[0]), np.bincount(kind)
+    makes_up = (tasks >= ENOUGH_TASKS) & (np.bincount(kind[few[agent]], minlength=len(steps)) >= LEAST_SHARE * steps)
+    elsewhere = np.isin(np.arange(len(agents)), agent[~makes_up[kind]])
+    numbered = few & ~elsewhere
+    if not numbered.any() or numbered.sum() > len(agents) - 2:
+        return (), agents
+    rows = numbered[agent]
+    together = _distinct(workflow_codes(table)[rows], agent[rows])
+    most = min(MOST_NEW, int(np.unique(together[0], return_counts=True)[1].max()))
+    known = [name for name, new in zip(agents, numbered, strict=True) if not new]
+    types = pc.unique(table["workflow_type"].combine_chunks()).to_pylist()
+    made_up = sorted(name for name, makes in zip(types, makes_up, strict=True) if makes)
+    return tuple(made_up), known + [_NEW.format(number + 1) for number in range(most)]
+
+
+def _distinct(first: NDArray[np.integer], second: NDArray[np.integer]) -> NDArray[np.integer]:
+    """The distinct pairs, [2, m]."""
+    return np.unique(np.stack([first, second]), axis=1)
 
 
 def encode(column: pa.ChunkedArray, names: Sequence[str]) -> NDArray[np.int32]:

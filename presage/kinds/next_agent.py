@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from presage.kinds.loaded import Loaded
-from presage.predictors.common.artefact import FORMAT_VERSION
+from presage.predictors.common.artefact import FORMAT_VERSION, read_artefact
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.registry.evidence import MomentEvidence, NextAgentBudget, NextAgentEvidence, judge_next_agent
 from presage.registry.gates import Gate, Interface
+from presage.registry.resolve import resolve
 from presage.report.data_warnings import figure_warnings
 from presage.training.next_agent.evaluate import ByMoment
-from presage.training.next_agent.train import NGRAM, evaluate_model
+from presage.training.next_agent.train import NGRAM, OldModel, evaluate_model
+
+if TYPE_CHECKING:
+    from presage.registry.connect import Registry
 
 _AGENTS_OF_BUDGET: Final = 30
 _BYTES_AN_AGENT: Final = 25_000
+
+
+def old_model(reference: str, registry: Callable[[], Registry]) -> OldModel:
+    """A predictor to train further, from `models:/NAME@ALIAS`, `models:/NAME/VERSION` or an artefact folder."""
+    found = resolve(reference, registry)
+    called = reference if found.version is None else f"models:/{found.name}/{found.version}"
+    return OldModel(NextAgentPredictor.load(found.folder), called, read_artefact(found.folder).digest)
 
 
 def gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, profile: str) -> list[Gate]:

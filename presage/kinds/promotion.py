@@ -16,7 +16,7 @@ from presage.kinds.reference_figures import keep_figures, promotion_figures
 from presage.predictor_kinds import Kind
 from presage.progress import Progress
 from presage.registry.connect import Registry, attached
-from presage.registry.gates import Verdict, floor_gates, types_gate, warning_gates
+from presage.registry.gates import Verdict, floor_gates, forgetting_gates, types_gate, warning_gates
 from presage.registry.promote import check_alias
 from presage.registry.promote import promote as carry_out
 from presage.report.data_warnings import trace_warnings
@@ -94,6 +94,7 @@ def judge_version(
     trained = json.loads(attached(registry, name, version, "", "metrics.json") or b"{}")
     under = target or "full"
     gates = [*kind.gates(candidate, champion, judged_on, _SEED, TARGETS[under]), *floor_gates(trained, under)]
+    gates += forgetting_gates(trained)
     if not prompts:
         known = [kind.types(one) for one in judged]
         gates.append(types_gate(known[0], known[1] if champion else (), _types_of(judged_on), types))

@@ -306,6 +306,32 @@ def floor_gates(metrics: Mapping[str, Any], target: str) -> list[Gate]:
     return [_floor_gate(f"floor-{name}", worst.get(name), judged) for name in sorted(metrics["baselines"])]
 
 
+def forgetting_gates(metrics: Mapping[str, Any]) -> list[Gate]:
+    """Warnings about a version that was trained further from an older one: by more than `NEGLIGIBLE` and beyond the
+    interval it is worse than that one on older traces, or nobody has measured it."""
+    started = metrics.get("started_from")
+    if not started:
+        return []
+    old = started.get("old_test")
+    if old is None:
+        reason = (
+            f"it was trained further from {started['model']}, and what it has forgotten of older traces was not "
+            "measured: train it again with --old-test, or judge it on newer and older traces"
+        )
+        return warning_gates({"forgotten": reason})
+    found = {}
+    for moment, of in old["forgotten"].items():
+        mine = old["moments"][moment]["accuracy"]
+        for k, (lost, ends) in enumerate(zip(of["difference"], of["ci95"], strict=True)):
+            if lost is not None and ends[0] > NEGLIGIBLE * (mine[k] + lost):
+                found[f"forgotten-{moment}-{k + 1}"] = (
+                    f"on {counted(old['workflows'], 'workflow')} of older traces it has {mine[k]:.4f}, and "
+                    f"{started['model']}, from which it was trained further, {mine[k] + lost:.4f}: {lost:.4f} less, "
+                    f"95 % interval [{ends[0]:.4f}, {ends[1]:.4f}]"
+                )
+    return warning_gates(found)
+
+
 def _lost(metrics: Mapping[str, Any], target: str) -> list[dict[str, Any]]:
     """The comparisons with baselines that a version lost in training, under the profile of the target."""
     of = metrics["profiles"][TARGETS[target]] if "profiles" in metrics else metrics

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from presage.registry.gates import floor_gates, lost_by_target, lost_tags
+from presage.registry.gates import floor_gates, forgetting_gates, lost_by_target, lost_tags
 
 
 def lost(baseline: str, by: float, of: float) -> dict[str, Any]:
@@ -71,3 +71,29 @@ def test_training_without_baselines_takes_no_floor_away() -> None:
     (gate,) = floor_gates({"workflows": 80, "baselines": {}}, "engine")
     assert (gate.name, gate.passed) == ("baselines", False)
     assert "train it again with --baselines" in gate.reason
+
+
+def test_a_version_that_was_trained_further_warns_of_what_it_has_forgotten() -> None:
+    started: dict[str, Any] = {"model": "models:/next-agent/3"}
+    (unknown,) = forgetting_gates({"started_from": started})
+    assert (unknown.name, unknown.passed, unknown.warning) == ("forgotten", True, True)
+    assert "models:/next-agent/3" in unknown.reason
+    assert "--old-test" in unknown.reason
+    started["old_test"] = {
+        "workflows": 40,
+        "moments": {"completion": {"accuracy": [0.9, 0.8, 0.7, 0.6]}},
+        "forgotten": {
+            "completion": {
+                "difference": [0.05, 0.05, 0.01, None],
+                "ci95": [[0.02, 0.08], [-0.01, 0.1], [0.001, 0.02], None],
+            }
+        },
+    }
+    (lost,) = forgetting_gates({"started_from": started})
+    assert (lost.name, lost.passed, lost.warning) == ("forgotten-completion-1", True, True), (
+        "only beyond interval and 1 %"
+    )
+    assert "on 40 workflows of older traces it has 0.9000" in lost.reason
+    assert "0.9500: 0.0500 less, 95 % interval [0.0200, 0.0800]" in lost.reason
+    assert not forgetting_gates({"started_from": None}), "trained anew"
+    assert not forgetting_gates({})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,18 @@ def predictor() -> NextAgentPredictor:
 
 def forecaster(counts: OnlineCounts | None = None) -> Forecaster:
     return Forecaster(predictor(), 1, back_off=counts or OnlineCounts(), budget=PATIENT, clock=Clock())
+
+
+@cache
+def of_made_up() -> NextAgentPredictor:
+    """Of an application that makes up two experts for each task."""
+    workflows = [[llm(agent) for agent in experts(str(number))] for number in range(60)]
+    return fit_predictor(trace(*workflows), states="none").predictor
+
+
+def experts(task: str) -> tuple[str, ...]:
+    x, y = f"expert of {task}", f"critic of {task}"
+    return ("plan", x, y, x, y, x, "write")
 
 
 def serve(
@@ -78,6 +91,30 @@ def test_a_renamed_agent_is_forecast_by_its_new_name_and_read_as_the_old_one() -
     assert [likeliest(live) for live in renamed] == [names.get(likeliest(live), likeliest(live)) for live in before]
     assert [live.known_as for live in renamed] == [None, "code", None, "code", None, None]
     assert [(live.source, live.evidence) for live in renamed] == [(live.source, live.evidence) for live in before]
+
+
+def test_agents_of_one_workflow_alone_are_forecast_by_their_names_once_they_were_called(tmp_path: Path) -> None:
+    predictor, agents = of_made_up(), experts("beekeeping")
+    to = Forecaster(predictor, 1, back_off=OnlineCounts(), budget=PATIENT, clock=Clock())
+    lives = serve(to, agents, 0)
+    assert [likeliest(live) for live in lives[2:]] == [*agents[3:], "END"]
+    assert not {*agents[1:3]} & {*lives[0].agents}, "nobody knows the names before"
+    assert lives[-1].source == "champion"
+    predictor.save(tmp_path / "artefact")
+    for loaded in (predictor, NextAgentPredictor.load(tmp_path / "artefact")):
+        steps = [{"workflow_type": "app", "agent": agent} for agent in agents]
+        for place, live in enumerate(lives):
+            given = [*steps[:place], {**steps[place], "output_tokens": None, "output_text": "."}]
+            by_name = loaded.forecast(given).agents[0]
+            assert by_name == {name: of(live, name) for name in live.agents}
+
+
+def test_a_new_agent_of_many_workflows_is_forecast_before_its_first_call() -> None:
+    to = Forecaster(of_made_up(), 1, back_off=OnlineCounts(), budget=PATIENT, clock=Clock())
+    for number in range(40):
+        lives = serve(to, ("plan", "audit", *experts(str(number))[1:]), number)
+    assert of(lives[0], "audit") > 0.5
+    assert not to.errors
 
 
 def test_a_renamed_agent_that_begins_workflows_is_found() -> None:
@@ -198,8 +235,9 @@ def test_the_model_is_compared_with_counts_where_it_does_not_back_off() -> None:
     assert 30 * known < compared <= 40 * known
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
+    numbered=st.booleans(),
     plans=st.lists(
         st.lists(st.sampled_from(["plan", "code", "test", "write", "x", "y", "z", ""]), min_size=1, max_size=8),
         min_size=1,
@@ -207,8 +245,12 @@ def test_the_model_is_compared_with_counts_where_it_does_not_back_off() -> None:
     ),
     agents=st.sampled_from([2, 32]),
 )
-def test_every_forecast_is_a_distribution_over_distinct_names(plans: list[list[str]], agents: int) -> None:
-    to = forecaster(OnlineCounts(BackoffConfig(agents=agents, min_evidence=1)))
+def test_every_forecast_is_a_distribution_over_distinct_names(
+    numbered: bool, plans: list[list[str]], agents: int
+) -> None:
+    counts = OnlineCounts(BackoffConfig(agents=agents, min_evidence=1))
+    of = of_made_up() if numbered else predictor()
+    to = Forecaster(of, 1, back_off=counts, budget=PATIENT, clock=Clock())
     for number, plan in enumerate(plans):
         for live in serve(to, tuple(plan), number):
             assert len(set(live.agents)) == len(live.agents) == live.probabilities.shape[1] - 1

@@ -6,10 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from text_samples import prompted_table, text_lengths
-from tool_samples import QUICK
+from tool_samples import QUICK, llm, trace
 
-from presage.features.moment import MOMENTS
+from presage.features.moment import MOMENTS, Moment
+from presage.features.prefixes import Prefixes, prefixes_of
+from presage.features.vocabulary import Vocabulary
 from presage.training.length.train import evaluate_lengths
+from presage.training.next_agent.change import by_role
 from presage.training.next_agent.train import evaluate_model, fit_predictor
 
 
@@ -58,3 +61,19 @@ def test_one_workflow_is_forecast_as_before(test: pa.Table, renamed: pa.Table) -
 def test_lengths_are_judged_as_before(test: pa.Table, renamed: pa.Table) -> None:
     before, after = (evaluate_lengths(text_lengths(), table, 0) for table in (test, renamed))
     assert before.evaluation.to_dict() == after.evaluation.to_dict()
+
+
+def test_what_is_forecast_of_a_renamed_agent_by_its_number_counts_as_of_the_agent_that_it_was() -> None:
+    vocabulary = Vocabulary(("app",), ("code", "plan", "<new agent 1>", "<new agent 2>"), numbered=("app",))
+    before = trace([llm("plan"), llm("x"), llm("code"), llm("x")])
+    after = replaced(before, "agent", ["plan", "x", "implement", "x"])
+    unchanged, seen = (prefixes_of(table, vocabulary, 1) for table in (before, after))
+    assert unchanged.named_outcomes[:, 0].tolist() == [vocabulary.unseen, 0, 2, vocabulary.end]
+    assert seen.agent.tolist() == [1, 2, 3, 2]
+
+    def predict(prefixes: Prefixes, moment: Moment) -> np.ndarray:
+        return np.tile(np.array([0.1, 0.2, 0.3, 0.35, 0.05], np.float32), (prefixes.steps, 1, 1))
+
+    found = by_role(predict, unchanged, seen)(seen, MOMENTS[1])[:, 0]
+    assert found[:2] == pytest.approx(predict(seen, MOMENTS[1])[:2, 0]), "nobody knows before its first call"
+    assert found[2:] == pytest.approx(np.tile(np.array([0.45, 0.2, 0.3, 0, 0.05], np.float32), (2, 1)))

@@ -160,7 +160,7 @@ class NextAgentPredictor:
                 if rows.any() or pattern == 0:
                     components = [p[moment][rows] for p in alone]
                     prior = usual if before is None else np.maximum(before[pattern, moment], _LEAST_SHARE)
-                    shares[pattern, moment] = fit_weights(components, validation.outcomes[rows], prior)
+                    shares[pattern, moment] = fit_weights(components, bare.outcomes[rows], prior)
                 else:
                     same = shares[pattern & (pattern - 1), moment]
                     shares[pattern, moment] = same if before is None else before[pattern, moment]
@@ -299,10 +299,12 @@ class NextAgentPredictor:
         out = np.empty((self.horizon, self.vocabulary.outcomes), np.float32)
         moment: Moment = PREFILL
         evidence = 0
+        new: tuple[str, ...] | None = () if self.vocabulary.numbers(steps[0]["workflow_type"]) else None
         for step in steps:
             tokens = log_tokens(step, "input")
             state = self.project(PREFILL, self.source.of_step(step, PREFILL))
-            evidence = self.prefilled(workflow, self._agent(step), tokens, state, out)
+            agent, new = self.vocabulary.call(self._known_as(step), new)
+            evidence = self.prefilled(workflow, agent, tokens, state, out)
             moment = PREFILL
             if has_output(step):
                 tokens = log_tokens(step, "output")
@@ -313,18 +315,17 @@ class NextAgentPredictor:
             source=self.standing(workflow, evidence),
             evidence=evidence,
             moment=moment,
-            agents=[dict(zip(self.vocabulary.agents, row[:-1].tolist(), strict=True)) for row in out],
+            agents=[dict(zip(self.vocabulary.called_by(new), row[:-1].tolist(), strict=True)) for row in out],
             end=out[:, -1].tolist(),
         )
 
-    def _agent(self, step: Mapping[str, Any]) -> int:
-        """Index of a step's agent; of one with an unknown name, that of the agent with its system prompt."""
-        agent, prompt = self.vocabulary.agent(step["agent"]), step.get("system_prompt")
-        if agent != self.vocabulary.unknown or self.agent_names is None or not isinstance(prompt, str) or not prompt:
-            return agent
+    def _known_as(self, step: Mapping[str, Any]) -> str:
+        """The name of a step's agent; of one with an unknown name, that of the agent with its system prompt."""
+        sent, prompt = str(step["agent"]), step.get("system_prompt")
+        if self.vocabulary.knows_agent(sent) or self.agent_names is None or not isinstance(prompt, str) or not prompt:
+            return sent
         found = self.agent_names.find_reworded(masked_prompt(prompt, {}).fingerprint())
-        name = recognised_as((step["workflow_type"], step["agent"]), found and found[0], (self.vocabulary,))
-        return agent if name is None else self.vocabulary.agent(name)
+        return recognised_as((step["workflow_type"], sent), found and found[0], (self.vocabulary,)) or sent
 
     # --- keeping ---
 

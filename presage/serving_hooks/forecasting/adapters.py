@@ -93,21 +93,38 @@ class NextAgentAdapter:
         found = {moment: self.predictor.projection(moment) for moment in source.sizes}
         return {moment: projection for moment, projection in found.items() if projection is not None}
 
-    def prefilled(self, workflow: Workflow, agent: str, step: Mapping[str, Any], left: LiveLengths) -> LiveForecast:
-        """The forecast once a step has read its prompt; `left` becomes its remaining tokens."""
+    def opened(self, workflow_type: str) -> tuple[str, ...] | None:
+        """The new agents of a workflow that begins: none so far, or None where the model does not number them."""
+        return () if self.predictor.vocabulary.numbers(workflow_type) else None
+
+    def called(self, agent: str, new: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """The new agents of a workflow, in their order, that called `new` before and calls this agent."""
+        return self.predictor.vocabulary.call(agent, new)[1]
+
+    def prefilled(
+        self, workflow: Workflow, agent: str, new: tuple[str, ...] | None, step: Mapping[str, Any], left: LiveLengths
+    ) -> LiveForecast:
+        """The forecast once a step has read its prompt.
+
+        Args:
+            agent, new: of the step, and the new agents of its workflow, itself included (`called`).
+            left: becomes its remaining tokens.
+        """
         out = self._buffer()
         tokens = log_tokens(step, "input")
-        known = self.predictor.vocabulary.agent(agent)
+        known = self.predictor.vocabulary.call(agent, new)[0]
         evidence = self.predictor.prefilled(workflow, known, tokens, self._state(step, PREFILL), out)
-        return self._checked(workflow, PREFILL, evidence, out, left)
+        return self._checked(workflow, new, PREFILL, evidence, out, left)
 
-    def completed(self, workflow: Workflow, step: Mapping[str, Any], left: LiveLengths) -> LiveForecast:
-        """The forecast once the step has produced its last token; `left` becomes its remaining tokens."""
+    def completed(
+        self, workflow: Workflow, new: tuple[str, ...] | None, step: Mapping[str, Any], left: LiveLengths
+    ) -> LiveForecast:
+        """The forecast once the step has produced its last token; arguments as in `prefilled`."""
         out = self._buffer()
         tokens = log_tokens(step, "output")
         state = self._state(step, COMPLETION)
         evidence = self.predictor.completed(workflow, tokens, state, out, step.get(TOOLS_CALLED))
-        return self._checked(workflow, COMPLETION, evidence, out, left)
+        return self._checked(workflow, new, COMPLETION, evidence, out, left)
 
     def _buffer(self) -> NDArray[np.float32]:
         return np.full((self.predictor.horizon, self.predictor.vocabulary.outcomes), np.nan, np.float32)
@@ -130,9 +147,15 @@ class NextAgentAdapter:
         return np.ascontiguousarray(row)
 
     def _checked(
-        self, workflow: Workflow, moment: Moment, evidence: int, out: NDArray[np.float32], left: LiveLengths
+        self,
+        workflow: Workflow,
+        new: tuple[str, ...] | None,
+        moment: Moment,
+        evidence: int,
+        out: NDArray[np.float32],
+        left: LiveLengths,
     ) -> LiveForecast:
-        agents = self.predictor.vocabulary.agents
+        agents = self.predictor.vocabulary.called_by(new)
         if out.shape[1] != len(agents) + 1:
             raise NotAForecast("the probabilities are no distributions")
         check_distributions(out)

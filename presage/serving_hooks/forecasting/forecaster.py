@@ -94,12 +94,13 @@ class ForecastState:
         remaining: forecast of remaining tokens when the last step began.
         called, forecast: its agents, and what was last forecast of the next one; kept only of workflow types that call
             agents which the model does not know.
+        new: its agents that the model numbers by the order of their first calls, in this order; None where it does not.
         history, stats_key: what online counts will learn from it, and under which key.
         awaited: the step that began last, while its hidden state or its answer is still expected.
     """
 
     __slots__ = (
-        "agents", "awaited", "called", "expected", "forecast", "history", "latest", "lengths", "missing", "open",
+        "agents", "awaited", "called", "expected", "forecast", "history", "latest", "lengths", "missing", "new", "open",
         "profiled", "remaining", "stats_key", "steps", "within",
     )  # fmt: skip
 
@@ -117,6 +118,7 @@ class ForecastState:
         self.open: tuple[tuple[int | None, str], ...] = ()
         self.latest: tuple[tuple[int | None, str, object], LiveForecast] | None = None
         self.called: tuple[str, ...] = ()
+        self.new: tuple[str, ...] | None = None
         self.forecast: Expected | None = None
         self.history = WorkflowHistory()
         self.awaited: Awaited | None = None
@@ -468,6 +470,7 @@ class Forecaster:
                 self._opened(workflow_type),
                 shared(scoped(tenant_of(workflow_id), workflow_type)),
             )
+            running.new = agents.opened(workflow_type) if agents is not None else None
             if len(self._workflows) > self.max_workflows:
                 self._workflows.popitem(last=False)
         named = step, given["agent"], given["input_tokens"]
@@ -570,14 +573,16 @@ class Forecaster:
         agents, workflow = self._agents, running.agents
         if agents is None or isinstance(workflow, Refused):
             return _why_not(agents, workflow)
-        return self._call_agents(partial(agents.prefilled, workflow, step["agent"], step, running.remaining))
+        running.new = agents.called(step["agent"], running.new)
+        prefilled = partial(agents.prefilled, workflow, step["agent"], running.new, step, running.remaining)
+        return self._call_agents(prefilled)
 
     def _finished(self, running: ForecastState, step: Mapping[str, Any], left: LiveLengths) -> LiveForecast | Refused:
         """The model's forecast of next agents at completion."""
         agents, workflow = self._agents, running.agents
         if agents is None or isinstance(workflow, Refused):
             return _why_not(agents, workflow)
-        return self._call_agents(partial(agents.completed, workflow, step, left))
+        return self._call_agents(partial(agents.completed, workflow, running.new, step, left))
 
     def _at_completion(self, workflow_type: str, running: ForecastState, step: Mapping[str, Any]) -> LiveForecast:
         """The forecast once the step has produced its last token."""

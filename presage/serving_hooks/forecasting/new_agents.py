@@ -93,6 +93,8 @@ class NewAgents:
         self._agents = predictor.vocabulary.agents
         self._index = predictor.vocabulary.agent
         self._counts = OnlineCounts(config)
+        self._of_names = np.ones(len(self._agents))
+        self._of_names[predictor.vocabulary.new_agents] = 0.0  # nobody takes the place of whoever is new
         first = predictor.parts.ngram.transitions()[-1, : len(self._agents)] + _LEAST
         self._first: NDArray[np.float64] = first / first.sum()
         self._types: OrderedDict[str, _ChangedType] = OrderedDict()
@@ -125,7 +127,7 @@ class NewAgents:
         self._types.move_to_end(key)
         likely = self._first if first else expected.modelled[:-1] if expected is not None else None
         if likely is not None and likely.sum() > _LEAST:
-            of.came(agent, likely / likely.sum())
+            of.came(agent, self._of_names * likely / likely.sum())
         return of.stands_for.get(agent)
 
     def follows(self, key: str) -> bool:
@@ -142,18 +144,21 @@ class NewAgents:
         if counted is None and not of.stands_for:
             return live, Expected(agent, live.probabilities[0])
         shares = {} if counted is None else dict(zip(counted.agents, counted.probabilities[:, :-1].T, strict=True))
-        free = [name for name in shares if name not in of.stands_for and not self._knows(name)]
-        names = (*self._agents, *of.stands_for, *free)
+        modelled = set(live.agents)  # new agents of this workflow too, where the model numbers them
+        standing = [name for name in of.stands_for if name not in modelled]
+        free = [name for name in shares if not (name in modelled or name in of.stands_for or self._knows(name))]
+        names = (*live.agents, *standing, *free)
         column = {name: place for place, name in enumerate(names)}
         found = np.zeros((len(live.probabilities), len(names) + 1), np.float32)
-        found[:, : len(self._agents)], found[:, -1] = live.probabilities[:, :-1], live.probabilities[:, -1]
+        found[:, : len(live.agents)], found[:, -1] = live.probabilities[:, :-1], live.probabilities[:, -1]
         nothing = np.zeros(len(found), np.float32)
         for known, members in of.members().items():
             places = [column[name] for name in (known, *members)]
             came = np.stack([shares.get(name, nothing) for name in (known, *members)], axis=1)
             total = came.sum(axis=1, keepdims=True)
             even = np.array([0.0, *(1 / len(members) for _ in members)], np.float32)  # the old name is likely gone
-            found[:, places] = found[:, [column[known]]] * np.where(total > _LEAST, came / (total + (total == 0)), even)
+            split = np.where(total > _LEAST, came / (total + (total == 0)), even)
+            found[:, places] = found[:, places].sum(axis=1, keepdims=True) * split
         if free:
             of_free = np.stack([shares[name] for name in free], axis=1)
             found *= 1 - of_free.sum(axis=1, keepdims=True)

@@ -37,8 +37,8 @@ def try_next_agent(predictor: NextAgentPredictor, texts: Mapping[str, str]) -> N
     for workflow_type in (*vocabulary.workflow_types[:1], ""):
         workflow = predictor.open(workflow_type)
         for agent in (*vocabulary.agents[:TRIAL_STEPS], ""):
-            adapter.prefilled(workflow, agent, {"input_tokens": 1, **known}, NO_LENGTHS)
-            adapter.completed(workflow, {"output_tokens": 1, **known}, NO_LENGTHS)
+            adapter.prefilled(workflow, agent, (), {"input_tokens": 1, **known}, NO_LENGTHS)
+            adapter.completed(workflow, (), {"output_tokens": 1, **known}, NO_LENGTHS)
 
 
 def try_lengths(predictor: RemainingLengthPredictor, texts: Mapping[str, str]) -> None:

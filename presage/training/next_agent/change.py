@@ -24,12 +24,13 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from presage.datasets.describe import describe
 from presage.datasets.schema import digest, workflow_codes
 from presage.errors import TraceError
 from presage.features.agent_names import recognised
-from presage.features.moment import MOMENTS
+from presage.features.moment import MOMENTS, Moment
 from presage.features.prefixes import Prefixes, prefixes_of
 from presage.predictor_kinds import KINDS
 from presage.training.baselines import find
@@ -161,8 +162,8 @@ def study_change(
         read = recognised(changed, fitted.predictor.agent_names, fitted.predictor.vocabulary)
         again = [] if read is changed else [(name + _RECOGNISED, read, "")]
         for called, traces, names in [(name, changed, what), *again]:
-            seen = replace(_held(fitted, traces), outcomes=held.outcomes)  # by role
-            found[called] = _judge(fitted, seen, predicts, recipe), names, seen
+            seen = replace(_held(fitted, traces), outcomes=held.named_outcomes)  # by role
+            found[called] = _judge(fitted, seen, predicts, recipe, held), names, seen
     return {
         "kind": "study",
         "study": "change",
@@ -238,9 +239,41 @@ def _held(fitted: FittedPredictor, table: pa.Table) -> Prefixes:
     return held.with_states(predictor.source.states(table))
 
 
-def _judge(fitted: FittedPredictor, held: Prefixes, predicts: Mapping[str, Predict], recipe: Recipe) -> Evaluation:
-    rng = np.random.default_rng(recipe.seed)
-    return evaluate(fitted.predictor.predict, held, rng, baselines=predicts)
+def _judge(
+    fitted: FittedPredictor,
+    seen: Prefixes,
+    predicts: Mapping[str, Predict],
+    recipe: Recipe,
+    unchanged: Prefixes | None = None,
+) -> Evaluation:
+    rng, predict = np.random.default_rng(recipe.seed), fitted.predictor.predict
+    if unchanged is None:
+        return evaluate(predict, seen, rng, baselines=predicts)
+    rivals = {name: by_role(of, unchanged, seen) for name, of in predicts.items()}
+    return evaluate(by_role(predict, unchanged, seen), seen, rng, baselines=rivals)
+
+
+def by_role(predict: Predict, unchanged: Prefixes, seen: Prefixes) -> Predict:
+    """Forecasts of changed prefixes: what is forecast of an agent that a workflow has called under a new name counts as
+    forecast of the agent that it was."""
+    if not len(seen.vocabulary.new_agents):
+        return predict
+    vocabulary, workflow = seen.vocabulary, seen.workflow
+    new, agents = vocabulary.new_agents, np.arange(vocabulary.outcomes)
+    was = np.tile(agents, (seen.workflows, 1))
+    rows = np.isin(seen.agent, new) & (unchanged.agent < vocabulary.unknown)
+    was[workflow[rows], seen.agent[rows]] = unchanged.agent[rows]
+    column, called = np.tile(agents, (seen.steps, 1)), seen.new_agents
+    for number, agent in enumerate(new):
+        column[:, agent] = np.where(called > number, was[workflow, agent], agent)
+
+    def judged(prefixes: Prefixes, moment: Moment) -> NDArray[np.float32]:
+        forecast = predict(prefixes, moment)
+        found = np.zeros_like(forecast)
+        np.add.at(found.swapaxes(1, 2), (np.arange(len(column))[:, None], column), forecast.swapaxes(1, 2))
+        return found
+
+    return judged
 
 
 def _figures(found: Mapping[str, tuple[Evaluation, str, Prefixes]], base: str, seed: int) -> dict[str, Any]:
@@ -252,7 +285,9 @@ def _figures(found: Mapping[str, tuple[Evaluation, str, Prefixes]], base: str, s
         against = models(found[base][0])
         told[name] = {
             "what": what,
-            "known_steps": float((seen.agent != seen.vocabulary.unknown).mean()),
+            "known_steps": float(
+                1 - np.isin(seen.agent, [*seen.vocabulary.new_agents, seen.vocabulary.unknown]).mean()
+            ),
             "workflows": seen.workflows,
             "models": {
                 model: {

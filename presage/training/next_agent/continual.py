@@ -113,7 +113,7 @@ def places_taken(old: NextAgentPredictor, table: pa.Table) -> dict[str, str]:
     came = BackoffNgram(2).fit(prefixes, prefixes).transitions()
     steps = np.zeros((len(both.workflow_types) + 1, len(both.agents)), np.int64)
     np.add.at(steps, (prefixes.workflow_type[prefixes.workflow], prefixes.agent), 1)
-    gone = np.flatnonzero(steps[:, :unknown].sum(axis=0) == 0)
+    gone = np.setdiff1d(np.flatnonzero(steps[:, :unknown].sum(axis=0) == 0), old.vocabulary.new_agents)
     follows, of_types = _information(old.parts.ngram.transitions()), _information(old.parts.evidence[:-1, :-1])
     to_gone, from_gone, alone = follows[:, gone], follows[gone], follows[gone, gone]
     of_new = [old.vocabulary.agent(prompted[name]) if name in prompted else -1 for name in new]

@@ -8,7 +8,7 @@ truncation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -197,7 +197,7 @@ def evaluate(
         raise TraceError("the test traces hold no step: nothing can be judged; name traces with at least one workflow")
     seed = int(rng.integers(2**63))
     baselines = baselines or {}
-    everything = np.arange(prefixes.steps)
+    everything, outcomes = np.arange(prefixes.steps), prefixes.named_outcomes
 
     def forecast(of: Predict, shown: Prefixes) -> dict[Moment, NDArray[np.float32]]:
         return {moment: of(shown, moment) for moment in MOMENTS}
@@ -207,7 +207,7 @@ def evaluate(
     ) -> dict[Moment, Figures]:
         workflow = np.unique(prefixes.workflow[rows], return_inverse=True)[1]
         return {
-            moment: measure(of[rows], prefixes.outcomes[rows], workflow, np.random.default_rng(seed), resamples)
+            moment: measure(of[rows], outcomes[rows], workflow, np.random.default_rng(seed), resamples)
             for moment, of in forecasts.items()
         }
 
@@ -241,7 +241,7 @@ def evaluate(
         baselines=overall,
         differences=against,
         rivals={kind: _rivals(by_type[kind], within[kind], seed, resamples) for kind in rows_of},
-        confusions={moment: confusions(of, prefixes) for moment, of in forecasts.items()},
+        confusions={moment: confusions(of, replace(prefixes, outcomes=outcomes)) for moment, of in forecasts.items()},
         behind=whole.behind,
         profiles=by_profile(profiles or {}, baselines, profile, {id(prefixes): whole}),
     )

@@ -289,7 +289,7 @@ def fit_predictor(
     """Fit a predictor on all served steps of a valid trace; arguments as in `train`."""
     config, report, begun = config or NextAgentConfig(), progress or (lambda _, __: None), time.perf_counter()
     table = served_steps(table)
-    vocabulary = Vocabulary.from_table(table)
+    vocabulary = Vocabulary.from_table(table, numbered=True)
     report("reading states", None)
     done = 0
 
