@@ -33,7 +33,7 @@ from presage.batch import Plan, call, given, join, template
 from presage.batch.operators import Call, Given
 from presage.batch.plan import Node
 from presage.batch.prefix_tree import field_tokens, pieces_of, tree_of
-from presage.batch.schedule import callers, depths, rows_that_fit, soft_order
+from presage.batch.schedule import callers, depths, soft_order
 from presage.serving_hooks.replay.engine import Arrival, EngineLoop, ReplayEngine
 from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.metrics import RequestOutcome, VirtualClock
@@ -344,7 +344,7 @@ def played(of: Instances, engine: Any, way: str, folder: Path) -> tuple[float, f
 
     limit = int(way.split()[0]) if way.endswith("rows at once") else None
     if ours:
-        limit = rows_that_fit(tree, engine.cache_tokens)
+        limit = order.rows_that_fit(engine.cache_tokens)
     router = Dispatcher(
         *(loop, jobs, prompts, steps, place),
         calls=None if way == COMES or (limit and not ours) else engine.most_requests,

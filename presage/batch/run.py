@@ -11,6 +11,7 @@ import hashlib
 import heapq
 import json
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,9 +25,11 @@ from presage.batch.operators import Call, Conditional, EachItem, Given, MapEach
 from presage.batch.plan import Node, Plan, as_text, evaluated
 from presage.batch.schedule import SoftOrder
 from presage.client import AGENT_HEADER, ID_HEADER, TYPE_HEADER
-from presage.errors import ConfigurationError, EngineError, OutputError
+from presage.errors import ConfigurationError, EngineError, InputError, OutputError
+from presage.serving_hooks.gateway.monitor.engine_metrics import read_engine_load
 
 _AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_OPEN_ROWS: Final = 1000
 _LONGEST_PAUSE_S: Final = 30.0
 _RUN_FILE: Final = "run.db"
 
@@ -42,15 +45,16 @@ class RunSettings:
 
     Attributes:
         concurrency: calls at each engine at a time.
-        open_rows: rows that are begun and not ended, at most.
+        open_rows: rows under way at each engine. None: as many as its cache holds (`SoftOrder.rows_that_fit`), if it
+            tells its size, as vLLM does; else 1,000.
         attempts: of a call that the engine does not take, or that does not reach it.
         timeout_s: for one answer.
         tenant: whose answers the cache may serve.
         api_key: "": none is sent.
     """
 
-    concurrency: int = 64
-    open_rows: int = 1000
+    concurrency: int = 256
+    open_rows: int | None = None
     attempts: int = 6
     timeout_s: float = 600.0
     tenant: str = ""
@@ -89,13 +93,22 @@ class RunReport:
 
 @dataclass(eq=False)
 class _Engine:
-    """A server, the calls that wait for it, and how many more it takes."""
+    """A server, the calls that wait for it, how many more it takes, and the tokens of its cache (0: unknown)."""
 
     url: str
     free: int
     models: dict[str, str] = field(default_factory=dict)
-    waiting: list[tuple[Place, int, asyncio.Future[_Engine]]] = field(default_factory=list)
+    cache_tokens: int = 0
+    waiting: list[tuple[Place, int, asyncio.Future[None]]] = field(default_factory=list)
     ends: bool = True
+
+    def next(self) -> None:
+        """Let calls go that wait for a free place."""
+        while self.free and self.waiting:
+            _, _, future = heapq.heappop(self.waiting)
+            if not future.cancelled():
+                self.free -= 1
+                future.set_result(None)
 
 
 class RowFailedError(Exception):
@@ -133,9 +146,8 @@ class BatchRun:
         self.name = folder.name
         self.settings.check()
         self.report = RunReport(rows=len(rows))
-        order = order or SoftOrder({}, range(len(rows)))
-        self._places, self._cache, self._transport = order.places, cache, transport
-        self._rows = order.rows
+        self._order = order or SoftOrder({}, range(len(rows)))
+        self._cache, self._transport = cache, transport
         self._engines = [_Engine(url.rstrip("/").removesuffix("/v1"), self.settings.concurrency) for url in engines]
         if not self._engines:
             raise ConfigurationError("no engine to run on; give its address, such as http://127.0.0.1:8000")
@@ -148,7 +160,7 @@ class BatchRun:
         """Compute what is missing; raises EngineError if an engine is not there or goes away."""
         done = self._results.done()
         self.report.kept = len(done)
-        left = [number for number in self._rows if number not in done]
+        left = [number for number in self._order.rows if number not in done]
         headers = {"authorization": f"Bearer {self.settings.api_key}"} if self.settings.api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=1000)
         async with httpx.AsyncClient(
@@ -156,20 +168,23 @@ class BatchRun:
         ) as self._client:
             if left:
                 await asyncio.gather(*map(self._meet, self._engines))
-            begun, ended = iter(enumerate(left)), 0
+            shares = self._shared_out(left)
+            ended = 0
 
-            async def worker() -> None:
+            async def worker(own: deque[tuple[int, int]], engine: _Engine) -> None:
                 nonlocal ended
-                for rank, number in begun:
-                    await self._row(number, rank)
+                while rows := own or max(shares, key=len):  # whoever has no more rows takes the last ones of another
+                    rank, number = rows.popleft() if rows is own else rows.pop()
+                    await self._row(number, rank, engine)
                     ended += 1
                     if progress is not None:
                         progress("running", ended / len(left))
 
             try:
                 async with asyncio.TaskGroup() as group:
-                    for _ in range(min(self.settings.open_rows, len(left))):
-                        group.create_task(worker())
+                    for engine, own in zip(self._engines, shares, strict=True):
+                        for _ in range(min(self._open_rows(engine), len(left))):
+                            group.create_task(worker(own, engine))
             except ExceptionGroup as errors:  # one of each row that was under way
                 raise errors.exceptions[0] from None
             finally:
@@ -188,6 +203,17 @@ class BatchRun:
         self._answers.close()
         self._results.close()
 
+    def _shared_out(self, left: list[int]) -> list[deque[tuple[int, int]]]:
+        """Rank and number of the rows of each engine: neighbours, since they begin alike."""
+        shares = [deque[tuple[int, int]]() for _ in self._engines]
+        for rank, number in enumerate(left):
+            shares[rank * len(shares) // len(left)].append((rank, number))
+        return shares
+
+    def _open_rows(self, engine: _Engine) -> int:
+        fit = self._order.rows_that_fit(engine.cache_tokens) if engine.cache_tokens else None
+        return self.settings.open_rows or fit or _OPEN_ROWS
+
     async def _meet(self, engine: _Engine) -> None:
         """Ask an engine for its models; what it says of one is the model's version in the cache."""
         try:
@@ -199,6 +225,12 @@ class BatchRun:
             raise EngineError(
                 f"{engine.url}: no OpenAI-compatible server answers there ({type(error).__name__}); give its address"
             ) from None
+        try:
+            page = await self._client.get(f"{engine.url}/metrics", timeout=30)
+            load = read_engine_load(page.content) if page.is_success else None
+        except (httpx.HTTPError, InputError):
+            load = None
+        engine.cache_tokens = (load.cache_tokens if load is not None else None) or 0
         if missing := [name for name in self._named() if name not in engine.models]:
             raise EngineError(f"{engine.url}: it does not serve {missing[0]!r}; it serves {', '.join(engine.models)}")
 
@@ -206,8 +238,8 @@ class BatchRun:
         calls = [node.operator for node in self.plan.calls]
         return sorted({call.model for call in calls if isinstance(call, Call) and call.model})
 
-    async def _row(self, number: int, rank: int) -> None:
-        row = _Row(self, number, rank, self._engines[rank * len(self._engines) // len(self.rows)])
+    async def _row(self, number: int, rank: int, engine: _Engine) -> None:
+        row = _Row(self, number, rank, engine)
         try:
             values = await asyncio.gather(*(row.value(node, ()) for node in self.plan.outputs.values()))
         except (RowFailedError, ConfigurationError) as error:
@@ -257,15 +289,16 @@ class BatchRun:
     async def _ask(self, row: _Row, node: Node, key: str, model: str, messages: list[dict[str, str]]) -> ModelAnswer:
         call = node.operator
         assert isinstance(call, Call)
-        sequence, place = self._places.get(node.key, (0, 0))
-        engine = await self._place(row.engine, (sequence, row.rank, place))
+        sequence, place = self._order.places.get(node.key, (0, 0))
+        engine = row.engine
+        await self._place(engine, (sequence, row.rank, place))
         names = {TYPE_HEADER: self.plan.name, ID_HEADER: row.name, AGENT_HEADER: call.agent}
         headers = {name: quote(value, safe="") for name, value in names.items()}
         try:
             said = await self._sent(engine, {"model": model, "messages": messages, **call.parameters}, headers, call)
         finally:
             engine.free += 1
-            self._next()
+            engine.next()
         row.calls += 1
         usage = said.get("usage") or {}
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
@@ -308,24 +341,13 @@ class BatchRun:
             await asyncio.sleep(pause)
         raise AssertionError(attempt)
 
-    async def _place(self, engine: _Engine, place: Place) -> _Engine:
-        """Wait for a free place, in the order of places; an engine without work takes another's."""
-        future: asyncio.Future[_Engine] = asyncio.get_running_loop().create_future()
+    async def _place(self, engine: _Engine, place: Place) -> None:
+        """Wait for a free place, in the order of places."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._number += 1
         heapq.heappush(engine.waiting, (place, self._number, future))
-        self._next()
-        return await future
-
-    def _next(self) -> None:
-        for engine in self._engines:
-            while engine.free:
-                longest = engine if engine.waiting else max(self._engines, key=lambda other: len(other.waiting))
-                if not longest.waiting or longest.models.keys() != engine.models.keys():
-                    break
-                _, _, future = heapq.heappop(longest.waiting)
-                if not future.cancelled():
-                    engine.free -= 1
-                    future.set_result(engine)
+        engine.next()
+        await future
 
 
 class _Row:

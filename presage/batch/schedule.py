@@ -32,7 +32,7 @@ _WEIGHTS: Final = (0.0, 0.1, 1.0, 10.0)
 """Of the chain behind a call, against the token steps until it has ended."""
 _IMPROVED_BELOW: Final = 65
 _KEPT: Final = 0.75
-"""Share of a cache that open rows may fill; the rest is for what is read once, and for rows that are longer."""
+"""Share of a cache that rows under way may fill; the rest is for what is read once, and for rows that are longer."""
 _MOVES: Final = 12_000
 
 
@@ -275,10 +275,16 @@ class SoftOrder:
         places: for each call, by structural hash, its inner sequence and its place there. A sequence runs row by row;
             sequences run one after the other, over all rows.
         rows: numbers of the rows, those that begin alike next to each other.
+        kept_tokens: of a row's prompts, read again by its later calls; 0 if none of them begins as another does.
     """
 
     places: Mapping[str, tuple[int, int]]
     rows: Sequence[int]
+    kept_tokens: float = 0.0
+
+    def rows_that_fit(self, cache_tokens: int) -> int | None:
+        """How many rows may be under way so that a cache holds what their later calls read again; None: any number."""
+        return max(1, int(_KEPT * cache_tokens / self.kept_tokens)) if self.kept_tokens else None
 
 
 def soft_order(plan: Plan, tree: PromptNode, rows: Sequence[Mapping[str, Any]]) -> SoftOrder:
@@ -307,24 +313,21 @@ def soft_order(plan: Plan, tree: PromptNode, rows: Sequence[Mapping[str, Any]]) 
     }
     fields = _fields(plan, tree)
     begins = [[as_text(row[name]) for name in fields] for row in rows]
-    return SoftOrder(places, sorted(range(len(rows)), key=lambda number: (begins[number], number)))
+    in_order = sorted(range(len(rows)), key=lambda number: (begins[number], number))
+    return SoftOrder(places, in_order, _kept_tokens(tree))
 
 
-def rows_that_fit(tree: PromptNode, cache_tokens: float) -> int | None:
-    """How many rows may be under way so that what their later calls read again stays in the cache.
-
-    A row keeps the pieces of the tree, from its first placeholder on, that two or more of its calls begin with. Returns
-    None if no call of a row begins as another does: then nothing of a row is read again.
-    """
+def _kept_tokens(tree: PromptNode) -> float:
+    """Tokens of the pieces, from a row's first placeholder on, that two or more of its calls begin with."""
     kept = 0.0
     waiting = [(tree, False)]
     while waiting:
         node, of_row = waiting.pop()
         of_row = of_row or any(piece.of_row for piece in node.pieces)
-        if of_row and len(node.calls) + len(node.children) > 1:  # whatever is above has more than one call below
+        if of_row and len(node.calls) + len(node.children) > 1:
             kept += node.tokens
         waiting.extend((child, of_row) for child in node.children.values())
-    return max(1, int(_KEPT * cache_tokens / kept)) if kept else None
+    return kept
 
 
 def _groups(tree: PromptNode) -> list[list[str]]:

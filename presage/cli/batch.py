@@ -41,8 +41,11 @@ def run(
         list[str], typer.Option(help="Address of an OpenAI-compatible server; repeat for more. Rows are shared out.")
     ],
     outputs: Annotated[str, _OUTPUTS] = "",
-    concurrency: Annotated[int, typer.Option(min=1, help="Calls at each engine at a time.")] = 64,
-    open_rows: Annotated[int, typer.Option(min=1, help="Rows that are under way at a time, at most.")] = 1000,
+    concurrency: Annotated[int, typer.Option(min=1, help="Calls at each engine at a time.")] = 256,
+    open_rows: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rows under way at each engine. Default: as many as its cache holds; else 1,000."),
+    ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="File of answers at temperature 0 that runs share; it holds answers as text.")
     ] = None,

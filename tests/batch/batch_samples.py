@@ -33,11 +33,20 @@ class Echo(httpx.AsyncBaseTransport):
 
     Args:
         says: the answer to some messages; a number is an HTTP status instead.
+        cache_tokens: as vLLM tells the size of its cache in its metrics; 0: no metrics.
     """
 
-    def __init__(self, says: Callable[[list[dict[str, str]]], str | int] | None = None, delay_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        says: Callable[[list[dict[str, str]]], str | int] | None = None,
+        delay_s: float = 0.0,
+        cache_tokens: int = 0,
+    ) -> None:
         self.says = says or (lambda messages: f"<{messages[-1]['content'][:20]}>")
         self.delay_s = delay_s
+        blocks = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{cache_tokens // 16}"}} 1.0'
+        self.metrics = f"vllm:num_requests_running 0.0\n{blocks}\n" if cache_tokens else ""
+        self.hosts: list[str] = []
         self.asked: list[dict[str, Any]] = []
         self.names: list[tuple[str, str, str]] = []
         self.ended: list[str] = []
@@ -47,11 +56,14 @@ class Echo(httpx.AsyncBaseTransport):
         path = request.url.path
         if path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "tiny", "root": "tiny-1"}]})
+        if path == "/metrics":
+            return httpx.Response(200 if self.metrics else 404, text=self.metrics)
         if path.startswith("/v1/workflows/"):
             self.ended.append(path)
             return httpx.Response(200, json={})
         body = json.loads(await request.aread())
         self.asked.append(body)
+        self.hosts.append(request.url.host)
         headers = request.headers
         kinds = ("x-presage-workflow-type", "x-presage-workflow-id", "x-presage-agent")
         self.names.append((headers[kinds[0]], headers[kinds[1]], headers[kinds[2]]))

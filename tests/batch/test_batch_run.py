@@ -18,7 +18,8 @@ from batch_samples import ENGINE, Echo, reviews
 
 from presage.batch import Plan, branch, call, function, given, join, map_each, template
 from presage.batch.answers import Answers, ModelAnswer
-from presage.batch.prefix_tree import tree_of
+from presage.batch.operators import Operator
+from presage.batch.prefix_tree import field_tokens, tree_of
 from presage.batch.run import BatchRun, RunReport, RunSettings
 from presage.batch.schedule import soft_order
 from presage.errors import ConfigurationError, EngineError
@@ -30,11 +31,12 @@ def ran(
     folder: Path,
     server: Echo,
     cache: Answers | None = None,
+    engines: Sequence[str] = (ENGINE,),
     **settings: Any,
 ) -> tuple[RunReport, list[dict[str, Any]]]:
-    order = soft_order(plan, tree_of(plan, {}), rows)
+    order = soft_order(plan, tree_of(plan, field_tokens(plan, rows)), rows)
     chosen = RunSettings(**{"attempts": 1, **settings})
-    run = BatchRun(plan, rows, [ENGINE], folder, order=order, settings=chosen, cache=cache, transport=server)
+    run = BatchRun(plan, rows, engines, folder, order=order, settings=chosen, cache=cache, transport=server)
     try:
         return asyncio.run(run.run()), run.results()
     finally:
@@ -131,6 +133,43 @@ def test_no_engine_gets_more_calls_than_it_may_have_and_all_are_named(tmp_path: 
     assert {(kind, name.split("%2F")[0]) for kind, name, _ in server.names} == {("reviews", "batch7")}
     assert {agent for _, _, agent in server.names} == {"lawyer", "doctor", "lister", "editor", "checker"}
     assert len(server.ended) == len(set(server.ended)) == 10
+
+
+def conversations(turns: int) -> Plan:
+    prompt, talk, said = given("text"), list[tuple[str, Operator]](), given("text")
+    for _ in range(turns):
+        said = call("x", prompt, history=talk)
+        talk += [("user", prompt), ("assistant", said)]
+        prompt = template("and then {n}?", n=str(len(talk)))
+    return Plan("talk", out=said)
+
+
+def test_no_more_rows_are_under_way_than_the_engines_cache_holds(tmp_path: Path) -> None:
+    rows = [{"text": f"{letter} {'word ' * 1000}"} for letter in "abcdefgh"]  # 1,250 tokens and answers, read twice
+    for cache, most in ((0, 8), (40_000, 8), (5_000, 2), (100, 1)):
+        server = Echo(delay_s=0.001, cache_tokens=cache)
+        ran(conversations(3), rows, tmp_path / str(cache), server)
+        assert server.most == most
+
+
+def test_engines_share_out_neighbours_and_take_over_what_is_left(tmp_path: Path) -> None:
+    rows = [{"text": f"{letter} {'word ' * 300}"} for letter in "abcdefghij"]
+    server = Echo(delay_s=0.002)
+    hosts = ["http://one", "http://two"]
+    report, _ = ran(conversations(2), rows, tmp_path / "r", server, engines=hosts, open_rows=2)
+    assert report.asked == 20
+    served = {"one": set[str](), "two": set[str]()}
+    for body, host in zip(server.asked, server.hosts, strict=True):
+        served[host].add(body["messages"][0]["content"][0])
+    assert set("abc") <= served["one"]
+    assert set("fgh") <= served["two"]
+    assert not served["one"] & served["two"]
+    slow = Echo(lambda messages: "x" * (1 + len(messages)), delay_s=0.001)
+    few = [{"text": "a"}, {"text": "b"}, {"text": "c"}]
+    ran(
+        conversations(1), few, tmp_path / "s", slow, engines=["http://one", "http://two", "http://three", "http://four"]
+    )
+    assert len(slow.asked) == 3
 
 
 def test_a_row_that_fails_says_why_and_is_tried_again(tmp_path: Path) -> None:
