@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -22,6 +23,10 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from tiny_model import Tiny
 
+from presage.batch import Plan, call, given
+from presage.batch.prefix_tree import field_tokens, tree_of
+from presage.batch.run import BatchRun, RunSettings
+from presage.batch.schedule import soft_order
 from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.serving_hooks.metrics import HISTOGRAMS, METRICS
@@ -488,3 +493,27 @@ def test_the_gateway_before_it_changes_no_token_and_names_workflows(server: Serv
 def test_it_leaves_nothing_in_the_working_directory(server: Server) -> None:
     assert not list(server.folder.iterdir())
     assert "Traceback" not in server.log.read_text()
+
+
+def test_a_batch_runs_in_any_order_with_the_same_answers_and_ends_its_workflows(server: Server, tmp_path: Path) -> None:
+    text = given("text")
+    first = call("planner", text, max_tokens=8)
+    history = (("user", text), ("assistant", first))
+    plan = Plan("retry", out=call("coder", WORDS[7], history=history, max_tokens=8), first=first)
+    rows = [{"text": " ".join(WORDS[n : n + 100])} for n in range(12)]
+    alive, named = server.status()["workflows"], server.count("forecast: champion")
+    tree = tree_of(plan, field_tokens(plan, rows))
+    found = []
+    for name, order, settings in (
+        ("one", soft_order(plan, tree, rows), RunSettings(api_key=KEY)),
+        ("two", None, RunSettings(api_key=KEY, concurrency=1, open_rows=1)),
+    ):
+        run = BatchRun(plan, rows, [server.url], tmp_path / name, order=order, settings=settings)
+        report = asyncio.run(run.run())
+        assert (report.asked, report.failed) == (24, 0)
+        assert report.output_tokens == 24 * 8
+        found.append(run.results())
+        run.close()
+    assert found[0] == found[1]
+    assert server.count("forecast: champion") >= named + 2 * 12
+    assert server.status()["workflows"] == alive
