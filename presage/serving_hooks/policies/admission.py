@@ -164,6 +164,10 @@ DOMINATES: Final = 0.25
 """Share of the engine's seconds spent on lost contexts, now or if all ran, from which bounds on waits are suspended."""
 _THRASHING: Final = 0.4
 """The share if all ran from which those that have begun go on by the size of their contexts."""
+_HOPELESS: Final = 0.5
+"""The share, while some are held, from which the open ones are taken for longer than most."""
+_OLDER: Final = 2.0
+"""Times the mean context that those of the open ones must then have: what is far above it is no spread of sizes."""
 _KEEPS: Final = np.array([0.5, 0.75, 0.9, 0.95, 1.0])
 """Quantiles of the latest pauses, of which one is chosen: who is away for longer gives up its place."""
 _UNMEASURED_S: Final = 30.0
@@ -296,6 +300,12 @@ class Admission:
             return
         context = max(float(contexts.mean()), 1.0) * self.longer
         own = max(float(facts["own"][opened].mean()), 1.0) * self.longer if at_present else context
+        of_open = context
+        if at_present and before < math.inf and recomputing_share >= _HOPELESS:
+            # Those that are held do not help, so the open ones are longer than most will be: where all were submitted
+            # together they are of one age, while those that wait have hardly begun.
+            of_open = float(facts["context"][opened].mean()) * self.longer
+            of_open = of_open if of_open >= _OLDER * context else context
         # Two outlooks: the expected contexts with all open, and the present ones with those that are.
         expected = settle(
             rates,
@@ -319,7 +329,7 @@ class Admission:
         most = max(2 * _NUMBERS, 2 * everybody)
         numbers = np.unique(np.round(np.geomspace(1, most, _NUMBERS)).astype(int)).astype(np.float64)
         keeps = np.unique(np.quantile(rates.pauses_s, _KEEPS))
-        grid = np.meshgrid(keeps, numbers, context * _CONTEXTS, indexing="ij")
+        grid = np.meshgrid(keeps, numbers, of_open * _CONTEXTS, indexing="ij")
         settled = settle(rates, cache, grid[1].ravel(), grid[2].ravel(), grid[0].ravel())
         # Workflows that are away give up places, but there are only so many to take them.
         cycle_s = float(rates.pauses_s.mean()) + settled.served_s
@@ -343,7 +353,7 @@ class Admission:
                 float(np.interp(chosen, numbers, of.reshape(grid[0].shape)[at].mean(axis=1)))
                 for of in (settled.miss_share, settled.steps_per_s, settled.stays_s)
             )
-            few = Outlook(int(chosen), chosen * context / cache, lost_then, steps_then, stays_then, self.keeps_s)
+            few = Outlook(int(chosen), chosen * of_open / cache, lost_then, steps_then, stays_then, self.keeps_s)
             self._outlooks = few, all_run
 
     def _learn(self, unexpected: float, now: float) -> None:
