@@ -6,7 +6,7 @@ and of those who wait the tenant with the lowest counter is served; who begins t
 of those who waited before, so nobody saves up.
 
 Service is the tokens of contexts that workflows hold while they have a place: what a workflow is let in with, and what
-it grows by then. It is counted only while somebody waits, from nothing, or better: from what each holds then.
+it grows by then. It is counted only while somebody waits, and begins with what each holds then.
 
 Between types of a tenant the order of the caller stays while no counter is behind by more than `lag_tokens`, as in
 deficit longest prefix match (Cao et al., 2025): the caller's order completes workflows sooner in the mean.
