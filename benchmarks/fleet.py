@@ -7,7 +7,10 @@ shipped engine `invented`), and with --real FOLDER the recorded workflows of `sw
 times: its bound. All runs of a cell have the same arrivals. The ratio of a policy is that of mean completion times with
 session affinity, a geometric mean over seeds with its 95 % interval.
 
-    .venv-vllm/bin/python benchmarks/fleet.py --real FOLDER
+With `--weights`, what return times bring: `fixed-weight` is `presage` with ThunderAgent's weight of a program in a tool
+call, 2^-t. `moves` counts programs that were paused on one engine and restored on another.
+
+    .venv-vllm/bin/python benchmarks/fleet.py --real FOLDER [--weights]
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ import numpy as np
 from replayed_cells import workload_of
 
 from presage.datasets.read import read_traces
+from presage.serving_hooks.policies.admission import Phase
+from presage.serving_hooks.policies.routing.fleet import Program
+from presage.serving_hooks.policies.routing.programs import ForecastPrograms
 from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.fleet_file import FleetMember
 from presage.serving_hooks.replay.metrics import Figures, interval
@@ -40,6 +46,21 @@ CELLS: Final = {
 
 ORACLE: Final = replace(ROUTING["presage"], name="presage-oracle", forecasts="oracle", returns="oracle")
 POLICIES_RUN: Final = (*ROUTING.values(), ORACLE)
+
+
+class FixedWeight(ForecastPrograms):
+    """ThunderAgent's weight in place of forecast return times."""
+
+    def weight(self, program: Program, now: float) -> float:
+        """2^-t in a tool call of t seconds."""
+        return float(2.0 ** -min(1000.0, now - program.since_s)) if program.phase is Phase.TOOL else 1.0
+
+
+WEIGHTS: Final = (
+    *(ROUTING[name] for name in ("session-affinity", "least-loaded", "thunderagent", "presage")),
+    replace(ROUTING["presage"], name="fixed-weight", routing=FixedWeight),
+)
+OVERLOADED: Final = {"loops": (160,), "swe_agent_glm": (61,), "claude_code": (40,)}
 
 
 def jobs_of(
@@ -71,19 +92,22 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", choices=list(CELLS), help="default: all that can run")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--weights", action="store_true", help="what return times bring, where engines are overloaded")
     args = parser.parse_args()
     cells = args.cells or [name for name in CELLS if name == "loops" or args.real is not None]
     found: dict[str, Any] = {}
+    policies = WEIGHTS if args.weights else POLICIES_RUN
     for name in cells:
         kind, cache_tokens, loads, count = CELLS[name]
+        loads = OVERLOADED[name] if args.weights else loads
         jobs, convention = jobs_of(name, args.real, int(0.95 * cache_tokens), count)
         engine = read_engine(kind, cache_tokens)
         fleet = tuple(FleetMember(f"e{number}", engine, POLICIES["stock"]) for number in range(ENGINES))
         for at_once in loads:
             setting = Setting(jobs, convention, Arrivals(at_once), engine, "counts", fleet=fleet)
-            tasks = [(setting, policy, seed) for policy in POLICIES_RUN for seed in range(args.seeds)]
+            tasks = [(setting, policy, seed) for policy in policies for seed in range(args.seeds)]
             done = iter(side_by_side(tasks, args.processes))
-            runs = {policy.name: [next(done).figures for _ in range(args.seeds)] for policy in POLICIES_RUN}
+            runs = {policy.name: [next(done).figures for _ in range(args.seeds)] for policy in policies}
             found[f"{name}/{at_once}"] = table(f"{name}, {len(jobs)} workflows, {at_once} at once", runs)
     print(json.dumps({"benchmark": "fleet", "engines": ENGINES, "seeds": args.seeds, "cells": found}))
 
@@ -112,7 +136,9 @@ def table(title: str, runs: dict[str, list[Figures]]) -> dict[str, Any]:
             "completion_mean_s": round(mean["completion_mean_s"], 2),
             "sooner": sooner,
         }
-    for other in ("thunderagent", "least-loaded"):
+    for other in ("thunderagent", "least-loaded", "fixed-weight"):
+        if other not in runs:
+            continue
         against = found["presage"][f"sooner_than_{other}"] = ratio(runs["presage"], runs[other])
         low, high = against["ci95"]
         print(f"presage: {against['mean']:.2f} ({low:.2f} to {high:.2f}) times sooner than {other}", flush=True)

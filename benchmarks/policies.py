@@ -144,7 +144,7 @@ def admission_over(n: int) -> tuple[Admission, Rates]:
     admission = Admission(10_000.0 * n)
     for i in range(n):
         row = admission.workflows.place(f"w{i}")
-        admission.workflows.facts[row] = i % 3, 0.0, True, 9_000.0, 15_000.0 + i % 50 * 200, math.nan
+        admission.workflows.facts[row] = i % 3, 0.0, True, 9_000.0, 15_000.0 + i % 50 * 200, math.nan, math.inf, 0.0
     return admission, Rates(0.01, 1e-4, 1e-4, 100.0, 400.0, 64, pauses_s, end=1 / 30, miss_share=0.5)
 
 

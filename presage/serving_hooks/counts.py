@@ -158,6 +158,13 @@ ADMISSION_CHANGES: Final = CounterMetric[AdmissionChange](
     lambda change: "let in, since nothing ran" if change == "let in" else change,
     (("held",), ("paused",), ("restored",), ("let in",)),
 )
+DEADLINES: Final = CounterMetric[Literal["met", "missed"]](
+    "presage_workflow_deadlines_total",
+    ("outcome",),
+    "Workflows with a deadline that have ended, but were not aborted, by whether they met it.",
+    lambda outcome: f"deadline {outcome}",
+    (("met",), ("missed",)),
+)
 ERRORS: Final = CounterMetric[Part, str](
     "presage_errors_total",
     ("what", "reason"),

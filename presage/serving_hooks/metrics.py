@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from presage.serving_hooks.counts import (
     ADMISSION_CHANGES,
     ADMISSION_DECISIONS,
+    DEADLINES,
     ERRORS,
     EVENTS,
     FORECASTS,
@@ -361,6 +362,12 @@ METRICS: Final = (
         "Workflows held back for longer than they may be, since letting all in would lose more contexts.",
         "admission.overdue",
     ),
+    _number(
+        "presage_pressed_workflows",
+        "Workflows held back that would miss their deadline if they waited on; they go first.",
+        "admission.pressed",
+    ),
+    counter(DEADLINES),
     _numbers(
         "presage_prefetch_requests_total",
         "outcome",

@@ -12,6 +12,7 @@ from presage.predictors.common.forecast import RETENTION_TARGET
 from presage.serving_hooks.forecasting.circuit_breaker import HANG_S, Budget
 from presage.serving_hooks.forecasting.registry_process import MOST_MB
 from presage.serving_hooks.mode_names import ADMIN_KEY_VARIABLE, ModeName, PolicyName
+from presage.serving_hooks.policies.fair_shares import Weights
 from presage.serving_hooks.policies.wait_bounds import Objective, Objectives
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.workflows import MOST_WORKFLOWS, TIME_TO_LIVE_S
@@ -44,10 +45,11 @@ class ObjectiveSettings(BaseModel):
 
     max_hold_s: Annotated[float, Field(ge=0)] | None = None
     first_token_s: Annotated[float, Field(gt=0)] | None = None
+    deadline_s: Annotated[float, Field(gt=0)] | None = None
 
     def settings(self) -> Objective:
         """As policies take it."""
-        return Objective(self.max_hold_s, self.first_token_s)
+        return Objective(self.max_hold_s, self.first_token_s, self.deadline_s)
 
 
 class ObjectivesSettings(BaseModel):
@@ -66,6 +68,19 @@ class ObjectivesSettings(BaseModel):
             {name: one.settings() for name, one in given.items()} for given in (self.tenants, self.workflow_types)
         )
         return Objectives(self.default.settings(), tenants, types, self.factor)
+
+
+class WeightSettings(BaseModel):
+    """Shares of service by tenant and workflow type; who is not named has 1."""
+
+    model_config = STRICT
+
+    tenants: Mapping[str, Annotated[float, Field(gt=0)]] = {}
+    workflow_types: Mapping[str, Annotated[float, Field(gt=0)]] = {}
+
+    def settings(self) -> Weights:
+        """As policies take them."""
+        return Weights(self.tenants, self.workflow_types)
 
 
 _RENAMED: Final = {"truth": "monitor"}

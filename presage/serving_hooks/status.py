@@ -137,6 +137,7 @@ class AdmissionStatus:
         contexts_longer: how many times as long as expected contexts are.
         growth_over_forecast: how many times as much as forecast contexts grow, by workflow type.
         overdue: workflows that have waited for as long as they may.
+        pressed: held workflows that would miss their deadline if they waited on.
     """
 
     held: int = 0
@@ -156,6 +157,7 @@ class AdmissionStatus:
     growth_over_forecast: Mapping[str, float] = field(default_factory=dict)
     recomputing_share: float = 0.0
     overdue: int = 0
+    pressed: int = 0
 
 
 @dataclass(frozen=True)

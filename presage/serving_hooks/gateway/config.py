@@ -30,7 +30,7 @@ from presage.serving_hooks.gateway.models.model_choice import AUTO, Pool
 from presage.serving_hooks.lifecycle.config import WebhookConfig
 from presage.serving_hooks.mode_names import GatewayPolicyName
 from presage.serving_hooks.policies.routing import ROUTERS
-from presage.serving_hooks.settings import STRICT, ForecastSettings, ObjectivesSettings, Word
+from presage.serving_hooks.settings import STRICT, ForecastSettings, ObjectivesSettings, WeightSettings, Word
 from presage.wording import nearest
 
 POLICIES: Final[tuple[str, ...]] = get_args(GatewayPolicyName)
@@ -203,6 +203,8 @@ class GatewayConfig(BaseModel):
     modes: ModesSettings = ModesSettings()
     objectives: ObjectivesSettings = ObjectivesSettings()
     """service objectives; `first_token_s` of a request is its deadline in annotations"""
+    weights: WeightSettings = WeightSettings()
+    """shares of tenants and workflow types where a routing policy holds workflows; who is not named has 1"""
     prefill_ahead: PrefillAheadSettings | None = None
     """prefills the known beginnings of next prompts, by the policy `prefill-ahead`; null for never"""
     webhook: WebhookConfig | None = None

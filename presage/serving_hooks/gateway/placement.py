@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from presage.serving_hooks.gateway.decisions import GatewayDecision
+from presage.serving_hooks.policies.fair_shares import Weights
 from presage.serving_hooks.policies.routing.fleet import Fleet, FleetEngine, Placement, RoutingRequest
 from presage.serving_hooks.policies.routing.placement import LeastLoaded, RoundRobin, RoutingPolicy
 
@@ -24,6 +25,7 @@ class Placements:
         make_policy: a routing policy.
         clock: monotonic seconds.
         on_hold: called when a request begins to wait (True) and when it does so no longer.
+        weights: shares of tenants and workflow types.
     """
 
     def __init__(
@@ -32,8 +34,9 @@ class Placements:
         make_policy: Callable[[], RoutingPolicy],
         clock: Callable[[], float],
         on_hold: Callable[[GatewayDecision, bool], object],
+        weights: Weights | None = None,
     ) -> None:
-        self.fleet = Fleet(engines)
+        self.fleet = Fleet(engines, weights)
         self._policy, self._clock, self._on_hold = make_policy(), clock, on_hold
         self._held: dict[_Id, asyncio.Future[Placement]] = {}
         self._placed: dict[str, tuple[_Id, str]] = {}
@@ -64,6 +67,7 @@ class Placements:
             cached_tokens=lambda engine: known.prompt_tokens if known is not None and known.engine == engine else 0,
             agent=step.agent,
             model=model,
+            group=step.stats_key,
         )
         self.fleet.arrived(request)
         placement = self._policy.decide(request, self.fleet, now)

@@ -216,7 +216,9 @@ class Upstreams:
         rows = [FleetEngine(one.name, 10**9, 256, step_s, prefill_s) for one in among]
         acts = self._decisions.modes.whole["placement"] is Mode.ON
         policy = self._config.routing if acts else "session-affinity"
-        made = self._fleets[model] = Placements(rows, ROUTERS[policy], self._clock, self._decisions.held), among
+        weights = self._config.weights.settings()
+        placements = Placements(rows, ROUTERS[policy], self._clock, self._decisions.held, weights)
+        made = self._fleets[model] = placements, among
         return made
 
     def _ended(self, workflow: Workflow, _: EndReason) -> None:

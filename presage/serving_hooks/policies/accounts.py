@@ -58,6 +58,9 @@ class Account:
         foreseen: its own tokens when its growth was forecast last, and that growth; None without a forecast.
         latest: by agent the number of its latest step, and the blocks of its prompt and answer.
         bound_s: seconds for which it may wait over its life.
+        deadline_at: when it has to have ended, on the caller's clock; infinity without a deadline.
+        began_at: when its latest request began.
+        aborted: whether its client has aborted it.
         changed: whether its row in the columns of the policy is out of date.
     """
 
@@ -77,6 +80,9 @@ class Account:
     held_since: float | None = None
     held_s: float = 0.0
     bound_s: float = math.inf
+    deadline_at: float = math.inf
+    began_at: float = 0.0
+    aborted: bool = False
     changed: bool = False
 
     def arrives(self, request_id: str, agent: str, prompt_tokens: int, reusable_tokens: int, now: float) -> None:

@@ -10,11 +10,15 @@ not the sum of present contexts, which thrashing itself makes look busy; new wor
 paused; those that have begun are paused only where the engine is far from its best, between two steps, the one that
 began last first; and a paused one is restored before a new one starts. New ones begin by their expected contexts in
 powers of two, the smallest first; of like size, and of those that have begun, the first that came goes first; where all
-would thrash, the smallest of those that have begun.
+would thrash, the smallest of those that have begun. Where tenants or workflow types compete, whose workflow is next
+follows from the service that they have received (`fair_shares.py`), and these orders hold within it.
+
+A workflow that would miss its deadline if it waited on goes before all others of its tenant, the earliest deadline
+first, and no longer once it has missed it. That is assumed from twice the seconds on that it is expected to take.
 
 A workflow waits for as long over its life as its bound says (`wait_bounds.py`), not longer, unless the engine spends
-more than `DOMINATES` of its time on lost contexts, or would if all ran. Whoever is overdue then goes before all others,
-so nobody starves: what is ahead of it only shrinks.
+more than `DOMINATES` of its time on lost contexts, or would if all ran. Whoever is overdue then goes before all others
+of its tenant, so nobody starves: what is ahead of it only shrinks.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS, AdmissionChange, EventCounts
+from presage.serving_hooks.policies.fair_shares import FairShares, Weights
 from presage.serving_hooks.policies.steady_state import Rates, settle
 from presage.serving_hooks.policies.workload import MOST_WRONG
 
@@ -42,10 +47,13 @@ class Phase(IntEnum):
 
 
 _FACTS: Final = np.dtype(
-    [("phase", "i1"), ("since", "f8"), ("begun", "?"), ("own", "f8"), ("context", "f8"), ("bound", "f8")]
+    [
+        *(("phase", "i1"), ("since", "f8"), ("begun", "?"), ("own", "f8"), ("context", "f8"), ("bound", "f8")),
+        *(("deadline", "f8"), ("needs", "f8")),
+    ]
 )
-_WAITS: Final = np.dtype([("total", "f8"), ("since", "f8"), ("inside", "?")])
-_NO_WAIT: Final = (0.0, math.nan, False)
+_WAITS: Final = np.dtype([("total", "f8"), ("since", "f8"), ("inside", "?"), ("charged", "f8"), ("group", "i8")])
+_NO_WAIT: Final = (0.0, math.nan, False, 0.0)
 _FIRST_ROOM: Final = 64
 
 
@@ -58,11 +66,14 @@ class WorkflowColumns:
     Attributes:
         facts: the phase and since when; whether a step of it has begun; its own tokens, which no other workflow has;
             how many it will have in the mean over what is left of it (context); the seconds for which it may wait over
-            its life (bound).
-        waits: seconds held in all, since when it is held (NaN if it is not), and whether the last decision admitted it.
+            its life (bound); when it has to have ended (deadline, infinity without), and the seconds that it is
+            expected to take if it does not wait (needs).
+        waits: seconds held in all, since when it is held (NaN if it is not), whether the last decision admitted it, its
+            tokens that count as received service since then (charged), and the number of its group.
+        groups: names by number: tenant and workflow type, between which service is shared.
     """
 
-    __slots__ = ("_free", "_rows", "_workflows", "facts", "waits")
+    __slots__ = ("_free", "_numbers", "_rows", "_sizes", "_workflows", "facts", "groups", "waits")
 
     def __init__(self) -> None:
         self.facts = np.zeros(0, _FACTS)
@@ -70,6 +81,9 @@ class WorkflowColumns:
         self._workflows: list[Any] = []
         self._rows: dict[Any, int] = {}
         self._free: list[int] = []
+        self.groups: dict[int, str] = {}
+        self._numbers: dict[str, int] = {}
+        self._sizes: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -86,8 +100,8 @@ class WorkflowColumns:
         """The workflows in these rows."""
         return [self._workflows[row] for row in rows.tolist()]
 
-    def place(self, workflow: Any) -> int:
-        """The row of a workflow, allocated if new; the caller fills a new row."""
+    def place(self, workflow: Any, group: str = "") -> int:
+        """The row of a workflow, allocated if new; the caller fills a new row. Its group stays the first one given."""
         row = self._rows.get(workflow)
         if row is not None:
             return row
@@ -101,7 +115,12 @@ class WorkflowColumns:
             self._free = list(range(room - 1, have - 1, -1))
         row = self._rows[workflow] = self._free.pop()
         self._workflows[row] = workflow
-        self.waits[row] = _NO_WAIT
+        number = self._numbers.get(group)
+        if number is None:
+            number = self._numbers[group] = max(self.groups, default=-1) + 1
+            self.groups[number] = group
+        self._sizes[number] = self._sizes.get(number, 0) + 1
+        self.waits[row] = *_NO_WAIT, number
         return row
 
     def clear(self) -> None:
@@ -114,6 +133,10 @@ class WorkflowColumns:
         if row is not None:
             self._workflows[row] = None
             self._free.append(row)
+            number = int(self.waits["group"][row])
+            self._sizes[number] -= 1
+            if not self._sizes[number]:
+                del self._sizes[number], self._numbers[self.groups.pop(number)]
 
 
 FULL: Final = "the cache would lose more than the batch would gain"
@@ -141,10 +164,18 @@ DOMINATES: Final = 0.25
 """Share of the engine's seconds spent on lost contexts, now or if all ran, from which bounds on waits are suspended."""
 _THRASHING: Final = 0.4
 """The share if all ran from which those that have begun go on by the size of their contexts."""
+_HOPELESS: Final = 0.5
+"""The share, while some are held, from which the open ones are taken for longer than most."""
+_OLDER: Final = 2.0
+"""Times the mean context that those of the open ones must then have: what is far above it is no spread of sizes."""
 _KEEPS: Final = np.array([0.5, 0.75, 0.9, 0.95, 1.0])
 """Quantiles of the latest pauses, of which one is chosen: who is away for longer gives up its place."""
 _UNMEASURED_S: Final = 30.0
 """Seconds after which a workflow that is away counts as gone, before pauses are measured."""
+_LAG: Final = 1.0
+"""Caches by which a workflow type may be behind others of its tenant; see `FairShares`."""
+_IN_TIME: Final = 2.0
+"""Times what a workflow is expected to take, from which its deadline presses: half of all take longer than expected."""
 _LEAST_CACHE: Final = 0.2
 """Share of the cache that counts as left if shared blocks seem to take more."""
 
@@ -156,10 +187,12 @@ class AdmissionConfig:
     Attributes:
         least_gain: the share by which waiting must raise steps a second; below it nobody waits.
         every_s: seconds between two choices of the number of open workflows.
+        weights: shares of tenants and workflow types.
     """
 
     least_gain: float = 0.15
     every_s: float = 2.0
+    weights: Weights = field(default_factory=Weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +217,7 @@ class Decision:
     Attributes:
         held: by workflow, the reason.
         overdue: of these, those that have waited for as long as they may, but bounds are suspended.
+        pressed: of these, those that would miss their deadline if they waited on.
         chosen: the outlook of the number that was chosen.
         everybody: the outlook of letting all run.
     """
@@ -191,6 +225,7 @@ class Decision:
     run: frozenset[Any]
     held: Mapping[Any, str]
     overdue: int
+    pressed: int
     chosen: Outlook
     everybody: Outlook
 
@@ -223,6 +258,10 @@ class Admission:
     _longest_s: float = math.inf
     _next_s: float = -math.inf
     _outlooks: tuple[Outlook, Outlook] = (Outlook(0), Outlook(0))
+    _shares: FairShares = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._shares = FairShares(self.config.weights, _LAG * self.cache_tokens)
 
     @property
     def is_full(self) -> bool:
@@ -261,6 +300,12 @@ class Admission:
             return
         context = max(float(contexts.mean()), 1.0) * self.longer
         own = max(float(facts["own"][opened].mean()), 1.0) * self.longer if at_present else context
+        of_open = context
+        if at_present and before < math.inf and recomputing_share >= _HOPELESS:
+            # Those that are held do not help, so the open ones are longer than most will be: where all were submitted
+            # together they are of one age, while those that wait have hardly begun.
+            of_open = float(facts["context"][opened].mean()) * self.longer
+            of_open = of_open if of_open >= _OLDER * context else context
         # Two outlooks: the expected contexts with all open, and the present ones with those that are.
         expected = settle(
             rates,
@@ -284,7 +329,7 @@ class Admission:
         most = max(2 * _NUMBERS, 2 * everybody)
         numbers = np.unique(np.round(np.geomspace(1, most, _NUMBERS)).astype(int)).astype(np.float64)
         keeps = np.unique(np.quantile(rates.pauses_s, _KEEPS))
-        grid = np.meshgrid(keeps, numbers, context * _CONTEXTS, indexing="ij")
+        grid = np.meshgrid(keeps, numbers, of_open * _CONTEXTS, indexing="ij")
         settled = settle(rates, cache, grid[1].ravel(), grid[2].ravel(), grid[0].ravel())
         # Workflows that are away give up places, but there are only so many to take them.
         cycle_s = float(rates.pauses_s.mean()) + settled.served_s
@@ -308,7 +353,7 @@ class Admission:
                 float(np.interp(chosen, numbers, of.reshape(grid[0].shape)[at].mean(axis=1)))
                 for of in (settled.miss_share, settled.steps_per_s, settled.stays_s)
             )
-            few = Outlook(int(chosen), chosen * context / cache, lost_then, steps_then, stays_then, self.keeps_s)
+            few = Outlook(int(chosen), chosen * of_open / cache, lost_then, steps_then, stays_then, self.keeps_s)
             self._outlooks = few, all_run
 
     def _learn(self, unexpected: float, now: float) -> None:
@@ -331,6 +376,8 @@ class Admission:
         began = np.maximum(waits["since"], facts["since"])
         waited = waits["total"] + np.where(np.isnan(waits["since"]), 0.0, now - began)
         overdue = (phase == Phase.READY) & (waited >= facts["bound"])
+        left_s = facts["deadline"] - now
+        pressed = (phase == Phase.READY) & (left_s > 0) & (left_s < _IN_TIME * facts["needs"])
         must = phase == Phase.STEP
         if max(self._recomputing_share, self._would_lose) < DOMINATES:
             must |= overdue
@@ -341,23 +388,85 @@ class Admission:
             inside[:] = True
         elif room > 0:
             waiting = ~inside & (phase == Phase.READY)
-            late, old, new = map(
-                np.flatnonzero, (waiting & overdue, waiting & ~overdue & begun, waiting & ~overdue & ~begun)
+            first = overdue | pressed
+            late, hurry, old, new = map(
+                np.flatnonzero,
+                (waiting & overdue, waiting & pressed & ~overdue, waiting & ~first & begun, waiting & ~first & ~begun),
             )
+            hurry = hurry[np.argsort(left_s[hurry], kind="stable")]
             if self._would_lose >= _THRASHING:
                 old = old[np.argsort(facts["own"][old], kind="stable")]
             sizes = np.round(np.log2(np.maximum(1.0, facts["context"][new])))  # of like size: the first that came
             new = new[np.argsort(sizes, kind="stable")]
-            inside[np.concatenate([late, old, new])[: int(room)]] = True
+            in_order = np.concatenate([late, hurry, old, new])
+            inside[self._fairly(in_order, len(late) + len(hurry), rows, int(room))] = True
         elif room < 0 and self._far:
             can = np.flatnonzero(inside & ~must)
             inside[can[max(0, len(can) + int(room)) :]] = False
         self.opened = int(np.count_nonzero(inside))
+        self._count_service(rows, inside, phase)
         self._update_waits(rows[inside], rows[~inside], now)
         why = np.where(away, 2, begun)[~inside].tolist()  # numbers: arrays of texts take a millisecond
         held = {one: _WHY[of] for one, of in zip(self.workflows.at(rows[~inside]), why, strict=True)}
         run = frozenset(self.workflows.at(rows[inside]))
-        return Decision(run, held, int(np.count_nonzero(overdue & ~inside)), *self._outlooks)
+        outside = np.count_nonzero(overdue & ~inside), np.count_nonzero(pressed & ~inside)
+        return Decision(run, held, int(outside[0]), int(outside[1]), *self._outlooks)
+
+    def _fairly(
+        self, in_order: NDArray[np.intp], cannot_wait: int, rows: NDArray[np.intp], room: int
+    ) -> NDArray[np.intp]:
+        """The first `room` of these workflows, by what their groups have received, in this order within each.
+
+        The first `cannot_wait` of them go before all others of their tenant.
+        """
+        waits = self.workflows.waits
+        group = waits["group"][rows[in_order]]
+        if len(in_order) <= room or len(self.workflows.groups) < 2:
+            return in_order[:room]
+        by_group = np.argsort(group, kind="stable")
+        numbers, starts = np.unique(group[by_group], return_index=True)
+        names = [self.workflows.groups[number] for number in numbers.tolist()]
+        lines = {name: iter(line.tolist()) for name, line in zip(names, np.split(by_group, starts[1:]), strict=True)}
+        self._charge(rows)
+        self._shares.wait(names)
+        own = self.workflows.facts["own"][rows]
+        at = {name: next(line) for name, line in lines.items()}
+        heads = {name: (place >= cannot_wait, place) for name, place in sorted(at.items(), key=lambda one: one[1])}
+        chosen: list[int] = []
+        while len(chosen) < room:
+            name = self._shares.next(heads)
+            one = int(in_order[heads[name][1]])
+            chosen.append(one)
+            self._shares.charge(name, float(own[one]))
+            waits["charged"][rows[one]] = own[one]
+            place = next(lines[name], None)
+            if place is None:
+                del heads[name]
+            else:
+                heads[name] = place >= cannot_wait, place
+        return np.array(chosen, np.intp)
+
+    def _charge(self, rows: NDArray[np.intp]) -> None:
+        """Counts what open workflows have grown by as service."""
+        waits, own = self.workflows.waits, self.workflows.facts["own"]
+        inside = rows[waits["inside"][rows]]
+        grown = np.maximum(0.0, own[inside] - waits["charged"][inside])
+        waits["charged"][inside] += grown
+        groups, index = np.unique(waits["group"][inside], return_inverse=True)
+        for number, tokens in zip(groups.tolist(), np.bincount(index, grown, len(groups)).tolist(), strict=True):
+            self._shares.charge(self.workflows.groups[number], tokens)
+
+    def _count_service(self, rows: NDArray[np.intp], inside: NDArray[np.bool_], phase: NDArray[Any]) -> None:
+        """Counts service while groups compete; a workflow that gives up its place counts from nothing again."""
+        waits = self.workflows.waits
+        waiting = rows[~inside & (phase == Phase.READY)]
+        if len(waiting) and len(self.workflows.groups) > 1:
+            self._charge(rows)
+            self._shares.wait([self.workflows.groups[of] for of in np.unique(waits["group"][waiting]).tolist()])
+            waits["charged"][rows[~inside]] = 0.0
+        elif self._shares.counting:
+            self._shares.wait(())
+            waits["charged"] = 0.0
 
     def _update_waits(self, running: NDArray[np.intp], stopped: NDArray[np.intp], now: float) -> None:
         facts, waits = self.workflows.facts, self.workflows.waits

@@ -1,7 +1,8 @@
 """How long policies may delay a request: service objectives by tenant and workflow type, and a measured default.
 
 Admission and shortest job first complete workflows sooner in the mean by letting some requests wait. Both may delay a
-request until its bound only, counted from its arrival: then it is no longer held, and is next in line.
+request until its bound only, counted from its arrival: then it is no longer held, and is next in line. A deadline is of
+a whole workflow: admission lets those go first that would miss theirs.
 
 The default is `factor` times the mean time to first token of the latest requests. By Little's law that mean is the
 requests that wait, divided by the first tokens a second, whatever their order; and admission holds only where it
@@ -31,10 +32,12 @@ class Objective:
     Attributes:
         max_hold_s: seconds for which a request may be delayed.
         first_token_s: seconds from arrival to the first token; the bound is earlier by the mean time of a prefill.
+        deadline_s: seconds from the arrival of a workflow's first request until the workflow has to have ended.
     """
 
     max_hold_s: float | None = None
     first_token_s: float | None = None
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,11 @@ class WaitBounds:
         """Of requests without an objective; infinity until enough is measured."""
         mean = self._first_token_s
         return self._objectives.factor * mean.mean if mean.count >= ENOUGH_REQUESTS else math.inf
+
+    def deadline_s(self, step: Step) -> float:
+        """Seconds that a workflow has which arrives with this step; infinity without a deadline."""
+        wanted = self._objectives.of(step).deadline_s
+        return math.inf if wanted is None else wanted
 
     def of(self, step: Step | None) -> float | None:
         """By its objective, seconds from arrival for which policies may delay a request; None for the default."""

@@ -229,19 +229,21 @@ class ForecastGrowth:
 
 
 class TypeMeans:
-    """Means of a workflow type: steps of a workflow that has ended, and tokens that a step adds to its own context.
+    """Means of a workflow type: steps of a workflow that has ended, tokens that a step adds to its own context, and
+    seconds from the beginning of a step until the next one arrives (`step_s`).
 
     They begin with those of earlier traces, where these are known (`foreseen`). `forecast_growth` compares forecasts of
     a model with what came.
     """
 
-    __slots__ = ("forecast_growth", "foreseen", "growth", "steps")
+    __slots__ = ("forecast_growth", "foreseen", "growth", "step_s", "steps")
 
     def __init__(self, earlier: tuple[float, float] | None) -> None:
         self.foreseen, self.forecast_growth = earlier is not None, ForecastGrowth()
         steps, growth = earlier or (0.0, 0.0)
         self.steps = RunningMean(mean=steps, count=_EARLIER if self.foreseen else 0)
         self.growth = RunningMean(LATEST, growth, round(_EARLIER * steps))
+        self.step_s = RunningMean(LATEST)
 
     def expected_steps(self, steps: int) -> float:
         """Steps that a workflow takes in all, after so many."""
@@ -249,6 +251,10 @@ class TypeMeans:
             return max(4.0, 2.0 * steps)
         mean = self.steps.mean
         return steps + 0.5 * mean if steps > mean else mean
+
+    def needs_s(self, steps: int) -> float:
+        """Seconds that a workflow takes after so many steps if it does not wait; 0 before any is measured."""
+        return max(0.0, self.expected_steps(steps) - steps) * self.step_s.mean
 
 
 class WorkloadMeans:

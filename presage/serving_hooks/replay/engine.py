@@ -28,6 +28,8 @@ from presage.serving_hooks.replay.metrics import PolicyRun, RequestOutcome, Virt
 from presage.serving_hooks.replay.prompts import HASH_BYTES, LazyTokens, PromptIds
 from presage.serving_hooks.replay.vllm_scheduler import make_request
 from presage.serving_hooks.replay.workload import ReplayJob, Schedule, again_tokens
+from presage.serving_hooks.workflows.identity import tenant_of, unscoped
+from presage.serving_hooks.workflows.tenants import ARGUMENT
 
 _LOOK_AGAIN_S: Final = 0.01
 """Seconds until an engine calls its scheduler again when requests wait and none is admitted."""
@@ -287,9 +289,10 @@ class ReplayEngine:
             if not job.workflow_type or not engine.named
             else {
                 "workflow_type": job.workflow_type,
-                "workflow_id": job.workflow_id,
+                "workflow_id": unscoped(job.workflow_id),
                 "agent": step.agent,
                 "step": index,
+                ARGUMENT: tenant_of(job.workflow_id),
             }
         )
         request = make_request(

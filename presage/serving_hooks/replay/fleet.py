@@ -19,7 +19,7 @@ from presage.serving_hooks.replay.fleet_file import FleetMember
 from presage.serving_hooks.replay.metrics import Figures, PolicyRun, RequestOutcome, VirtualClock
 from presage.serving_hooks.replay.prompts import PromptIds
 from presage.serving_hooks.replay.workload import ReplayJob
-from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of
 
 _LOOK_S: Final = 1.0
 """Seconds between two looks at which engines are open, if engines are added or drained."""
@@ -99,6 +99,7 @@ class FleetRouter:
             partial(self._cached_tokens, arrival),
             step.agent,
             model,
+            scoped(tenant_of(job.workflow_id), job.workflow_type),
         )
         self._arrivals[request.id] = arrival
         self.fleet.arrived(request)

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS, EventCounts
+from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS, DEADLINES, EventCounts
 from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.accounts import Account, AdmissionRequest, SharedPrefixes
 from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision, WorkflowColumns
@@ -70,10 +70,18 @@ class Columns:
         rows, facts = [], []
         for workflow, account in self._changed:
             account.changed = False
-            rows.append(self._columns.place(workflow))
+            rows.append(self._columns.place(workflow, account.workflow_type))
             self._compare(workflow, account)
             own, context = account.own_tokens(self._block_tokens), self.context_tokens(workflow, account)
-            facts.append((account.phase, account.since, account.steps > 0, own, context, account.bound_s))
+            needs_s = 0.0
+            if account.deadline_at < math.inf:
+                needs_s = self._workload.of_type(account.workflow_type).needs_s(account.steps)
+            facts.append(
+                (
+                    *(account.phase, account.since, account.steps > 0, own, context, account.bound_s),
+                    *(account.deadline_at, needs_s),
+                )
+            )
         self._changed.clear()
         self._columns.facts[rows] = np.array(facts, self._columns.facts.dtype)
 
@@ -155,7 +163,7 @@ class AdmissionController(Listener):
         self._let_run = 0
         self._again = False
         self.times = IterationTimes()
-        self.counts = EventCounts(ADMISSION_DECISIONS, ADMISSION_CHANGES)
+        self.counts = EventCounts(ADMISSION_DECISIONS, ADMISSION_CHANGES, DEADLINES)
         self.longest_held_s = 0.0
         self._admission = Admission(port.cache_tokens(), config, self.counts)
         self._held_at_most_s = held_at_most_s
@@ -195,11 +203,13 @@ class AdmissionController(Listener):
             # While some are held a new workflow waits for the next decision, a moment from now.
             held = (self._holding or self._admission.is_full) and mode is Mode.ON
             account = workflow.account = Account(step.stats_key, now, held=held)
-            self.workflows.place(workflow)
+            account.deadline_at = now + self._bounds.deadline_s(step)
+            self.workflows.place(workflow, account.workflow_type)
             if held:
                 self._held[workflow] = account
         elif not account.requests:
             self._workload.pauses_s.append(now - account.since)
+            self._workload.of_type(account.workflow_type).step_s.observe(now - account.began_at)
         bound_s = self._bounds.of(step)
         account.bound_s = self._held_at_most_s if bound_s is None else min(bound_s, self._held_at_most_s)
         reusable = min(prompt_tokens, account.blocks.known(hashes) * self._block_tokens)
@@ -234,6 +244,7 @@ class AdmissionController(Listener):
             return
         hashes, now = self._port.prompt_hashes(request), self._clock()
         account.begins(request.request_id, hashes, now)
+        account.began_at = now
         self._count_held_time(account, asked, now)
         reusable, prompt = asked.reusable_tokens, asked.new_tokens + asked.reusable_tokens
         # Blocks that other workflows computed count neither as lost if they are not cached, nor as new if they are.
@@ -269,10 +280,11 @@ class AdmissionController(Listener):
 
     def workflow_ended(self, workflow: Workflow, reason: EndReason) -> None:
         """A workflow has ended."""
-        self._happens(partial(self._ends, workflow))
+        self._happens(partial(self._ends, workflow, reason))
 
-    def _ends(self, workflow: Workflow) -> None:
+    def _ends(self, workflow: Workflow, reason: EndReason) -> None:
         if workflow.account is not None:
+            workflow.account.aborted = reason is EndReason.ABORTED
             self._ended.append(workflow)
 
     # Queries.
@@ -337,6 +349,7 @@ class AdmissionController(Listener):
             growth_over_forecast=self._workload.forecast_growth(),
             recomputing_share=self._recomputing_share,
             overdue=last.overdue if last else 0,
+            pressed=last.pressed if last else 0,
         )
 
     def debug_state(self) -> dict[str, int]:
@@ -453,6 +466,8 @@ class AdmissionController(Listener):
             workflow.account = None
             self._held.pop(workflow, None)
             self._columns.drop(workflow, account)
+            if account.deadline_at < math.inf and not account.aborted:
+                self.counts.add(DEADLINES, "met" if account.since <= account.deadline_at else "missed")
             self._workload.of_type(account.workflow_type).steps.observe(account.steps)
             waited_s = account.waited_s(now)
             self._held_s += waited_s

@@ -15,7 +15,14 @@ from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.policies.wait_bounds import Objectives
 from presage.serving_hooks.recorder.config import RecorderConfig
-from presage.serving_hooks.settings import STRICT, ForecastSettings, ModeSettings, ObjectivesSettings, Word
+from presage.serving_hooks.settings import (
+    STRICT,
+    ForecastSettings,
+    ModeSettings,
+    ObjectivesSettings,
+    WeightSettings,
+    Word,
+)
 
 
 class PresageConfig(ForecastSettings):
@@ -64,7 +71,11 @@ class PresageConfig(ForecastSettings):
     objectives: ObjectivesSettings | None = None
     """service objectives: an object of default, tenants and workflow_types, each with max_hold_s (seconds for which
     priority may delay a request, and admission a workflow over its life) and first_token_s (seconds to the first token,
-    met by ending delays in time), and factor: without an objective priority delays for so many mean times to it"""
+    met by ending delays in time), deadline_s (seconds from a workflow's arrival until it has to have ended: who would
+    miss it goes first), and factor: without an objective priority delays for so many mean times to a first token"""
+    weights: WeightSettings = WeightSettings()
+    """shares of tenants and workflow types where workflows are held: an object of tenants and workflow_types, numbers
+    by name; who is not named has 1"""
 
     prefetch: bool = False
     """load or compute forecast prompts into idle blocks before they are requested; needs eviction"""
@@ -102,7 +113,7 @@ class PresageConfig(ForecastSettings):
 
     def admission_settings(self) -> AdmissionConfig:
         """Settings of admission."""
-        return AdmissionConfig(least_gain=self.admission_least_gain)
+        return AdmissionConfig(least_gain=self.admission_least_gain, weights=self.weights.settings())
 
     def prefetch_settings(self) -> PrefetchConfig:
         """Settings of prefetch."""

@@ -51,7 +51,7 @@ def told(monkeypatch: pytest.MonkeyPatch, runs: Callable[[Workflow], bool]) -> N
     def decide(self: Admission, now: float) -> Decision:
         there = {of: replace(row, id=of.key) for of, row in zip(self.workflows, rows(self.workflows), strict=True)}
         held = {of: "so it is told" for of, row in there.items() if not runs(row)}
-        return Decision(frozenset(there) - set(held), held, 0, NOTHING, NOTHING)
+        return Decision(frozenset(there) - set(held), held, 0, 0, NOTHING, NOTHING)
 
     monkeypatch.setattr(Admission, "decide", decide)
 
@@ -433,3 +433,22 @@ def test_without_prefix_caching_admission_is_idle(tmp_path: Path) -> None:
     engine.run()
     status = engine.scheduler.presage_status()
     assert (status["on"]["admission"], status["admission"]) == (False, None)
+
+
+def test_workflows_that_have_ended_met_or_missed_their_deadline(tmp_path: Path) -> None:
+    """Four steps of 50 ms: one second is enough, and 100 ms are not."""
+    of = {"workflow_types": {"slow": {"deadline_s": 1.0}, "quick": {"deadline_s": 0.1}}}
+    engine = Ticking(tmp_path, SyncWorkflowScheduler, presage={"objectives": of})
+    for kind, name in (("slow", "a"), ("quick", "b"), ("none", "c"), ("slow", "d")):
+        engine.scheduler.add_request(
+            ask(name, [ord(name), *range(60)], 4, workflow_type=kind, workflow_id=name, agent="coder")
+        )
+    for _ in range(8):
+        engine.step()
+    for kind, name in (("slow", "a"), ("quick", "b"), ("none", "c")):
+        assert engine.scheduler.workflow_ended(kind, name)
+    engine.scheduler.add_request(ask("e", [5, *range(60)], 2, workflow_type="none", workflow_id="e", agent="coder"))
+    for _ in range(8):
+        engine.step()
+    decisions = held_by(engine)["decisions"]
+    assert (decisions["deadline met"], decisions["deadline missed"]) == (1, 1)

@@ -19,14 +19,18 @@ class Workflow:
     context_tokens: float = 20_000.0
     own_tokens: float | None = None
     bound_s: float = math.inf
+    deadline_at: float = math.inf
+    needs_s: float = 0.0
+    group: str = ""
 
 
 def rows(crowd: WorkflowColumns) -> Iterator[Workflow]:
     """The workflows in the order of their arrival."""
     numbers = crowd.rows()
     for row, name in zip(numbers, crowd.at(numbers), strict=True):
-        phase, since, begun, own, context, bound = crowd.facts[row].item()
-        yield Workflow(name, Phase(phase), since, begun, context, own, bound)
+        phase, since, begun, own, context, bound, deadline_at, needs_s = crowd.facts[row].item()
+        group = crowd.groups[int(crowd.waits["group"][row])]
+        yield Workflow(name, Phase(phase), since, begun, context, own, bound, deadline_at, needs_s, group)
 
 
 def decide(
@@ -43,9 +47,12 @@ def decide(
     for name in set(crowd) - {one.id for one in here}:
         admission.workflows.drop(name)
     for one in here:
-        row = crowd.place(one.id)
+        row = crowd.place(one.id, one.group)
         own = one.context_tokens if one.own_tokens is None else one.own_tokens
-        crowd.facts[row] = one.phase, one.since, one.begun, own, one.context_tokens, one.bound_s
+        crowd.facts[row] = (
+            *(one.phase, one.since, one.begun, own, one.context_tokens, one.bound_s),
+            *(one.deadline_at, one.needs_s),
+        )
     if admission.is_due(now):
         admission.choose(rates, recomputing_share, shared_tokens, now, known)
     return admission.decide(now)
@@ -56,6 +63,6 @@ def waited_s(admission: Admission, workflow: Workflow, now: float) -> float:
     crowd = admission.workflows
     if workflow.id not in crowd:
         return 0.0
-    total, since, _ = crowd.waits[crowd.place(workflow.id)].item()
+    total, since, *_ = crowd.waits[crowd.place(workflow.id)].item()
     held = not math.isnan(since) and workflow.phase is Phase.READY
     return float(total + now - max(since, workflow.since) if held else total)

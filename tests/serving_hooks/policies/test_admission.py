@@ -323,3 +323,17 @@ def test_who_takes_the_place_of_one_that_has_ended_has_waited_for_nothing() -> N
     decide(admission, [*CROWD[:-1], replace(last, id="fresh", since=5.0)], THRASHING, 5.0)
     assert waited_s(admission, replace(last, id="fresh", since=5.0), 5.0) == 0
     assert len(admission.workflows) == len(CROWD)
+
+
+def test_where_those_that_are_open_have_far_outgrown_those_that_wait_and_contexts_are_lost_fewer_are_open() -> None:
+    """All came together: the mean over those that have hardly begun says nothing about the open ones."""
+    chosen = {}
+    for lost in (0.45, 0.6):
+        admission = room_for_ten()
+        young = [ready(f"w{i:02}", 8_000.0, begun=True) for i in range(80)]
+        first = decide(admission, young, THRASHING, 0.0)
+        assert len(first.run) > 10
+        old = {one.id: replace(one, phase=Phase.STEP, context_tokens=40_000.0) for one in young if one.id in first.run}
+        crowd = [old.get(one.id, one) for one in young]
+        chosen[lost] = decide(admission, crowd, THRASHING, 2.0, recomputing_share=lost).chosen.workflows
+    assert chosen[0.6] < chosen[0.45]

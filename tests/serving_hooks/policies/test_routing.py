@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from presage.serving_hooks.policies.admission import Phase
+from presage.serving_hooks.policies.fair_shares import Weights
 from presage.serving_hooks.policies.routing.capacity import StatisticalCapacity
 from presage.serving_hooks.policies.routing.chimera import Chimera, PricedModels, PublishedChimera, last_token_s
 from presage.serving_hooks.policies.routing.fleet import Fleet, FleetEngine, Program, RoutingRequest
@@ -18,6 +19,7 @@ from presage.serving_hooks.policies.routing.placement import (
     SessionAffinity,
 )
 from presage.serving_hooks.policies.routing.programs import ForecastPrograms, ProgramScheduling, ThunderAgent
+from presage.serving_hooks.workflows.identity import scoped
 
 EVERY = (SessionAffinity, RoundRobin, LeastLoaded, LongestPrefix, ProgramScheduling, ThunderAgent, ForecastPrograms)
 
@@ -336,3 +338,47 @@ def test_bounds_of_several_requests_never_pass_a_cache(events: list[tuple[int, i
         for engine in range(engines):
             on = [size for id, size in sizes.items() if told.where.get(id) == engine]
             assert len(on) <= 1 or (sum(on) <= 1000 and len(on) <= 8)
+
+
+GROUPS = (scoped("key-0", "coding"), scoped("key-1", "coding"))
+
+
+def restored(kind: type, weights: Weights | None, tokens: tuple[int, int], ends: int) -> list[int]:
+    """The tenants whose workflows are restored, in their order, as one after the other ends; both always wait."""
+    of = Fleet([FleetEngine("e0", 1000, 8, 0.01, 1e-4)], weights)
+    told = Told(kind(), of)
+    for n in range(200):
+        tenant = 0 if n < 100 else 1
+        told.arrives(request(f"w{n}", tokens=tokens[tenant], at=n / 1000, group=GROUPS[tenant]))
+    order = list(told.where)
+    for turn in range(ends):
+        told.answers(order[turn], now=1.0 + turn, ended=True)
+        told.ticks(1.0 + turn)
+        order += [one for one in told.where if one not in order]
+    return [int(one[0] >= 100) for one in order]
+
+
+@pytest.mark.parametrize("kind", [ProgramScheduling, ForecastPrograms])
+def test_a_tenant_that_came_later_does_not_wait_for_all_of_another(kind: type) -> None:
+    assert sum(restored(kind, None, (100, 100), 20)[10:]) == pytest.approx(15, abs=5), "it holds nothing at first"
+    by_weight = [restored(ThunderAgent, weights, (100, 100), 20) for weights in (None, Weights(tenants={"key-1": 9.0}))]
+    assert by_weight[0] == by_weight[1], "the published rule knows no tenants"
+
+
+def test_tenants_of_a_fleet_get_tokens_by_weight() -> None:
+    turns = restored(ProgramScheduling, Weights(tenants={"key-1": 3.0}), (100, 100), 60)
+    assert sum(turns) / len(turns) == pytest.approx(0.75, abs=0.08)
+    halves = restored(ProgramScheduling, None, (200, 100), 60)
+    assert sum(halves) / len(halves) == pytest.approx(2 / 3, abs=0.08)
+
+
+@given(st.integers(10, 400), st.integers(10, 400), st.sampled_from([0.5, 1.0, 3.0]))
+@settings(max_examples=40, deadline=None)
+def test_law_a_tenant_of_a_fleet_is_never_ahead_of_one_that_waits_by_more_than_it_has_open(
+    first: int, second: int, weight: float
+) -> None:
+    turns = restored(ProgramScheduling, Weights(tenants={"key-1": weight}), (first, second), 40)
+    received = [0.0, 0.0]
+    for tenant in turns:
+        received[tenant] += (first, second)[tenant] / (1.0, weight)[tenant]
+    assert abs(received[0] - received[1]) <= max(1000 + first, (1000 + second) / weight)

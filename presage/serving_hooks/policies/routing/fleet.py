@@ -7,11 +7,13 @@ of ThunderAgent (§4.1: contexts, phase, placement, status). The caller reports 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from presage.serving_hooks.policies.admission import Phase
+from presage.serving_hooks.policies.fair_shares import Weights
 
 _UNKNOWN_OUTPUT: Final = 256.0
 """Output tokens assumed of a request without a forecast, before any answer was seen."""
@@ -33,6 +35,7 @@ class RoutingRequest:
         cached_tokens: prompt tokens in the cache of an engine, by its number.
         agent: that makes it; empty if unknown.
         model: that must serve it; empty for any.
+        group: workflow type with its tenant.
     """
 
     id: tuple[int, int]
@@ -44,6 +47,7 @@ class RoutingRequest:
     cached_tokens: Callable[[int], int] = lambda engine: 0
     agent: str = ""
     model: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,8 @@ class Program:
         counted_tokens: its share of its engine's `load_tokens`.
         waiting: its held requests.
         held_s: seconds held before the current hold.
+        group: workflow type with its tenant, between which service is shared.
+        charged_tokens: of its context, those that count as service since it was admitted; None while none is counted.
     """
 
     name: str
@@ -131,6 +137,8 @@ class Program:
     waiting: list[RoutingRequest] = field(default_factory=list)
     held_s: float = 0.0
     model: str = ""
+    group: str = ""
+    charged_tokens: float | None = None
 
 
 class Fleet:
@@ -140,10 +148,14 @@ class Fleet:
         moves: programs that went to another engine.
         mean_output: running mean of output tokens.
         mean_growth: running mean of the tokens by which a prompt is longer than the one before it.
+        weights: shares of tenants and workflow types.
+        groups: programs by group.
     """
 
-    def __init__(self, engines: Sequence[FleetEngine]) -> None:
+    def __init__(self, engines: Sequence[FleetEngine], weights: Weights | None = None) -> None:
         self.engines = list(engines)
+        self.weights = weights or Weights()
+        self.groups: Counter[str] = Counter()
         self.programs: dict[str, Program] = {}
         self.moves = 0
         self.mean_output = _UNKNOWN_OUTPUT
@@ -158,7 +170,10 @@ class Fleet:
         """A request has arrived; returns its program, which may be new."""
         program = self.programs.get(request.program)
         if program is None:
-            program = self.programs[request.program] = Program(request.program, request.arrives_s, model=request.model)
+            program = self.programs[request.program] = Program(
+                request.program, request.arrives_s, model=request.model, group=request.group
+            )
+            self.groups[program.group] += 1
         if program.steps and not program.contexts:
             grown = request.prompt_tokens - program.prompt_tokens
             self.mean_growth += _NEW * (max(0, grown) - self.mean_growth)
@@ -214,6 +229,9 @@ class Fleet:
     def ended(self, program: str) -> None:
         """A workflow has ended."""
         of = self.programs.pop(program)
+        self.groups[of.group] -= 1
+        if not self.groups[of.group]:
+            del self.groups[of.group]
         self.count(of, 0.0)
         if of.engine is not None:
             self.engines[of.engine].programs.pop(program, None)

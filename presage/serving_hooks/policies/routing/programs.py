@@ -17,6 +17,9 @@ more, programs with steps go before new ones, and the weight of a program in a t
 - A program that is away for so long that its weight is nearly 0 gives up its place; when it returns, it goes back to
   its engine if that has room, else to the one that begins it soonest.
 
+Ours and vllm-router's share the room between tenants and workflow types by service received (`fair_shares.py`); their
+orders hold within a type, and within a tenant while no type is behind. ThunderAgent's rule knows neither.
+
 No policy interrupts a request. An engine without programs always takes one, so the queue advances.
 """
 
@@ -25,9 +28,11 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, Final
 
 from presage.serving_hooks.policies.admission import Phase
+from presage.serving_hooks.policies.fair_shares import FairShares
 from presage.serving_hooks.policies.routing.fleet import Fleet, FleetEngine, Placement, Program, RoutingRequest
 from presage.serving_hooks.policies.routing.placement import HOME, NO_ENGINE
 
@@ -44,13 +49,17 @@ class Programs:
 
     Attributes:
         buffer_tokens: added to each context.
+        fair: whether room is shared between tenants and workflow types.
     """
 
     tick_s: float | None = 5.0
     buffer_tokens = 0
+    fair = True
 
     def __init__(self) -> None:
-        self._queues: defaultdict[str, list[Program]] = defaultdict(list)  # by model
+        # By model, then by group.
+        self._queues: defaultdict[str, defaultdict[str, list[Program]]] = defaultdict(lambda: defaultdict(list))
+        self._shares: dict[str, FairShares] = {}
 
     def weight(self, program: Program, now: float) -> float:
         """Weight of a program's context in the load of its engine, 0 to 1."""
@@ -92,11 +101,14 @@ class Programs:
         program.waiting.append(request)
         if len(program.waiting) == 1:
             program.phase, program.since_s = Phase.READY, now
-            insort(self._queues[program.model], program, key=lambda one: self.queue_key(one, now))
+            queue = self._queues[program.model][program.group if self.fair else ""]
+            insort(queue, program, key=lambda one: self.queue_key(one, now))
         return Placement(None, QUEUED if fleet.open(request.model) else NO_ENGINE)
 
     def answered(self, request: tuple[int, int], program: Program, fleet: Fleet, now: float) -> None:
         """Counts its new context; a program that leaves is paused."""
+        if program.admitted:
+            self._charge(program)
         if program.leaving and not program.in_flight:
             self._pause(program, fleet)
         elif program.admitted:
@@ -122,8 +134,9 @@ class Programs:
                     program.leaving = True
                 else:
                     self._pause(program, fleet)
-        for queue in self._queues.values():
-            queue.sort(key=lambda one: self.queue_key(one, now))
+        for queues in self._queues.values():
+            for queue in queues.values():
+                queue.sort(key=lambda one: self.queue_key(one, now))
 
     def release(self, fleet: Fleet, now: float) -> list[tuple[RoutingRequest, Placement]]:
         """Restores programs in the order of the queue; looks at no more than `_LOOK` that find no room."""
@@ -131,16 +144,22 @@ class Programs:
 
     def _release(self, model: str, fleet: Fleet, now: float) -> list[tuple[RoutingRequest, Placement]]:
         found: list[tuple[RoutingRequest, Placement]] = []
-        still: list[Program] = []
-        queue, open_ = self._queues[model], fleet.open(model)
+        queues, open_ = self._queues[model], fleet.open(model)
+        shares = self._sharing(model, fleet, open_)
+        still: dict[str, list[Program]] = {group: [] for group in queues}
         most = self._most(fleet, open_)
-        at = 0
-        while at < len(queue) and len(still) < _LOOK:
-            program = queue[at]
-            at += 1
+        at, looked = dict.fromkeys(queues, 0), 0
+        only = next(iter(queues)) if len(queues) == 1 else None
+        while looked < _LOOK:
+            group = self._next(queues, at, shares, now) if only is None else only
+            if group is None or at[group] == len(queues[group]):
+                break
+            program = queues[group][at[group]]
+            at[group] += 1
             needs = self.size(program, fleet)
             if needs > most:
-                still.append(program)
+                still[group].append(program)
+                looked += 1
                 if self.passes(program, now):
                     continue
                 break
@@ -151,11 +170,57 @@ class Programs:
             program.held_s += now - program.waiting[0].arrives_s
             fleet.move(program, placement.engine)
             self._count(program, fleet, now)
+            if shares is not None:
+                program.charged_tokens = program.context_tokens
+                shares.charge(group, program.context_tokens)
             found += [(request, placement) for request in program.waiting]
             program.waiting = []
             most = self._most(fleet, open_)
-        queue[:at] = still
+        for group, queue in list(queues.items()):
+            queue[: at[group]] = still[group]
+            if not queue:
+                del queues[group]
+        if shares is not None:
+            shares.wait(queues)
         return found
+
+    def _sharing(self, model: str, fleet: Fleet, engines: list[int]) -> FairShares | None:
+        """The counters of the groups that share a model's engines; None while there is only one, or none waits."""
+        if not self.fair or len(fleet.groups) < 2 or not self._queues[model]:
+            self._shares.pop(model, None)
+            return None
+        shares = self._shares.get(model)
+        if shares is None:
+            caches = sum(fleet.engines[number].cache_tokens for number in engines)
+            shares = self._shares[model] = FairShares(fleet.weights, caches)
+            for number in engines:
+                for program in fleet.engines[number].programs.values():
+                    if program.admitted:
+                        program.charged_tokens = program.context_tokens
+                        shares.charge(program.group, program.context_tokens)
+        shares.wait(self._queues[model])
+        return shares
+
+    def _next(
+        self,
+        queues: Mapping[str, list[Program]],
+        at: Mapping[str, int],
+        shares: FairShares | None,
+        now: float,
+    ) -> str | None:
+        """The group whose next program is looked at; None if there is none."""
+        left = {group: queue[at[group]] for group, queue in queues.items() if at[group] < len(queue)}
+        if len(left) < 2 or shares is None:
+            return min(left, key=lambda group: self.queue_key(left[group], now), default=None)
+        order = sorted(((self.queue_key(program, now), group) for group, program in left.items()))
+        return shares.next({group: (True, key) for key, group in order})
+
+    def _charge(self, program: Program) -> None:
+        """Counts what an admitted program has grown by as service."""
+        shares = self._shares.get(program.model)
+        if shares is not None and program.charged_tokens is not None:
+            shares.charge(program.group, max(0.0, program.context_tokens - program.charged_tokens))
+            program.charged_tokens = max(program.charged_tokens, program.context_tokens)
 
     def _most(self, fleet: Fleet, engines: list[int]) -> float:
         return max((self._takes(fleet.engines[number]) for number in engines), default=-math.inf)
@@ -171,7 +236,7 @@ class Programs:
         fleet.count(program, self.size(program, fleet) * self.weight(program, now))
 
     def _pause(self, program: Program, fleet: Fleet) -> None:
-        program.admitted, program.leaving = False, False
+        program.admitted, program.leaving, program.charged_tokens = False, False, None
         fleet.count(program, 0.0)
 
 
@@ -192,6 +257,7 @@ class ThunderAgent(Programs):
     """ThunderAgent's rule with the additions of its public code."""
 
     buffer_tokens = 100
+    fair = False
 
     def weight(self, program: Program, now: float) -> float:
         """2^-t in a tool call of t seconds (eq. 7)."""
