@@ -73,7 +73,7 @@ class PresageConfig(ForecastSettings):
     priority may delay a request, and admission a workflow over its life) and first_token_s (seconds to the first token,
     met by ending delays in time), deadline_s (seconds from a workflow's arrival until it has to have ended: who would
     miss it goes first), and factor: without an objective priority delays for so many mean times to a first token"""
-    weights: WeightSettings = WeightSettings()
+    weights: WeightSettings | None = None
     """shares of tenants and workflow types where workflows are held: an object of tenants and workflow_types, numbers
     by name; who is not named has 1"""
 
@@ -113,7 +113,8 @@ class PresageConfig(ForecastSettings):
 
     def admission_settings(self) -> AdmissionConfig:
         """Settings of admission."""
-        return AdmissionConfig(least_gain=self.admission_least_gain, weights=self.weights.settings())
+        weights = self.weights or WeightSettings()
+        return AdmissionConfig(least_gain=self.admission_least_gain, weights=weights.settings())
 
     def prefetch_settings(self) -> PrefetchConfig:
         """Settings of prefetch."""
