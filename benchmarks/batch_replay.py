@@ -344,7 +344,7 @@ def played(of: Instances, engine: Any, way: str, folder: Path) -> tuple[float, f
 
     limit = int(way.split()[0]) if way.endswith("rows at once") else None
     if ours:
-        limit = order.rows_that_fit(engine.cache_tokens)
+        limit = order.rows_that_fit(engine.cache_tokens, len(of.rows))
     router = Dispatcher(
         *(loop, jobs, prompts, steps, place),
         calls=None if way == COMES or (limit and not ours) else engine.most_requests,

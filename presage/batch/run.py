@@ -183,7 +183,7 @@ class BatchRun:
             try:
                 async with asyncio.TaskGroup() as group:
                     for engine, own in zip(self._engines, shares, strict=True):
-                        for _ in range(min(self._open_rows(engine), len(left))):
+                        for _ in range(self._open_rows(engine, len(own), len(left))):
                             group.create_task(worker(own, engine))
             except ExceptionGroup as errors:  # one of each row that was under way
                 raise errors.exceptions[0] from None
@@ -210,9 +210,9 @@ class BatchRun:
             shares[rank * len(shares) // len(left)].append((rank, number))
         return shares
 
-    def _open_rows(self, engine: _Engine) -> int:
-        fit = self._order.rows_that_fit(engine.cache_tokens) if engine.cache_tokens else None
-        return self.settings.open_rows or fit or _OPEN_ROWS
+    def _open_rows(self, engine: _Engine, own: int, rows: int) -> int:
+        fit = self._order.rows_that_fit(engine.cache_tokens, own) if engine.cache_tokens else None
+        return min(self.settings.open_rows or fit or _OPEN_ROWS, rows)
 
     async def _meet(self, engine: _Engine) -> None:
         """Ask an engine for its models; what it says of one is the model's version in the cache."""
