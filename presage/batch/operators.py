@@ -23,6 +23,7 @@ from presage.errors import ConfigurationError
 
 _DEPTH: ContextVar[int] = ContextVar("presage_batch_depth", default=0)
 _PLAIN: Final = (str, int, float, bool, bytes, type(None))
+_KEPT_BACK: Final = ("messages", "n", "stream", "stream_options")
 ROLES: Final = ("system", "user", "assistant")
 
 
@@ -197,12 +198,19 @@ def call(
         temperature: at 0 equal prompts are asked once; else each call of a plan is asked by itself.
         output_tokens: expected length of the answer, for the schedule; default: half of `max_tokens`.
         parameters: further ones of the request, such as `stop` or `seed`.
+
+    Raises:
+        ConfigurationError: a name, role or parameter that no call can have.
     """
     if not agent:
         raise ConfigurationError('call: an agent without a name; name it by its role, such as "critic"')
     if temperature < 0 or max_tokens < 1:
         raise ConfigurationError(
             f"call of {agent!r}: temperature is {temperature} and max_tokens {max_tokens}; 0 and 1 are the least"
+        )
+    if kept := [name for name in _KEPT_BACK if name in parameters]:
+        raise ConfigurationError(
+            f"call of {agent!r}: {kept[0]} is not for a batch, which reads one whole answer a call"
         )
     if wrong := [role for role, _ in history if role not in ROLES]:
         raise ConfigurationError(f"call of {agent!r}: role {wrong[0]!r} in its history; one of {', '.join(ROLES)}")

@@ -7,6 +7,7 @@ down before its value is used, so a run that was killed asks for nothing twice; 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import heapq
 import json
@@ -32,6 +33,7 @@ _AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _OPEN_ROWS: Final = 1000
 _LONGEST_PAUSE_S: Final = 30.0
 _RUN_FILE: Final = "run.db"
+_LOCK: Final = ".lock"
 
 Place = tuple[int, ...]
 """Where a call stands among the ready ones; the least goes first."""
@@ -77,6 +79,7 @@ class RunReport:
         known: answers from this run's file, from the cache, or asked for by another row just then.
         prompt_tokens, cached_tokens, output_tokens: of the answers that engines made.
         tokens_saved: prompt and output tokens of the answers that were known.
+        truncated: answers that engines made in this try and that reached `max_tokens`.
         failed: rows without a result; their errors are in the results.
     """
 
@@ -84,6 +87,7 @@ class RunReport:
     kept: int = 0
     failed: int = 0
     asked: int = 0
+    truncated: int = 0
     known: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -303,12 +307,14 @@ class BatchRun:
         usage = said.get("usage") or {}
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         counts = int(usage.get("prompt_tokens") or 0), int(cached), int(usage.get("completion_tokens") or 0)
-        answer = ModelAnswer(str(said["choices"][0]["message"].get("content") or ""), *counts)
+        choice = said["choices"][0]
+        answer = ModelAnswer(str(choice["message"].get("content") or ""), *counts)
         self._answers.put(key, answer)
         if call.deterministic and self._cache is not None:
             self._cache.put(key, answer)
         report = self.report
         report.asked += 1
+        report.truncated += choice.get("finish_reason") == "length"
         report.prompt_tokens += answer.prompt_tokens
         report.cached_tokens += answer.cached_tokens
         report.output_tokens += answer.output_tokens
@@ -330,8 +336,8 @@ class BatchRun:
                 if answer.is_success:
                     try:
                         said: dict[str, Any] = answer.json()
-                        said["choices"][0]["message"]
-                    except (ValueError, LookupError, TypeError):
+                        said["choices"][0]["message"].get("content")
+                    except (ValueError, LookupError, TypeError, AttributeError):
                         raise RowFailedError(f"call of {call.agent}: the answer is no chat completion") from None
                     return said
                 if answer.status_code not in _AGAIN or attempt == self.settings.attempts:
@@ -405,6 +411,12 @@ class Results:
     """The results of a run's rows in its SQLite file, each written once."""
 
     def __init__(self, path: Path, plan: Plan, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._lock = (path.parent / _LOCK).open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the end of the process, also by a kill
+        except OSError:
+            self._lock.close()
+            raise ConfigurationError(f"{path.parent}: another run works in this folder; wait for its end") from None
         self._file = sqlite3.connect(path, timeout=30, isolation_level=None)
         self._names = [row_name(row, number) for number, row in enumerate(rows)]
         self._outputs = list(plan.outputs)
@@ -416,7 +428,7 @@ class Results:
         self._file.execute("CREATE TABLE IF NOT EXISTS results (row INTEGER PRIMARY KEY, outputs TEXT, error TEXT)")
         found = self._file.execute("SELECT said FROM run").fetchone()
         if found is not None and found[0] != said:
-            self._file.close()
+            self.close()
             raise ConfigurationError(
                 f"{path.parent} holds a run of another plan or other rows; give another folder, or delete it"
             )
@@ -447,8 +459,9 @@ class Results:
         ]
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and leave the folder to others."""
         self._file.close()
+        self._lock.close()
 
 
 def _retrieved(task: asyncio.Task[Any]) -> None:

@@ -97,6 +97,7 @@ def run(
         f"{counted(report.rows, 'row')} in {seconds:.1f} s: {report.kept} were there, {report.failed} failed",
         f"{counted(report.asked, 'answer')} from engines: {report.prompt_tokens:,} prompt tokens, "
         f"{report.cached_tokens:,} of them from prefix caches; {report.output_tokens:,} output tokens",
+        *([f"{counted(report.truncated, 'answer')} reached max_tokens"] if report.truncated else []),
         f"{counted(report.known, 'answer')} known before: {report.tokens_saved:,} tokens saved",
         f"results: {to / 'results.jsonl'}, {to / 'results.parquet'}",
     ]
@@ -171,7 +172,7 @@ def _plan(path: Path, outputs: str) -> Plan:
 def _rows(path: Path, plan: Plan) -> list[dict[str, Any]]:
     """The rows of a file, with every field that the plan reads."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: it splits within texts
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: it splits within texts
     except (OSError, UnicodeDecodeError) as error:
         why = type(error).__name__
         raise TraceError(f"{path}: it cannot be read ({why}); JSON lines in UTF-8 are wanted") from None

@@ -75,7 +75,8 @@ class Echo(httpx.AsyncBaseTransport):
         if isinstance(said, int):
             return httpx.Response(said, json={"error": {"message": "no"}})
         usage = {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
-        return httpx.Response(200, json={"choices": [{"message": {"content": said}}], "usage": usage})
+        choice = {"message": {"content": said}, "finish_reason": "length" if said.endswith("…") else "stop"}
+        return httpx.Response(200, json={"choices": [choice], "usage": usage})
 
     def prompts(self) -> list[str]:
         return [body["messages"][-1]["content"] for body in self.asked]

@@ -105,6 +105,8 @@ def test_a_function_is_another_if_its_code_its_values_or_its_helpers_are() -> No
         (lambda: call("x", "y", temperature=-1), "temperature is -1"),
         (lambda: call("x", "y", max_tokens=0), "max_tokens 0"),
         (lambda: call("x", "y", history=[("tool", "z")]), "role 'tool'"),
+        (lambda: call("x", "y", stream=True), "stream is not for a batch"),
+        (lambda: call("x", "y", n=2), "n is not for a batch"),
         (lambda: call("x", 3), "came int"),  # type: ignore[arg-type]
         (lambda: loop("x", lambda text: text, until=bool, at_most=0), "at_most is 0"),
         (lambda: Plan("p"), "has a name and outputs"),

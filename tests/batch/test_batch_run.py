@@ -218,6 +218,24 @@ def test_a_folder_of_another_plan_or_other_rows_is_refused(tmp_path: Path) -> No
             ran(other, rows, tmp_path / "r", Echo())
 
 
+def test_two_runs_in_one_folder_are_refused_and_a_failed_one_leaves_it_free(tmp_path: Path) -> None:
+    plan = Plan("p", out=call("x", "q"))
+    running = BatchRun(plan, [{}], [ENGINE], tmp_path / "r", transport=Echo())
+    with pytest.raises(ConfigurationError, match="another run works in this folder"):
+        BatchRun(plan, [{}], [ENGINE], tmp_path / "r", transport=Echo())
+    running.close()
+    with pytest.raises(ConfigurationError, match="another plan or other rows"):
+        BatchRun(plan, [{"id": "other"}], [ENGINE], tmp_path / "r", transport=Echo())
+    assert ran(plan, [{}], tmp_path / "r", Echo())[0].asked == 1
+
+
+def test_answers_that_were_cut_off_are_counted_and_ones_without_text_are_empty(tmp_path: Path) -> None:
+    plan = Plan("p", out=call("x", template("{q}", q=given("q"))))
+    report, results = ran(plan, [{"q": "a…"}, {"q": "b"}], tmp_path / "r", Echo(lambda said: said[-1]["content"]))
+    assert report.truncated == 1
+    assert results[0]["out"] == "a…"
+
+
 KILLED = """
 import asyncio, sys
 from pathlib import Path

@@ -35,7 +35,7 @@ def rows(path: Path, count: int) -> Path:
     lines = [
         json.dumps({"id": f"row {n}", "question": f"why\u2028{n}?", "n": n}, ensure_ascii=False) for n in range(count)
     ]
-    path.write_text("\n".join(lines) + "\n\n", encoding="utf-8")
+    path.write_text("\n".join(lines) + "\n\n", encoding="utf-8-sig")
     return path
 
 
