@@ -156,7 +156,11 @@ class BatchRun:
         if not self._engines:
             raise ConfigurationError("no engine to run on; give its address, such as http://127.0.0.1:8000")
         self._answers = Answers(folder / _RUN_FILE)
-        self._results = Results(folder / _RUN_FILE, plan, rows)
+        try:
+            self._results = Results(folder / _RUN_FILE, plan, rows)
+        except ConfigurationError:
+            self._answers.close()
+            raise
         self._asked: dict[str, asyncio.Task[ModelAnswer]] = {}
         self._number = 0
 
