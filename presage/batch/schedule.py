@@ -99,11 +99,15 @@ class Costs:
 
     def makespan(self, workers: Sequence[Sequence[int]]) -> float:
         """Token step at which the last call has ended; infinite where workers wait for each other."""
+        ends = self.ends(workers)
+        return float("inf") if len(ends) < sum(map(len, workers)) else max(ends.values(), default=0.0)
+
+    def ends(self, workers: Sequence[Sequence[int]]) -> dict[int, float]:
+        """Token step at which each call has ended; without those that wait forever for another worker."""
         ends: dict[int, float] = {}
         at, free = [0] * len(workers), [0.0] * len(workers)
-        left = sum(map(len, workers))
         moved = True
-        while left and moved:
+        while moved:
             moved = False
             for worker, order in enumerate(workers):
                 while at[worker] < len(order):
@@ -114,9 +118,8 @@ class Costs:
                     last = order[at[worker] - 1] if at[worker] else None
                     ends[index] = free[worker] = max(free[worker], release) + self.usage(index, last)
                     at[worker] += 1
-                    left -= 1
                     moved = True
-        return float("inf") if left else max(ends.values(), default=0.0)
+        return ends
 
     def _chains(self) -> list[float]:
         """Token steps of the longest chain that begins with each call, as if nothing were shared."""

@@ -23,6 +23,7 @@ pytest.importorskip("ipykernel", reason="the extra `notebooks` is not installed"
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 STUDIED = (
+    "batch",
     "feedback_loop",
     "first_hour",
     "fleet",
@@ -149,6 +150,15 @@ def test_next_agent_accuracy(tmp_path: Path) -> None:
     assert found["sizes"] == [25, 50, 80]
     assert len(found["curve"]) == 3
     assert found["layers"].keys() >= {"captured", "text", "none"}
+
+
+def test_batch(tmp_path: Path) -> None:
+    asked = {"makespans": "makespans", "asked": "report.asked", "known": "report.known"}
+    executed, found = run("batch", tmp_path, {"CONTEXTS": 2, "QUESTIONS": 2, "REPEATED": 1}, asked)
+    assert figures(executed) == 2
+    assert errors(executed) == []
+    assert min(found["makespans"], key=found["makespans"].get) == "presage"
+    assert (found["asked"], found["known"]) == (20, 5)
 
 
 @pytest.mark.slow
