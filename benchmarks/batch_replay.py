@@ -8,7 +8,8 @@ scheduler and prefix cache in virtual time, with the cost model of an engine fil
 - operator by operator: the plan's calls in order, each over all rows before the next (Spark, Dask);
 - longest shared prefix: the ready calls in the order of their prompts (SGLang);
 - presage: in the soft order of the plan, as many rows at a time as the cache holds, equal prompts asked once; and the
-  order and the number of rows alone.
+  order and the number of rows alone; and all of it in an engine with our hooks, which evicts the blocks of rows that
+  have ended first (policy `lifecycle`, without forecasts).
 
     .venv-vllm/bin/python benchmarks/batch_replay.py [--rows 400] [--seeds 3] [--engine h100-8b-datasheet]
 
@@ -44,7 +45,7 @@ from presage.serving_hooks.replay.workload import JobStep, ReplayJob, Schedule
 
 Rows = list[dict[str, str]]
 COMES, OURS = "as they come", "presage"
-ORDER = f"{OURS}, order alone"
+ORDER, ENDS = f"{OURS}, order alone", f"{OURS} with hooks"
 LIMITS = (32, 64, 128)
 
 
@@ -319,13 +320,15 @@ def step_of(node: Node, prompt_tokens: int, output_tokens: int, parents: tuple[i
 def played(of: Instances, engine: Any, way: str, folder: Path) -> tuple[float, float, float]:
     """Makespan in seconds, prompt tokens computed in millions, and preemptions."""
     ours = way.startswith(OURS)
-    steps = jobs_of(of, way == OURS)
+    steps = jobs_of(of, way in (OURS, ENDS))
     prompts = Prompts(of, steps)
     jobs = replay_jobs(of, steps, prompts)
     longest = max(step.prompt_tokens + step.output_tokens for job in jobs for step in job.steps)
     clock = VirtualClock()
-    kind = scheduler_class(POLICIES["stock"], None, clock)
-    loop = EngineLoop(make_scheduler(kind, engine, longest, None, folder), engine.cost, engine.block_tokens, clock)
+    policy = POLICIES["lifecycle" if way == ENDS else "stock"]
+    kind = scheduler_class(policy, None, clock)
+    made = make_scheduler(kind, engine, longest, policy.presage(), folder)
+    loop = EngineLoop(made, engine.cost, engine.block_tokens, clock)
     tree = tree_of(of.plan, {key: WORD * tokens for key, tokens in field_tokens(of.plan, of.rows).items()}, counted)
     order = soft_order(of.plan, tree, of.rows)
     rank = {number: at for at, number in enumerate(order.rows)}
@@ -375,7 +378,7 @@ def main() -> None:
     check_vllm()
     engine = read_engine(args.engine)
     limits = [f"{limit} rows at once" for limit in LIMITS]
-    ways = [COMES, *limits, "operator by operator", "longest shared prefix", ORDER, OURS]
+    ways = [COMES, *limits, "operator by operator", "longest shared prefix", ORDER, OURS, ENDS]
     if args.ways is not None:
         ways = [COMES, *args.ways.split(",")]
     report: dict[str, Any] = {"benchmark": "batch_replay", "rows": args.rows, "engine": args.engine, "workloads": {}}
