@@ -1,5 +1,6 @@
 """Small predictors that read texts, fitted once in a process, and workflows with texts."""
 
+from collections.abc import Callable
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -35,10 +36,10 @@ def text_lengths() -> RemainingLengthPredictor:
     return fit_lengths(prompted_table(60, 0), QuantileConfig(estimator="ridge", refit=False), texts="text").predictor
 
 
-def prompted_table(number: int, seed: int) -> pa.Table:
+def prompted_table(number: int, seed: int, prompt: Callable[[str], str] = "You are {}.".format) -> pa.Table:
     """Workflows of law "retry" in which each agent has a system prompt."""
     table = generate("retry", number, seed, state_size=16).table
-    system = pa.array([f"You are {agent}." for agent in table["agent"].to_pylist()], table["system_prompt"].type)
+    system = pa.array([prompt(agent) for agent in table["agent"].to_pylist()], table["system_prompt"].type)
     return table.set_column(table.column_names.index("system_prompt"), "system_prompt", system)
 
 

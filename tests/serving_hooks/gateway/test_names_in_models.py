@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from served import gateway, served
-from text_samples import text_lengths, text_predictor
+from text_samples import prompted_table, text_lengths, text_predictor
 
 from presage.datasets.read import read_traces
 from presage.errors import ArtefactError
@@ -17,9 +17,11 @@ from presage.features.agent_fingerprint import Fingerprint, masked_prompt
 from presage.features.agent_names import ARTEFACT_FILE
 from presage.predictors.common.artefact import read_artefact, write_artefact
 from presage.predictors.length.predictor import RemainingLengthPredictor
+from presage.predictors.quantiles.choice import QuantileConfig
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.forecasts import RECOGNISED, Forecasts
 from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine
+from presage.training.length.train import fit_lengths
 
 SYSTEM = "You are {}."
 
@@ -115,6 +117,58 @@ def test_a_gateway_forecasts_for_a_renamed_agent_as_for_the_one_it_was_and_calls
     assert {(made["agent"], made["sent_agent"]) for made in explained["forecasts"]} == {(agent, "v2")}
     assert f"its agent 'v2' is forecast as {agent!r}" in explained["reasons"]
     assert {row["agent"] for row in read_traces([tmp_path / "r"]).table.to_pylist()} == {agent, "v2"}
+
+
+DUTIES = (
+    "Split the issue into small tasks and order them by risk; hand the first task over.",
+    "Write the patch in Python with types and docstrings, and touch no other module.",
+    "Run the suite, read each traceback, and report which assertion fails and why.",
+    "Compare the patch with the guidelines, and approve it or name what has to change.",
+    "Search the repository for symbols and callers that the ticket mentions.",
+    "Summarise the finished work for the customer without technical terms.",
+    "Draft release notes from merged changes, newest first, with links to tickets.",
+    "Estimate how many hours remain, from open questions and earlier sprints.",
+)
+REWORDED = ("each", "every"), ("hand", "pass"), ("the", "our"), ("no other", "not one other"), ("report", "tell us")
+
+
+def test_a_gateway_forecasts_for_an_agent_that_was_renamed_and_reworded_as_for_the_one_it_was(tmp_path: Path) -> None:
+    agents = text_lengths().vocabulary.agents
+    duties = dict(zip(agents, DUTIES[: len(agents)], strict=True))
+
+    def prompt(agent: str) -> str:
+        return f"You work in a team that repairs software. {duties[agent]} Answer in plain words."
+
+    table = prompted_table(60, 0, prompt)
+    fit_lengths(table, QuantileConfig(estimator="ridge", refit=False), texts="text").predictor.save(tmp_path / "m")
+    reworded = prompt(agents[1])
+    for old, new in REWORDED:
+        reworded = reworded.replace(f" {old} ", f" {new} ")
+    assert reworded != prompt(agents[1])
+    told: list[dict[str, Any]] = []
+    settings: dict[str, Any] = {"remaining_length": str(tmp_path / "m"), "forecast_deadline_ms": 60_000.0}
+    engine = SimulatedEngine(token_s=0.0, prefill_s=0.0)
+    with served(engine.app()) as upstream, gateway(upstream, forecasts=settings) as (url, front):
+        for named, system in (
+            (agents[1], prompt(agents[1])),  # from its answer the gateway learns how long tokens are
+            (agents[1], prompt(agents[1])),
+            ("v2", reworded),
+            ("stranger", "You are a cook. Taste the soup, and say which spice it lacks."),
+        ):
+            messages = [{"role": "system", "content": system}, {"role": "user", "content": "Please go on."}]
+            metadata = {"workflow_type": "retry", "workflow_id": f"{named}-{len(told)}", "agent": named}
+            answer = httpx.post(
+                f"{url}/v1/chat/completions",
+                json={"model": "simulated", "messages": messages, "metadata": metadata},
+                headers={"X-Presage-Forecast": "1"},
+                timeout=60,
+            )
+            told.append(json.loads(answer.headers["x-presage-forecast"]))
+        counted = front.decisions.counts.by_key()
+        reasons = front.decisions.explain("retry", "v2-2")["reasons"]
+    assert [one["agent"] for one in told] == [agents[1], agents[1], "v2", "stranger"]
+    assert counted[RECOGNISED] == 1
+    assert f"its agent 'v2' is forecast as {agents[1]!r}" in reasons
 
 
 def test_a_gateway_calls_agents_of_clients_that_name_none_as_its_models_do(lengths: Path) -> None:
