@@ -51,6 +51,7 @@ class RunSettings:
             tells its size, as vLLM does; else 1,000.
         attempts: of a call that the engine does not take, or that does not reach it.
         timeout_s: for one answer.
+        model: of calls that name none; "": the only one that an engine serves.
         tenant: whose answers the cache may serve.
         api_key: "": none is sent.
     """
@@ -59,6 +60,7 @@ class RunSettings:
     open_rows: int | None = None
     attempts: int = 6
     timeout_s: float = 600.0
+    model: str = ""
     tenant: str = ""
     api_key: str = ""
 
@@ -241,10 +243,15 @@ class BatchRun:
         engine.cache_tokens = (load.cache_tokens if load is not None else None) or 0
         if missing := [name for name in self._named() if name not in engine.models]:
             raise EngineError(f"{engine.url}: it does not serve {missing[0]!r}; it serves {', '.join(engine.models)}")
+        if len(engine.models) != 1 and not self.settings.model and not all(call.model for call in self._calls()):
+            found = ", ".join(engine.models) or "no model"
+            raise EngineError(f"{engine.url}: it serves {found}; name the one for calls that name none")
+
+    def _calls(self) -> list[Call]:
+        return [node.operator for node in self.plan.calls if isinstance(node.operator, Call)]
 
     def _named(self) -> list[str]:
-        calls = [node.operator for node in self.plan.calls]
-        return sorted({call.model for call in calls if isinstance(call, Call) and call.model})
+        return sorted({name for name in (self.settings.model, *(call.model for call in self._calls())) if name})
 
     async def _row(self, number: int, rank: int, engine: _Engine) -> None:
         row = _Row(self, number, rank, engine)
@@ -273,7 +280,7 @@ class BatchRun:
         """The answer of a call: a known one, or the engine's."""
         call = node.operator
         assert isinstance(call, Call)
-        model = call.model or next(iter(row.engine.models))
+        model = call.model or self.settings.model or next(iter(row.engine.models))
         said = (self.settings.tenant, model, row.engine.models[model], call.parameters, messages)
         key = content_key(*said)
         if not call.deterministic:

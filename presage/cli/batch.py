@@ -51,6 +51,9 @@ def run(
     ] = None,
     cache_mb: Annotated[int, typer.Option(min=1, help="Size of that file's answers, at most.")] = 1000,
     tenant: Annotated[str, typer.Option(help="Whose answers the cache may serve.")] = "",
+    model: Annotated[
+        str, typer.Option(help="Model of calls that name none. Default: the only one that the engine serves.")
+    ] = "",
     timeout_s: Annotated[float, typer.Option(min=1, help="Longest wait for one answer.")] = 600.0,
     as_json: Json = False,
 ) -> None:
@@ -78,6 +81,7 @@ def run(
         concurrency=concurrency,
         open_rows=open_rows,
         timeout_s=timeout_s,
+        model=model,
         tenant=tenant,
         api_key=os.environ.get("OPENAI_API_KEY", ""),
     )

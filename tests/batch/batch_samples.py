@@ -47,6 +47,7 @@ class Echo(httpx.AsyncBaseTransport):
         blocks = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{cache_tokens // 16}"}} 1.0'
         self.metrics = f"vllm:num_requests_running 0.0\n{blocks}\n" if cache_tokens else ""
         self.hosts: list[str] = []
+        self.models = ["tiny"]
         self.asked: list[dict[str, Any]] = []
         self.names: list[tuple[str, str, str]] = []
         self.ended: list[str] = []
@@ -55,7 +56,7 @@ class Echo(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
         if path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": "tiny", "root": "tiny-1"}]})
+            return httpx.Response(200, json={"data": [{"id": name, "root": f"{name}-1"} for name in self.models]})
         if path == "/metrics":
             return httpx.Response(200 if self.metrics else 404, text=self.metrics)
         if path.startswith("/v1/workflows/"):

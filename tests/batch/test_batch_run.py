@@ -210,6 +210,19 @@ def test_an_engine_that_is_not_there_or_has_no_such_model_is_said_so(tmp_path: P
     run.close()
 
 
+def test_where_several_models_are_served_the_one_for_calls_that_name_none_is_named(tmp_path: Path) -> None:
+    plan = Plan("p", out=join([call("x", "a"), call("y", "b", model="large")]))
+    server = Echo()
+    server.models = ["tiny", "large"]
+    with pytest.raises(EngineError, match="it serves tiny, large; name the one for calls that name none"):
+        ran(plan, [{}], tmp_path / "r", server)
+    ran(plan, [{}], tmp_path / "r", server, model="tiny")
+    assert sorted((body["model"], body["messages"][0]["content"]) for body in server.asked) == [
+        ("large", "b"),
+        ("tiny", "a"),
+    ]
+
+
 def test_a_folder_of_another_plan_or_other_rows_is_refused(tmp_path: Path) -> None:
     plan = Plan("p", out=call("x", template("{q}", q=given("q"))))
     ran(plan, [{"q": "a"}], tmp_path / "r", Echo())
