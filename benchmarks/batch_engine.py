@@ -39,7 +39,7 @@ from presage.batch.schedule import soft_order
 from presage.testing.models import WORDS, save_qwen, save_tokenizer
 from presage.testing.servers import free_port
 
-BLOCK, CACHE_TOKENS, LENGTH, ANSWER = 16, 12_000, 4096, 24
+BLOCK, CACHE_TOKENS, LENGTH, ANSWER = 32, 12_000, 4096, 24
 ALL = 100_000
 COMES, OURS = "as they come", "presage"
 
