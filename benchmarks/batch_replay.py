@@ -34,6 +34,7 @@ from presage.batch import Plan, call, given, join, template
 from presage.batch.operators import Call, Given
 from presage.batch.plan import Node
 from presage.batch.prefix_tree import field_tokens, pieces_of, tree_of
+from presage.batch.rows_under_way import RowsUnderWay
 from presage.batch.schedule import callers, depths, soft_order
 from presage.serving_hooks.replay.engine import Arrival, EngineLoop, ReplayEngine
 from presage.serving_hooks.replay.engine_file import read_engine
@@ -329,8 +330,8 @@ def played(of: Instances, engine: Any, way: str, folder: Path) -> tuple[float, f
     kind = scheduler_class(policy, None, clock)
     made = make_scheduler(kind, engine, longest, policy.presage(), folder)
     loop = EngineLoop(made, engine.cost, engine.block_tokens, clock)
-    tree = tree_of(of.plan, {key: WORD * tokens for key, tokens in field_tokens(of.plan, of.rows).items()}, counted)
-    order = soft_order(of.plan, tree, of.rows)
+    fields = {key: WORD * tokens for key, tokens in field_tokens(of.plan, of.rows).items()}
+    order = soft_order(of.plan, tree_of(of.plan, fields, counted), of.rows)
     rank = {number: at for at, number in enumerate(order.rows)}
     keys = [node.key for node in of.plan.calls]
     depth = depths(of.plan)
@@ -347,7 +348,8 @@ def played(of: Instances, engine: Any, way: str, folder: Path) -> tuple[float, f
 
     limit = int(way.split()[0]) if way.endswith("rows at once") else None
     if ours:
-        limit = order.rows_that_fit(engine.cache_tokens, len(of.rows))
+        under_way = RowsUnderWay(of.plan, fields)
+        limit = under_way.that_fit(engine.cache_tokens, len(of.rows), ended_go_first=way == ENDS)
     router = Dispatcher(
         *(loop, jobs, prompts, steps, place),
         calls=None if way == COMES or (limit and not ours) else engine.most_requests,

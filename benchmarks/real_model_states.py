@@ -76,7 +76,7 @@ class Recorded:
     seconds: float = 0.0
 
 
-def record(model: Path, workflows: int, layer: int, seed: int, folder: Path) -> Recorded:
+def record(model: Path, workflows: int, layer: int, seed: int, folder: Path, dtype: Any = "auto") -> Recorded:
     """Runs the application in a closed loop with `at_once` workflows at a time."""
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
@@ -86,6 +86,7 @@ def record(model: Path, workflows: int, layer: int, seed: int, folder: Path) -> 
     llm = LLM(
         model=str(model),
         served_model_name=SERVED,
+        dtype=dtype,
         enforce_eager=True,
         max_model_len=1024,
         max_num_seqs=AT_ONCE,
@@ -230,11 +231,11 @@ def views(
 ) -> Iterator[tuple[str, View]]:
     """Views of the same workflows, by name."""
     texts = ("system_prompt", "input_text", "output_text")
-    bare = _without(table, *texts, *STATE_COLUMNS, "state_layer")
-    yield IDS, View(_without(bare, "input_tokens", "output_tokens", "cached_input_tokens"))
+    bare = without(table, *texts, *STATE_COLUMNS, "state_layer")
+    yield IDS, View(without(bare, "input_tokens", "output_tokens", "cached_input_tokens"))
     yield TOKENS, View(bare)
-    yield TEXT, View(_without(table, *STATE_COLUMNS, "state_layer"), "text")
-    seen = _without(table, *texts)
+    yield TEXT, View(without(table, *STATE_COLUMNS, "state_layer"), "text")
+    seen = without(table, *texts)
     yield f"{TOKENS}+states after layer {layer}, the engine's", View(seen, "captured", layer, "engine")
     for of, columns in by_layer.items():
         name = NORM if of is None else f"{TOKENS}+states after layer {of}"
@@ -250,7 +251,7 @@ def _with(table: pa.Table, column: str, values: pa.Array) -> pa.Table:
     return table.set_column(place, table.schema.field(place), values)
 
 
-def _without(table: pa.Table, *columns: str) -> pa.Table:
+def without(table: pa.Table, *columns: str) -> pa.Table:
     """The table without the values of these columns; state columns are dropped."""
     for name in columns:
         if name in STATE_COLUMNS:
@@ -260,12 +261,17 @@ def _without(table: pa.Table, *columns: str) -> pa.Table:
     return table
 
 
+def folds(table: pa.Table, seed: int) -> NDArray[np.int64]:
+    """The fold of each step, by task, int64 [n]."""
+    task = pc.dictionary_encode(table["task"].combine_chunks()).indices.to_numpy()
+    return (np.random.default_rng(seed).permutation(task.max() + 1) % FOLDS)[task]
+
+
 def judge(recorded: Recorded, layer: int, by_layer: Mapping[int | None, Any], seed: int) -> dict[str, dict[str, Any]]:
     """Figures by view, in folds by task: each task is forecast once, by a model that saw no run of it."""
     from presage.training.next_agent.train import train
 
-    task = pc.dictionary_encode(recorded.table["task"].combine_chunks()).indices.to_numpy()
-    fold = (np.random.default_rng(seed).permutation(task.max() + 1) % FOLDS)[task]
+    fold = folds(recorded.table, seed)
     found: dict[str, dict[str, Any]] = {}
     counts: dict[str, list[Any]] = {}
     for name, view in views(recorded.table, layer, by_layer):

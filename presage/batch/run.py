@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import heapq
 import json
+import re
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,8 @@ import httpx
 from presage.batch.answers import Answers, ModelAnswer, content_key
 from presage.batch.operators import Call, Conditional, EachItem, Given, MapEach
 from presage.batch.plan import Node, Plan, as_text, evaluated
+from presage.batch.prefix_tree import field_tokens
+from presage.batch.rows_under_way import RowsUnderWay
 from presage.batch.schedule import SoftOrder
 from presage.client import AGENT_HEADER, ID_HEADER, TYPE_HEADER
 from presage.errors import ConfigurationError, EngineError, InputError, OutputError
@@ -31,6 +34,9 @@ from presage.serving_hooks.gateway.monitor.engine_metrics import read_engine_loa
 
 _AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _OPEN_ROWS: Final = 1000
+_SAMPLED_ROWS: Final = 1000
+_EVICTS: Final = re.compile(rb'^presage_policy_on\{[^}]*policy="eviction"[^}]*\} 1(\.0)?\s*$', re.MULTILINE)
+"""The line of an engine whose hooks evict blocks of ended workflows first."""
 _LONGEST_PAUSE_S: Final = 30.0
 _RUN_FILE: Final = "run.db"
 _LOCK: Final = ".lock"
@@ -47,8 +53,8 @@ class RunSettings:
 
     Attributes:
         concurrency: calls at each engine at a time.
-        open_rows: rows under way at each engine. None: as many as its cache holds (`SoftOrder.rows_that_fit`), if it
-            tells its size, as vLLM does; else 1,000.
+        open_rows: rows under way at each engine. None: as many as its cache holds (`RowsUnderWay`), if it tells its
+            size, as vLLM does; else 1,000.
         attempts: of a call that the engine does not take, or that does not reach it.
         timeout_s: for one answer.
         model: of calls that name none; "": the only one that an engine serves.
@@ -99,12 +105,27 @@ class RunReport:
 
 @dataclass(eq=False)
 class _Engine:
-    """A server, the calls that wait for it, how many more it takes, and the tokens of its cache (0: unknown)."""
+    """A server.
+
+    Attributes:
+        free: calls that it takes more.
+        cache_tokens: that its cache holds; 0: unknown.
+        ended_go_first: it evicts blocks of ended workflows before others.
+        waiting: calls.
+        left: rank and number of its rows that have not begun.
+        rows, under_way, most_under_way: all of its rows; those that have begun and not ended, and how many may be.
+        ends: it takes requests to end workflows.
+    """
 
     url: str
     free: int
     models: dict[str, str] = field(default_factory=dict)
     cache_tokens: int = 0
+    ended_go_first: bool = False
+    left: deque[tuple[int, int]] = field(default_factory=deque)
+    rows: int = 0
+    under_way: int = 0
+    most_under_way: int = 0
     waiting: list[tuple[Place, int, asyncio.Future[None]]] = field(default_factory=list)
     ends: bool = True
 
@@ -153,6 +174,7 @@ class BatchRun:
         self.settings.check()
         self.report = RunReport(rows=len(rows))
         self._order = order or SoftOrder({}, range(len(rows)))
+        self._under_way = RowsUnderWay(plan, field_tokens(plan, rows[:_SAMPLED_ROWS])) if order is not None else None
         self._cache, self._transport = cache, transport
         self._engines = [_Engine(url.rstrip("/").removesuffix("/v1"), self.settings.concurrency) for url in engines]
         if not self._engines:
@@ -178,23 +200,36 @@ class BatchRun:
         ) as self._client:
             if left:
                 await asyncio.gather(*map(self._meet, self._engines))
-            shares = self._shared_out(left)
-            ended = 0
+            self._share_out(left)
+            ended, going_on = 0, True
 
-            async def worker(own: deque[tuple[int, int]], engine: _Engine) -> None:
-                nonlocal ended
-                while rows := own or max(shares, key=len):  # whoever has no more rows takes the last ones of another
-                    rank, number = rows.popleft() if rows is own else rows.pop()
-                    await self._row(number, rank, engine)
-                    ended += 1
-                    if progress is not None:
-                        progress("running", ended / len(left))
+            async def work(engine: _Engine) -> None:
+                nonlocal ended, going_on
+                try:
+                    while engine.under_way <= engine.most_under_way and (taken := self._taken(engine)):
+                        rank, number = taken
+                        await self._row(number, rank, engine)
+                        ended += 1
+                        if progress is not None:
+                            progress("running", ended / len(left))
+                except BaseException:
+                    going_on = False
+                    raise
+                finally:
+                    engine.under_way -= 1
 
             try:
                 async with asyncio.TaskGroup() as group:
-                    for engine, own in zip(self._engines, shares, strict=True):
-                        for _ in range(self._open_rows(engine, len(own), len(left))):
-                            group.create_task(worker(own, engine))
+
+                    def begin() -> None:
+                        for engine in self._engines if going_on else ():
+                            engine.most_under_way = self._open_rows(engine, len(left))
+                            while engine.under_way < engine.most_under_way:
+                                engine.under_way += 1
+                                group.create_task(work(engine))
+
+                    self._begin = begin
+                    begin()
             except ExceptionGroup as errors:  # one of each row that was under way
                 raise errors.exceptions[0] from None
             finally:
@@ -213,15 +248,24 @@ class BatchRun:
         self._answers.close()
         self._results.close()
 
-    def _shared_out(self, left: list[int]) -> list[deque[tuple[int, int]]]:
+    def _share_out(self, left: list[int]) -> None:
         """Rank and number of the rows of each engine: neighbours, since they begin alike."""
-        shares = [deque[tuple[int, int]]() for _ in self._engines]
         for rank, number in enumerate(left):
-            shares[rank * len(shares) // len(left)].append((rank, number))
-        return shares
+            engine = self._engines[rank * len(self._engines) // len(left)]
+            engine.left.append((rank, number))
+            engine.rows += 1
 
-    def _open_rows(self, engine: _Engine, own: int, rows: int) -> int:
-        fit = self._order.rows_that_fit(engine.cache_tokens, own) if engine.cache_tokens else None
+    def _taken(self, engine: _Engine) -> tuple[int, int] | None:
+        """The next row of an engine; one that has no more takes the last ones of another."""
+        if engine.left:
+            return engine.left.popleft()
+        most = max(self._engines, key=lambda other: len(other.left))
+        return most.left.pop() if most.left else None
+
+    def _open_rows(self, engine: _Engine, rows: int) -> int:
+        fit = None
+        if engine.cache_tokens and self._under_way is not None:
+            fit = self._under_way.that_fit(engine.cache_tokens, engine.rows, ended_go_first=engine.ended_go_first)
         return min(self.settings.open_rows or fit or _OPEN_ROWS, rows)
 
     async def _meet(self, engine: _Engine) -> None:
@@ -238,6 +282,7 @@ class BatchRun:
         try:
             page = await self._client.get(f"{engine.url}/metrics", timeout=30)
             load = read_engine_load(page.content) if page.is_success else None
+            engine.ended_go_first = _EVICTS.search(page.content) is not None
         except (httpx.HTTPError, InputError):
             load = None
         engine.cache_tokens = (load.cache_tokens if load is not None else None) or 0
@@ -329,6 +374,10 @@ class BatchRun:
         report.prompt_tokens += answer.prompt_tokens
         report.cached_tokens += answer.cached_tokens
         report.output_tokens += answer.output_tokens
+        if self._under_way is not None and self._under_way.answered(
+            node.key, answer.prompt_tokens, answer.output_tokens
+        ):
+            self._begin()
         return answer
 
     async def _sent(self, engine: _Engine, body: dict[str, Any], headers: dict[str, str], call: Call) -> dict[str, Any]:

@@ -31,10 +31,6 @@ from presage.batch.prefix_tree import PromptNode
 _WEIGHTS: Final = (0.0, 0.1, 1.0, 10.0)
 """Of the chain behind a call, against the token steps until it has ended."""
 _IMPROVED_BELOW: Final = 65
-_KEPT: Final = 0.75
-"""Share of a cache that rows under way may fill; the rest is for what is read once, and for rows that are longer."""
-_MEAN_OF_LIFE: Final = 0.9
-"""What a row keeps grows with its answers. With .75 the replayed reflection over 120 rows was 1.4 times as slow."""
 _MOVES: Final = 12_000
 
 
@@ -280,21 +276,10 @@ class SoftOrder:
         places: for each call, by structural hash, its inner sequence and its place there. A sequence runs row by row;
             sequences run one after the other, over all rows.
         rows: numbers of the rows, those that begin alike next to each other.
-        kept_tokens: of a row's prompts, read again by its later calls; 0 if none of them begins as another does.
     """
 
     places: Mapping[str, tuple[int, int]]
     rows: Sequence[int]
-    kept_tokens: float = 0.0
-
-    def rows_that_fit(self, cache_tokens: int, rows: int) -> int | None:
-        """How many of an engine's rows may be under way so that its cache holds what their later calls read again.
-
-        None: any number, since nothing is read again, or the cache holds what all rows keep in the mean of their lives.
-        """
-        if rows * self.kept_tokens * _MEAN_OF_LIFE <= cache_tokens:
-            return None
-        return max(1, int(_KEPT * cache_tokens / self.kept_tokens))
 
 
 def soft_order(plan: Plan, tree: PromptNode, rows: Sequence[Mapping[str, Any]]) -> SoftOrder:
@@ -324,20 +309,7 @@ def soft_order(plan: Plan, tree: PromptNode, rows: Sequence[Mapping[str, Any]]) 
     fields = _fields(plan, tree)
     begins = [[as_text(row[name]) for name in fields] for row in rows]
     in_order = sorted(range(len(rows)), key=lambda number: (begins[number], number))
-    return SoftOrder(places, in_order, _kept_tokens(tree))
-
-
-def _kept_tokens(tree: PromptNode) -> float:
-    """Tokens of the pieces, from a row's first placeholder on, that two or more of its calls begin with."""
-    kept = 0.0
-    waiting = [(tree, False)]
-    while waiting:
-        node, of_row = waiting.pop()
-        of_row = of_row or any(piece.of_row for piece in node.pieces)
-        if of_row and len(node.calls) + len(node.children) > 1:
-            kept += node.tokens
-        waiting.extend((child, of_row) for child in node.children.values())
-    return kept
+    return SoftOrder(places, in_order)
 
 
 def _groups(tree: PromptNode) -> list[list[str]]:

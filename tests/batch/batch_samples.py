@@ -34,6 +34,10 @@ class Echo(httpx.AsyncBaseTransport):
     Args:
         says: the answer to some messages; a number is an HTTP status instead.
         cache_tokens: as vLLM tells the size of its cache in its metrics; 0: no metrics.
+        tokens: that four characters of a prompt have.
+
+    Attributes:
+        under_way: at each call, how many there were at that time.
     """
 
     def __init__(
@@ -41,9 +45,11 @@ class Echo(httpx.AsyncBaseTransport):
         says: Callable[[list[dict[str, str]]], str | int] | None = None,
         delay_s: float = 0.0,
         cache_tokens: int = 0,
+        tokens: float = 1.0,
     ) -> None:
         self.says = says or (lambda messages: f"<{messages[-1]['content'][:20]}>")
-        self.delay_s = delay_s
+        self.delay_s, self.tokens = delay_s, tokens
+        self.under_way: list[int] = []
         blocks = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{cache_tokens // 16}"}} 1.0'
         self.metrics = f"vllm:num_requests_running 0.0\n{blocks}\n" if cache_tokens else ""
         self.hosts: list[str] = []
@@ -70,12 +76,14 @@ class Echo(httpx.AsyncBaseTransport):
         self.names.append((headers[kinds[0]], headers[kinds[1]], headers[kinds[2]]))
         self.now += 1
         self.most = max(self.most, self.now)
+        self.under_way.append(self.now)
         await asyncio.sleep(self.delay_s)
         self.now -= 1
         said = self.says(body["messages"])
         if isinstance(said, int):
             return httpx.Response(said, json={"error": {"message": "no"}})
-        usage = {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
+        asked = max(1, int(self.tokens * sum(len(message["content"]) for message in body["messages"]) / 4))
+        usage = {"prompt_tokens": asked, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
         choice = {"message": {"content": said}, "finish_reason": "length" if said.endswith("…") else "stop"}
         return httpx.Response(200, json={"choices": [choice], "usage": usage})
 

@@ -75,7 +75,7 @@ def test_equal_prompts_are_asked_once_over_all_rows_and_samples_each(tmp_path: P
     report, results = ran(same, [{"q": "why"}] * 5 + [{"q": "how"}], tmp_path / "one", server)
     assert sorted(server.prompts()) == ["how", "why"]
     assert report.known == 4
-    assert report.tokens_saved == 4 * 15
+    assert report.tokens_saved == 4 * (1 + 5)
     assert len({row["out"] for row in results}) == 2
     sampled = Plan("each", out=call("x", template("{q}", q=given("q")), temperature=0.7))
     server = Echo()
@@ -135,10 +135,10 @@ def test_no_engine_gets_more_calls_than_it_may_have_and_all_are_named(tmp_path: 
     assert len(server.ended) == len(set(server.ended)) == 10
 
 
-def conversations(turns: int) -> Plan:
+def conversations(turns: int, max_tokens: int = 256) -> Plan:
     prompt, talk, said = given("text"), list[tuple[str, Operator]](), given("text")
     for _ in range(turns):
-        said = call("x", prompt, history=talk)
+        said = call("x", prompt, history=talk, max_tokens=max_tokens)
         talk += [("user", prompt), ("assistant", said)]
         prompt = template("and then {n}?", n=str(len(talk)))
     return Plan("talk", out=said)
@@ -150,6 +150,26 @@ def test_no_more_rows_are_under_way_than_the_engines_cache_holds(tmp_path: Path)
         server = Echo(delay_s=0.001, cache_tokens=cache)
         ran(conversations(3), rows, tmp_path / str(cache), server)
         assert server.most == most
+
+
+def test_as_many_rows_are_under_way_as_fit_by_what_engines_count(tmp_path: Path) -> None:
+    """Answers of 5 tokens where 4,096 were allowed: at first one row fits a cache of 4,500 tokens, in truth three of
+    1,000. With hooks that evict rows that have ended first, a few more fit. The other way round, texts of more tokens
+    than their characters say leave fewer rows under way."""
+    rows = [{"text": f"{number:03d} {'word ' * 800}"} for number in range(40)]
+
+    def most(plan: Plan, cache: int, name: str, tokens: float = 1.0, evicts: bool = False) -> list[int]:
+        server = Echo(delay_s=0.001, cache_tokens=cache, tokens=tokens)
+        if evicts:
+            server.metrics += 'presage_policy_on{engine="0",policy="eviction"} 1.0\n'
+        report, _ = ran(plan, rows, tmp_path / name, server)
+        assert report.asked == 120
+        return [max(server.under_way[:10]), max(server.under_way[60:])]
+
+    assert most(conversations(3, 4096), 4_500, "long") == [1, 3]
+    assert most(conversations(3, 4096), 4_800, "hooks", evicts=True) == [1, 4]
+    assert most(conversations(3, 4096), 4_800, "none") == [1, 3]
+    assert most(conversations(3, 10), 12_400, "dense", tokens=3.0) == [9, 3]
 
 
 def test_engines_share_out_neighbours_and_take_over_what_is_left(tmp_path: Path) -> None:
