@@ -1,7 +1,7 @@
 """How much sooner does a batch of workflows end in an engine if its calls are sent in the order of its plan?
 
-Five plans (map-reduce, debate, reflection, iterative refinement, trading) over rows of random words, through vLLM's own
-scheduler and prefix cache in virtual time, with the cost model of an engine file. The same calls in other orders:
+Plans (map-reduce, debate, reflection, iterative refinement, trading, labels) over rows of random words, through vLLM's
+own scheduler and prefix cache in virtual time, with the cost model of an engine file. The same calls in other orders:
 
 - as they come: every call is sent once what it reads is there, and all rows at once: vLLM, with its prefix cache;
 - so many rows at once: the same, with a limit on rows (a client with a semaphore), the best of several limits;
@@ -143,7 +143,13 @@ def trading(draw: random.Random, rows: int) -> tuple[Plan, Rows]:
     ]
 
 
-WORKLOADS = (map_reduce, debate, reflection, refinement, trading)
+def labels(draw: random.Random, rows: int) -> tuple[Plan, Rows]:
+    """One call behind a long system prompt: is it computed once if all calls are sent at the same time?"""
+    asked = call("judge", template("{c}", c=given("context")), system=words(draw, 1600), output_tokens=20)
+    return Plan("labels", out=asked), [{"context": words(draw, 64)} for _ in range(rows)]
+
+
+WORKLOADS = (map_reduce, debate, reflection, refinement, trading, labels)
 
 
 class Instances:
