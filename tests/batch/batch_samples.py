@@ -32,13 +32,13 @@ class Echo(httpx.AsyncBaseTransport):
     """A server in this process.
 
     Args:
-        says: the answer to some messages; a number is an HTTP status instead.
+        says: the answer to some messages, or a whole message; a number is an HTTP status instead.
         cache_tokens: as vLLM tells the size of its cache in its metrics; 0: no metrics.
     """
 
     def __init__(
         self,
-        says: Callable[[list[dict[str, str]]], str | int] | None = None,
+        says: Callable[[list[dict[str, str]]], str | int | dict[str, Any]] | None = None,
         delay_s: float = 0.0,
         cache_tokens: int = 0,
     ) -> None:
@@ -76,8 +76,12 @@ class Echo(httpx.AsyncBaseTransport):
         if isinstance(said, int):
             return httpx.Response(said, json={"error": {"message": "no"}})
         usage = {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
-        choice = {"message": {"content": said}, "finish_reason": "length" if said.endswith("…") else "stop"}
-        return httpx.Response(200, json={"choices": [choice], "usage": usage})
+        message = {"role": "assistant", **({"content": said} if isinstance(said, str) else said)}
+        reason = "length" if str(message["content"]).endswith("…") else "stop"
+        whole = {"id": "x", "object": "chat.completion", "created": 0, "model": body["model"], "usage": usage}
+        return httpx.Response(
+            200, json={**whole, "choices": [{"index": 0, "message": message, "finish_reason": reason}]}
+        )
 
     def prompts(self) -> list[str]:
         return [body["messages"][-1]["content"] for body in self.asked]
