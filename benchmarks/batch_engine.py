@@ -110,7 +110,7 @@ def served(plan: Plan, rows: list[dict[str, str]], url: str, way: str, folder: P
     begun = time.perf_counter()
     report = asyncio.run(run.run())
     seconds = time.perf_counter() - begun
-    results = run.results()
+    results = list(run.results())
     run.close()
     if report.failed:
         raise SystemExit(f"{report.failed} rows failed: {results[0]['error']}")

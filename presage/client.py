@@ -171,7 +171,7 @@ def langchain_handler(workflow_type: str = "") -> Any:
             before = self._before[event["run_id"]] = _RUN.get(), _AGENT.get()
             run = self._runs.get(event.get("parent_run_id")) or before[0]
             _RUN.set(run or _Run(workflow_type or "langchain", str(event["run_id"])))
-            _AGENT.set(_node(event.get("metadata") or {}) or before[1])
+            _AGENT.set(graph_node(event.get("metadata") or {}) or before[1])
 
         def on_llm_start(self, *_: Any, **event: Any) -> None:
             self.on_chat_model_start(**event)
@@ -193,8 +193,12 @@ def langchain_handler(workflow_type: str = "") -> Any:
     return PresageHandler()
 
 
-def _node(metadata: dict[str, Any]) -> str:
-    """The agent that a request of LangGraph belongs to: the innermost node that has a name of its own."""
+def graph_node(metadata: dict[str, Any]) -> str:
+    """The agent that a request of LangGraph belongs to: the innermost node that has a name of its own; "" for none.
+
+    Args:
+        metadata: of a configuration or of an event, as LangGraph makes it.
+    """
     if metadata.get("lc_agent_name"):
         return str(metadata["lc_agent_name"])
     nodes = [part.partition(":")[0] for part in str(metadata.get("langgraph_checkpoint_ns") or "").split("|")]

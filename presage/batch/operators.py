@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +25,21 @@ _DEPTH: ContextVar[int] = ContextVar("presage_batch_depth", default=0)
 _PLAIN: Final = (str, int, float, bool, bytes, type(None))
 _KEPT_BACK: Final = ("messages", "n", "stream", "stream_options")
 ROLES: Final = ("system", "user", "assistant")
+
+Ask = Callable[[str, Mapping[str, Any]], Awaitable[tuple[int, dict[str, Any]]]]
+"""Asks a model for a program: an agent and the body of a chat completion in, HTTP status and body of the answer out."""
+
+
+class RowFailedError(Exception):
+    """A row has no result; the text says why, for whoever reads the results.
+
+    Attributes:
+        status: HTTP status of an engine that refused a call.
+    """
+
+    def __init__(self, why: str, status: int = 502) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 class Operator:
@@ -118,6 +133,25 @@ class Join(Operator):
     separator: str
 
 
+@dataclass(frozen=True, eq=False)
+class CallingProgram(Operator):
+    """A program that asks models itself: its calls are found as it runs.
+
+    Attributes:
+        names: of its inputs.
+        run: from the inputs by name, and what asks models, its value. It may raise RowFailedError, and must let the
+            errors of what asks through.
+        code: what tells it from others.
+        known: what is known of it before it runs, in lines for people.
+    """
+
+    names: tuple[str, ...]
+    inputs: tuple[Operator, ...]
+    run: Callable[[dict[str, Any], Ask], Awaitable[Any]]
+    code: str
+    known: tuple[str, ...] = ()
+
+
 def parts_of(operator: Operator) -> tuple[Operator, ...]:
     """The operators whose values one reads."""
     match operator:
@@ -125,7 +159,7 @@ def parts_of(operator: Operator) -> tuple[Operator, ...]:
             return values
         case Call(_, messages):
             return tuple(text for _, text in messages)
-        case Function(_, arguments):
+        case Function(_, arguments) | CallingProgram(_, arguments):
             return arguments
         case MapEach(over, body):
             return over, body
@@ -141,6 +175,8 @@ def said_by(operator: Operator) -> Any:
             return said
         case Function(_, _, code):
             return code
+        case CallingProgram(names, _, _, code):
+            return [list(names), code]
         case Call(agent, messages, model, parameters):
             return [agent, [role for role, _ in messages], model, dict(sorted(parameters.items()))]
     return None

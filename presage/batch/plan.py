@@ -2,7 +2,7 @@
 
 Source: Helium (Wadlom et al., 2026), section 4. What no output needs is left out; operators that say the same of the
 same are one; what depends on no row is computed once; a branch whose condition is known is replaced by its side. Calls
-with a temperature are alike only if they are one object in the plan, since each is a sample of its own.
+with a temperature, and programs, are alike only if they are one object in the plan, since each is a sample of its own.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from presage.batch.operators import (
     Call,
+    CallingProgram,
     Conditional,
     Constant,
     EachItem,
@@ -29,6 +30,9 @@ from presage.batch.operators import (
     said_by,
 )
 from presage.errors import ConfigurationError
+
+RESULT_COLUMNS: Final = ("id", "error")
+"""Columns of every result beside the outputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,20 +76,22 @@ class Plan:
         nodes: every compiled operator, each after those it reads.
     """
 
-    def __init__(self, name: str, *, wanted: Iterable[str] | None = None, **outputs: Operator) -> None:
+    def __init__(self, name: str, /, *, wanted: Iterable[str] | None = None, **outputs: Operator) -> None:
         """Compile a plan.
 
         Args:
             wanted: outputs to compute; default: all.
 
         Raises:
-            ConfigurationError: no output, an unknown one, or what is no operator.
+            ConfigurationError: no output, an unknown one, one named as a column of all results, or what is no operator.
         """
         if not name or not outputs:
             raise ConfigurationError('a plan has a name and outputs: Plan("review", answer=...)')
         for key, made in outputs.items():
             if not isinstance(made, Operator):
                 raise ConfigurationError(f"plan {name!r}: output {key!r} is a {type(made).__name__}, not an operator")
+        if taken := [key for key in RESULT_COLUMNS if key in outputs]:
+            raise ConfigurationError(f"plan {name!r}: results have a column {taken[0]!r} already; rename the output")
         chosen = list(outputs) if wanted is None else list(wanted)
         if unknown := [key for key in chosen if key not in outputs]:
             raise ConfigurationError(f"plan {name!r}: no output {unknown[0]!r}; it has {', '.join(outputs)}")
@@ -155,7 +161,7 @@ class _Compiler:
             items = parts[0].items | (parts[1].items - {operator.depth})
         said = [type(operator).__name__, said_by(operator), [part.key for part in parts]]
         key = _hash(said)
-        if isinstance(operator, Call) and not operator.deterministic:
+        if isinstance(operator, CallingProgram) or (isinstance(operator, Call) and not operator.deterministic):
             self.samples[key] += 1
             key = _hash([*said, self.samples[key]])
         return self._node(Node(key, operator, parts, items))
@@ -210,6 +216,11 @@ def evaluated(operator: Operator, values: list[Any]) -> Any:
 def as_text(value: Any) -> str:
     """A value within a prompt: text as it is, everything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def text_columns(results: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, list[str | None]]:
+    """Columns of results as texts; values that are no text are JSON."""
+    return {name: [None if row[name] is None else as_text(row[name]) for row in results] for name in names}
 
 
 def _hash(said: Any) -> str:

@@ -13,9 +13,12 @@ import heapq
 import json
 import re
 import sqlite3
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -23,7 +26,7 @@ from urllib.parse import quote
 import httpx
 
 from presage.batch.answers import Answers, ModelAnswer, content_key
-from presage.batch.operators import Call, Conditional, EachItem, Given, MapEach
+from presage.batch.operators import Call, CallingProgram, Conditional, EachItem, Given, MapEach, RowFailedError
 from presage.batch.plan import Node, Plan, as_text, evaluated
 from presage.batch.prefix_tree import field_tokens
 from presage.batch.rows_under_way import RowsUnderWay
@@ -138,8 +141,27 @@ class _Engine:
                 future.set_result(None)
 
 
-class RowFailedError(Exception):
-    """A row has no result; the text says why, for whoever reads the results."""
+@dataclass(frozen=True)
+class _Request:
+    """What an engine is asked.
+
+    Attributes:
+        body: of the chat completion, with model and messages.
+        order: inner sequence of the call and its place there.
+        sample: what tells it from others that say the same; None: they have one answer.
+        call: structural hash of the plan's call; "" if a program asks.
+    """
+
+    agent: str
+    body: Mapping[str, Any]
+    order: tuple[int, int]
+    sample: list[Any] | None
+    call: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the answer is kept as the engine's whole JSON, for a program; else as its text."""
+        return not self.call
 
 
 class BatchRun:
@@ -170,7 +192,7 @@ class BatchRun:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.plan, self.rows, self.settings = plan, rows, settings or RunSettings()
-        self.name = folder.name
+        self.name = folder.resolve().name
         self.settings.check()
         self.report = RunReport(rows=len(rows))
         self._order = order or SoftOrder({}, range(len(rows)))
@@ -186,10 +208,15 @@ class BatchRun:
             self._answers.close()
             raise
         self._asked: dict[str, asyncio.Task[ModelAnswer]] = {}
+        self._programs = any(isinstance(node.operator, CallingProgram) for node in plan.nodes)
+        self._context = copy_context()
         self._number = 0
 
     async def run(self, progress: Callable[[str, float | None], None] | None = None) -> RunReport:
         """Compute what is missing; raises EngineError if an engine is not there or goes away."""
+        if self._programs:  # their synchronous code waits for answers in threads
+            threads = ThreadPoolExecutor(len(self._engines) * self.settings.concurrency)
+            asyncio.get_running_loop().set_default_executor(threads)
         done = self._results.done()
         self.report.kept = len(done)
         left = [number for number in self._order.rows if number not in done]
@@ -208,8 +235,10 @@ class BatchRun:
                 try:
                     while engine.under_way <= engine.most_under_way and (taken := self._taken(engine)):
                         rank, number = taken
-                        await self._row(number, rank, engine)
+                        name = await self._row(number, rank, engine)
                         ended += 1
+                        if self._under_way is not None and self._under_way.ended(name):
+                            self._begin()
                         if progress is not None:
                             progress("running", ended / len(left))
                 except BaseException:
@@ -239,7 +268,7 @@ class BatchRun:
                 await asyncio.gather(*left_over, return_exceptions=True)
         return self.report
 
-    def results(self) -> list[dict[str, Any]]:
+    def results(self) -> Iterator[dict[str, Any]]:
         """Every row's outputs, or its error, in the order of the rows."""
         return self._results.all()
 
@@ -298,7 +327,8 @@ class BatchRun:
     def _named(self) -> list[str]:
         return sorted({name for name in (self.settings.model, *(call.model for call in self._calls())) if name})
 
-    async def _row(self, number: int, rank: int, engine: _Engine) -> None:
+    async def _row(self, number: int, rank: int, engine: _Engine) -> str:
+        """Compute a row, and write down its results; its name at the engine."""
         row = _Row(self, number, rank, engine)
         try:
             values = await asyncio.gather(*(row.value(node, ()) for node in self.plan.outputs.values()))
@@ -306,10 +336,12 @@ class BatchRun:
             self.report.failed += 1
             self._results.put(number, None, str(error))
         else:
-            self._results.put(number, dict(zip(self.plan.outputs, values, strict=True)), None)
+            kept = self._results.put(number, dict(zip(self.plan.outputs, values, strict=True)), None)
+            self.report.failed += not kept
         finally:
             row.end()
         await self._ended(row)
+        return row.name
 
     async def _ended(self, row: _Row) -> None:
         """Tell an engine with our hooks that the workflow has ended; another one is asked once only."""
@@ -326,36 +358,68 @@ class BatchRun:
         call = node.operator
         assert isinstance(call, Call)
         model = call.model or self.settings.model or next(iter(row.engine.models))
-        said = (self.settings.tenant, model, row.engine.models[model], call.parameters, messages)
-        key = content_key(*said)
-        if not call.deterministic:
-            own = [key, row.name, node.key, [place for _, place, _ in scope]]
+        body = {"model": model, "messages": messages, **call.parameters}
+        sample = None if call.deterministic else [row.name, node.key, [place for _, place, _ in scope]]
+        order = self._order.places.get(node.key, (0, 0))
+        return (await self._answer(row, _Request(call.agent, body, order, sample, node.key))).text
+
+    async def answered_program(
+        self, row: _Row, node: Node, agent: str, body: Mapping[str, Any]
+    ) -> tuple[int, dict[str, Any]]:
+        """The answer to a request of a program, as `Ask`: what the engine refuses is for the program to judge.
+
+        Raises:
+            EngineError: the engine does not serve the model, or went away.
+        """
+        if (model := body.get("model")) not in row.engine.models:
+            served = ", ".join(row.engine.models)
+            raise EngineError(f"{row.engine.url}: {agent} asks {model!r}; it serves {served}")
+        sample = None
+        if body.get("temperature") != 0:  # servers sample where none is given
+            said = json.dumps([agent, body], sort_keys=True)
+            sample = [row.name, node.key, agent, row.samples[said]]
+            row.samples[said] += 1
+        if self._under_way is not None:
+            self._under_way.asked(row.name, body["messages"])
+        try:
+            answer = await self._answer(row, _Request(agent, body, (0, 0), sample))
+        except RowFailedError as refused:
+            return refused.status, {"error": {"message": str(refused)}}
+        whole: dict[str, Any] = json.loads(answer.text)
+        return 200, whole
+
+    async def _answer(self, row: _Row, request: _Request) -> ModelAnswer:
+        parameters = {name: value for name, value in request.body.items() if name not in ("model", "messages")}
+        model, messages = request.body["model"], request.body["messages"]
+        key = content_key(self.settings.tenant, model, row.engine.models[model], parameters, messages)
+        if request.whole or request.sample is not None:
+            own = [key, *(["whole"] if request.whole else []), *(request.sample or [])]
             key = hashlib.sha256(json.dumps(own).encode()).hexdigest()
-        if (known := self._answers.get(key)) is None and call.deterministic and self._cache is not None:
-            known = self._cache.get(key)
+        cache = self._cache if request.sample is None else None
+        if (known := self._answers.get(key)) is None and cache is not None:
+            known = cache.get(key)
             if known is not None:
                 self._answers.put(key, known)
         if known is None and key not in self._asked:
-            task = self._asked[key] = asyncio.ensure_future(self._ask(row, node, key, model, messages))
+            asking = self._ask(row, request, key)
+            task = self._asked[key] = asyncio.get_running_loop().create_task(asking, context=self._context)
             task.add_done_callback(_retrieved)
             task.add_done_callback(lambda _: self._asked.pop(key))
-            return (await asyncio.shield(task)).text  # another row may wait for it, so it goes on if this one fails
+            return await asyncio.shield(task)  # another row may wait for it, so it goes on if this one fails
         if known is None:
             known = await asyncio.shield(self._asked[key])
         self.report.known += 1
         self.report.tokens_saved += known.prompt_tokens + known.output_tokens
-        return known.text
+        return known
 
-    async def _ask(self, row: _Row, node: Node, key: str, model: str, messages: list[dict[str, str]]) -> ModelAnswer:
-        call = node.operator
-        assert isinstance(call, Call)
-        sequence, place = self._order.places.get(node.key, (0, 0))
+    async def _ask(self, row: _Row, request: _Request, key: str) -> ModelAnswer:
+        sequence, place = request.order
         engine = row.engine
         await self._place(engine, (sequence, row.rank, place))
-        names = {TYPE_HEADER: self.plan.name, ID_HEADER: row.name, AGENT_HEADER: call.agent}
+        names = {TYPE_HEADER: self.plan.name, ID_HEADER: row.name, AGENT_HEADER: request.agent}
         headers = {name: quote(value, safe="") for name, value in names.items()}
         try:
-            said = await self._sent(engine, {"model": model, "messages": messages, **call.parameters}, headers, call)
+            said = await self._sent(engine, request, headers)
         finally:
             engine.free += 1
             engine.next()
@@ -364,9 +428,10 @@ class BatchRun:
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         counts = int(usage.get("prompt_tokens") or 0), int(cached), int(usage.get("completion_tokens") or 0)
         choice = said["choices"][0]
-        answer = ModelAnswer(str(choice["message"].get("content") or ""), *counts)
+        text = json.dumps(said, ensure_ascii=False) if request.whole else str(choice["message"].get("content") or "")
+        answer = ModelAnswer(text, *counts)
         self._answers.put(key, answer)
-        if call.deterministic and self._cache is not None:
+        if request.sample is None and self._cache is not None:
             self._cache.put(key, answer)
         report = self.report
         report.asked += 1
@@ -375,17 +440,19 @@ class BatchRun:
         report.cached_tokens += answer.cached_tokens
         report.output_tokens += answer.output_tokens
         if self._under_way is not None and self._under_way.answered(
-            node.key, answer.prompt_tokens, answer.output_tokens
+            request.call, answer.prompt_tokens, answer.output_tokens
         ):
             self._begin()
         return answer
 
-    async def _sent(self, engine: _Engine, body: dict[str, Any], headers: dict[str, str], call: Call) -> dict[str, Any]:
+    async def _sent(self, engine: _Engine, request: _Request, headers: dict[str, str]) -> dict[str, Any]:
         """The engine's answer; a call that it does not take now is sent again, later and later."""
         for attempt in range(1, self.settings.attempts + 1):
             pause = min(2.0 ** (attempt - 1), _LONGEST_PAUSE_S)
             try:
-                answer = await self._client.post(f"{engine.url}/v1/chat/completions", json=body, headers=headers)
+                answer = await self._client.post(
+                    f"{engine.url}/v1/chat/completions", json=request.body, headers=headers
+                )
             except httpx.HTTPError as error:
                 if attempt == self.settings.attempts:
                     raise EngineError(
@@ -398,10 +465,11 @@ class BatchRun:
                         said: dict[str, Any] = answer.json()
                         said["choices"][0]["message"].get("content")
                     except (ValueError, LookupError, TypeError, AttributeError):
-                        raise RowFailedError(f"call of {call.agent}: the answer is no chat completion") from None
+                        raise RowFailedError(f"call of {request.agent}: the answer is no chat completion") from None
                     return said
                 if answer.status_code not in _AGAIN or attempt == self.settings.attempts:
-                    raise RowFailedError(f"call of {call.agent}: HTTP {answer.status_code}: {_reason(answer)}")
+                    why = f"call of {request.agent}: HTTP {answer.status_code}: {_reason(answer)}"
+                    raise RowFailedError(why, answer.status_code)
                 with_header = answer.headers.get("retry-after", "")
                 pause = min(float(with_header), _LONGEST_PAUSE_S) if with_header.isdigit() else pause
             await asyncio.sleep(pause)
@@ -424,6 +492,7 @@ class _Row:
         self.row = run.rows[number]
         self.name = f"{run.name}/{row_name(self.row, number)}"  # unique to the run, at an engine that forecasts
         self.calls = 0
+        self.samples: Counter[str] = Counter()  # how often a program asked the same
         self._values: dict[tuple[str, Place], asyncio.Task[Any]] = {}
 
     async def value(self, node: Node, scope: Scope) -> Any:
@@ -462,6 +531,10 @@ class _Row:
                     {"role": role, "content": as_text(text)} for (role, _), text in zip(messages, texts, strict=True)
                 ]
                 return await self.run.answered(self, node, scope, said)
+            case CallingProgram(names, _, run):
+                texts = await asyncio.gather(*(self.value(part, scope) for part in node.parts))
+                ask = partial(self.run.answered_program, self, node)
+                return await run(dict(zip(names, texts, strict=True)), ask)
             case operator:
                 values = await asyncio.gather(*(self.value(part, scope) for part in node.parts))
                 return evaluated(operator, list(values))
@@ -478,10 +551,11 @@ class Results:
             self._lock.close()
             raise ConfigurationError(f"{path.parent}: another run works in this folder; wait for its end") from None
         self._file = sqlite3.connect(path, timeout=30, isolation_level=None)
-        self._names = [row_name(row, number) for number, row in enumerate(rows)]
+        self._names: list[str] = []
         self._outputs = list(plan.outputs)
         lines = hashlib.sha256()
-        for row in rows:
+        for number, row in enumerate(rows):
+            self._names.append(row_name(row, number))
             lines.update(json.dumps(row, ensure_ascii=False, sort_keys=True).encode() + b"\n")
         said = json.dumps([plan.key, lines.hexdigest()])
         self._file.execute("CREATE TABLE IF NOT EXISTS run (said TEXT PRIMARY KEY)")
@@ -499,8 +573,8 @@ class Results:
         """Rows that have results."""
         return {row for (row,) in self._file.execute("SELECT row FROM results")}
 
-    def put(self, row: int, outputs: dict[str, Any] | None, error: str | None) -> None:
-        """Write down a row's outputs, or its error."""
+    def put(self, row: int, outputs: dict[str, Any] | None, error: str | None) -> bool:
+        """Write down a row's outputs, or its error; whether there are outputs that can be written."""
         try:
             said = None if outputs is None else json.dumps(outputs, ensure_ascii=False)
         except TypeError:
@@ -509,14 +583,13 @@ class Results:
             self._file.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", (row, said, error))
         except sqlite3.Error as problem:
             raise OutputError(f"results cannot be kept ({problem}); run the same command to go on") from None
+        return said is not None
 
-    def all(self) -> list[dict[str, Any]]:
+    def all(self) -> Iterator[dict[str, Any]]:
         """All rows in order: id, outputs, error."""
         missing = dict.fromkeys(self._outputs)
-        return [
-            {"id": self._names[row], **(missing if said is None else json.loads(said)), "error": error}
-            for row, said, error in self._file.execute("SELECT row, outputs, error FROM results ORDER BY row")
-        ]
+        for row, said, error in self._file.execute("SELECT row, outputs, error FROM results ORDER BY row"):
+            yield {"id": self._names[row], **(missing if said is None else json.loads(said)), "error": error}
 
     def close(self) -> None:
         """Close the file, and leave the folder to others."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
-import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,25 +17,33 @@ import typer
 
 from presage.cli.options import Json
 from presage.cli.output import FAILED, Output
-from presage.errors import ConfigurationError, OutputError, PresageError, TraceError
+from presage.errors import ConfigurationError, OutputError
 from presage.wording import counted, install
 
 if TYPE_CHECKING:
     from presage.batch.plan import Plan
     from presage.batch.prefix_tree import PromptNode
+    from presage.batch.rows import RowFile
 
 app = typer.Typer(help="Batches of workflows: one plan over many rows, with shared work done once.")
 
-_PLAN = typer.Argument(help="Python file that makes the plan, as a variable named plan; docs/batch.md.")
+_PLAN = typer.Argument(
+    metavar="FILE[:NAME]",
+    help="Python file, and its variable that holds a plan or a compiled graph of LangGraph. Default: plan.",
+)
 _INPUTS = typer.Argument(help="Rows, one JSON object a line, with the fields that the plan reads; id names a row.")
 _OUTPUTS = typer.Option("--outputs", metavar="NAMES", help="Outputs to compute, separated by commas. Default: all.")
 _MB = 1_000_000
-_MODULE = "presage_batch_plan"
+_ROWS_AT_A_TIME = 1000
+_SAMPLED = 1000
 
 
-@app.command(epilog="Example:  presage batch run plan.py questions.jsonl --engine http://127.0.0.1:8000 --to answers")
+@app.command(
+    epilog="Examples:\n\npresage batch run plan.py questions.jsonl --engine http://127.0.0.1:8000 --to answers\n\n"
+    "presage batch run graph.py:graph questions.jsonl --engine http://127.0.0.1:8000 --to answers"
+)
 def run(
-    plan: Annotated[Path, _PLAN],
+    plan: Annotated[str, _PLAN],
     inputs: Annotated[Path, _INPUTS],
     to: Annotated[Path, typer.Option(help="Folder of the run. The same command again goes on where it stopped.")],
     engine: Annotated[
@@ -57,7 +66,9 @@ def run(
     timeout_s: Annotated[float, typer.Option(min=1, help="Longest wait for one answer.")] = 600.0,
     as_json: Json = False,
 ) -> None:
-    """Run a plan over the rows of a file, and write results.jsonl and results.parquet.
+    """Run a plan, or a graph of LangGraph, over the rows of a file, and write results.jsonl and results.parquet.
+
+    The chat completions of a graph's models go to the engines, whatever their base_url is.
 
     Every answer is kept before it is used: after a kill, a crash or a full disk the same command goes on, and asks for
     nothing twice. Rows that fail say why in the column error, and are tried again by the same command. The key in
@@ -71,12 +82,13 @@ def run(
         raise ConfigurationError(f"presage batch run needs the extra gateway: {install('gateway')}") from None
     from presage.batch.answers import Answers
     from presage.batch.prefix_tree import field_tokens, tree_of
+    from presage.batch.rows import RowFile
     from presage.batch.schedule import soft_order
 
     out = Output(as_json)
-    chosen = _plan(plan, outputs)
-    rows = _rows(inputs, chosen)
-    order = soft_order(chosen, tree_of(chosen, field_tokens(chosen, rows[:1000])), rows)
+    rows = RowFile(inputs)
+    chosen = _plan(plan, outputs, rows)
+    order = soft_order(chosen, tree_of(chosen, field_tokens(chosen, rows[:_SAMPLED])), rows)
     settings = RunSettings(
         concurrency=concurrency,
         open_rows=open_rows,
@@ -87,11 +99,11 @@ def run(
     )
     kept = Answers(cache, cache_mb * _MB) if cache is not None else None
     begun = time.monotonic()
-    with out.working() as progress:
+    with out.working() as progress, closing(rows):
         running = BatchRun(chosen, rows, engine, to, order=order, settings=settings, cache=kept)
         try:
             report = asyncio.run(running.run(progress))
-            _write(to, running.results(), list(chosen.outputs))
+            _write(to, running.results, list(chosen.outputs))
         finally:
             running.close()
             if kept is not None:
@@ -112,21 +124,24 @@ def run(
 
 @app.command(epilog="Example:  presage batch explain plan.py questions.jsonl")
 def explain(
-    plan: Annotated[Path, _PLAN],
+    plan: Annotated[str, _PLAN],
     inputs: Annotated[Path | None, _INPUTS] = None,
     outputs: Annotated[str, _OUTPUTS] = "",
     as_json: Json = False,
 ) -> None:
     """Show what a plan shares: operators left out or merged, the tree of its prompts, and the order of its calls.
 
-    Tokens are estimates: four characters each, and half of max_tokens for an answer.
+    Tokens are estimates: four characters each, and half of max_tokens for an answer. Of a graph of LangGraph nodes and
+    edges are shown, since its calls are found as it runs.
     """
-    from presage.batch.operators import Call
+    from presage.batch.operators import Call, CallingProgram
     from presage.batch.prefix_tree import field_tokens, tree_of
+    from presage.batch.rows import RowFile
     from presage.batch.schedule import soft_order
 
-    chosen = _plan(plan, outputs)
-    expected = field_tokens(chosen, _rows(inputs, chosen)) if inputs is not None else {}
+    rows = RowFile(inputs) if inputs is not None else None
+    chosen = _plan(plan, outputs, rows)
+    expected = field_tokens(chosen, rows[:_SAMPLED]) if rows is not None else {}
     tree = tree_of(chosen, expected)
     places = soft_order(chosen, tree, []).places
     agents = {node.key: node.operator.agent for node in chosen.calls if isinstance(node.operator, Call)}
@@ -135,6 +150,7 @@ def explain(
         for key, (sequence, place) in sorted(places.items(), key=lambda item: item[1])
     ]
     of = chosen.optimised
+    graphs = [list(node.operator.known) for node in chosen.nodes if isinstance(node.operator, CallingProgram)]
     lines = [
         f"{chosen.name}: {counted(of.written, 'operator')}; {of.pruned} left out, {of.shared} merged, "
         f"{of.folded} computed now; {counted(len(chosen.calls), 'call')} a row",
@@ -144,84 +160,43 @@ def explain(
         "",
         "order of calls; those of one sequence run row by row, sequences one after the other over all rows:",
         *(f"  {one['sequence']}.{one['place']}  {one['agent']}" for one in order),
+        *(line for known in graphs for line in ("", *known)),
     ]
-    data = {"plan": chosen.name, **asdict(of), "calls": len(chosen.calls), "order": order, "tree": _data(tree, agents)}
+    known = {"calls": len(chosen.calls), "order": order, "tree": _data(tree, agents), "graphs": graphs}
+    data = {"plan": chosen.name, **asdict(of), **known}
     Output(as_json).result(data, "\n".join(lines))
 
 
-def _plan(path: Path, outputs: str) -> Plan:
-    """The plan that a Python file makes."""
-    from presage.batch.plan import Plan
+def _plan(where: str, outputs: str, rows: RowFile | None) -> Plan:
+    """The plan of a file, of the outputs that are wanted; raises TraceError if rows lack what it reads."""
+    from presage.batch.load import load_plan
 
-    spec = importlib.util.spec_from_file_location(_MODULE, path) if path.is_file() else None
-    if spec is None or spec.loader is None:
-        raise ConfigurationError(f"{path}: no such Python file; one that makes a plan is wanted, such as plan.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[_MODULE] = module
-    sys.path.insert(0, str(path.parent))  # as for a script: what lies beside it can be imported
-    try:
-        spec.loader.exec_module(module)
-    except PresageError as error:
-        raise ConfigurationError(f"{path}: {error}") from None
-    except Exception as error:
-        raise ConfigurationError(f"{path}: it raised {type(error).__name__}: {error}") from None
-    finally:
-        sys.path.remove(str(path.parent))
-    made = getattr(module, "plan", None)
-    if not isinstance(made, Plan):
-        raise ConfigurationError(f'{path}: no variable plan that holds a Plan; write plan = Plan("name", answer=...)')
-    return made.only(name.strip() for name in outputs.split(",")) if outputs else made
+    made = load_plan(where, rows.fields if rows is not None else None)
+    chosen = made.only(name.strip() for name in outputs.split(",")) if outputs else made
+    if rows is not None:
+        rows.check(chosen.fields)
+    return chosen
 
 
-def _rows(path: Path, plan: Plan) -> list[dict[str, Any]]:
-    """The rows of a file, with every field that the plan reads."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: it splits within texts
-    except (OSError, UnicodeDecodeError) as error:
-        why = type(error).__name__
-        raise TraceError(f"{path}: it cannot be read ({why}); JSON lines in UTF-8 are wanted") from None
-    rows: list[dict[str, Any]] = []
-    names: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError:
-            raise TraceError(f"{path}, line {number}: no JSON; one object a line is wanted") from None
-        if not isinstance(row, dict):
-            raise TraceError(f"{path}, line {number}: a {type(row).__name__}; a JSON object is wanted")
-        if missing := [name for name in plan.fields if name not in row]:
-            raise TraceError(f"{path}, line {number}: no field {missing[0]!r}, which the plan reads")
-        name = str(row.get("id", len(rows)))
-        if name in names:
-            raise TraceError(f"{path}, line {number}: id {name!r} is that of line {names[name]} too; ids are unique")
-        names[name] = number
-        rows.append(row)
-    if not rows:
-        raise TraceError(f"{path}: no rows; one JSON object a line is wanted")
-    return rows
-
-
-def _write(folder: Path, results: list[dict[str, Any]], outputs: list[str]) -> None:
+def _write(folder: Path, results: Callable[[], Iterator[dict[str, Any]]], outputs: list[str]) -> None:
     """Write the results beside the run's file; values that are no text are JSON in the Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from presage.batch.plan import as_text
+    from presage.batch.plan import text_columns
 
-    text = {
-        name: [None if row[name] is None else as_text(row[name]) for row in results]
-        for name in ("id", *outputs, "error")
-    }
-    table = pa.table(text, schema=pa.schema([(name, pa.string()) for name in text]))
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in results)
+    names = ["id", *outputs, "error"]
+    schema = pa.schema([(name, pa.string()) for name in names])
     try:
         fresh = folder / "results.jsonl.part"
-        fresh.write_text(lines, encoding="utf-8")
+        with fresh.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in results())
         fresh.replace(folder / "results.jsonl")
         fresh = folder / "results.parquet.part"
-        pq.write_table(table, fresh)
+        with pq.ParquetWriter(fresh, schema) as writer:
+            left = results()
+            while some := list(islice(left, _ROWS_AT_A_TIME)):
+                writer.write_table(pa.table(text_columns(some, names), schema=schema))
         fresh.replace(folder / "results.parquet")
     except OSError as error:
         raise OutputError(f"{folder}: results cannot be written ({error}); run the same command to try again") from None

@@ -32,7 +32,7 @@ class Echo(httpx.AsyncBaseTransport):
     """A server in this process.
 
     Args:
-        says: the answer to some messages; a number is an HTTP status instead.
+        says: the answer to some messages, or a whole message; a number is an HTTP status instead.
         cache_tokens: as vLLM tells the size of its cache in its metrics; 0: no metrics.
         tokens: that four characters of a prompt have.
 
@@ -42,7 +42,7 @@ class Echo(httpx.AsyncBaseTransport):
 
     def __init__(
         self,
-        says: Callable[[list[dict[str, str]]], str | int] | None = None,
+        says: Callable[[list[dict[str, str]]], str | int | dict[str, Any]] | None = None,
         delay_s: float = 0.0,
         cache_tokens: int = 0,
         tokens: float = 1.0,
@@ -82,10 +82,14 @@ class Echo(httpx.AsyncBaseTransport):
         said = self.says(body["messages"])
         if isinstance(said, int):
             return httpx.Response(said, json={"error": {"message": "no"}})
-        asked = max(1, int(self.tokens * sum(len(message["content"]) for message in body["messages"]) / 4))
+        asked = max(1, int(self.tokens * sum(len(message["content"] or "") for message in body["messages"]) / 4))
         usage = {"prompt_tokens": asked, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
-        choice = {"message": {"content": said}, "finish_reason": "length" if said.endswith("…") else "stop"}
-        return httpx.Response(200, json={"choices": [choice], "usage": usage})
+        message = {"role": "assistant", **({"content": said} if isinstance(said, str) else said)}
+        reason = "length" if str(message["content"]).endswith("…") else "stop"
+        whole = {"id": "x", "object": "chat.completion", "created": 0, "model": body["model"], "usage": usage}
+        return httpx.Response(
+            200, json={**whole, "choices": [{"index": 0, "message": message, "finish_reason": reason}]}
+        )
 
     def prompts(self) -> list[str]:
         return [body["messages"][-1]["content"] for body in self.asked]

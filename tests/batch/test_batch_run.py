@@ -38,7 +38,7 @@ def ran(
     chosen = RunSettings(**{"attempts": 1, **settings})
     run = BatchRun(plan, rows, engines, folder, order=order, settings=chosen, cache=cache, transport=server)
     try:
-        return asyncio.run(run.run()), run.results()
+        return asyncio.run(run.run()), list(run.results())
     finally:
         run.close()
 

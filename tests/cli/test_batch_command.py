@@ -142,3 +142,57 @@ def test_the_documentations_example_runs_as_it_stands(tmp_path: Path) -> None:
     with running(tmp_path, dict(os.environ)) as url:
         done = run("batch", "run", written, inputs, "--engine", url, "--to", tmp_path / "answers", "--json")
     assert (done.code, done.json["rows"], done.json["failed"]) == (0, 2, 0), done.err
+
+
+GRAPH = """
+from typing import TypedDict
+from langchain_openai import ChatOpenAI
+from langgraph.graph import END, START, StateGraph
+
+class State(TypedDict):
+    question: str
+    answer: str
+
+def ask(state: State) -> dict:
+    return {"answer": ChatOpenAI(model="simulated", temperature=0, api_key="none").invoke(state["question"]).text}
+
+built = StateGraph(State)
+built.add_node("asker", ask)
+built.add_edge(START, "asker")
+built.add_edge("asker", "asker")
+graph = built.compile().with_config(recursion_limit=7)
+built.edges.discard(("asker", "asker"))
+built.add_edge("asker", END)
+whole = built.compile()
+"""
+
+
+def test_a_graph_of_langgraph_runs_as_it_stands(tmp_path: Path) -> None:
+    path, inputs, to = tmp_path / "support.py", rows(tmp_path / "rows.jsonl", 3), tmp_path / "to"
+    path.write_text(GRAPH)
+    shown = run("batch", "explain", f"{path}:graph", inputs)
+    assert "start -> asker" in shown.out
+    assert "again and again: asker; at most 7 steps" in shown.out
+    with running(tmp_path, dict(os.environ)) as url:
+        done = run("batch", "run", f"{path}:whole", inputs, "--engine", url, "--to", to, "--json")
+    assert done.code == 0, done.err
+    assert (done.json["rows"], done.json["asked"]) == (3, 3)
+    results = [json.loads(line) for line in (to / "results.jsonl").read_text(encoding="utf-8").split("\n") if line]
+    assert [row["question"] for row in results] == [f"why\u2028{n}?" for n in range(3)]
+    assert all(row["answer"] for row in results)
+    path.write_text(GRAPH + "# another\n")
+    said = run("batch", "run", f"{path}:whole", inputs, "--engine", url, "--to", to).complaint
+    assert "another plan or other rows" in said
+
+
+def test_what_is_no_graph_or_does_not_fit_is_said_in_one_line(tmp_path: Path) -> None:
+    path, inputs = tmp_path / "support.py", tmp_path / "rows.jsonl"
+    path.write_text(GRAPH)
+    inputs.write_text('{"id": 1, "text": "a"}\n')
+    assert "built is a graph that is not compiled" in run("batch", "explain", f"{path}:built").complaint
+    assert "no variable graph2 that holds a Plan" in run("batch", "explain", f"{path}:graph2").complaint
+    assert "question, answer, and the rows have none of these but id, text" in (
+        run("batch", "explain", f"{path}:whole", inputs).complaint
+    )
+    path.write_text("import langgraph_none.x\n")
+    assert "it raised ModuleNotFoundError" in run("batch", "explain", path).complaint
