@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from presage.cli import options
 from presage.cli.options import Json
 from presage.cli.output import FAILED, Output
 from presage.errors import ConfigurationError, OutputError
@@ -165,6 +166,65 @@ def explain(
     known = {"calls": len(chosen.calls), "order": order, "tree": _data(tree, agents), "graphs": graphs}
     data = {"plan": chosen.name, **asdict(of), **known}
     Output(as_json).result(data, "\n".join(lines))
+
+
+@app.command(
+    name="plan",
+    epilog="Examples:\n\npresage batch plan models:/profile@champion --type review --to plan.py\n\n"
+    "presage batch explain plan.py",
+)
+def write_plan(
+    which: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|FOLDER", help="Profile: models:/NAME@ALIAS, models:/NAME/VERSION, or an artefact folder."
+        ),
+    ],
+    to: Annotated[Path, typer.Option(help="Python file to write.")],
+    workflow_type: Annotated[
+        str | None, typer.Option("--type", help="Workflow type. Default: the only one of the profile.")
+    ] = None,
+    prompts: Annotated[
+        bool,
+        typer.Option(" /--without-prompts", help="Leave the prompts to write, where the profile has no texts of them."),
+    ] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    tracking_uri: options.TrackingUri = None,
+    as_json: Json = False,
+) -> None:
+    """Write a plan's file from a workflow profile, to be edited: calls, loops, branches, prompts and lengths.
+
+    Prompts come from traces with texts, learnt with --set keep_stems=true. What traces do not show is a function marked
+    EDIT: when a loop is over, which branch is taken, what fills the gaps of a prompt. The file loads as it is.
+    """
+    from presage.batch.from_profile import plan_file
+    from presage.cli.profile import chosen_types, load_profile
+
+    out = Output(as_json)
+    if to.exists() and not force:
+        raise ConfigurationError(f"{to} is there already, and may have been edited; give another name, or --force")
+    with out.working() as report:
+        report("loading the profile", None)
+        _, predictor = load_profile(which, tracking_uri)
+    types = chosen_types(predictor, workflow_type, which)
+    if len(types) > 1:
+        raise ConfigurationError(f"{which} has the workflow types {', '.join(types)}; name one with --type")
+    ((name, profile),) = types.items()
+    written = plan_file(name, profile, predictor.templates.get(name), prompts=prompts)
+    try:
+        fresh = to.with_name(f"{to.name}.part")
+        fresh.write_text(written, encoding="utf-8")
+        fresh.replace(to)
+    except OSError as error:
+        raise OutputError(f"{to}: it cannot be written ({error}); give another file") from None
+    edits = written.count("# EDIT")
+    lines = [
+        f"{to}: {name}, {profile.text}",
+        f"{counted(edits, 'place')} to edit, marked EDIT",
+        *(f"note: {doubt}" for doubt in profile.doubts),
+        f"next: presage batch explain {to}",
+    ]
+    out.result({"to": str(to), "workflow_type": name, "edits": edits}, "\n".join(lines))
 
 
 def _plan(where: str, outputs: str, rows: RowFile | None) -> Plan:

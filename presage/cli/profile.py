@@ -83,8 +83,8 @@ def show(
     out = Output(as_json)
     with out.working() as report:
         report("loading the profile", None)
-        loaded, predictor = _loaded(which, tracking_uri)
-        profiles = _chosen(predictor, workflow_type, which)
+        loaded, predictor = load_profile(which, tracking_uri)
+        profiles = chosen_types(predictor, workflow_type, which)
         types = {name: describe_profile(predictor, name) for name in profiles}
     data = {"model": loaded.model, "version": loaded.version, "workflow_types": types}
     out.result(data, *(report_lines(type_sections(loaded.called, types)) if not as_json else ()))
@@ -109,8 +109,8 @@ def diff(
     out = Output(as_json)
     with out.working() as report:
         report("loading the profiles", None)
-        both = [_loaded(which, tracking_uri) for which in (first, second)]
-        before, after = (_chosen(of, None, which) for (_, of), which in zip(both, (first, second), strict=True))
+        both = [load_profile(which, tracking_uri) for which in (first, second)]
+        before, after = (chosen_types(of, None, which) for (_, of), which in zip(both, (first, second), strict=True))
         pairs = _pairs(before, after)
         if workflow_type is not None:
             pairs = [pair for pair in pairs if workflow_type in pair]
@@ -146,14 +146,16 @@ def diff(
     out.result(data, *lines)
 
 
-def _loaded(which: str, tracking_uri: str | None) -> tuple[Loaded, ProfilePredictor]:
+def load_profile(which: str, tracking_uri: str | None) -> tuple[Loaded, ProfilePredictor]:
+    """A profile of the registry or a folder; raises ArtefactError for another kind of predictor."""
     loaded = load_at(which, tracking_uri)
     if loaded.kind.name != "profile":
         raise ArtefactError(f"{which}: a {loaded.kind.name} predictor; expected a profile (train-predictor profile)")
     return loaded, loaded.predictor
 
 
-def _chosen(predictor: ProfilePredictor, workflow_type: str | None, which: str) -> dict[str, TypeProfile]:
+def chosen_types(predictor: ProfilePredictor, workflow_type: str | None, which: str) -> dict[str, TypeProfile]:
+    """The profiles of all workflow types, or of one; raises InputError if there is none of that name."""
     if workflow_type is None:
         return predictor.profiles
     if workflow_type not in predictor.profiles:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from cli_samples import run
+from cli_samples import Ran, run
+from prompt_samples import prompted
 
 from presage.cli.demo_gateway import running
+from presage.cli.train_predictor import app as train_predictor
 from presage.testing.servers import free_port
 
 PLAN = """
@@ -196,3 +198,25 @@ def test_what_is_no_graph_or_does_not_fit_is_said_in_one_line(tmp_path: Path) ->
     )
     path.write_text("import langgraph_none.x\n")
     assert "it raised ModuleNotFoundError" in run("batch", "explain", path).complaint
+
+
+def learned(*arguments: object) -> Ran:
+    return Ran(train_predictor, "profile", *arguments)
+
+
+def test_a_profile_becomes_a_plan_that_is_not_replaced_by_chance(tmp_path: Path) -> None:
+    traces, out, to = tmp_path / "traces.jsonl", tmp_path / "profile", tmp_path / "plan.py"
+    found = [*prompted(60), *prompted(60, workflow_type="other")]
+    traces.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
+    learn = (traces, "--no-register", "--baselines", "none", "--out", out)
+    assert learned(*learn).code == 0
+    assert "other, name one with --type" in run("batch", "plan", out, "--to", to).complaint.replace("; ", ", ")
+    assert "--set keep_stems=true" in run("batch", "plan", out, "--type", "loop", "--to", to).complaint
+    assert not to.exists()
+    assert learned(*learn, "--set", "keep_stems=true", "--force").code == 0
+    made = run("batch", "plan", out, "--type", "loop", "--to", to, "--json")
+    assert made.code == 0, made.err
+    assert made.json == {"to": str(to), "workflow_type": "loop", "edits": 1}
+    assert run("batch", "explain", to, "--json").json["calls"] == 7
+    assert "--force" in run("batch", "plan", out, "--type", "loop", "--to", to).complaint
+    assert run("batch", "plan", out, "--type", "loop", "--to", to, "--force", "--without-prompts").code == 0

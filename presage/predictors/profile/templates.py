@@ -241,6 +241,12 @@ class PromptTemplates:
             f"on at least {counted(self.config.min_tasks, 'held-out task')})"
         )
 
+    def template_for(self, before: Sequence[str], agent: str) -> PromptTemplate | None:
+        """The template of the next prompt, of `agent`, after steps of these agents; None if there is none."""
+        run = WorkflowTexts.of([PromptStep(name, None, None) for name in before])
+        found = (self.templates.get(context) for context in _contexts_at(run, len(before), agent))
+        return next((one for one in found if one is not None), None)
+
     def predict(self, history: Sequence[PromptStep], agent: str) -> PredictedPrefix:
         """The longest beginning of the next prompt, of `agent`, that is known exactly.
 
