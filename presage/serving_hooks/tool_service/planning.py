@@ -182,7 +182,7 @@ class ToolPlan:
         if workflow is None:
             return
         workflow.planned.pop(name, None)
-        if self._mine(key, name) is not None or self._full(name, key[0], self.workflows):
+        if self.mine(key, name) is not None or self._full(name, key[0], self.workflows):
             return
         spare = self._spare(name)
         if spare is not None:
@@ -196,6 +196,10 @@ class ToolPlan:
     def used(self, key: WorkflowKey, name: str) -> Resource | None:
         """The tool that a workflow uses already."""
         return next((of for of in self._of(key, name) if of.state == "used"), None)
+
+    def mine(self, key: WorkflowKey, name: str) -> Resource | None:
+        """The tool that a workflow has, in use or prepared for it."""
+        return next((of for of in self._of(key, name) if of.state != "removing"), None)
 
     def asks(self, key: WorkflowKey, name: str) -> None:
         """A workflow needs a tool from now on; it waits until it `leaves`."""
@@ -220,7 +224,7 @@ class ToolPlan:
         Returns:
             The tool, and whether it was begun right now. `may_use` says whether it can be handed out.
         """
-        mine = self._mine(key, name)
+        mine = self.mine(key, name)
         if mine is None and key == self._next(name):
             mine = self._spare(name)
             if mine is not None:
@@ -268,10 +272,6 @@ class ToolPlan:
     def _of(self, key: WorkflowKey, name: str | None = None) -> list[Resource]:
         return [of for of in self.resources.values() if of.workflow == key and name in (None, of.tool)]
 
-    def _mine(self, key: WorkflowKey, name: str) -> Resource | None:
-        """The tool that a workflow has, in use or prepared for it."""
-        return next((of for of in self._of(key, name) if of.state != "removing"), None)
-
     def _without(self, key: WorkflowKey) -> list[str]:
         """The tools that a workflow does not use."""
         used = {of.tool for of in self._of(key) if of.state == "used"}
@@ -291,7 +291,7 @@ class ToolPlan:
     def _next(self, name: str) -> WorkflowKey | None:
         """The workflow that has waited longest of those that have none and may have one."""
         for key in self.waiting[name]:
-            if self._mine(key, name) is None and not self._full(name, key[0], self.waiting[name]):
+            if self.mine(key, name) is None and not self._full(name, key[0], self.waiting[name]):
                 return key
         return None
 
