@@ -185,7 +185,7 @@ class ReplayTools:
         self._call_at(at_s, partial(self._due, timer, at_s))
         return timer
 
-    def create(self, name: str, key: WorkflowKey) -> Resource:
+    def set_up(self, name: str, key: WorkflowKey) -> Resource:
         """Begins to set a tool up."""
         now, setup_s = self._clock.now, self._setup_s(name, key)
         resource = Resource(f"{len(self.lives)}", name, "preparing" if setup_s else "ready", key, now, {})

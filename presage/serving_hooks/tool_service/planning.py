@@ -38,7 +38,7 @@ class ToolPort(Protocol):
     def later(self, seconds: float, call: Callable[[], None]) -> Later:
         """Calls after so many seconds."""
 
-    def create(self, name: str, key: WorkflowKey) -> Resource:
+    def set_up(self, name: str, key: WorkflowKey) -> Resource:
         """Begins to prepare a tool; `ToolPlan.ready` or `ToolPlan.remove` follows."""
 
     def remove(self, resource: Resource) -> None:
@@ -310,7 +310,7 @@ class ToolPlan:
             self._free(max(early, key=lambda of: of.at))
 
     def _create(self, name: str, key: WorkflowKey) -> Resource:
-        resource = self._port.create(name, key)
+        resource = self._port.set_up(name, key)
         self.resources[resource.id] = resource
         return resource
 

@@ -338,7 +338,7 @@ class ToolService:
         """Writes a tool into the database."""
         self._table.put(resource)
 
-    def create(self, name: str, key: WorkflowKey) -> Resource:
+    def set_up(self, name: str, key: WorkflowKey) -> Resource:
         """Writes a tool into the database, and begins to prepare it."""
         resource = Resource(secrets.token_hex(8), name, "preparing", key, self._now(), {})
         self._table.put(resource)
