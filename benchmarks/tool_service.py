@@ -11,9 +11,11 @@ back at the end of the step. Each way serves the same workflows with a service o
 
 A set-up is hidden as far as its step did not wait for it. A preparation is wrong if it was removed unused.
 
-Part `leaks`: `--ends` workflows with one or two tools, some of which leave the session or lock their folder. All the
-while the service, its tools, and the process that delivers the events of a webhook are killed (SIGKILL) at random, and
-agents ask again for tools when they got no answer. At the end all workflows have ended: whatever is left has leaked.
+Part `leaks`: `--ends` workflows of two requests to a gateway, before an engine without a model, with one or two tools,
+some of which leave the session or lock their folder. All the while gateway, engine, tool service, tools, and the
+process that delivers the gateway's events are killed (SIGKILL) in turn and started again, and agents ask again when
+they got no answer. A killed gateway tells no ends: the tools of its workflows are removed when nothing has been heard
+of them for `expire_s`. At the end all workflows have ended: whatever is left has leaked.
 
     python benchmarks/tool_service.py [--part hidden leaks] [--workflows 40] [--ends 2000] [--kill-every 8]
 
@@ -47,10 +49,8 @@ import httpx
 import psutil
 
 from presage.serving_hooks.lifecycle.cloud_events import as_cloud_event, batched
-from presage.serving_hooks.lifecycle.config import WebhookConfig
 from presage.serving_hooks.lifecycle.event import LifecycleEvent
 from presage.serving_hooks.lifecycle.signature import secret_keys, signed_headers
-from presage.serving_hooks.lifecycle.webhook import Webhook
 from presage.testing.servers import free_port
 
 WAYS = ("on demand", "at the start", "by events")
@@ -291,79 +291,162 @@ def part_hidden(count: int, learning: int, at_once: int, secret: str) -> dict[st
     return result
 
 
-def part_leaks(ends: int, kill_every: float, secret: str) -> dict[str, Any]:
+EXPIRE_S = 20.0
+EXPIRES = f"expire_s = {EXPIRE_S}\n"
+ENGINE = """
+import uvicorn
+from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine
+uvicorn.run(SimulatedEngine(slots=64).app(), port={port}, log_level="error")
+"""
+
+
+class Restarted:
+    """A process that listens on a port, and is started again whenever it was killed."""
+
+    def __init__(self, folder: Path, port: int, arguments: Sequence[str]) -> None:
+        self.port, self._folder, self._arguments = port, folder, arguments
+        self.start()
+
+    def start(self) -> None:
+        with (self._folder / "log").open("a") as log:
+            self.process = subprocess.Popen([sys.executable, *self._arguments], stderr=log, cwd=self._folder)
+        while True:
+            try:
+                httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=10)
+                return
+            except httpx.TransportError:
+                assert self.process.poll() is None, (self._folder / "log").read_text()[-2000:]
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def again(self) -> None:
+        self.kill()
+        self.start()
+
+
+@contextmanager
+def gateway(folder: Path, receiver: str, events: Path) -> Iterator[tuple[Restarted, Restarted]]:
+    """A gateway that delivers its events, and the engine behind it."""
+    running: list[Restarted] = []
+    port, engine = free_port(), free_port()
+    file = folder / "gateway.toml"
+    file.write_text(f"""
+listen = "127.0.0.1:{port}"
+[[upstreams]]
+url = "http://127.0.0.1:{engine}"
+[webhook]
+url = "{receiver}"
+file = "{events}"
+longest_retry_s = 0.5
+""")
+    command = "from presage.cli.presage import app; app()"
+    try:
+        running.append(Restarted(folder, engine, ["-c", ENGINE.format(port=engine)]))
+        running.append(Restarted(folder, port, ["-c", command, "gateway", "--config", str(file)]))
+        yield running[1], running[0]
+    finally:
+        for one in running:
+            one.kill()
+
+
+def senders(of: Restarted) -> list[psutil.Process]:
+    """The processes that deliver events."""
+    found = []
+    for child in psutil.Process(of.process.pid).children():
+        with suppressed():
+            if "presage.serving_hooks.lifecycle.sender" in child.cmdline():
+                found.append(child)
+    return found
+
+
+def waiting(events: Path) -> int:
+    """Events that are not delivered."""
+    with closing(sqlite3.connect(events)) as database:
+        found: int = database.execute("SELECT count(*) FROM events").fetchone()[0]
+        return found
+
+
+def part_leaks(ends: int, kill_every: float) -> dict[str, Any]:
     chosen, kills, done, stop = random.Random(24), Counter[str](), Counter[str](), threading.Event()
-    with service(FAST) as served:
-        url = served.url + "/events"
-        webhook = Webhook(
-            WebhookConfig(url=url, file=str(served.folder.parent / "events.sqlite"), longest_retry_s=0.5)
-        ).start()
-        numbers = iter(range(10**9))
-        lock = threading.Lock()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        service(EXPIRES + FAST) as served,
+        gateway(Path(folder), served.url + "/events", events := Path(folder) / "events.sqlite") as (front, engine),
+    ):
 
-        def told(kind: Any, workflow: str, agent: str = "", **given: Any) -> None:
-            with lock:
-                event_id = f"b-{next(numbers)}"
-            at = round(time.time(), 6)
-            webhook(LifecycleEvent(event_id, kind, "/presage/gateway/b", at, "app", workflow, 0, 0, agent, **given))
-
-        def asked(path: str, body: dict[str, Any]) -> httpx.Response | None:
-            for _ in range(20):
+        def asked(url: str, body: dict[str, Any]) -> httpx.Response | None:
+            """The answer; whoever gets none, or that of a server whose engine is away, asks again."""
+            for _ in range(300):
                 try:
-                    answer = httpx.post(served.url + path, json=body, timeout=30)
+                    answer = httpx.post(url, json=body, timeout=30)
                 except httpx.TransportError:
                     done["no answer"] += 1
                     time.sleep(0.3)
                     continue
-                done[f"{path} {answer.status_code}"] += 1
-                return answer
+                done[f"{url.rpartition('/')[2]} {answer.status_code}"] += 1
+                if answer.status_code < 500 or url.startswith(served.url):
+                    return answer
+                time.sleep(0.3)
             return None
 
         def run(number: int) -> None:
             name = f"w{number}"
-            told("step.started", name, "coder")
-            if number % 3 == 0:
-                told("expected", name, "coder", next_agents={"coder": 0.9}, end=0.1, return_s={"0.5": 0.01})
+
+            def step(agent: str, ends: bool) -> None:
+                sent = {"workflow_type": "app", "workflow_id": name, "agent": agent, "workflow_end": ends}
+                message = {"role": "user", "content": f"{agent} of {name}"}
+                body = {"model": "simulated", "messages": [message], "max_tokens": 4, "vllm_xargs": sent}
+                asked(f"http://127.0.0.1:{front.port}/v1/chat/completions", body)
+
+            step("planner", False)
             for tool in ("plain", "wild")[: 1 + number % 2]:
                 body = {"tool": tool, "workflow_type": "app", "workflow_id": name, "timeout_s": 20}
-                answer = asked("/acquire", body)
+                answer = asked(served.url + "/acquire", body)
                 if answer is not None and answer.status_code == 200 and number % 5 == 0:
-                    asked("/release", {"id": answer.json()["id"]})
-            told("ended", name, "coder")
+                    asked(served.url + "/release", {"id": answer.json()["id"]})
+            step("coder", True)
             done["ends"] += 1
 
         def kill() -> None:
             while not stop.wait(kill_every * chosen.uniform(0.5, 1.5)):
-                what = chosen.choice(("service", "service", "tools", "sender"))
+                what = ("gateway", "service", "engine", "tools", "sender")[kills.total() % 5]
                 kills[what] += 1
                 if what == "service":
                     served.kill()
                     served.start()
+                elif what == "gateway":
+                    front.again()
+                elif what == "engine":
+                    engine.again()
                 elif what == "tools":
                     for pid in served.processes()[:8]:
                         with suppressed():
                             os.kill(pid, signal.SIGKILL)
                 else:
-                    for child in psutil.Process().children():
+                    for child in senders(front):
                         with suppressed():
-                            if "presage.serving_hooks.lifecycle.sender" in child.cmdline():
-                                child.kill()
+                            child.kill()
 
-        for number in range(200):  # so that the size before is that of a database in use
+        warm_up = min(200, ends)
+        for number in range(warm_up):  # so that the size before is that of a database in use
             run(number)
         size, begun = served.bytes(), time.monotonic()
         killer = threading.Thread(target=kill)
         killer.start()
         with ThreadPoolExecutor(8) as clients:
-            list(clients.map(run, range(200, 200 + ends)))
+            list(clients.map(run, range(warm_up, warm_up + ends)))
         stop.set()
         killer.join()
         took = time.monotonic() - begun
-        served.kill()  # once more, with the last events on their way
+        front.again()  # once more, with the last events on their way
+        served.kill()
         served.start()
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 120 + EXPIRE_S
         while time.monotonic() < deadline:
-            if webhook.status().waiting == 0 and not (served.resources() or served.processes() or served.folders()):
+            if not (waiting(events) or served.resources() or served.processes() or served.folders()):
                 break
             time.sleep(0.2)
         left = {"processes": len(served.processes()), "folders": len(served.folders()), "rows": served.rows()}
@@ -372,13 +455,12 @@ def part_leaks(ends: int, kill_every: float, secret: str) -> dict[str, Any]:
             "seconds": round(took, 1),
             "kills": dict(kills),
             "answers": dict(done),
-            "leaked": left,
+            "leaked": left | {"events": waiting(events)},
             "bytes_before": size,
             "bytes_after": served.bytes(),
         }
-        webhook.close()
     print(f"\n{ends} ends in {took:.0f} s; killed: {dict(kills)}; answers: {dict(done)}")
-    print(f"leaked: {left}; folder {size:,} bytes before, {result['bytes_after']:,} after")
+    print(f"leaked: {result['leaked']}; folder {size:,} bytes before, {result['bytes_after']:,} after")
     return result
 
 
@@ -405,7 +487,7 @@ def main() -> None:
     if "hidden" in given.part:
         result["hidden"] = part_hidden(given.workflows, given.learning, given.at_once, secret)
     if "leaks" in given.part:
-        result["leaks"] = part_leaks(given.ends, given.kill_every, secret)
+        result["leaks"] = part_leaks(given.ends, given.kill_every)
     print(json.dumps(result))
 
 

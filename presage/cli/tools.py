@@ -31,12 +31,12 @@ def serve(
     """
     try:
         from presage.serving_hooks.tool_service.app import serve as serve_tools
-        from presage.serving_hooks.tool_service.config import read_config
+        from presage.serving_hooks.tool_service.config import ToolServiceConfig, read_config
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "presage":
             raise
         raise ConfigurationError(f"presage tools needs the extra gateway: {install('gateway')}") from None
-    made = read_config(config)
+    made = read_config(config, ToolServiceConfig)
     if check:
         Output(as_json=True).result(made.model_dump(mode="json"), "")
         return

@@ -202,7 +202,8 @@ class GatewayConfig(BaseModel):
     """seconds ahead for which the demand of each model is exported: until a replica asked for now would serve"""
     modes: ModesSettings = ModesSettings()
     objectives: ObjectivesSettings = ObjectivesSettings()
-    """service objectives; `first_token_s` of a request is its deadline in annotations"""
+    """service objectives; `first_token_s` of a request is its deadline in annotations, and workflows that would miss
+    their `deadline_s` go first where a routing policy holds workflows"""
     weights: WeightSettings = WeightSettings()
     """shares of tenants and workflow types where a routing policy holds workflows; who is not named has 1"""
     prefill_ahead: PrefillAheadSettings | None = None

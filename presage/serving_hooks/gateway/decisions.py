@@ -58,6 +58,7 @@ class GatewayDecision:
         recorded: where its step is recorded; None if it is not.
         model, model_reason, upstream, placement_reason: chosen by the front, for explanations and headers.
         prefilled_ahead: what became of the prefill ahead of this request; "" without one.
+        deadline_at: when its workflow has to have ended, on the gateway's clock; infinity without a deadline.
     """
 
     id: str
@@ -74,6 +75,7 @@ class GatewayDecision:
     upstream: str = ""
     placement_reason: str = ""
     prefilled_ahead: str = ""
+    deadline_at: float = math.inf
 
     def facts(self) -> dict[str, str | float]:
         """What was decided and why."""
@@ -98,6 +100,7 @@ class GatewayDecision:
 class _Course:
     """What is known of a running workflow beside the predictors' states."""
 
+    began_s: float
     steps: int = 0
     last: tuple[tuple[str, str], float] | None = None  # the agent that answered last, and when
     decisions: set[str] = field(default_factory=set)
@@ -112,7 +115,7 @@ class Decisions:
         webhook: delivers lifecycle events; nobody else closes it.
         time_to_live_s, most_workflows: of the table of workflows.
         retention_target: probability of the times to live.
-        objectives: deadlines by tenant and workflow type.
+        objectives: by tenant and workflow type, of which deadlines are read.
         shown: latest forecasts and decisions that are kept for explanations, over all workflows.
         clock: monotonic seconds.
 
@@ -300,7 +303,10 @@ class Decisions:
             return
         self.lifecycle.attempt(self.lifecycle.arrived, running)
         now = self._clock()
-        course = self._courses.setdefault(step.workflow, _Course())
+        course = self._courses.setdefault(step.workflow, _Course(now))
+        wanted_s = self._objectives.of(step).deadline_s
+        if wanted_s is not None:
+            decision.deadline_at = course.began_s + wanted_s
         number = course.steps if step.number is None else step.number
         course.steps = number + 1
         if course.last is not None and not course.decisions:

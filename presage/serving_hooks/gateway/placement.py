@@ -68,6 +68,7 @@ class Placements:
             agent=step.agent,
             model=model,
             group=step.stats_key,
+            deadline_at=decision.deadline_at,
         )
         self.fleet.arrived(request)
         placement = self._policy.decide(request, self.fleet, now)

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS, AdmissionChange, EventCounts
 from presage.serving_hooks.policies.fair_shares import FairShares, Weights
 from presage.serving_hooks.policies.steady_state import Rates, settle
+from presage.serving_hooks.policies.wait_bounds import presses
 from presage.serving_hooks.policies.workload import MOST_WRONG
 
 
@@ -174,8 +175,6 @@ _UNMEASURED_S: Final = 30.0
 """Seconds after which a workflow that is away counts as gone, before pauses are measured."""
 _LAG: Final = 1.0
 """Caches by which a workflow type may be behind others of its tenant; see `FairShares`."""
-_IN_TIME: Final = 2.0
-"""Times what a workflow is expected to take, from which its deadline presses: half of all take longer than expected."""
 _LEAST_CACHE: Final = 0.2
 """Share of the cache that counts as left if shared blocks seem to take more."""
 
@@ -377,7 +376,7 @@ class Admission:
         waited = waits["total"] + np.where(np.isnan(waits["since"]), 0.0, now - began)
         overdue = (phase == Phase.READY) & (waited >= facts["bound"])
         left_s = facts["deadline"] - now
-        pressed = (phase == Phase.READY) & (left_s > 0) & (left_s < _IN_TIME * facts["needs"])
+        pressed = (phase == Phase.READY) & presses(left_s, facts["needs"])
         must = phase == Phase.STEP
         if max(self._recomputing_share, self._would_lose) < DOMINATES:
             must |= overdue

@@ -14,7 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from presage.serving_hooks.policies.workload import RunningMean
 from presage.serving_hooks.workflows.identity import Step, tenant_of
@@ -23,6 +26,21 @@ ENOUGH_REQUESTS: Final = 32
 """Least number of measured requests for the default; before, nothing is bounded, and admission holds nothing."""
 
 _LATEST: Final = 200
+
+_IN_TIME: Final = 2.0
+"""Times what a workflow is expected to take, from which its deadline presses: half of all take longer than expected."""
+
+_Seconds = TypeVar("_Seconds", float, NDArray[np.float64])
+
+
+def presses(left_s: _Seconds, needs_s: _Seconds) -> Any:
+    """Whether workflows that wait would miss their deadline if they waited on; one that has missed it does not press.
+
+    Args:
+        left_s: seconds until the deadline, infinity without one.
+        needs_s: seconds that the workflow is expected to take if it does not wait, 0 if unknown.
+    """
+    return (left_s > 0) & (left_s < _IN_TIME * needs_s)
 
 
 @dataclass(frozen=True)

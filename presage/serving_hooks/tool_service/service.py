@@ -1,9 +1,6 @@
 """The tool service: hears the events of workflows, prepares what they will need, and collects it at their end.
 
-A tool is prepared for a workflow when a step that is expected, or that runs, is likely and soon enough to need it
-(`policies/preparation.py`), by what was learnt of earlier steps (`usage.py`). A workflow that asks gets the one that
-was prepared for it, else one that nobody needs, else a new one. It keeps the tool until it gives it back or ends. What
-was prepared for a workflow that did not need it is kept for others while that may pay, and then removed.
+`planning.py` decides; this module carries it out: it starts and removes tools, and lets those wait that ask for one.
 
 All state that must not be lost is in the database (`resources.py`): a tool is written there before it is started and
 until it is gone, so that after a restart each is either used further or removed.
@@ -18,10 +15,10 @@ import os
 import re
 import secrets
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,11 +26,10 @@ import msgspec
 
 from presage.errors import ConfigurationError, OutputError, PresageError
 from presage.serving_hooks.lifecycle.event import LifecycleEvent
-from presage.serving_hooks.policies.preparation import spare_s, start_in
 from presage.serving_hooks.tool_service.config import ToolServiceConfig, ToolSettings
 from presage.serving_hooks.tool_service.drivers import Driver, ToolError, driver_of, remove_folder
+from presage.serving_hooks.tool_service.planning import RunningWorkflow, ToolPlan
 from presage.serving_hooks.tool_service.resources import Resource, ResourceTable, WorkflowKey
-from presage.serving_hooks.tool_service.usage import ToolUsage
 
 logger = logging.getLogger(__name__)
 
@@ -59,24 +55,6 @@ class NotAvailable(PresageError):  # noqa: N818  an answer rather than a fault
 
 
 @dataclass(slots=True, eq=False)
-class _Workflow:
-    """What is known of a running workflow.
-
-    Attributes:
-        seen: when something of it was last heard, seconds since 1970.
-        agent, began: agent of the step that runs or ran last, and when it began; None before the first.
-        unneeded: tools that this step could still turn out to need, which the workflow did not have as it began.
-        planned: what will prepare a tool later.
-    """
-
-    seen: float
-    agent: str | None = None
-    began: float = 0.0
-    unneeded: set[str] = field(default_factory=set)
-    planned: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
 class _Tool:
     """One tool of the file, or one that an earlier file had.
 
@@ -87,7 +65,6 @@ class _Tool:
     name: str
     settings: ToolSettings
     driver: Driver
-    usage: ToolUsage
     earlier: Driver | None = None
 
     @property
@@ -105,7 +82,7 @@ class ToolService:
 
     Attributes:
         counts: by tool and what happened: `acquired`, `prepared in time` and `waited` (all or a part of the set-up),
-            `prepared`, `asked for` (prepared on demand), `unneeded`, `removed`, `failed`, `lost` (it died in use).
+            `failed`, `lost` (it died in use), and those of `ToolPlan`.
         waited_s, hidden_s: by tool, seconds for which acquirers waited, and those of set-up that they did not.
 
     Raises:
@@ -123,7 +100,7 @@ class ToolService:
         self._folder = Path(config.folder).absolute()
         private = (config.secret_variable, config.token_variable)
         self._tools = {
-            name: _Tool(name, of, (drivers or {}).get(name) or driver_of(of, private), ToolUsage(of.setup_s))
+            name: _Tool(name, of, (drivers or {}).get(name) or driver_of(of, private))
             for name, of in config.tools.items()
         }
         self._lock = _locked(self._folder)
@@ -132,13 +109,11 @@ class ToolService:
         self._gone: dict[str, _Tool] = {}
         """Tools that only an earlier file had."""
         self._remember_settings()
-        self._resources: dict[str, Resource] = {}
-        self._workflows: OrderedDict[WorkflowKey, _Workflow] = OrderedDict()
+        self._plan = ToolPlan(config.tools, self)
         self._changed = asyncio.Event()
-        self._waiting: dict[str, list[WorkflowKey]] = {name: [] for name in self._tools}
         self._starting, self._removing = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_AT_ONCE)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.counts: Counter[tuple[str, str]] = Counter()
+        self.counts = self._plan.counts
         self.waited_s = dict.fromkeys(self._tools, 0.0)
         self.hidden_s = dict.fromkeys(self._tools, 0.0)
 
@@ -157,7 +132,7 @@ class ToolService:
             try:
                 settings = ToolSettings.model_validate_json(text)
                 if name not in self._tools:
-                    self._gone[name] = _Tool(name, settings, driver_of(settings), ToolUsage(settings.setup_s))
+                    self._gone[name] = _Tool(name, settings, driver_of(settings))
                 elif _kind(settings) != _kind(self._tools[name].settings):
                     self._tools[name].earlier = driver_of(settings)
             except (ConfigurationError, ValueError) as error:
@@ -172,16 +147,16 @@ class ToolService:
 
     async def start(self) -> None:
         """Finds what an earlier run has left: tools in use are used further, all others are removed."""
-        for name, tool in self._tools.items():
-            usage = self._table.fact(f"usage of {name}")
-            if usage is not None:
-                tool.usage.restore(usage)
+        for name, usage in self._plan.usage.items():
+            kept = self._table.fact(f"usage of {name}")
+            if kept is not None:
+                usage.restore(kept)
         for resource in list(self._table):
             if resource.tool not in self._tools and resource.tool not in self._gone:
                 continue  # its settings cannot be read; logged above
-            self._resources[resource.id] = resource
+            self._plan.resources[resource.id] = resource
             if resource.state == "used" and resource.workflow is not None and await self._alive(resource, True):
-                self._workflow(resource.workflow)
+                self._plan.workflow(resource.workflow)
             else:
                 resource.state = "removing"  # as it may be already: what was removing it is gone
                 self._spawn(self._removed(resource))
@@ -208,97 +183,20 @@ class ToolService:
         if self._table.ended_since(key, event.at):
             return
         if event.kind == "ended":
-            running = self._workflows.get(key)
+            running = self._plan.workflows.get(key)
             if running is not None and event.at < running.began:  # late: another run has begun under the same id
                 self._table.end(key, event.at)
             else:
                 self._end(key, event.at)
             return
-        workflow = self._workflow(key)
-        if event.kind == "step.started":
-            if workflow.agent is None or event.at >= workflow.began:
-                self._begins(key, workflow, event)
-        elif event.kind == "expected" and event.next_agents is not None and event.at >= workflow.began:
-            returns = sorted((event.return_s or {"0.5": 0.0}).values())
-            for name in self._without(key):
-                usage = self._tools[name].usage
-                shares = {
-                    agent: share * usage.probability(event.workflow_type, agent)
-                    for agent, share in event.next_agents.items()
-                }
-                likeliest = max(shares, key=shares.__getitem__, default="")
-                after = usage.after_s(event.workflow_type, likeliest)
-                needed = [back + later for back in returns for later in after]
-                self._plan(key, workflow, name, sum(shares.values()), needed, event.at)
-
-    def _begins(self, key: WorkflowKey, workflow: _Workflow, event: LifecycleEvent) -> None:
-        """A step begins; the one before has shown whether it needed tools."""
-        for name in workflow.unneeded & set(self._tools):
-            self._tools[name].usage.stepped(event.workflow_type, workflow.agent or "", None)
-        workflow.agent, workflow.began = event.agent, event.at
-        workflow.unneeded = set(self._without(key))
-        for name in workflow.unneeded:
-            usage = self._tools[name].usage
-            probability = usage.probability(event.workflow_type, event.agent)
-            self._plan(
-                key, workflow, name, probability, list(usage.after_s(event.workflow_type, event.agent)), event.at
-            )
-
-    def _plan(
-        self, key: WorkflowKey, workflow: _Workflow, name: str, probability: float, needed: list[float], at: float
-    ) -> None:
-        """Prepares a tool for a workflow now or later, or frees what is prepared for it, if it will hardly need it.
-
-        `needed` are seconds from `at`.
-        """
-        tool, planned = self._tools[name], workflow.planned.pop(name, None)
-        if planned is not None:
-            planned.cancel()
-        costs = {"idle_cost": tool.settings.idle_cost, "wait_cost": tool.settings.wait_cost}
-        passed = max(0.0, self._now() - at)
-        ahead = [max(0.0, seconds - passed) for seconds in needed]
-        begin = start_in(ahead, min(1.0, probability), tool.usage.setup_s, **costs)
-        mine = [of for of in self._of(key, name) if of.state in ("preparing", "ready")]
-        if mine:
-            if begin is None and key not in self._waiting[name]:
-                for resource in mine:
-                    self._free(resource)
-        elif begin is not None and begin <= 0:
-            self._prepare_for(key, name)
-        elif begin is not None:
-            later = asyncio.get_running_loop().call_later(begin, self._prepare_for, key, name)
-            workflow.planned[name] = later
-
-    def _prepare_for(self, key: WorkflowKey, name: str) -> None:
-        """Prepares a tool for a workflow, if there is room; one that nobody needs becomes its own."""
-        workflow = self._workflows.get(key)
-        if workflow is None:
-            return
-        workflow.planned.pop(name, None)
-        if self._mine(key, name) is not None or self._full(name, key[0], self._workflows):
-            return
-        spare = self._spare(name)
-        if spare is not None:
-            self._write(spare, workflow=key)
-        elif self._room(name):
-            self._create(name, key)
-            self.counts[name, "prepared"] += 1
+        self._plan.hear(key, event)
+        self._bound()
 
     def _end(self, key: WorkflowKey, at: float) -> None:
-        """A workflow has ended: what it used is removed, what was prepared for it is for others."""
-        workflow = self._workflows.pop(key, None)
-        if workflow is not None:
-            for planned in workflow.planned.values():
-                planned.cancel()
-            for name in workflow.unneeded & set(self._tools):
-                self._tools[name].usage.stepped(key[1], workflow.agent or "", None)
-        for resource in list(self._of(key)):
-            if resource.state == "used":
-                self._remove(resource)
-            elif resource.state != "removing":
-                self._free(resource)
+        """A workflow has ended."""
+        self._plan.end(key)
         self._table.end(key, at)  # last: until then, a restart hears of the end again
-        self._notify()
+        self.changed()
 
     # --- what clients ask for ---
 
@@ -316,63 +214,48 @@ class ToolService:
         """
         if name not in self._tools:
             raise NotAvailable(404, f"there is no tool {name!r}; there are {', '.join(sorted(self._tools))}")
-        tool, workflow, begun = self._tools[name], self._workflow(key), self._now()
-        used = await self._still_used(key, tool)
+        workflow, begun = self._plan.workflow(key), self._now()
+        self._bound()
+        used = await self._still_used(key, name)
         if used is not None:
             return self._shown(used, 0.0)
-        if name in workflow.unneeded:
-            workflow.unneeded.discard(name)
-            tool.usage.stepped(key[1], workflow.agent or "", max(0.0, begun - workflow.began))
-        self._waiting[name].append(key)
+        self._plan.asks(key, name)
         try:
-            resource = await asyncio.wait_for(self._handed(tool, key, workflow), timeout_s)
+            resource = await asyncio.wait_for(self._handed(name, key, workflow), timeout_s)
         except TimeoutError:
-            of = f"{len(self._of_tool(name))} of {tool.settings.most}"
+            of = f"{len(self._plan.of_tool(name))} of {self._tools[name].settings.most}"
             told = f"no {name} within {timeout_s:g} s: {of} are prepared or in use; raise most, or wait longer"
             raise NotAvailable(503, told) from None
         finally:
-            self._waiting[name].remove(key)
-            for of_mine in self._of(key, name):  # nobody came for it in time, or the client has left
-                if of_mine.state in ("preparing", "ready") and key not in self._waiting[name]:
-                    self._free(of_mine)
-            self._notify()
+            self._plan.leaves(key, name)  # nobody came for what is prepared for it in time, or the client has left
         waited = self._now() - begun
         self.counts[name, "acquired"] += 1
         self.counts[name, "prepared in time" if waited < _AT_ONCE_S else "waited"] += 1
         self.waited_s[name] += waited
-        self.hidden_s[name] += max(0.0, tool.usage.setup_s - waited)
+        self.hidden_s[name] += max(0.0, self._plan.usage[name].setup_s - waited)
         return self._shown(resource, waited)
 
-    async def _handed(self, tool: _Tool, key: WorkflowKey, workflow: _Workflow) -> Resource:
-        """The tool that this workflow gets, once it can be used; first come, first served."""
-        name = tool.name
+    async def _handed(self, name: str, key: WorkflowKey, workflow: RunningWorkflow) -> Resource:
+        """The tool that this workflow gets, once it can be used."""
         mine: Resource | None = None
         made: Resource | None = None
         while True:
             changed = self._changed  # before the look, so that no change is missed
-            if self._workflows.get(key) is not workflow:
+            if self._plan.workflows.get(key) is not workflow:
                 raise NotAvailable(410, f"the workflow ended while it waited for {name}")
             if mine is not None and "failed" in mine.handle:
                 raise NotAvailable(502, f"{name} cannot be prepared: {mine.handle['failed']}")
-            mine = self._mine(key, name)
-            if mine is None and key == self._next(name):
-                mine = self._spare(name)
-                if mine is not None:
-                    self._write(mine, workflow=key)
-                elif self._room(name):
-                    mine = made = self._create(name, key)
-                    self.counts[name, "asked for"] += 1
-                else:
-                    self._make_room(name)
+            mine, begun = self._plan.claim(key, name)
+            made = mine if begun else made
             if mine is not None and mine.state == "used":
                 return mine
-            if mine is not None and mine.state == "ready" and not self._full(name, key[0]):
+            if mine is not None and self._plan.may_use(key, mine):
                 if not await self._alive(mine, False):
                     self._lost(mine)
                     if mine is made:
                         raise NotAvailable(502, f"{name} ended as soon as it could be used")
-                elif mine.state == "ready" and mine.workflow == key and not self._full(name, key[0]):
-                    self._write(mine, state="used", workflow=key)
+                elif self._plan.may_use(key, mine):
+                    self._plan.hand(key, mine)
                     return mine
                 continue
             await changed.wait()
@@ -391,11 +274,11 @@ class ToolService:
         """A tool has died."""
         if resource.state in ("ready", "used"):
             self.counts[resource.tool, "lost"] += 1
-            self._remove(resource)
+            self._plan.remove(resource)
 
-    async def _still_used(self, key: WorkflowKey, tool: _Tool) -> Resource | None:
+    async def _still_used(self, key: WorkflowKey, name: str) -> Resource | None:
         """The tool that a workflow uses already; one that has died meanwhile is removed."""
-        used = next((of for of in self._of(key, tool.name) if of.state == "used"), None)
+        used = self._plan.used(key, name)
         if used is None:
             return None
         if await self._alive(used, True):
@@ -405,9 +288,12 @@ class ToolService:
 
     def release(self, resource_id: str) -> None:
         """A workflow gives a tool back; it is removed. One that is gone is ignored."""
-        resource = self._resources.get(resource_id)
+        resource = self._plan.resources.get(resource_id)
         if resource is not None and resource.state == "used":
-            self._remove(resource)
+            self._plan.remove(resource)
+
+    def _shown(self, resource: Resource, waited: float) -> dict[str, Any]:
+        return {"id": resource.id, "tool": resource.tool, **resource.handle, "waited_s": round(waited, 4)}
 
     def shown(self) -> list[dict[str, Any]]:
         """All tools there are, as JSON values."""
@@ -421,92 +307,53 @@ class ToolService:
                 "workflow_id": of.workflow[2] if of.workflow else None,
                 "age_s": round(self._now() - of.at, 3),
             }
-            for of in self._resources.values()
+            for of in self._plan.resources.values()
         ]
 
     def status(self) -> dict[str, Any]:
         """Figures by tool, as JSON values."""
         told = {}
-        for name, tool in self._tools.items():
-            states = Counter(of.state for of in self._of_tool(name))
+        for name, usage in self._plan.usage.items():
+            states = Counter(of.state for of in self._plan.of_tool(name))
             hidden, waited = self.hidden_s[name], self.waited_s[name]
             told[name] = {
-                "setup_s": round(tool.usage.setup_s, 3),
+                "setup_s": round(usage.setup_s, 3),
                 "states": dict(states),
                 "counts": {what: count for (of, what), count in sorted(self.counts.items()) if of == name},
                 "hidden": round(hidden / (hidden + waited), 4) if hidden + waited > 0 else None,
             }
-        return {"tools": told, "workflows": len(self._workflows)}
+        return {"tools": told, "workflows": len(self._plan.workflows)}
 
-    # --- resources ---
+    # --- what the plan decides ---
 
-    def _shown(self, resource: Resource, waited: float) -> dict[str, Any]:
-        return {"id": resource.id, "tool": resource.tool, **resource.handle, "waited_s": round(waited, 4)}
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return self._now()
 
-    def _of_tool(self, name: str) -> list[Resource]:
-        return [of for of in self._resources.values() if of.tool == name]
+    def later(self, seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        """Calls after so many seconds."""
+        return asyncio.get_running_loop().call_later(seconds, call)
 
-    def _of(self, key: WorkflowKey, name: str | None = None) -> list[Resource]:
-        return [of for of in self._resources.values() if of.workflow == key and name in (None, of.tool)]
-
-    def _mine(self, key: WorkflowKey, name: str) -> Resource | None:
-        """The tool that a workflow has, in use or prepared for it."""
-        return next((of for of in self._of(key, name) if of.state != "removing"), None)
-
-    def _without(self, key: WorkflowKey) -> list[str]:
-        """The tools that a workflow does not use."""
-        used = {of.tool for of in self._of(key) if of.state == "used"}
-        return [name for name in self._tools if name not in used]
-
-    def _room(self, name: str) -> bool:
-        return len(self._of_tool(name)) < self._tools[name].settings.most
-
-    def _full(self, name: str, tenant: str, claims: Collection[WorkflowKey] = ()) -> bool:
-        """Whether the workflows of a tenant use as many as they may; what `claims` have prepared counts too."""
-        most = self._tools[name].settings.most_per_tenant
-        if most is None:
-            return False
-        of_tenant = [of for of in self._of_tool(name) if of.workflow is not None and of.workflow[0] == tenant]
-        return sum(of.state == "used" or (of.state != "removing" and of.workflow in claims) for of in of_tenant) >= most
-
-    def _next(self, name: str) -> WorkflowKey | None:
-        """The workflow that has waited longest of those that have none and may have one."""
-        for key in self._waiting[name]:
-            if self._mine(key, name) is None and not self._full(name, key[0], self._waiting[name]):
-                return key
-        return None
-
-    def _spare(self, name: str) -> Resource | None:
-        """One that nobody needs, preferably ready."""
-        free = [of for of in self._of_tool(name) if of.workflow is None and of.state in ("preparing", "ready")]
-        return min(free, key=lambda of: (of.state != "ready", of.at), default=None)
-
-    def _make_room(self, name: str) -> None:
-        """Frees the tool that was last prepared for a workflow that has not asked for it or may not have it now, if
-        there is any."""
-        waiting = {key for key in self._waiting[name] if not self._full(name, key[0])}
-        claimed = [of for of in self._of_tool(name) if of.state in ("preparing", "ready")]
-        early = [of for of in claimed if of.workflow is not None and of.workflow not in waiting]
-        if early:
-            self._free(max(early, key=lambda of: of.at))
-
-    def _write(self, resource: Resource, *, state: Any = None, workflow: WorkflowKey | None) -> None:
-        if state is not None:
-            resource.state = state
-        resource.workflow, resource.at = workflow, self._now()
+    def keep(self, resource: Resource) -> None:
+        """Writes a tool into the database."""
         self._table.put(resource)
 
-    def _free(self, resource: Resource) -> None:
-        """Nobody needs it at present."""
-        self._write(resource, workflow=None)
-        self._notify()
-
-    def _create(self, name: str, key: WorkflowKey) -> Resource:
+    def set_up(self, name: str, key: WorkflowKey) -> Resource:
+        """Writes a tool into the database, and begins to prepare it."""
         resource = Resource(secrets.token_hex(8), name, "preparing", key, self._now(), {})
         self._table.put(resource)
-        self._resources[resource.id] = resource
         self._spawn(self._started(resource))
         return resource
+
+    def remove(self, resource: Resource) -> None:
+        """Begins to remove a tool."""
+        self._spawn(self._removed(resource))
+        self._table.put(resource)
+
+    def changed(self) -> None:
+        """Something has changed that somebody may wait for."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _started(self, resource: Resource) -> None:
         """Starts a tool, which is in the database already."""
@@ -524,18 +371,10 @@ class ToolService:
             self.counts[tool.name, "failed"] += 1
             logger.warning("%s cannot be prepared: %s", tool.name, _told(error))
             resource.handle = {"failed": _told(error)}
-            self._remove(resource)
-            self._notify()
+            self._plan.remove(resource)
+            self.changed()
             return
-        tool.usage.prepared(self._now() - begun)
-        if resource.state == "preparing":
-            self._write(resource, state="ready", workflow=resource.workflow)
-        self._notify()
-
-    def _remove(self, resource: Resource) -> None:
-        if resource.state != "removing":
-            self._spawn(self._removed(resource))
-            self._write(resource, state="removing", workflow=resource.workflow)
+        self._plan.ready(resource, self._now() - begun)
 
     async def _removed(self, resource: Resource) -> None:
         """Removes a tool and its folder, again and again until nothing is left."""
@@ -552,21 +391,14 @@ class ToolService:
                 self.counts[tool.name, "failed"] += 1
                 logger.warning("%s cannot be removed, and will be tried again: %s", tool.name, _told(error))
                 await asyncio.sleep(_RETRY_S)
-        self._resources.pop(resource.id, None)
-        self.counts[tool.name, "removed"] += 1
-        self._notify()
+        self._plan.gone(resource)
 
     # --- the rest ---
 
-    def _workflow(self, key: WorkflowKey) -> _Workflow:
-        workflow = self._workflows.get(key)
-        if workflow is None:
-            workflow = self._workflows[key] = _Workflow(self._now())
-            if len(self._workflows) > _MOST_WORKFLOWS:
-                self._end(next(iter(self._workflows)), self._now())
-        workflow.seen = self._now()
-        self._workflows.move_to_end(key)
-        return workflow
+    def _bound(self) -> None:
+        """Ends the workflow that was heard of least recently, if there are too many."""
+        if len(self._plan.workflows) > _MOST_WORKFLOWS:
+            self._end(next(iter(self._plan.workflows)), self._now())
 
     async def _tick(self) -> None:
         """Collects what time decides, again and again."""
@@ -584,55 +416,42 @@ class ToolService:
                 logger.exception("what has expired cannot be collected, and will be tried again")
 
     def _collect(self, now: float) -> None:
-        """Ends workflows of which nothing is heard, and removes tools that nobody has needed."""
-        for waiting in self._waiting.values():
+        """Ends workflows of which nothing is heard."""
+        for waiting in self._plan.waiting.values():
             for key in waiting:
-                if key in self._workflows:
-                    self._workflow(key)
-        while self._workflows:
-            key, oldest = next(iter(self._workflows.items()))
+                if key in self._plan.workflows:
+                    self._plan.workflow(key)
+        while self._plan.workflows:
+            key, oldest = next(iter(self._plan.workflows.items()))
             if oldest.seen > now - self._config.expire_s:
                 break
             self._end(key, now)
-        for resource in list(self._resources.values()):
-            if resource.state != "ready" or resource.workflow is not None:
-                continue
-            tool = self._tools[resource.tool]
-            costs = {"idle_cost": tool.settings.idle_cost, "wait_cost": tool.settings.wait_cost}
-            if now - resource.at > spare_s(tool.usage.setup_s, **costs):
-                self.counts[tool.name, "unneeded"] += 1
-                self._remove(resource)
 
     async def _sweep(self) -> None:
         """Removes what is there without being known: what a service that was killed has just begun to start."""
         while True:
             for tool in [*self._tools.values(), *self._gone.values()]:
                 for driver in tool.drivers:
-                    known = set(self._resources)
+                    known = set(self._plan.resources)
                     try:
                         found = await self._in_thread(driver.owned, self._owner)
                     except Exception as error:
                         logger.warning("%s: what is left of it cannot be found: %s", tool.name, _told(error))
                         continue
-                    for stray in found - known - set(self._resources):
+                    for stray in found - known - set(self._plan.resources):
                         self._take_out(stray, tool.name)
             for path in self._folder.iterdir():
-                if _FOLDER.fullmatch(path.name) and path.name not in self._resources:
+                if _FOLDER.fullmatch(path.name) and path.name not in self._plan.resources:
                     self._take_out(path.name, next(iter(self._tools)))
             await asyncio.sleep(_SWEEP_S)
 
     def _take_out(self, resource_id: str, name: str) -> None:
-        stray = self._resources[resource_id] = Resource(resource_id, name, "removing", None, self._now(), {})
+        stray = self._plan.resources[resource_id] = Resource(resource_id, name, "removing", None, self._now(), {})
         self._spawn(self._removed(stray))
 
     def _keep_usage(self) -> None:
-        for name, tool in self._tools.items():
-            self._table.keep_fact(f"usage of {name}", tool.usage.to_json())
-
-    def _notify(self) -> None:
-        """Something has changed that somebody may wait for."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        for name, usage in self._plan.usage.items():
+            self._table.keep_fact(f"usage of {name}", usage.to_json())
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         """In a thread of its own, so that slow drivers do not hold up others, nor the end of the process."""

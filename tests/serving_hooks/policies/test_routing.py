@@ -365,6 +365,26 @@ def test_a_tenant_that_came_later_does_not_wait_for_all_of_another(kind: type) -
     assert by_weight[0] == by_weight[1], "the published rule knows no tenants"
 
 
+@pytest.mark.parametrize("kind", [ProgramScheduling, ForecastPrograms])
+def test_who_would_miss_its_deadline_goes_first_of_its_tenant_the_earliest_before(kind: type) -> None:
+    told = Told(kind(), fleet(1))
+    for earlier in range(100, 120):  # a workflow takes two steps of 10 s
+        for step, at in enumerate((0.0, 10.0)):
+            told.arrives(request(f"w{earlier}", step, at=at, tokens=40, group=GROUPS[0]))
+            told.answers((earlier, step), now=at + 5.0, ended=step == 1)
+    told.arrives(request("w1", tokens=900, at=20.0, group=GROUPS[0]))
+    due = {"w2": math.inf, "w3": 55.0, "w4": 50.0, "w5": 19.0, "w6": 61.0}  # from 20 s on, 40 s press
+    for name, deadline_at in due.items():
+        told.arrives(request(name, tokens=900, at=20.0, group=GROUPS[0], deadline_at=deadline_at))
+    told.arrives(request("w7", tokens=900, at=20.0, group=GROUPS[1]))
+    order, now = [1], 20.0
+    while len(order) < 7:
+        told.answers((order[-1], 0), now=now, ended=True)
+        told.ticks(now)
+        order += [one[0] for one in told.where if one[0] < 100 and one[0] not in order]
+    assert order == [1, 7, 4, 3, 2, 5, 6], "the other tenant has had nothing; w5 has missed its deadline"
+
+
 def test_tenants_of_a_fleet_get_tokens_by_weight() -> None:
     turns = restored(ProgramScheduling, Weights(tenants={"key-1": 3.0}), (100, 100), 60)
     assert sum(turns) / len(turns) == pytest.approx(0.75, abs=0.08)

@@ -27,7 +27,8 @@ def test_the_agent_of_the_page_gets_its_two_tools_and_leaves_none(
     monkeypatch.delenv("PRESAGE_TOOLS_TOKEN", raising=False)
     file = tmp_path / "tools.toml"
     file.write_text(example("toml", "[tools.sandbox]").replace('["python"', f'["{sys.executable}"'))
-    settings = {name: of.model_dump(exclude_none=True) for name, of in read_config(file).tools.items()}
+    described = read_config(file, ToolServiceConfig).tools
+    settings = {name: of.model_dump(exclude_none=True) for name, of in described.items()}
     agent = tmp_path / "agent.py"
     agent.write_text(example("python", "import requests"))
     with tools_service(tmp_path, settings) as tools:

@@ -14,6 +14,7 @@ from typing import Final
 
 from presage.serving_hooks.policies.admission import Phase
 from presage.serving_hooks.policies.fair_shares import Weights
+from presage.serving_hooks.policies.workload import WorkloadMeans
 
 _UNKNOWN_OUTPUT: Final = 256.0
 """Output tokens assumed of a request without a forecast, before any answer was seen."""
@@ -36,6 +37,7 @@ class RoutingRequest:
         agent: that makes it; empty if unknown.
         model: that must serve it; empty for any.
         group: workflow type with its tenant.
+        deadline_at: when its workflow has to have ended, on the caller's clock; infinity without a deadline.
     """
 
     id: tuple[int, int]
@@ -48,6 +50,7 @@ class RoutingRequest:
     agent: str = ""
     model: str = ""
     group: str = ""
+    deadline_at: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,8 @@ class Program:
         held_s: seconds held before the current hold.
         group: workflow type with its tenant, between which service is shared.
         charged_tokens: of its context, those that count as service since it was admitted; None while none is counted.
+        asked_s, asked_held_s: when its last step arrived, and `held_s` then.
+        deadline_at: when it has to have ended; infinity without a deadline.
     """
 
     name: str
@@ -139,6 +144,9 @@ class Program:
     model: str = ""
     group: str = ""
     charged_tokens: float | None = None
+    asked_s: float = 0.0
+    asked_held_s: float = 0.0
+    deadline_at: float = math.inf
 
 
 class Fleet:
@@ -150,6 +158,7 @@ class Fleet:
         mean_growth: running mean of the tokens by which a prompt is longer than the one before it.
         weights: shares of tenants and workflow types.
         groups: programs by group.
+        workload: means by group: steps, and seconds of a step without what it was held.
     """
 
     def __init__(self, engines: Sequence[FleetEngine], weights: Weights | None = None) -> None:
@@ -157,6 +166,7 @@ class Fleet:
         self.weights = weights or Weights()
         self.groups: Counter[str] = Counter()
         self.programs: dict[str, Program] = {}
+        self.workload = WorkloadMeans()
         self.moves = 0
         self.mean_output = _UNKNOWN_OUTPUT
         self.mean_growth = 0.0
@@ -177,6 +187,13 @@ class Fleet:
         if program.steps and not program.contexts:
             grown = request.prompt_tokens - program.prompt_tokens
             self.mean_growth += _NEW * (max(0, grown) - self.mean_growth)
+        if not program.contexts:
+            if program.steps:
+                held_s = program.held_s - program.asked_held_s
+                took_s = max(0.0, request.arrives_s - program.asked_s - held_s)
+                self.workload.of_type(program.group).step_s.observe(took_s)
+            program.asked_s, program.asked_held_s = request.arrives_s, program.held_s
+        program.deadline_at = request.deadline_at
         program.prompt_tokens = request.prompt_tokens
         program.contexts[request.id] = request.prompt_tokens
         program.context_tokens = float(sum(program.contexts.values()))
@@ -229,6 +246,8 @@ class Fleet:
     def ended(self, program: str) -> None:
         """A workflow has ended."""
         of = self.programs.pop(program)
+        if of.steps:
+            self.workload.of_type(of.group).steps.observe(of.steps)
         self.groups[of.group] -= 1
         if not self.groups[of.group]:
             del self.groups[of.group]

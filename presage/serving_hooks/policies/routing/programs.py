@@ -18,7 +18,9 @@ more, programs with steps go before new ones, and the weight of a program in a t
   its engine if that has room, else to the one that begins it soonest.
 
 Ours and vllm-router's share the room between tenants and workflow types by service received (`fair_shares.py`); their
-orders hold within a type, and within a tenant while no type is behind. ThunderAgent's rule knows neither.
+orders hold within a type, and within a tenant while no type is behind. A program that would miss its deadline if it
+waited on goes before all others of its tenant, as in the engine (`wait_bounds.presses`), the earliest deadline first.
+ThunderAgent's rule knows none of this.
 
 No policy interrupts a request. An engine without programs always takes one, so the queue advances.
 """
@@ -35,6 +37,7 @@ from presage.serving_hooks.policies.admission import Phase
 from presage.serving_hooks.policies.fair_shares import FairShares
 from presage.serving_hooks.policies.routing.fleet import Fleet, FleetEngine, Placement, Program, RoutingRequest
 from presage.serving_hooks.policies.routing.placement import HOME, NO_ENGINE
+from presage.serving_hooks.policies.wait_bounds import presses
 
 _LOOK: Final = 32
 
@@ -49,7 +52,7 @@ class Programs:
 
     Attributes:
         buffer_tokens: added to each context.
-        fair: whether room is shared between tenants and workflow types.
+        fair: whether room is shared between tenants and workflow types, and deadlines count.
     """
 
     tick_s: float | None = 5.0
@@ -102,7 +105,7 @@ class Programs:
         if len(program.waiting) == 1:
             program.phase, program.since_s = Phase.READY, now
             queue = self._queues[program.model][program.group if self.fair else ""]
-            insort(queue, program, key=lambda one: self.queue_key(one, now))
+            insort(queue, program, key=lambda one: self._order(one, fleet, now))
         return Placement(None, QUEUED if fleet.open(request.model) else NO_ENGINE)
 
     def answered(self, request: tuple[int, int], program: Program, fleet: Fleet, now: float) -> None:
@@ -136,7 +139,7 @@ class Programs:
                     self._pause(program, fleet)
         for queues in self._queues.values():
             for queue in queues.values():
-                queue.sort(key=lambda one: self.queue_key(one, now))
+                queue.sort(key=lambda one: self._order(one, fleet, now))
 
     def release(self, fleet: Fleet, now: float) -> list[tuple[RoutingRequest, Placement]]:
         """Restores programs in the order of the queue; looks at no more than `_LOOK` that find no room."""
@@ -151,7 +154,7 @@ class Programs:
         at, looked = dict.fromkeys(queues, 0), 0
         only = next(iter(queues)) if len(queues) == 1 else None
         while looked < _LOOK:
-            group = self._next(queues, at, shares, now) if only is None else only
+            group = self._next(queues, at, shares, fleet, now) if only is None else only
             if group is None or at[group] == len(queues[group]):
                 break
             program = queues[group][at[group]]
@@ -206,14 +209,23 @@ class Programs:
         queues: Mapping[str, list[Program]],
         at: Mapping[str, int],
         shares: FairShares | None,
+        fleet: Fleet,
         now: float,
     ) -> str | None:
         """The group whose next program is looked at; None if there is none."""
         left = {group: queue[at[group]] for group, queue in queues.items() if at[group] < len(queue)}
         if len(left) < 2 or shares is None:
-            return min(left, key=lambda group: self.queue_key(left[group], now), default=None)
-        order = sorted(((self.queue_key(program, now), group) for group, program in left.items()))
-        return shares.next({group: (True, key) for key, group in order})
+            return min(left, key=lambda group: self._order(left[group], fleet, now), default=None)
+        order = sorted(((self._order(program, fleet, now), group) for group, program in left.items()))
+        return shares.next({group: (key[0], key) for key, group in order})
+
+    def _order(self, program: Program, fleet: Fleet, now: float) -> tuple[Any, ...]:
+        """Whether it can wait, and what orders it: the lowest goes first."""
+        if self.fair and program.deadline_at < math.inf:
+            needs_s = fleet.workload.of_type(program.group).needs_s(program.steps)
+            if presses(program.deadline_at - now, needs_s):
+                return (False, program.deadline_at, *self.queue_key(program, now))
+        return (True, 0.0, *self.queue_key(program, now))
 
     def _charge(self, program: Program) -> None:
         """Counts what an admitted program has grown by as service."""
