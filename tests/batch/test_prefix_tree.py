@@ -100,3 +100,6 @@ def test_a_debate_runs_row_by_row_and_rows_that_begin_alike_are_neighbours() -> 
     order = soft_order(plan, tree_of(plan, {}), rows)
     assert {sequence for sequence, _ in order.places.values()} == {0}
     assert [rows[number]["text"] for number in order.rows] == list("xxyyzz")
+    long = [{"text": f"{'the same letterhead ' * 40}{row['text']}", "question": row["question"]} for row in rows]
+    found = [long[number]["text"] for number in soft_order(plan, tree_of(plan, {}), long).rows]
+    assert all(found[at] == found[at + 1] for at in (0, 2, 4))
