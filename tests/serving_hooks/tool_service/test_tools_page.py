@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 from tool_services import SECRET, event, tools_service, until
 
-from presage.serving_hooks.tool_service.config import ToolServiceConfig, ToolSettings, read_config
+from presage.serving_hooks.tool_service.config import ReplaySettings, ToolServiceConfig, ToolSettings, read_config
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs/programs.md").read_text("utf-8")
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGE = (DOCS / "programs.md").read_text("utf-8")
 
 
 def example(language: str, words: str) -> str:
@@ -49,8 +51,19 @@ def test_the_page_names_every_setting_and_its_default() -> None:
         for name, field in model.model_fields.items():
             if name == "tools":
                 continue
-            named = re.compile(rf"`(tools\.NAME\.)?{name}`")
-            (line,) = [one for one in part.splitlines() if one.startswith("|") and named.search(one.split("|")[1])]
-            if field.default is not None and not field.is_required():
+            (line,) = _rows(part, rf"`(tools\.NAME\.)?{name}`")
+            if not (field.default is None or field.is_required() or isinstance(field.default, ReplaySettings)):
                 shown = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
                 assert shown in line, line
+
+
+def test_the_page_of_replays_names_what_only_they_read() -> None:
+    page = (DOCS / "replay_tools.md").read_text("utf-8")
+    for name, default in ReplaySettings().model_dump().items():
+        (line,) = _rows(page, rf"`replay\.{name}`")
+        assert (f"{default:g}" if isinstance(default, float) else json.dumps(default)) in line.split("|")[2]
+
+
+def _rows(page: str, name: str) -> list[str]:
+    """The rows of tables whose first column has this name."""
+    return [line for line in page.splitlines() if line.startswith("|") and re.search(name, line.split("|")[1])]
