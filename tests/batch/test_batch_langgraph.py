@@ -318,7 +318,7 @@ def test_first_rows_show_how_many_fit_the_engines_cache(tmp_path: Path) -> None:
 
     rows = [{"question": f"{n} {'word ' * 1000}"} for n in range(40)]  # 1,250 tokens, read three times
     for cache, most in ((0, 40), (20_000, 11)):
-        server = Echo(delay_s=0.1, cache_tokens=cache)
+        server = Echo(delay_s=0.5 if cache else 0.02, cache_tokens=cache)  # long beside what a busy machine takes
         late: list[int] = []
 
         def says(messages: list[dict[str, str]], server: Echo = server, late: list[int] = late) -> str:
