@@ -512,7 +512,7 @@ def test_a_batch_runs_in_any_order_with_the_same_answers_and_ends_its_workflows(
         report = asyncio.run(run.run())
         assert (report.asked, report.failed) == (24, 0)
         assert report.output_tokens == 24 * 8
-        found.append(run.results())
+        found.append(list(run.results()))
         run.close()
     assert found[0] == found[1]
     assert server.count("forecast: champion") >= named + 2 * 12
