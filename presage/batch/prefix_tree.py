@@ -18,6 +18,8 @@ from presage.batch.plan import Node, Plan, as_text
 _CHARACTERS_A_TOKEN: Final = 4.0
 """Of English text with the usual tokenizers; orders and estimates only."""
 _UNKNOWN_TOKENS: Final = 100.0
+_SAMPLED_ROWS: Final = 1000
+"""Whose fields are measured."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,9 @@ def tree_of(plan: Plan, expected: Mapping[str, float], count: Callable[[str], fl
 
 
 def field_tokens(plan: Plan, rows: Sequence[Mapping[str, object]]) -> dict[str, float]:
-    """Mean tokens of the rows' fields, by structural hash."""
+    """Mean tokens of the first rows' fields, by structural hash."""
     fields = {node.key: node.operator.field for node in plan.nodes if isinstance(node.operator, Given)}
-    return {key: sum(tokens_of(as_text(row[name])) for row in rows) / max(len(rows), 1) for key, name in fields.items()}
+    first = rows[:_SAMPLED_ROWS]
+    return {
+        key: sum(tokens_of(as_text(row[name])) for row in first) / max(len(first), 1) for key, name in fields.items()
+    }

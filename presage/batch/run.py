@@ -37,7 +37,6 @@ from presage.serving_hooks.gateway.monitor.engine_metrics import read_engine_loa
 
 _AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _OPEN_ROWS: Final = 1000
-_SAMPLED_ROWS: Final = 1000
 _EVICTS: Final = re.compile(rb'^presage_policy_on\{[^}]*policy="eviction"[^}]*\} 1(\.0)?\s*$', re.MULTILINE)
 """The line of an engine whose hooks evict blocks of ended workflows first."""
 _LONGEST_PAUSE_S: Final = 30.0
@@ -196,7 +195,7 @@ class BatchRun:
         self.settings.check()
         self.report = RunReport(rows=len(rows))
         self._order = order or SoftOrder({}, range(len(rows)))
-        self._under_way = RowsUnderWay(plan, field_tokens(plan, rows[:_SAMPLED_ROWS])) if order is not None else None
+        self._under_way = RowsUnderWay(plan, field_tokens(plan, rows)) if order is not None else None
         self._cache, self._transport = cache, transport
         self._engines = [_Engine(url.rstrip("/").removesuffix("/v1"), self.settings.concurrency) for url in engines]
         if not self._engines:

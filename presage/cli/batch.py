@@ -36,7 +36,6 @@ _INPUTS = typer.Argument(help="Rows, one JSON object a line, with the fields tha
 _OUTPUTS = typer.Option("--outputs", metavar="NAMES", help="Outputs to compute, separated by commas. Default: all.")
 _MB = 1_000_000
 _ROWS_AT_A_TIME = 1000
-_SAMPLED = 1000
 
 
 @app.command(
@@ -89,7 +88,7 @@ def run(
     out = Output(as_json)
     rows = RowFile(inputs)
     chosen = _plan(plan, outputs, rows)
-    order = soft_order(chosen, tree_of(chosen, field_tokens(chosen, rows[:_SAMPLED])), rows)
+    order = soft_order(chosen, tree_of(chosen, field_tokens(chosen, rows)), rows)
     settings = RunSettings(
         concurrency=concurrency,
         open_rows=open_rows,
@@ -142,7 +141,7 @@ def explain(
 
     rows = RowFile(inputs) if inputs is not None else None
     chosen = _plan(plan, outputs, rows)
-    expected = field_tokens(chosen, rows[:_SAMPLED]) if rows is not None else {}
+    expected = field_tokens(chosen, rows) if rows is not None else {}
     tree = tree_of(chosen, expected)
     places = soft_order(chosen, tree, []).places
     agents = {node.key: node.operator.agent for node in chosen.calls if isinstance(node.operator, Call)}
