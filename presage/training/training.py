@@ -44,10 +44,15 @@ def fit_baselines(names: Sequence[str], fit: Callable[[str], Fitted], progress: 
 
 
 _WARM_UP = 50
+_QUIET = 50
 
 
 def median_us(call: Callable[[int], object], rounds: int) -> float:
-    """Median of `rounds` calls, microseconds, after warm-up calls; each call receives its number."""
+    """Median of a call, microseconds, in the quietest stretch of `rounds` calls, after warm-up calls.
+
+    Each call receives its number. A stretch is fifty calls in a row: whatever else runs on the machine only ever adds
+    time, and comes and goes, so the stretch with the lowest median says most about the call.
+    """
     for i in range(min(rounds, _WARM_UP)):
         call(i)
     taken = []
@@ -55,7 +60,8 @@ def median_us(call: Callable[[int], object], rounds: int) -> float:
         begun = time.perf_counter_ns()
         call(i)
         taken.append(time.perf_counter_ns() - begun)
-    return float(np.median(taken)) / 1000
+    stretches = np.array_split(np.array(taken), max(1, rounds // _QUIET))
+    return float(min(np.median(stretch) for stretch in stretches)) / 1000
 
 
 class Saves(Protocol):

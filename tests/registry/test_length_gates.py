@@ -154,7 +154,7 @@ def test_the_worst_type_is_found_behind_a_good_mean() -> None:
 @pytest.mark.parametrize(
     ("changes", "gate"),
     [
-        ({"latency": 200.1}, "latency"),
+        ({"latency": 500.1}, "latency"),
         ({"size_bytes": 15_000_001}, "size"),
         ({"pickles": ("a.pkl",)}, "pickle"),
         ({"target": "step"}, "schema"),
