@@ -3,7 +3,8 @@
 A workflow takes a step, pauses for its tool, takes the next. Its context, c tokens that no other workflow has, stays in
 the cache while it is used within the characteristic time T of the cache: the time in which the contexts used since fill
 it (Che, Tung & Wang, 2002). What is used later is computed again, and that slows the engine, which lengthens the time
-between two uses. So there is a cliff: a few workflows more than fit, and next to nothing stays.
+between two uses. So there is a cliff: a few workflows more than fit, and next to nothing stays. Where agents with
+conversations of their own take turns there are two: first goes what is read some steps later, then the rest.
 
 With X steps a second of n open workflows, a share e of steps that end one, pauses Z, and waits q for a turn:
 
@@ -11,13 +12,13 @@ With X steps a second of n open workflows, a share e of steps that end one, paus
     B = X o c_0 / (1 − X (p + o c_1)),  B ≤ B_max              requests that decode at once, o tokens each
     n = X (Z + p / (1 − X p) + B / X)                          Little's law; the solution below 1 / (p + o c_1)
     q = max(0, n / X − Z − p / (1 − X p) − B / X) + X p² / (1 − X p)
-    s = q + (k − 1) n / X                                      what a prompt reads is read every k steps
-    s + (1 − e k) E[min(Z, t)] + e k t = (C − B r) / (X r)     t = T − s: what is not in use fills what is left of C
-    m = P(Z > t), and 1 where T < s
+    s_i = q + (i − 1) n / X                                    before what is read every i steps is used again: Z + s_i
+    Σ h_i ((1 − e i) E[min(Z + s_i, T)] + e i T) = (C − B r) / (X r)      what is not in use fills what is left of C
+    m = Σ h_i P(Z + s_i > T)
 
 with c_0, c_1, c_p the seconds of an iteration and of each token decoded and prefilled, and r ≤ c the part of a context
-that one prompt reads; k is above 1 where agents with conversations of their own take turns. The fixed point in m is
-found by damped iteration from the share lost lately. The model is Presage's own.
+that one prompt reads: the share h_1 of it was used in the step before, and the rest, h_k, k steps before. T is found by
+Newton's method, the fixed point in m by damped iteration from the share lost lately. The model is Presage's own.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ Floats = NDArray[np.float64]
 _ROUNDS: Final = 16
 _DAMPING: Final = 0.5
 _NEWTON: Final = 6
+_NEWTON_STAYS: Final = 2
 _NEVER_FULL: Final = 0.95
 """Of the cache, the share that decoding requests take at most."""
 
@@ -55,7 +57,8 @@ class Rates:
         end: e, share of steps that end their workflow.
         miss_share: m, share of their own contexts that prompts have lost lately.
         read_share: r / c, of a workflow's context the share that a prompt reads.
-        apart: k, steps between two uses of a part of the context, 1 or more.
+        latest_share: h_1, of what a prompt reads the share that was used in the step before.
+        apart: k, steps since the rest was used, 2 or more.
 
     Raises:
         InputError: a value that no measurement gives.
@@ -71,7 +74,8 @@ class Rates:
     end: float
     miss_share: float = 0.0
     read_share: float = 1.0
-    apart: float = 1.0
+    latest_share: float = 1.0
+    apart: float = 2.0
 
     def __post_init__(self) -> None:
         for name, value in self.to_dict().items():
@@ -82,8 +86,10 @@ class Rates:
             raise InputError(
                 "iteration_s, output_tokens, most_decoding, end and read_share must be above 0: measure before deciding"
             )
-        if max(self.end, self.miss_share, self.read_share) > 1 or self.apart < 1:
-            raise InputError("end, miss_share and read_share are shares, 1 at most, and apart is 1 or more")
+        if max(self.end, self.miss_share, self.read_share, self.latest_share) > 1 or self.apart < 2:
+            raise InputError(
+                "end, miss_share, read_share and latest_share are shares, 1 at most, and apart is 2 or more"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, with the mean of the pauses."""
@@ -128,15 +134,17 @@ def settle(
     it_s, out_s = o * rates.iteration_s, o * rates.decode_token_s
     pauses = rates.pauses_s
     most = np.clip(_NEVER_FULL * cache_tokens / read, 1.0, rates.most_decoding)
-    # E[min(Z, t)] at each pause t, with 0 first (within), and with it the time that a context stays unused until t.
+    # E[min(Z, t)] at each pause t, with 0 first.
     knots = np.concatenate([[0.0], pauses])
     above = 1.0 - np.arange(len(pauses)) / len(pauses)
-    last = min(1.0, end * rates.apart)  # share of what a step reads that no later step does
     within = np.concatenate([[0.0], np.cumsum(np.diff(knots) * above)])
-    unused = (1.0 - last) * within + last * knots
     rank = np.arange(len(knots)) / len(pauses)
+    # A row for what was used in the step before, a row for what was used before that, if there is any.
+    parts = [(rates.latest_share, 1.0), (1.0 - rates.latest_share, rates.apart)]
+    share, apart = np.array([part for part in parts if part[0] > 0]).T[:, :, None]
+    last = np.minimum(1.0, end * apart)  # share of what a step reads that no later step does
     pause_s = np.interp(keeps_s, knots, within)  # E[min(Z, κ)]
-    miss = np.full_like(n, rates.miss_share)
+    miss, stays_s = np.full_like(n, rates.miss_share), np.zeros_like(n)
     for _ in range(_ROUNDS):
         prefill_s = rates.prefill_token_s * (a + (1.0 - end) * miss * read)
         work_s = prefill_s + out_s
@@ -151,13 +159,17 @@ def settle(
         decoding = np.minimum(most, per_s * it_s / full)
         served_s = prefill_s / busy + decoding / per_s
         wait_s = np.maximum(0.0, n / per_s - pause_s - served_s) + per_s * prefill_s**2 / busy
-        away_s = wait_s + (rates.apart - 1.0) * n / per_s
-        left_s = np.maximum(0.0, cache_tokens - decoding * read) / (per_s * read) - away_s
-        beyond = left_s - unused[-1]
-        stays_s = np.where(beyond > 0, knots[-1] + beyond / last, np.interp(left_s, unused, knots))
-        target = np.where(left_s < 0, 1.0, 1.0 - np.interp(np.minimum(stays_s, keeps_s), knots, rank))
+        away_s = wait_s + (apart - 1.0) * n / per_s
+        room_s = np.maximum(0.0, cache_tokens - decoding * read) / (per_s * read)
+        for _ in range(_NEWTON_STAYS):  # on a concave function; later rounds begin where the last one ended
+            beyond = np.maximum(0.0, stays_s - away_s)
+            unused = np.minimum(stays_s, away_s) + np.interp(beyond, knots, within)
+            filled = (share * ((1.0 - last) * unused + last * stays_s)).sum(axis=0)
+            remains = np.where(stays_s < away_s, 1.0, 1.0 - np.interp(beyond, knots, rank))
+            slope = (share * ((1.0 - last) * remains + last)).sum(axis=0)
+            stays_s = np.maximum(0.0, stays_s + (room_s - filled) / slope)
+        kept = np.interp(np.minimum(np.maximum(0.0, stays_s - away_s), keeps_s), knots, rank)
+        target = 1.0 - (share * kept).sum(axis=0)
         miss = miss + _DAMPING * (target - miss)
     recomputing = per_s * rates.prefill_token_s * (1.0 - end) * miss * read
-    return Settled(
-        per_s, miss, decoding, np.where(left_s < 0, left_s, stays_s) + away_s, n / per_s - pause_s, recomputing
-    )
+    return Settled(per_s, miss, decoding, stays_s, n / per_s - pause_s, recomputing)

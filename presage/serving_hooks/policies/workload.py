@@ -275,7 +275,7 @@ class WorkloadMeans:
         self._earlier = earlier
         self.new_tokens, self.output_tokens = RunningMean(), RunningMean()
         self.read_tokens, self.own_tokens = RunningMean(LATEST), RunningMean(LATEST)
-        self._again, self._waited = RunningMean(LATEST), RunningMean(LATEST)
+        self._again, self._earlier_used, self._waited = (RunningMean(LATEST) for _ in range(3))
         self.pauses_s: deque[float] = deque(maxlen=LATEST)
         self._types: OrderedDict[str, TypeMeans] = OrderedDict()
         self._reused = self._lost = 0.0
@@ -326,12 +326,19 @@ class WorkloadMeans:
     def returns(self, tokens: float, steps: int) -> None:
         """A prompt reads tokens of its workflow's own context that were used so many steps ago."""
         self._again.observe(tokens)
-        self._waited.observe(tokens * steps)
+        earlier = tokens if steps > 1 else 0.0
+        self._earlier_used.observe(earlier)
+        self._waited.observe(earlier * steps)
+
+    @property
+    def latest_share(self) -> float:
+        """Of the tokens that prompts read again, the share that was used in the step before."""
+        return max(0.0, 1.0 - self._earlier_used.mean / self._again.mean) if self._again.mean else 1.0
 
     @property
     def apart(self) -> float:
-        """Steps between two uses of a token, 1 or more."""
-        return max(1.0, self._waited.mean / self._again.mean) if self._again.mean else 1.0
+        """Steps since the others were used, 2 or more."""
+        return max(2.0, self._waited.mean / self._earlier_used.mean) if self._earlier_used.mean else 2.0
 
     @property
     def miss_share(self) -> float:
@@ -359,5 +366,6 @@ class WorkloadMeans:
             end,
             self.miss_share,
             read_share,
+            self.latest_share,
             self.apart,
         )

@@ -74,10 +74,26 @@ def test_what_a_prompt_does_not_read_is_not_computed_again() -> None:
 def test_what_is_read_every_third_step_has_to_stay_for_three() -> None:
     """Agents with conversations of their own: a third of the context is used a step, and again three steps later."""
     pauses_s = np.sort(np.random.default_rng(0).exponential(2.0, 600))
-    rates = replace(RATES, pauses_s=pauses_s, end=1 / 30, read_share=1 / 3)
-    every, third = (one(replace(rates, apart=apart), 12_000.0, 12.0) for apart in (1.0, 3.0))
+    rates = replace(RATES, pauses_s=pauses_s, end=1 / 30, read_share=1 / 3, apart=3.0)
+    every, third = (one(replace(rates, latest_share=share), 12_000.0, 12.0) for share in (1.0, 0.0))
     assert every["miss_share"] < 0.1
     assert third["miss_share"] > every["miss_share"] + 0.1
+
+
+@pytest.mark.parametrize(
+    ("cache", "stays_s", "miss"), [(7_500.0, 1.5, 1.0), (12_500.0, 3.0, 0.5), (20_500.0, None, 0.0)]
+)
+def test_what_the_next_step_reads_stays_where_not_all_fits(cache: float, stays_s: float | None, miss: float) -> None:
+    """Half of what a prompt reads is read by the next step, 2 s later, half by the third one, after 6 s.
+
+    Of 5,000 tokens a second, 1.5 s fill 7,500; in 12,500 the one half lies for 2 s and the other for 3 s.
+    """
+    rates = replace(RATES, pauses_s=np.full(100, 2.0), end=1e-9, iteration_s=1e-9, decode_token_s=0.0, new_tokens=1.0)
+    rates = replace(rates, prefill_token_s=1e-9, latest_share=0.5, apart=3.0)
+    found = one(rates, cache, 10.0)
+    assert found["miss_share"] == pytest.approx(miss, abs=0.02)
+    if stays_s is not None:
+        assert found["stays_s"] == pytest.approx(stays_s, rel=0.02)
 
 
 def test_who_gives_up_its_place_after_a_while_lets_others_in_and_loses_its_context() -> None:
@@ -108,7 +124,8 @@ positive = st.floats(1e-6, 1.0)
         st.floats(1e-3, 1.0),
         st.floats(0, 1),
         st.floats(0.01, 1),
-        st.floats(1, 50),
+        st.floats(0, 1),
+        st.floats(2, 50),
     ),
     st.floats(100, 1e7),
     st.floats(1, 1e6),
@@ -135,7 +152,8 @@ def test_law_every_figure_is_possible(rates: Rates, cache: float, context: float
         {"end": 0.0},
         {"end": 2.0},
         {"miss_share": -0.1},
-        {"apart": 0.5},
+        {"latest_share": 1.1},
+        {"apart": 1.5},
         {"pauses_s": np.array([])},
     ],
 )
