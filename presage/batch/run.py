@@ -561,10 +561,12 @@ class Results:
         self._file.execute("CREATE TABLE IF NOT EXISTS results (row INTEGER PRIMARY KEY, outputs TEXT, error TEXT)")
         found = self._file.execute("SELECT said FROM run").fetchone()
         if found is not None and found[0] != said:
-            self.close()
-            raise ConfigurationError(
-                f"{path.parent} holds a run of another plan or other rows; give another folder, or delete it"
-            )
+            if self._file.execute("SELECT 1 FROM results WHERE error IS NULL").fetchone():
+                self.close()
+                raise ConfigurationError(
+                    f"{path.parent} holds a run of another plan or other rows; give another folder, or delete it"
+                )
+            self._file.execute("DELETE FROM run")  # without a result: its engine was not there, or all rows failed
         self._file.execute("INSERT OR IGNORE INTO run VALUES (?)", (said,))
         self._file.execute("DELETE FROM results WHERE error IS NOT NULL")  # they are tried again
 

@@ -257,9 +257,22 @@ def test_two_runs_in_one_folder_are_refused_and_a_failed_one_leaves_it_free(tmp_
     with pytest.raises(ConfigurationError, match="another run works in this folder"):
         BatchRun(plan, [{}], [ENGINE], tmp_path / "r", transport=Echo())
     running.close()
+    assert ran(plan, [{}], tmp_path / "r", Echo())[0].asked == 1
     with pytest.raises(ConfigurationError, match="another plan or other rows"):
         BatchRun(plan, [{"id": "other"}], [ENGINE], tmp_path / "r", transport=Echo())
-    assert ran(plan, [{}], tmp_path / "r", Echo())[0].asked == 1
+    assert ran(plan, [{}], tmp_path / "r", Echo())[0].kept == 1
+
+
+def test_a_run_without_a_result_leaves_its_folder_to_another_plan(tmp_path: Path) -> None:
+    """A wrong address, or a plan whose rows all fail: what is mended runs in the same folder."""
+    server = Echo()
+    server.models = []
+    with pytest.raises(EngineError):
+        ran(Plan("p", out=call("x", "q")), [{}], tmp_path / "r", server)
+    mended = Plan("p", out=call("x", "mended"))
+    report, results = ran(mended, [{}], tmp_path / "r", Echo())
+    assert (report.asked, report.failed) == (1, 0)
+    assert "mended" in results[0]["out"]
 
 
 def test_answers_that_were_cut_off_are_counted_and_ones_without_text_are_empty(tmp_path: Path) -> None:
