@@ -111,8 +111,8 @@ def named_digests(digests: Mapping[str, str]) -> dict[str, str]:
 class Judged(Generic[Evaluation]):
     """Figures of a fitted predictor on data it was not trained on, beside one baseline that needs no training.
 
-    `latency_us` is the median of one forecast; `workflows` is "type/id" of each workflow, in the order of the figures'
-    rows (empty for a router).
+    `latency_us` is of one forecast, see `median_us`; `workflows` is "type/id" of each workflow, in the order of the
+    figures' rows (empty for a router).
     """
 
     evaluation: Evaluation
