@@ -20,12 +20,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts files with slow tests first, so that two processes finish at about the same time, and marks `engine`.
 
     That is the mark of tests of serving that start servers, engines or processes, themselves or by a module beside
-    them. Elsewhere child processes only import something or run a command, whatever else the machine does.
+    them, unless they are marked `any_load`. Elsewhere child processes only import something or run a command, whatever
+    else the machine does.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
     for item in items:
-        if "serving_hooks" in item.path.parts and _starts(item.module):  # type: ignore[attr-defined]
+        if item.get_closest_marker("any_load") or "serving_hooks" not in item.path.parts:
+            continue
+        if _starts(item.module):  # type: ignore[attr-defined]
             item.add_marker(pytest.mark.engine)
 
 

@@ -13,7 +13,7 @@ from presage.kinds.next_agent import gates as gates_of
 from presage.predictor_kinds import KINDS
 from presage.training.next_agent.train import fit_predictor
 
-SEEDS = 20
+SEEDS = 10
 MACHINE = {"latency"}
 """A gate that depends on what else the machine does."""
 
@@ -30,8 +30,8 @@ def refused_by(candidate: Loaded, champion: Loaded | None, held: pa.Table) -> se
 
 
 @pytest.mark.slow
-def test_property_twenty_candidates_that_differ_by_seed_alone_are_promoted(tmp_path: Path) -> None:
-    """With bare comparisons, and intervals without a margin, six of these twenty were refused."""
+def test_property_candidates_that_differ_by_seed_alone_are_promoted(tmp_path: Path) -> None:
+    """With bare comparisons, and intervals without a margin, six of the first twenty were refused."""
     learnt, held = (generate("retry", workflows, seed, state_size=16).table for workflows, seed in ((200, 0), (400, 1)))
     champion = trained(learnt, 0, tmp_path / "champion")
     refused = {}

@@ -19,7 +19,7 @@ from presage.testing.models import save_qwen
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests start its engine")
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.any_load]
 HERE = Path(__file__).resolve().parent
 
 
