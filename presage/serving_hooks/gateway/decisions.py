@@ -20,7 +20,7 @@ import numpy as np
 from presage.datasets.recording import RECORDED_EXPIRED, RECORDED_FINISHED
 from presage.datasets.schema.names import MAX_NAME
 from presage.serving_hooks.answer_reader import AnswerReader
-from presage.serving_hooks.counts import FORECASTS, EventCounts
+from presage.serving_hooks.counts import DEADLINES, FORECASTS, EventCounts
 from presage.serving_hooks.explain import MOST_SHOWN, LastForecasts, reasons, return_as_plain
 from presage.serving_hooks.forecasting.forecasts import Forecasts, NextAgents, Upkeep, position
 from presage.serving_hooks.forecasting.live import LiveForecast
@@ -104,6 +104,7 @@ class _Course:
     steps: int = 0
     last: tuple[tuple[str, str], float] | None = None  # the agent that answered last, and when
     decisions: set[str] = field(default_factory=set)
+    deadline_at: float = math.inf
 
 
 class Decisions:
@@ -306,7 +307,7 @@ class Decisions:
         course = self._courses.setdefault(step.workflow, _Course(now))
         wanted_s = self._objectives.of(step).deadline_s
         if wanted_s is not None:
-            decision.deadline_at = course.began_s + wanted_s
+            decision.deadline_at = course.deadline_at = course.began_s + wanted_s
         number = course.steps if step.number is None else step.number
         course.steps = number + 1
         if course.last is not None and not course.decisions:
@@ -447,8 +448,12 @@ class Decisions:
     def _ended(self, workflow: Workflow, reason: EndReason) -> None:
         step = workflow.step
         course = self._courses.pop(step.workflow, None)
-        if course is not None and course.last is not None and reason is EndReason.FINISHED:
-            self.returns.add(course.last[0], math.inf)
+        if course is not None and course.last is not None:
+            agent, answered_at = course.last
+            if reason is EndReason.FINISHED:
+                self.returns.add(agent, math.inf)
+            if course.deadline_at < math.inf and reason is not EndReason.ABORTED:
+                self.counts.add(DEADLINES, "met" if answered_at <= course.deadline_at else "missed")
         if self._next is not None:
             self._agents_switch.attempt(self._next.close, step.workflow_type, step.workflow_id, reason)
         if self._returns is not None:

@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 
 from presage.features.agent_names import AgentNames
 from presage.predictor_kinds import KINDS
-from presage.serving_hooks.counts import FORECASTS, RECORDER, EventCounts
+from presage.serving_hooks.counts import DEADLINES, FORECASTS, RECORDER, EventCounts
 from presage.serving_hooks.forecasting.champions import load_forecasts
 from presage.serving_hooks.gateway.config import GatewayConfig
 from presage.serving_hooks.gateway.decisions import Decisions
@@ -43,7 +43,7 @@ def build_decisions(config: GatewayConfig, clock: Callable[[], float] = time.mon
             events cannot be used, or the configured redaction or function of forecasts cannot be loaded. A missing
             model or registry raises nothing.
     """
-    given, counts = config.forecasts, EventCounts(FORECASTS, RECORDER)
+    given, counts = config.forecasts, EventCounts(FORECASTS, RECORDER, DEADLINES)
     names = AgentNames.load(Path(config.agent_names)) if config.agent_names else None
     modes = Modes(config.modes.default, config.modes.policies, config.modes.workflow_types, known=config.policies)
     served = (kind for kind in KINDS.values() if kind.counted)

@@ -7,6 +7,7 @@ from served import WITHOUT_MODELS
 
 from presage.serving_hooks.gateway.config import gateway_config
 from presage.serving_hooks.gateway.decisions import GatewayDecision
+from presage.serving_hooks.gateway.metrics import GatewayMetrics
 from presage.serving_hooks.gateway.placement import Placements
 from presage.serving_hooks.gateway.request import ApiRequest
 from presage.serving_hooks.gateway.serve import build_decisions
@@ -105,3 +106,18 @@ def test_a_deadline_counts_from_the_first_request_of_a_workflow() -> None:
     of.decisions.failed(first)
     assert of.arrives("review", "w", 50.0).deadline_at == first.deadline_at == 110.0
     assert of.arrives("chat", "v", 50.0).deadline_at == float("inf")
+
+
+def test_workflows_that_have_ended_met_or_missed_their_deadline() -> None:
+    of = Gateway(ProgramScheduling)
+    for workflow, took_s, kind in (("in time", 99.0, "review"), ("late", 101.0, "review"), ("free", 500.0, "chat")):
+        began = of.now
+        of.decisions.failed(of.arrives(kind, workflow, began))
+        of.decisions.failed(of.arrives(kind, workflow, began + took_s))
+        assert of.decisions.end(workflow, kind)
+    of.decisions.failed(of.arrives("review", "expires", 2000.0))
+    of.now = 90_000.0
+    of.decisions.tick()  # what counts is its last answer, not its end
+    page = GatewayMetrics(of.decisions.status).page(0, 0).decode()
+    assert 'presage_workflow_deadlines_total{outcome="met"} 2.0' in page
+    assert 'presage_workflow_deadlines_total{outcome="missed"} 1.0' in page
