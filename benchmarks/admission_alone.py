@@ -152,7 +152,7 @@ class Loop:
         for job in self.here.values():
             row, error = crowd.place(job.id), self.context_error()
             own, context = job.working_set() * error, job.context() * error
-            crowd.facts[row] = job.phase, job.since, job.at > 0, own, context, math.inf, math.inf, 0.0
+            crowd.facts[row] = job.phase, job.since, job.at > 0, own, context, math.inf, math.inf, 0.0, 0.0
         if admission.is_due(self.now):
             admission.choose(self.rates(), 0.2, 0.0, self.now, False)
         return admission.decide(self.now).run

@@ -60,7 +60,7 @@ class Account:
         bound_s: seconds for which it may wait over its life.
         deadline_at: when it has to have ended, on the caller's clock; infinity without a deadline.
         began_at: when its latest request began.
-        aborted: whether its client has aborted it.
+        aborted, expired: whether its client has aborted it, and whether nobody told its end.
         changed: whether its row in the columns of the policy is out of date.
     """
 
@@ -83,6 +83,7 @@ class Account:
     deadline_at: float = math.inf
     began_at: float = 0.0
     aborted: bool = False
+    expired: bool = False
     changed: bool = False
 
     def arrives(self, request_id: str, agent: str, prompt_tokens: int, reusable_tokens: int, now: float) -> None:

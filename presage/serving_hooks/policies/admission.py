@@ -50,7 +50,7 @@ class Phase(IntEnum):
 _FACTS: Final = np.dtype(
     [
         *(("phase", "i1"), ("since", "f8"), ("begun", "?"), ("own", "f8"), ("context", "f8"), ("bound", "f8")),
-        *(("deadline", "f8"), ("needs", "f8")),
+        *(("deadline", "f8"), ("needs", "f8"), ("silent", "f8")),
     ]
 )
 _WAITS: Final = np.dtype([("total", "f8"), ("since", "f8"), ("inside", "?"), ("charged", "f8"), ("group", "i8")])
@@ -67,8 +67,8 @@ class WorkflowColumns:
     Attributes:
         facts: the phase and since when; whether a step of it has begun; its own tokens, which no other workflow has;
             how many it will have in the mean over what is left of it (context); the seconds for which it may wait over
-            its life (bound); when it has to have ended (deadline, infinity without), and the seconds that it is
-            expected to take if it does not wait (needs).
+            its life (bound); when it has to have ended (deadline, infinity without), the seconds that it is expected
+            to take if it does not wait (needs); and the probability that nobody will tell its end (silent).
         waits: seconds held in all, since when it is held (NaN if it is not), whether the last decision admitted it, its
             tokens that count as received service since then (charged), and the number of its group.
         groups: names by number: tenant and workflow type, between which service is shared.
@@ -237,7 +237,7 @@ class Admission:
         workflows: all running workflows and their waits; the caller keeps it up to date.
         limit: how many may be open; infinity while nobody needs to wait.
         keeps_s: seconds after which a workflow that is away gives up its place.
-        opened: how many the last decision let run.
+        opened: how many the last decision let run, less those that have ended without a word, in the mean.
         longer: factor by which contexts seem to be longer, or shorter, than counted.
     """
 
@@ -247,9 +247,10 @@ class Admission:
     workflows: WorkflowColumns = field(default_factory=WorkflowColumns, repr=False)
     limit: float = math.inf
     keeps_s: float = math.inf
-    opened: int = 0
+    opened: float = 0.0
     longer: float = 1.0
     _far: bool = False
+    _rates: Rates | None = None
     _recomputing_share: float = 0.0
     _would_lose: float = 0.0
     _shown: bool = False
@@ -280,30 +281,30 @@ class Admission:
         `recomputing_share` is that of the engine's seconds spent on lost contexts lately; `shared_tokens` are those of
         the cache that several workflows use, each once.
         """
-        self._recomputing_share = recomputing_share
+        self._rates, self._recomputing_share = rates, recomputing_share
         self._next_s = now + self.config.every_s
         rows = self.workflows.rows()
         facts, inside = self.workflows.facts[rows], self.workflows.waits["inside"][rows]
         self._longest_s = _UNMEASURED_S if rates is None else float(rates.pauses_s[-1])
-        opened = (inside & ~_away(facts, self.keeps_s, now)) | (facts["phase"] == Phase.STEP)
-        # Many clients never say that a workflow has ended: one that is away for longer than all lately is not counted.
-        contexts = facts["context"][~_away(facts, self._longest_s, now)]
-        everybody, at_present = len(contexts), int(np.count_nonzero(opened))
+        # Whoever is away for longer than all lately is not counted, whatever its client tells of ends.
+        here = _here(facts, rates, now) * ~_away(facts, self._longest_s, now)
+        opened = here * ((inside & ~_away(facts, self.keeps_s, now)) | (facts["phase"] == Phase.STEP))
+        everybody, at_present = math.ceil(here.sum()), math.ceil(opened.sum())
         cache = max(_LEAST_CACHE * self.cache_tokens, self.cache_tokens - shared_tokens)
         before, kept_s = self.limit, self.keeps_s
         self.limit, self.keeps_s, self._far, self._would_lose = math.inf, self._longest_s, False, 0.0
         self._outlooks = Outlook(everybody), Outlook(everybody)
         if rates is None and known and everybody:
-            self.limit = max(1.0, cache // max(float(contexts.mean()), 1.0))
+            self.limit = max(1.0, cache // _mean(facts["context"], here))
         if rates is None or not everybody:
             return
-        context = max(float(contexts.mean()), 1.0) * self.longer
-        own = max(float(facts["own"][opened].mean()), 1.0) * self.longer if at_present else context
+        context = _mean(facts["context"], here) * self.longer
+        own = _mean(facts["own"], opened) * self.longer if at_present else context
         of_open = context
         if at_present and before < math.inf and recomputing_share >= _HOPELESS:
             # Those that are held do not help, so the open ones are longer than most will be: where all were submitted
             # together they are of one age, while those that wait have hardly begun.
-            of_open = float(facts["context"][opened].mean()) * self.longer
+            of_open = _mean(facts["context"], opened) * self.longer
             of_open = of_open if of_open >= _OLDER * context else context
         # Two outlooks: the expected contexts with all open, and the present ones with those that are.
         expected = settle(
@@ -382,7 +383,8 @@ class Admission:
             must |= overdue
         away = _away(facts, self.keeps_s, now)
         inside = must | (waits["inside"] & ~away)
-        room = self.limit - np.count_nonzero(inside)
+        here = _here(facts, self._rates, now)
+        room = self.limit - here[inside].sum()
         if self.limit == math.inf:
             inside[:] = True
         elif room > 0:
@@ -402,7 +404,7 @@ class Admission:
         elif room < 0 and self._far:
             can = np.flatnonzero(inside & ~must)
             inside[can[max(0, len(can) + int(room)) :]] = False
-        self.opened = int(np.count_nonzero(inside))
+        self.opened = float(here[inside].sum())
         self._count_service(rows, inside, phase)
         self._update_waits(rows[inside], rows[~inside], now)
         why = np.where(away, 2, begun)[~inside].tolist()  # numbers: arrays of texts take a millisecond
@@ -494,3 +496,22 @@ class Admission:
 def _away(facts: NDArray[Any], seconds: float, now: float) -> NDArray[np.bool_]:
     """Workflows that have had no request for longer."""
     return np.asarray((facts["phase"] == Phase.TOOL) & (now - facts["since"] > seconds))
+
+
+def _here(facts: NDArray[Any], rates: Rates | None, now: float) -> NDArray[np.float64]:
+    """The probability that each workflow has not ended without a word.
+
+    Of those that go on the pauses tell how many are away for so long, of those that have ended all are: Bayes' theorem.
+    """
+    here = np.ones(len(facts))
+    if rates is not None:
+        away = np.flatnonzero((facts["phase"] == Phase.TOOL) & (facts["silent"] > 0))
+        longer = 1.0 - np.searchsorted(rates.pauses_s, now - facts["since"][away]) / len(rates.pauses_s)
+        goes_on = (1.0 - rates.end) * longer
+        here[away] = goes_on / np.maximum(goes_on + rates.end * facts["silent"][away], np.finfo(np.float64).tiny)
+    return here
+
+
+def _mean(of: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+    """The weighted mean of contexts, 1 token or more."""
+    return max(1.0, float(of @ weights / weights.sum()))

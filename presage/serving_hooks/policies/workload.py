@@ -229,14 +229,15 @@ class ForecastGrowth:
 
 
 class TypeMeans:
-    """Means of a workflow type: steps of a workflow that has ended, tokens that a step adds to its own context, and
-    seconds from the beginning of a step until the next one arrives (`step_s`).
+    """Means of a workflow type: steps of a workflow that has ended, tokens that a step adds to its own context, seconds
+    from the beginning of a step until the next one arrives (`step_s`), and the share of workflows whose end nobody told
+    (`silent`).
 
     They begin with those of earlier traces, where these are known (`foreseen`). `forecast_growth` compares forecasts of
     a model with what came.
     """
 
-    __slots__ = ("forecast_growth", "foreseen", "growth", "step_s", "steps")
+    __slots__ = ("forecast_growth", "foreseen", "growth", "silent", "step_s", "steps")
 
     def __init__(self, earlier: tuple[float, float] | None) -> None:
         self.foreseen, self.forecast_growth = earlier is not None, ForecastGrowth()
@@ -244,6 +245,7 @@ class TypeMeans:
         self.steps = RunningMean(mean=steps, count=_EARLIER if self.foreseen else 0)
         self.growth = RunningMean(LATEST, growth, round(_EARLIER * steps))
         self.step_s = RunningMean(LATEST)
+        self.silent = RunningMean(count=_EARLIER)
 
     def expected_steps(self, steps: int) -> float:
         """Steps that a workflow takes in all, after so many."""

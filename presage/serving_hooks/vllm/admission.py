@@ -79,11 +79,15 @@ class Columns:
             facts.append(
                 (
                     *(account.phase, account.since, account.steps > 0, own, context, account.bound_s),
-                    *(account.deadline_at, needs_s),
+                    *(account.deadline_at, needs_s, self._silent(workflow, account.workflow_type)),
                 )
             )
         self._changed.clear()
         self._columns.facts[rows] = np.array(facts, self._columns.facts.dtype)
+
+    def _silent(self, workflow: Workflow, workflow_type: str) -> float:
+        """The probability that nobody tells when it ends: without its names nobody can."""
+        return self._workload.of_type(workflow_type).silent.mean if workflow.step.source == "explicit" else 1.0
 
     def drop(self, workflow: Workflow, account: Account) -> None:
         """A workflow has ended: what it was still expected to grow by never came."""
@@ -285,6 +289,7 @@ class AdmissionController(Listener):
     def _ends(self, workflow: Workflow, reason: EndReason) -> None:
         if workflow.account is not None:
             workflow.account.aborted = reason is EndReason.ABORTED
+            workflow.account.expired = reason is EndReason.EXPIRED
             self._ended.append(workflow)
 
     # Queries.
@@ -468,7 +473,9 @@ class AdmissionController(Listener):
             self._columns.drop(workflow, account)
             if account.deadline_at < math.inf and not account.aborted:
                 self.counts.add(DEADLINES, "met" if account.since <= account.deadline_at else "missed")
-            self._workload.of_type(account.workflow_type).steps.observe(account.steps)
+            of = self._workload.of_type(account.workflow_type)
+            of.steps.observe(account.steps)
+            of.silent.observe(account.expired)
             waited_s = account.waited_s(now)
             self._held_s += waited_s
             self.longest_held_s = max(self.longest_held_s, waited_s)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -87,6 +88,25 @@ def test_with_the_history_first_and_a_small_cache_some_are_held_and_all_is_done(
     assert status["rates"]["iteration_s"] == pytest.approx(0.012, rel=0.05)
     assert (status["held"], status["paused"]) == (0, 0)
     assert 0 < status["longest_held_s"] < status["held_s"]
+
+
+@pytest.mark.slow
+def test_a_tenants_crowd_keeps_no_other_tenant_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty workflows come at once, and a minute later six others: with the same key they wait behind the fifty."""
+    monkeypatch.setattr(turns, "PREFILL_S", 1.2e-3)
+    took: dict[str, float] = {}
+    for key in ("key-0", "key-1"):
+        crowd, few = draw(56, 0)[:50], draw(56, 0)[50:]
+        for work in crowd:
+            work.tenant = "key-0"
+        ours = Turns(tmp_path / key, SyncWorkflowScheduler, crowd, "shared", 50, blocks=2500, presage=ALONE)
+        for work in few:
+            work.tenant = key
+            ours.comes(work, 60.0)
+        ours.makespan()
+        assert len(ours.finished) == 56
+        took[key] = fmean(ours.finished[work.name] for work in few)
+    assert took["key-1"] < 0.6 * took["key-0"]
 
 
 @pytest.mark.slow
@@ -452,3 +472,38 @@ def test_workflows_that_have_ended_met_or_missed_their_deadline(tmp_path: Path) 
         engine.step()
     decisions = held_by(engine)["decisions"]
     assert (decisions["deadline met"], decisions["deadline missed"]) == (1, 1)
+
+
+def test_an_end_is_expected_to_be_told_of_named_workflows_until_theirs_expire(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can end a workflow that has no name."""
+    silent: dict[str, float] = {}
+
+    def runs(workflow: Workflow) -> bool:
+        silent[workflow.id] = workflow.silent
+        return True
+
+    told(monkeypatch, runs)
+    settings = {**ALONE, "infer_workflows": True, "time_to_live_s": 30.0}
+    engine = Ticking(tmp_path, SyncWorkflowScheduler, presage=settings)
+
+    def asks(name: str, **sent: Any) -> float:
+        engine.scheduler.add_request(ask(name, [sum(map(ord, name)) % 400] * 60, 2, **sent))
+        before = set(silent)
+        for _ in range(4):
+            engine.step()
+        (new,) = set(silent) - before
+        return silent[new]
+
+    def named(name: str, **sent: Any) -> float:
+        return asks(name, workflow_type="t", workflow_id=name, agent="a", **sent)
+
+    assert asks("nobody's") == 1.0
+    assert [named("a", workflow_end=True), named("b", workflow_end=True), named("c")] == [0.0] * 3
+    engine.clock.now += 60.0
+    busy(engine, "wakes")
+    for _ in range(4):
+        engine.step()
+    assert 0.0 < named("d") < 0.5, "one of three ends was not told"
+    assert asks("nobody's either") == 1.0

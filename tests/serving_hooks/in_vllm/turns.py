@@ -14,6 +14,8 @@ from typing import Any
 
 from vllm_samples import Engine, ask, build, token
 
+from presage.serving_hooks.workflows.tenants import ARGUMENT
+
 ITERATION_S, TOKEN_S, PREFILL_S, PAUSE_S = 0.012, 150e-6, 120e-6, 1.5
 LONGEST = 4096
 
@@ -29,7 +31,7 @@ class Clock:
 
 @dataclass
 class Work:
-    """One workflow: (agent, new prompt tokens, output tokens, pause after) a step."""
+    """One workflow, of a tenant or none: (agent, new prompt tokens, output tokens, pause after) a step."""
 
     name: str
     steps: list[tuple[int, list[int], int, float]]
@@ -37,6 +39,7 @@ class Work:
     history: list[int] = field(default_factory=list)
     own: dict[int, list[int]] = field(default_factory=dict)
     began: float = 0.0
+    tenant: str = ""
 
 
 def draw(n: int, seed: int) -> list[Work]:
@@ -64,8 +67,7 @@ class Turns:
 
     Attributes:
         engine: that serves them.
-        finished: seconds each workflow took.
-
+        finished: seconds each workflow took, by its name.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Turns:
         self.clock = Clock()
         made = type(kind.__name__, (kind,), {"clock": self.clock})
         self.engine = Engine(build(folder, made, **{"seqs": 64, "tokens": 2048, **more}))
-        self.finished: list[float] = []
+        self.finished: dict[str, float] = {}
         self._shared = prompts == "shared"
         self._coming = works[::-1]
         self._wakes: list[tuple[float, int, Work]] = []
@@ -113,11 +115,14 @@ class Turns:
         for name in self.engine.ended[ended:]:
             self._answered(name)
 
+    def comes(self, work: Work, at: float) -> None:
+        """A workflow begins then, whoever else is there."""
+        work.began = at
+        heapq.heappush(self._wakes, (at, next(self._order), work))
+
     def _come(self, at: float) -> None:
         if self._coming:
-            work = self._coming.pop()
-            work.began = at
-            heapq.heappush(self._wakes, (at, next(self._order), work))
+            self.comes(self._coming.pop(), at)
 
     def _ask(self, work: Work) -> None:
         agent, new, output, _ = work.steps[work.at]
@@ -140,6 +145,7 @@ class Turns:
                 agent=f"a{agent}",
                 step=work.at,
                 workflow_end=work.at == len(work.steps) - 1,
+                **({ARGUMENT: work.tenant} if work.tenant else {}),
             )
         )
 
@@ -153,5 +159,5 @@ class Turns:
         if work.at < len(work.steps):
             heapq.heappush(self._wakes, (self.clock.now + pause_s, next(self._order), work))
         else:
-            self.finished.append(self.clock.now - work.began)
+            self.finished[work.name] = self.clock.now - work.began
             self._come(self.clock.now)

@@ -22,15 +22,16 @@ class Workflow:
     deadline_at: float = math.inf
     needs_s: float = 0.0
     group: str = ""
+    silent: float = 0.0
 
 
 def rows(crowd: WorkflowColumns) -> Iterator[Workflow]:
     """The workflows in the order of their arrival."""
     numbers = crowd.rows()
     for row, name in zip(numbers, crowd.at(numbers), strict=True):
-        phase, since, begun, own, context, bound, deadline_at, needs_s = crowd.facts[row].item()
+        phase, since, begun, own, context, bound, deadline_at, needs_s, silent = crowd.facts[row].item()
         group = crowd.groups[int(crowd.waits["group"][row])]
-        yield Workflow(name, Phase(phase), since, begun, context, own, bound, deadline_at, needs_s, group)
+        yield Workflow(name, Phase(phase), since, begun, context, own, bound, deadline_at, needs_s, group, silent)
 
 
 def decide(
@@ -51,7 +52,7 @@ def decide(
         own = one.context_tokens if one.own_tokens is None else one.own_tokens
         crowd.facts[row] = (
             *(one.phase, one.since, one.begun, own, one.context_tokens, one.bound_s),
-            *(one.deadline_at, one.needs_s),
+            *(one.deadline_at, one.needs_s, one.silent),
         )
     if admission.is_due(now):
         admission.choose(rates, recomputing_share, shared_tokens, now, known)

@@ -193,6 +193,33 @@ def test_while_everybody_is_let_run_a_loss_that_is_expected_teaches_nothing() ->
     assert admission.longer == 1.0
 
 
+def test_whoever_may_have_ended_without_a_word_counts_by_the_probability_that_it_goes_on() -> None:
+    """A third of the steps are the last. Of the workflows that go on half are back by now: a half is left of two
+    thirds, beside the third that has ended. By hand: (1/2 · 2/3) / (1/2 · 2/3 + 1/3) = 1/2 of 30, and 10 that wait."""
+    rates, now = replace(THRASHING, pauses_s=np.array([1.0, 2.0, 4.0, 8.0]), end=1 / 3), 10.0
+    away = [replace(one, phase=Phase.TOOL, since=now - 3.0, begun=True) for one in CROWD[:30]]
+    silent = [*(replace(one, silent=1.0) for one in away), *CROWD[30:]]
+    assert decide(room_for_ten(), silent, rates, now).everybody.workflows == 25
+    assert decide(room_for_ten(), [*away, *CROWD[30:]], rates, now).everybody.workflows == 40, "their ends are told"
+    half = [*(replace(one, silent=0.5) for one in away), *CROWD[30:]]
+    assert decide(room_for_ten(), half, rates, now).everybody.workflows == 30, "1/3 beside 1/6: two thirds go on"
+
+
+def test_who_has_probably_ended_without_a_word_leaves_most_of_its_place_to_others() -> None:
+    often, later = replace(THRASHING, end=0.2), 1.0 + float(np.quantile(PAUSES, 0.9))
+    others: dict[float, int] = {}
+    for silent in (0.0, 1.0):
+        admission = room_for_ten()
+        first = decide(admission, CROWD, often, 0.0).run
+        away = [
+            replace(one, phase=Phase.TOOL, since=1.0, begun=True, silent=silent) if one.id in first else one
+            for one in CROWD
+        ]
+        others[silent] = len(decide(admission, away, often, later).run - first)
+    assert others[0.0] <= 1
+    assert others[1.0] >= 4
+
+
 def test_workflows_that_end_without_a_word_keep_no_place() -> None:
     """Most clients never say that a workflow has ended: until it expires, it looks like a long pause."""
     admission = room_for_ten()
