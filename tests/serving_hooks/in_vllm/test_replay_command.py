@@ -293,3 +293,74 @@ def test_a_model_of_contexts_lets_as_many_begin_as_will_fit_and_leaves_out_what_
     learnt = ran("replay", tmp_path / "learnt", "--pause-s", 1, *more, "--contexts", tmp_path / "m")
     assert learnt.exit_code != 0
     assert "trained on" in learnt.stderr
+
+
+TOOLS = """
+[tools.sandbox]
+setup_s = 8.0
+most = 6
+[tools.sandbox.replay]
+calls = ["bash*"]
+"""
+
+
+@pytest.fixture
+def with_tools(tmp_path: Path) -> tuple[Path, Path]:
+    """Traces whose second request follows a call of `bash`, and the file of the tool in which it runs."""
+    rows: list[dict[str, Any]] = []
+    steps = (("p", "llm", 200), ("bash: ls", "tool", None), ("q", "llm", 300))
+    for number in range(6):
+        for step, (agent, kind, tokens) in enumerate(steps):
+            of = {"workflow_type": "t", "workflow_id": f"w{number}", "step": step, "agent": agent, "kind": kind}
+            took = {"start_time": 100.0 * number + step, "end_time": 100.0 * number + step + 1}
+            rows.append(of | took | ({"input_tokens": tokens, "output_tokens": 1000} if tokens else {}))
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "tools.toml").write_text(TOOLS)
+    return tmp_path / "t.jsonl", tmp_path / "tools.toml"
+
+
+AS_RECORDED = ("--seeds", "2", "--processes", "1", "--cache-tokens", "16000", "--as-recorded")
+
+
+def test_tools_are_set_up_in_every_way_that_is_asked_for(with_tools: tuple[Path, Path], tmp_path: Path) -> None:
+    traces, tools = with_tools
+    done = ran("replay", traces, *AS_RECORDED, "--tools", tools, "--json", "--report", tmp_path / "r")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert list(found["policies"]) == [f"stock+{one}" for one in ("on-demand", "at-start", "expected", "no-setup")]
+    of = {
+        name: {key: one["mean"] for key, one in of.items() if isinstance(one, dict) and "mean" in one}
+        for name, of in found["policies"].items()
+    }
+    assert of["stock+on-demand"]["tool_setup_waited_s"] == pytest.approx(6 * 8.0)
+    assert of["stock+on-demand"]["tool_hidden_share"] == 0.0
+    assert of["stock+at-start"]["tool_hidden_share"] == 1.0, "an answer of a thousand tokens takes longer than 8 s"
+    later = of["stock+on-demand"]["completion_mean_s"] - of["stock+no-setup"]["completion_mean_s"]
+    assert later == pytest.approx(8.0)
+    assert "sandbox" in (tmp_path / "r" / "report.html").read_text()
+
+    done = ran("replay", traces, *AS_RECORDED, "--tools", tools, "--prepare", "on-demand,at-start")
+    assert done.exit_code == 0, done.stderr
+    assert "share of set-up hidden" in done.stdout
+    assert "stock+expected" not in done.stdout
+
+
+def test_bad_files_of_tools_and_bad_preparations_are_one_line(with_tools: tuple[Path, Path], jsonl: Any) -> None:
+    traces, tools = with_tools
+    bad = tools.with_name("bad.toml")
+    bad.write_text(TOOLS.replace("bash*", "python"))
+    for said, given in {
+        "--prepare 'now' is unknown; there are on-demand": ("--tools", tools, "--prepare", "now"),
+        "give their file with --tools": ("--prepare", "on-demand"),
+        "python": ("--tools", bad),
+        "nowhere.toml": ("--tools", tools.with_name("nowhere.toml")),
+    }.items():
+        done = ran("replay", traces, *AS_RECORDED, *given)
+        assert done.exit_code != 0
+        assert said in done.stderr
+        assert done.stderr.strip().splitlines()[-1].startswith("presage: ")
+        assert "Traceback" not in done.stderr
+    times = {"start_time": 1.0, "end_time": 2.0, "input_tokens": 90, "output_tokens": 5}
+    done = ran("replay", jsonl(**times), *AS_RECORDED, "--tools", tools)
+    assert done.exit_code != 0
+    assert 'no rows of kind "tool"' in done.stderr

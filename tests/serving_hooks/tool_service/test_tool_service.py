@@ -173,7 +173,7 @@ def test_what_is_prepared_for_a_tenant_at_its_limit_gives_way_to_others(tmp_path
 
 
 def test_what_was_prepared_for_a_client_that_has_left_does_not_stay(tmp_path: Path) -> None:
-    settings = {**slow(0.3), "wait_cost": 1.0}
+    settings = {**slow(1.0), "wait_cost": 1.0}
     with tools_service(tmp_path, {"sandbox": settings}) as tools:
         body = {"tool": "sandbox", "workflow_type": "app", "workflow_id": "w"}
         with pytest.raises(httpx.ReadTimeout):
