@@ -12,7 +12,8 @@ published rule (`papers.THUNDERAGENT`), and `full` (forecasts from online counts
     swe       SWE-agent sessions as recorded: one conversation a workflow (`--real`)
     agents    made-up coding and research workflows (`regimes.KINDS`): each agent continues a conversation of its own
 
-Ratios are geometric means over seeds, which draw workflows and their order, with 95 % intervals (Student's t).
+Ratios are geometric means over seeds, which draw workflows and their order, with 95 % intervals (Student's t). The last
+row of a workload is over all its loads: seed by seed the geometric mean of their ratios.
 
     .venv-vllm/bin/python benchmarks/program_throughput.py --real FOLDER [--seeds 4] [--processes 1]
 """
@@ -31,7 +32,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any, Final
 
 from fleet import ratio
@@ -95,6 +96,40 @@ def played(task: tuple[str, str, int, str, int, Path | None]) -> dict[str, float
     }
 
 
+Runs = dict[str, list[dict[str, float]]]
+"""Figures by policy, of a run a seed."""
+
+
+def over_all(loads: list[Runs]) -> Runs:
+    """Seed by seed, the geometric mean over loads of each figure."""
+    means: Runs = {}
+    for name in POLICIES_RUN:
+        by_seed = zip(*(runs[name] for runs in loads), strict=True)
+        means[name] = [{figure: geometric_mean(one[figure] for one in of) for figure in of[0]} for of in by_seed]
+    return means
+
+
+def row_of(runs: Runs) -> dict[str, Any]:
+    """What a row of the table and the JSON line holds, but its name."""
+    steps = {name: fmean(1 / one["minutes_per_step"] for one in found) for name, found in runs.items()}
+    return {
+        "steps_per_minute": steps,
+        "full_than": {name: ratio(runs["full"], runs[name], "minutes_per_step") for name in ("stock", "thunderagent")},
+        "hit_rates": {name: fmean(one["hit_rate"] for one in found) for name, found in runs.items()},
+        "completion_sooner_than_thunderagent": ratio(runs["full"], runs["thunderagent"]),
+    }
+
+
+def show(load: str, workload: str, at_once: object, row: dict[str, Any]) -> None:
+    steps, than = row["steps_per_minute"], [*row["full_than"].values(), row["completion_sooner_than_thunderagent"]]
+    texts = [f"{one['mean']:.2f} ({one['ci95'][0]:.2f} to {one['ci95'][1]:.2f})" for one in than]
+    print(
+        f"{load:9}{workload:8}{at_once:>5}  {steps['stock']:8.1f}{steps['thunderagent']:14.1f}{steps['full']:10.1f}"
+        f"{texts[0]:>22}{texts[1]:>22}{texts[2]:>22}   {' '.join(f'{one:.2f}' for one in row['hit_rates'].values())}",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--real", type=Path, help="folder of the public traces; without it only agents")
@@ -111,9 +146,11 @@ def main() -> None:
         for load in args.loads
         for at_once in (SERVING if load == "serving" else ROLLOUTS)
     ]
-    print(f"{'':24}{'steps a minute':>32}{'times as many as':>17}")
-    print(f"{'':24}{'stock':>8}{'thunderagent':>14}{'full':>10}{'':>6}stock{'':16}thunderagent{'':11}hit rates")
+    print(f"{'':24}{'steps a minute':>32}   full takes times as many as          completes sooner than")
+    others = f"{'stock':>22}{'thunderagent':>22}{'thunderagent':>22}"
+    print(f"{'':24}{'stock':>8}{'thunderagent':>14}{'full':>10}{others}   hits")
     rows: list[dict[str, Any]] = []
+    loads: list[Runs] = []
     with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
         for load, workload, at_once in cells:
             tasks = [
@@ -125,22 +162,13 @@ def main() -> None:
             if not runs["full"]:
                 print(f"{load} {workload}: left out, --real names no folder with its traces")
                 continue
-            mean = {
-                name: sum(1 / one["minutes_per_step"] for one in found) / len(found) for name, found in runs.items()
-            }
-            hits = {name: fmean(one["hit_rate"] for one in found) for name, found in runs.items()}
-            than = {name: ratio(runs["full"], runs[name], "minutes_per_step") for name in ("stock", "thunderagent")}
-            texts = [f"{one['mean']:.2f} ({one['ci95'][0]:.2f} to {one['ci95'][1]:.2f})" for one in than.values()]
-            print(
-                f"{load:9}{workload:8}{at_once:5}  {mean['stock']:8.1f}{mean['thunderagent']:14.1f}{mean['full']:10.1f}"
-                f"{texts[0]:>25}{texts[1]:>25}   {' '.join(f'{one:.2f}' for one in hits.values())}",
-                flush=True,
-            )
-            soon = ratio(runs["full"], runs["thunderagent"])
-            rows.append(
-                {"load": load, "workload": workload, "at_once": at_once, "steps_per_minute": mean, "full_than": than}
-                | {"hit_rates": hits, "completion_sooner_than_thunderagent": soon}
-            )
+            loads.append(runs)
+            rows.append({"load": load, "workload": workload, "at_once": at_once} | row_of(runs))
+            show(load, workload, at_once, rows[-1])
+            if (load, workload, at_once) == [cell for cell in cells if cell[1] == workload][-1]:
+                rows.append({"load": "all", "workload": workload, "at_once": None} | row_of(over_all(loads)))
+                show("all", workload, "", rows[-1])
+                loads.clear()
     print(json.dumps({"benchmark": "program_throughput", "seeds": args.seeds, "rows": rows}))
 
 
