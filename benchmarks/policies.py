@@ -139,12 +139,23 @@ def median_us(call: Callable[[int], object], undo: Callable[[object], object], r
 
 
 def admission_over(n: int) -> tuple[Admission, Rates]:
-    """Admission over n workflows, of which a third is in a tool call, and twice what the cache holds."""
+    """Admission over n workflows, of which a third is in a tool call, half of these nameless; twice what the cache
+    holds."""
     pauses_s = np.sort(np.random.default_rng(0).exponential(2.0, 600))
     admission = Admission(10_000.0 * n)
     for i in range(n):
         row = admission.workflows.place(f"w{i}")
-        admission.workflows.facts[row] = i % 3, 0.0, True, 9_000.0, 15_000.0 + i % 50 * 200, math.nan, math.inf, 0.0
+        admission.workflows.facts[row] = (
+            i % 3,
+            0.0,
+            True,
+            9_000.0,
+            15_000.0 + i % 50 * 200,
+            math.nan,
+            math.inf,
+            0.0,
+            i % 2,
+        )
     return admission, Rates(0.01, 1e-4, 1e-4, 100.0, 400.0, 64, pauses_s, end=1 / 30, miss_share=0.5)
 
 
@@ -217,8 +228,11 @@ def main() -> None:
     for name, queue in everyone.items():
 
         def take(i: int, queue: Linked | Ordered | FreeOrder = queue) -> int:
-            for block in tail_of(i):
-                queue.remove(block)
+            if isinstance(queue, FreeOrder):
+                queue.remove(tail_of(i))
+            else:
+                for block in tail_of(i):
+                    queue.remove(block)
             return i
 
         us["take 40 back"][name] = median_us(take, lambda i, queue=queue: queue.append(reversed(tail_of(i))), 400)
