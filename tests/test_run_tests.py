@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -69,14 +68,6 @@ def test_a_crash_and_an_error_of_collection_get_no_second_attempt(tmp_path: Path
     assert code == 1
     assert not any(line.startswith("FLAKY") for line in summary)
     assert len(summary) == 2  # a line a group
-
-
-def test_once_the_time_is_over_no_test_begins_and_that_is_told(tmp_path: Path) -> None:
-    code, summary = run(tmp_path, "--until", str(time.time() - 1), good=PASSES, bad=BROKEN, engine=ENGINE)
-    assert code == 0
-    assert summary[0] == "LEFT OUT 3 tests: the time for all was over"
-    assert [line.split(" in ")[0] for line in summary[1:]] == ["2 skipped", "1 skipped, 2 deselected"]
-    assert run(tmp_path, "--until", str(time.time() + 3600), engine=ENGINE)[0] == 1, "the broken one has begun"
 
 
 def test_a_group_without_tests_is_no_failure_and_no_test_at_all_is(tmp_path: Path) -> None:

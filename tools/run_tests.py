@@ -1,13 +1,12 @@
 """Runs the tests in two groups, and with --once-more tells a flaky test from a broken one.
 
     python tools/run_tests.py --jobs 2 -m "not slow and not vllm" [FILE ...]
-    python tools/run_tests.py --once-more --summary FILE --until 1790000000 -m vllm
+    python tools/run_tests.py --once-more --summary FILE -m vllm
 
 The tests marked `engine`, which start or wait for other processes, run one at a time, after all others, which share
 `--jobs` processes. With --once-more the failed tests run again, one at a time with nothing beside them: a test counts
-as failed if it fails again, and as flaky if it passes. From `--until` on no further test begins: a slow machine then
-leaves some out instead of being stopped before any result is told. `--summary` appends the closing line of each run of
-pytest, `FLAKY NAME` lines and one with the number of tests `LEFT OUT` to a file, for the end of a log.
+as failed if it fails again, and as flaky if it passes. `--summary` appends the closing line of each run of pytest and
+`FLAKY NAME` lines to a file, for the end of a log.
 
 A crash of a process of tests, an error of collection and an internal error are failures without a second attempt, and
 so are more than MOST failed tests. Other arguments are those of pytest. This file is also the plugin (`-p run_tests`)
@@ -22,56 +21,39 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 MOST: Final = 20
 _OK, _FAILED, _NONE = 0, 1, 5  # exit codes of pytest
 _RESULTS: Final = "PRESAGE_TEST_RESULTS"
-_UNTIL: Final = "PRESAGE_TESTS_UNTIL"
-_LEFT_OUT: Final = "left out: the time for all tests is over"
 _failed: dict[str, bool] = {}
 """Failed tests, and whether the test itself failed; else its process has crashed."""
-_left_out: list[str] = []
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Begin no test once the time is over."""
-    if time.time() > float(os.environ.get(_UNTIL, "inf")):
-        pytest.skip(_LEFT_OUT)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note a test that failed or was left out; pytest-xdist reports a crash as a failure of no phase of it."""
-    if report.skipped and _LEFT_OUT in report.longreprtext:
-        _left_out.append(report.nodeid)
+    """Note a failed test; pytest-xdist reports a crash as a failure of no phase of it."""
     if report.failed:
         _failed[report.nodeid] = _failed.get(report.nodeid, True) and report.when in ("setup", "call", "teardown")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write what failed or was left out; processes of pytest-xdist leave it to the one that they report to."""
+    """Write what failed; processes of pytest-xdist leave it to the one that they report to."""
     if not hasattr(session.config, "workerinput"):
-        Path(os.environ[_RESULTS]).write_text(json.dumps([_failed, len(_left_out)]), encoding="utf-8")
+        Path(os.environ[_RESULTS]).write_text(json.dumps(_failed), encoding="utf-8")
 
 
 class Run:
-    """One run of pytest, in which no test begins after `until`, in seconds since 1970.
+    """One run of pytest: its exit code, closing line, failed tests, and whether running these again makes sense."""
 
-    It has an exit code, a closing line, failed tests, whether running these again makes sense, and the number of tests
-    that were left out.
-    """
-
-    def __init__(self, *arguments: str, until: str = "inf") -> None:
+    def __init__(self, *arguments: str) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             results = Path(scratch) / "failed.json"
             path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
-            environment = os.environ | {_RESULTS: str(results), _UNTIL: until}
-            environment |= {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+            environment = os.environ | {_RESULTS: str(results), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
             command = [sys.executable, "-m", "pytest", "-q", "-p", "run_tests", *arguments]
             self.last = ""
             with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -81,7 +63,7 @@ class Run:
                     self.last = line.strip() or self.last
             ended = results.exists()  # else the process of pytest itself has crashed
             self.code = process.returncode if ended else process.returncode or _FAILED
-            failed, self.left_out = json.loads(results.read_text(encoding="utf-8")) if ended else ({}, 0)
+            failed = json.loads(results.read_text(encoding="utf-8")) if ended else {}
         self.failed = list(failed)
         self.repeatable = self.code == _FAILED and all(failed.values()) and 0 < len(failed) <= MOST
 
@@ -91,18 +73,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", default="2", help="processes for the tests that are not marked engine")
     parser.add_argument("--once-more", action="store_true", help="run failed tests again, alone")
-    parser.add_argument("--until", default="inf", metavar="SECONDS", help="since 1970; from then on no test begins")
     parser.add_argument("--summary", type=Path, metavar="FILE", help="append closing lines and flaky tests")
     parser.add_argument("-m", dest="marks", default="", help="as of pytest")
     ours, others = parser.parse_known_args()
     only = f"({ours.marks}) and " if ours.marks else ""
     runs = [
         # A crash of its only process would leave pytest-xdist waiting.
-        Run(
-            *("-n", "0" if ours.jobs == "1" else ours.jobs, "--dist", "loadfile", "-m", f"{only}not engine", *others),
-            until=ours.until,
-        ),
-        Run("-n", "0", "-m", f"{only}engine", *others, until=ours.until),
+        Run("-n", "0" if ours.jobs == "1" else ours.jobs, "--dist", "loadfile", "-m", f"{only}not engine", *others),
+        Run("-n", "0", "-m", f"{only}engine", *others),
     ]
     broken = [run for run in runs if run.code not in (_OK, _NONE)]
     none_ran = all(run.code == _NONE for run in runs)
@@ -115,10 +93,7 @@ def main() -> int:
         if again.code in (_OK, _FAILED):
             flaky = [name for name in first if name not in again.failed]
         broken = [again] if again.code != _OK else []
-    left_out = sum(run.left_out for run in runs)
-    lines = [f"FLAKY {name}" for name in flaky]
-    lines += [f"LEFT OUT {left_out} tests: the time for all was over"] if left_out else []
-    lines += [run.last for run in runs]
+    lines = [*(f"FLAKY {name}" for name in flaky), *(run.last for run in runs)]
     if ours.summary is not None:
         with ours.summary.open("a", encoding="utf-8") as file:
             file.write("".join(f"{line}\n" for line in lines))
