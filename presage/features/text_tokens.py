@@ -23,19 +23,21 @@ _SCRIPT: Final = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # written without s
 _PLAIN: Final = rf"[{_SCRIPT}]|[^\W{_SCRIPT}]+|[^\w\s]+"
 _WORD: Final = re.compile(_PLAIN)
 
-# Matched within a chunk without white space, in lower case. The first alternative that matches wins.
+# Matched within a chunk without white space, in lower case. The first alternative that matches wins. What may begin at
+# each character has a bound and gives nothing back (`++`): a client's `1-1-1-...` took the square of its length.
+_PART: Final = r"[\w.@+-]{1,96}+"  # of a path
 _TOKEN: Final = re.compile(
     rf"""
-      (?P<url>    [a-z][a-z0-9+.-]*://[^<>"')\]]+ )
-    | (?P<email>  [\w.+-]+@[\w-]+(?:\.[\w-]+)+ )
-    | (?P<secret> \beyj[\w-]{{9,}}(?:\.[\w-]+){{1,2}}                 # a JSON web token
+      (?P<url>    [a-z][a-z0-9+.-]{{0,31}}+://[^<>"')\]]+ )
+    | (?P<email>  [\w.+-]{{1,64}}+@[\w-]{{1,63}}+(?:\.[\w-]+)+ )
+    | (?P<secret> \beyj[\w-]{{9,256}}+(?:\.[\w-]+){{1,2}}             # a JSON web token
                 | (?<![\w+/])(?=[a-z+/]*\d)[\w+/]{{20,}}={{1,2}} )     # base64, where it is padded
     | (?P<uuid>   \b[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}\b )
     | (?P<time>   \b\d{{4}}-\d\d-\d\d(?:t\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:z|[+-]\d\d:?\d\d)?)?\b
                 | \b\d\d?:\d\d(?::\d\d(?:[.,]\d+)?)?\b )
-    | (?P<path>   (?:\b[a-z]:)?[\\/](?:[\w.@+-]+[\\/])+[\w.@+-]*     # absolute, at least one folder
-                | \b[\w.@+-]+(?:[\\/][\w.@+-]+){{2,}}                # relative, at least two separators
-                | \b[\w.@+-]+[\\/][\w@+-]+\.[a-z]{{1,{_LONGEST_SUFFIX}}}\b )
+    | (?P<path>   (?:\b[a-z]:)?[\\/](?:{_PART}[\\/])+[\w.@+-]*        # absolute, at least one folder
+                | \b{_PART}(?:[\\/]{_PART}){{2,}}                     # relative, at least two separators
+                | \b{_PART}[\\/][\w@+-]{{1,96}}+\.[a-z]{{1,{_LONGEST_SUFFIX}}}\b )
     | (?P<hex>    \b0x[0-9a-f]+\b | \b(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{{6,}}\b )
     | (?P<id>     \b(?=\d*[^\W\d])(?:(?=(?:[^\W\d]*\d){{3}})\w{{5,}}|(?=[^\W\d]*\d)\w{{20,}})\b )
     | (?P<number> \b\d[\d,._]*\b )

@@ -36,6 +36,9 @@ def kinds(text: str) -> list[str]:
         ("#17 and 3.14", ["#", "<number-2>", "and", "<number-4>"]),
         ("数据库 wörter_ok\n", ["数", "据", "库", "wörter_ok", "\n"]),
         ("deadbeef cafe", ["deadbeef", "cafe"]),
+        (32 * "a-" + "x1@y.com", ["a", "-", "<email>"]),  # no further than 64 characters back, or a text costs its square
+        (64 * "a" + "@y.com", ["<email>"]),
+        ("src/" + 96 * "a" + "/x.py", ["<path-py>"]),
     ],
 )
 def test_tokens(text: str, tokens: list[str]) -> None:

@@ -121,12 +121,14 @@ def tool_ids(message: Any) -> Iterator[str]:
             yield found
 
 
-_UNIQUE: Final = re.compile(r"(?=[^\d]*\d)(?=[^A-Za-z]*[A-Za-z])[\w.:/-]*?[A-Za-z0-9]{8,}[\w.:/-]*")
+_UNIQUE: Final = re.compile(r"(?=[^\d]*\d)(?=[^A-Za-z]*[A-Za-z])[\w.:/-]+")
+_DRAWN: Final = re.compile(r"[A-Za-z0-9]{8}")
+"""A pattern of its own: both in one tried every place for every length, 50 ms for 256 letters and a blank."""
 
 
 def is_unique(name: str) -> bool:
     """Whether a name looks drawn at random, as a UUID or `call_a8Fk20dkPq` does and `functions.search:0` does not."""
-    if not 12 <= len(name) <= 256 or _UNIQUE.fullmatch(name) is None:
+    if not 12 <= len(name) <= 256 or _UNIQUE.fullmatch(name) is None or _DRAWN.search(name) is None:
         return False
     return sum(map(str.isdigit, name)) >= 2
 
