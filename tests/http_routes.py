@@ -34,6 +34,7 @@ class Served:
         app, routes = FastAPI(), plugin.WorkflowRoutes()
         app.state.args = SimpleNamespace(api_key=list(keys) or None, additional_config={"presage": settings})
         engine: Any = SimpleNamespace(generate=self._generate, engine_core=None)
+        self._engine = engine
 
         async def answer(request: Request) -> list[str]:
             body = await request.body()
@@ -57,9 +58,19 @@ class Served:
         self._asked.append((params.extra_args, session_id))
         yield prompt
 
+    def generate(self, extra_args: Any) -> Any:
+        """The extra arguments that the engine is asked with, outside of an HTTP request."""
+
+        async def asked() -> None:
+            async for _ in self._engine.generate("p", SimpleNamespace(extra_args=extra_args), "r"):
+                pass
+
+        asyncio.run(asked())
+        return self._asked.pop()[0]
+
     def ask(self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None, path: str = CHAT) -> Step | None:
         """The step that the scheduler reads from this request."""
-        extra, session = self._sent(body, headers, path)
+        extra, session = self.sent(body, headers, path)
         step = read(extra, session, self.counts)
         check(extra, session, self.counts)
         return step
@@ -68,9 +79,9 @@ class Served:
         self, body: Mapping[str, Any] | bytes = b"", headers: Mapping[str, str] | None = None, path: str = CHAT
     ) -> Observed:
         """What the scheduler reads that the server observed of this request."""
-        return observed(self._sent(body, headers, path)[0], self.counts)
+        return observed(self.sent(body, headers, path)[0], self.counts)
 
-    def _sent(self, body: Mapping[str, Any] | bytes, headers: Mapping[str, str] | None, path: str) -> tuple[Any, Any]:
+    def sent(self, body: Mapping[str, Any] | bytes, headers: Mapping[str, str] | None, path: str) -> tuple[Any, Any]:
         """(extra_args, session id) that the engine is asked with."""
         given = body if isinstance(body, bytes) else json.dumps({"model": "m", "messages": [], **body}).encode()
         self.http.post(path, content=given, headers=headers).raise_for_status()

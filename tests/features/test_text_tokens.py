@@ -36,7 +36,8 @@ def kinds(text: str) -> list[str]:
         ("#17 and 3.14", ["#", "<number-2>", "and", "<number-4>"]),
         ("数据库 wörter_ok\n", ["数", "据", "库", "wörter_ok", "\n"]),
         ("deadbeef cafe", ["deadbeef", "cafe"]),
-        (32 * "a-" + "x1@y.com", ["a", "-", "<email>"]),  # no further than 64 characters back, or a text costs its square
+        # Names are looked for no further than 64 characters back: with no bound a text costs its square.
+        (32 * "a-" + "x1@y.com", ["a", "-", "<email>"]),
         (64 * "a" + "@y.com", ["<email>"]),
         ("src/" + 96 * "a" + "/x.py", ["<path-py>"]),
     ],

@@ -4,7 +4,8 @@ vLLM passes only `vllm_xargs` and the session on to the engine. A middleware kee
 its body; when the request is about to reach the engine, the names found there are added to its `extra_args`. The body
 is not changed. `vllm_xargs` win over headers, these over the objects in the body (`metadata`, and as at the gateway
 `agentic_context` and `app_metadata`). The engine judges the names as if they had come in `vllm_xargs`. Keys that a
-client seems to mean for names, where nothing reads them, are reported to the engine, which counts them.
+client seems to mean for names, where nothing reads them, are reported to the engine, which counts them; they are looked
+for among `MOST_KEYS` of a request, since a client may send any number.
 
 A request that names no workflow takes along what else tells whose it is (`request_sources.py`), and one whose agent the
 models do not know, which of theirs has its system prompt.
@@ -19,21 +20,37 @@ import logging
 from collections.abc import Iterable, MutableMapping
 from contextvars import ContextVar
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
 
+from presage.datasets.schema.names import MAX_NAME
 from presage.serving_hooks.counts import EventCounts, MetadataField, Reason
 from presage.serving_hooks.gateway.identity.sent_names import NAME_HEADERS, NESTED, as_object
 from presage.serving_hooks.vllm.request_sources import READ, RequestSources, Top
-from presage.serving_hooks.workflows.metadata import FIELD_OF, MISTAKES, Mistakes, given_fields, misspelt_keys, read
+from presage.serving_hooks.workflows.metadata import (
+    FIELD_OF,
+    LONGEST_KEY,
+    MISTAKES,
+    MOST_KEYS,
+    Mistakes,
+    given_fields,
+    misspelt_keys,
+    read,
+)
 from presage.serving_hooks.workflows.observed import KNOWN_AS, OBSERVED
-from presage.serving_hooks.workflows.tenants import tenant
+from presage.serving_hooks.workflows.tenants import arguments_of, tenant
 from presage.wording import nearest
 
 LONGEST: Final = 2**22
 """Bytes of a body that is read."""
+_LONGEST_OBJECT: Final = 2**16
+"""Bytes of an object in it that may hold names."""
+_MOST_HEADERS: Final = 256
+_LONGEST_NAME: Final = 12 * MAX_NAME
+"""Characters of a percent-encoded name."""
 
 _TOP: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -53,6 +70,7 @@ class Carriers:
         self._path, self._headers, self._sources = path, headers, sources
         self._parts: list[bytes] | None = [] if path in READ else None
         self._size = 0
+        self._keys_left = MOST_KEYS
         self._found: tuple[dict[str, Any], Mistakes, dict[str, Any]] | None = None
 
     def received(self, message: MutableMapping[str, Any]) -> None:
@@ -66,33 +84,72 @@ class Carriers:
 
     def generates(self, params: Any, session_id: object) -> None:
         """The engine is asked for an answer: adds what the request carries to its sampling parameters."""
-        extra = getattr(params, "extra_args", None)
-        sent = {key: value for key, value in extra.items() if key not in _OURS} if isinstance(extra, dict) else {}
+        arguments = arguments_of(params)
         if self._found is None:
-            self._found = self._read(sent, session_id)
+            self._headers = list(islice(self._headers, _MOST_HEADERS))
+            self._found = self._read(arguments, session_id)
             self._headers, self._parts = (), None
         names, mistakes, observed = self._found
-        added = _without_given(names, sent)
-        given = given_fields({**sent, **added}, session_id)
+        added = _without_given(names, arguments)
+        given = given_fields(arguments, session_id) | given_fields(added, None)
         left = {field: of for field, of in mistakes.items() if field not in given}
-        ours = {key: value for key, value in ((MISTAKES, left), (OBSERVED, observed)) if value}
-        if added or ours or extra:
-            params.extra_args = {**sent, **added, **ours}
+        arguments.update(added)
+        arguments.update((key, value) for key, value in ((MISTAKES, left), (OBSERVED, observed)) if value)
 
     def _read(self, sent: dict[str, Any], session_id: object) -> tuple[dict[str, Any], Mistakes, dict[str, Any]]:
         """Names, mistakes, and what the server observed of a request that leaves something to find out."""
         names: dict[str, Any] = {}
-        mistakes: Mistakes = {}
+        mistakes = misspelt_keys(self._few(sent))
         top: Top = {}
         try:
-            names, mistakes = _in_headers(self._headers)
+            in_headers, more = self._in_headers()
+            names, mistakes = in_headers, {**more, **mistakes}
             if self._parts:
                 top = _TOP.decode(b"".join(self._parts))
-                in_body, more = _in_body(top)
+                in_body, more = self._in_body(top)
                 names, mistakes = {**names, **_without_given(in_body, names)}, {**more, **mistakes}
         except Exception as error:  # such as JSON that vLLM's reader takes and ours does not
             _log.debug("headers and body of a request were not read: %s", type(error).__name__)
-        return names, mistakes, self._observed(top, {**names, **sent}, session_id)
+        own = {key: sent[key] for key in (*FIELD_OF, "app_metadata") if key in sent}
+        return names, mistakes, self._observed(top, {**names, **own}, session_id)
+
+    def _few(self, keys: Iterable[str]) -> list[str]:
+        """The first of these keys, while few of the request were looked at."""
+        taken = list(islice(keys, self._keys_left))
+        self._keys_left -= len(taken)
+        return taken
+
+    def _in_headers(self) -> tuple[dict[str, Any], Mistakes]:
+        names: dict[str, Any] = {}
+        mistakes: Mistakes = {}
+        for raw, value in self._headers:
+            header = raw[: LONGEST_KEY + 1].decode("latin-1")
+            if header in NAME_HEADERS:
+                text = value.decode("latin-1")
+                names.setdefault(NAME_HEADERS[header], unquote(text) if len(text) <= _LONGEST_NAME else text)
+            elif "workflow" in header and len(header) <= LONGEST_KEY:
+                for meant in filter(None, (nearest(key, NAME_HEADERS) for key in self._few([header]))):
+                    mistakes.setdefault(FIELD_OF[NAME_HEADERS[meant]], ("misspelt", header))
+        return names, mistakes
+
+    def _in_body(self, top: Top) -> tuple[dict[str, Any], Mistakes]:
+        counts = EventCounts()
+        names: dict[str, Any] = {}
+        mistakes: Mistakes = {}
+        for key in self._few(top):
+            if len(key) <= LONGEST_KEY and (found := _at_top(key)):
+                field, reason = found
+                mistakes.setdefault(field, (reason, key))
+        for place in NESTED:
+            if place in top and len(memoryview(top[place])) > _LONGEST_OBJECT:
+                mistakes[place] = "too long", place
+            elif place in top:
+                held = as_object(msgspec.json.decode(top[place]), place, counts)
+                names |= _without_given({key: held[key] for key in FIELD_OF if key in held}, names)
+                mistakes = {**misspelt_keys(self._few(held)), **mistakes}
+        for (field, reason), key in counts.examples.items():
+            mistakes[field] = reason, key
+        return names, mistakes
 
     def _observed(self, top: Top, names: dict[str, Any], session_id: object) -> dict[str, Any]:
         step = read(names, session_id, EventCounts())
@@ -110,7 +167,6 @@ class Carriers:
             return {}
 
 
-_OURS: Final = frozenset({MISTAKES, OBSERVED})
 _WHOLE: Final = frozenset({"session_id", "workflow_type", "agent"})
 
 
@@ -123,36 +179,6 @@ def _without_given(names: dict[str, Any], given: dict[str, Any]) -> dict[str, An
     """The names of fields that are not given already, also under another key."""
     fields = given_fields(given, None)
     return {key: value for key, value in names.items() if FIELD_OF[key] not in fields}
-
-
-def _in_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, Any], Mistakes]:
-    names: dict[str, Any] = {}
-    mistakes: Mistakes = {}
-    for raw, value in headers:
-        header = raw.decode("latin-1")
-        if header in NAME_HEADERS:
-            names.setdefault(NAME_HEADERS[header], unquote(value.decode("latin-1")))
-        elif "workflow" in header and (meant := nearest(header, NAME_HEADERS)):
-            mistakes.setdefault(FIELD_OF[NAME_HEADERS[meant]], ("misspelt", header))
-    return names, mistakes
-
-
-def _in_body(top: Top) -> tuple[dict[str, Any], Mistakes]:
-    counts = EventCounts()
-    names: dict[str, Any] = {}
-    mistakes: Mistakes = {}
-    for key in top:
-        if found := _at_top(key):
-            field, reason = found
-            mistakes.setdefault(field, (reason, key))
-    for place in NESTED:
-        if place in top:
-            held = as_object(msgspec.json.decode(top[place]), place, counts)
-            names |= _without_given({key: held[key] for key in FIELD_OF if key in held}, names)
-            mistakes = {**misspelt_keys(held), **mistakes}
-    for (field, reason), key in counts.examples.items():
-        mistakes[field] = reason, key
-    return names, mistakes
 
 
 @lru_cache(maxsize=1024)
@@ -174,11 +200,8 @@ _CARRIERS: ContextVar[Carriers | None] = ContextVar("presage_carriers", default=
 
 def generates(params: Any, session_id: object) -> None:
     """The current HTTP request asks the engine for an answer, with these sampling parameters."""
-    extra = getattr(params, "extra_args", None)
-    if isinstance(extra, dict) and OBSERVED in extra:  # only this server writes there
-        params.extra_args = {key: value for key, value in extra.items() if key != OBSERVED}
     carriers = _CARRIERS.get()
-    if carriers is not None and hasattr(params, "extra_args"):
+    if carriers is not None:
         carriers.generates(params, session_id)
 
 

@@ -43,8 +43,17 @@ from presage.serving_hooks.vllm.metrics_page import Appended, StatusCache
 from presage.serving_hooks.vllm.request_sources import RequestSources, ServerNames
 from presage.serving_hooks.vllm.texts import ServerTexts, TextMiddleware
 from presage.serving_hooks.workflows.identity import Step, scoped
-from presage.serving_hooks.workflows.observed import name_unnamed
-from presage.serving_hooks.workflows.tenants import TenantMiddleware, Tenants, keys_of, mark, tenant
+from presage.serving_hooks.workflows.metadata import MISTAKES
+from presage.serving_hooks.workflows.observed import OBSERVED, REQUEST, name_unnamed
+from presage.serving_hooks.workflows.tenants import (
+    ANONYMOUS,
+    ARGUMENT,
+    TenantMiddleware,
+    Tenants,
+    keys_of,
+    mark,
+    tenant,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -223,18 +232,33 @@ class WorkflowRoutes:
         return await self._engines.call(METHOD, method, args)
 
 
+_OF_SERVER: Final = (ARGUMENT, MISTAKES, OBSERVED, REQUEST, texts.ARGUMENT)
+"""Keys in `extra_args` that only this server writes; what a client writes there is discarded."""
+
+
 def _generates(infers: bool, params: Any, session_id: object) -> None:
     """A request is about to reach the engine. Does not raise: `call_before` would not mark the next one."""
+    sent = getattr(params, "extra_args", None)
     try:
+        params.extra_args = _of_client(sent)
         carriers.generates(params, session_id)
         mark(params)
         name_unnamed(params, session_id, infers)
         answers.generates(params, session_id)
         texts.generates(params, session_id)
+        params.extra_args = params.extra_args or (None if sent is None else {})
     except Exception as error:
-        logger.warning("the metadata of a request is left out: %s", type(error).__name__)
-        if getattr(params, "extra_args", None) is not None:
-            params.extra_args = None  # a client may have written another tenant there
+        logger.warning("a request is served without what the server tells of it: %s", type(error).__name__)
+        # Unmarked, it would be of all tenants.
+        params.extra_args = _of_client(sent) | ({ARGUMENT: ANONYMOUS} if tenant() else {})
+
+
+def _of_client(sent: object) -> dict[str, Any]:
+    """Extra arguments as a client sent them, to be added to: its dict may be that of several requests."""
+    arguments = dict(sent) if isinstance(sent, dict) else {}
+    for key in _OF_SERVER:
+        arguments.pop(key, None)
+    return arguments
 
 
 def _own(workflow_id: str) -> str:

@@ -20,6 +20,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
@@ -28,11 +29,11 @@ import msgspec
 from presage.features.agent_fingerprint import LONGEST_SYSTEM
 from presage.features.agent_names import AgentNames, Name
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.gateway.identity.agents import Agents
+from presage.serving_hooks.gateway.identity.agents import MOST_TOOLS, Agents
 from presage.serving_hooks.gateway.identity.identifier import CONFIDENCE
 from presage.serving_hooks.gateway.identity.sent_names import sent_session
 from presage.serving_hooks.gateway.identity.trace_context import TraceContext, trace_context
-from presage.serving_hooks.gateway.identity.turns import is_unique, system_text
+from presage.serving_hooks.gateway.identity.turns import MOST_TURNS, is_unique, system_text
 from presage.serving_hooks.gateway.request import PATHS, ApiRequest, Endpoint
 from presage.serving_hooks.vllm.texts import follow
 from presage.serving_hooks.workflows.metadata import name
@@ -50,6 +51,8 @@ _ATTRIBUTION: Final = "x-anthropic-billing-header"
 """Begins a block of Claude Code's system prompt that differs in each request; vLLM drops it too."""
 _LONGEST_ID: Final = 2**12
 """Bytes of JSON of a value that holds an id."""
+_LONGEST_SYSTEM: Final = 2**16
+"""Bytes of JSON after which no further system message is read."""
 _IDS: Final = ("session_id", "conversation", "prompt_cache_key", "previous_response_id", "metadata")
 _SESSION_OF_USER: Final = re.compile(r"user_[0-9a-f]+_account_[0-9a-f-]*_session_([0-9a-f-]{36})")
 
@@ -71,8 +74,9 @@ class _Tool(_Function, total=False):
     function: _Function
 
 
-_MESSAGES: Final = msgspec.json.Decoder(list[_Message])
-_TOOLS: Final = msgspec.json.Decoder(list[_Tool])
+_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_MESSAGE: Final = msgspec.json.Decoder(_Message)
+_TOOL: Final = msgspec.json.Decoder(_Tool)
 _ANY: Final = msgspec.json.Decoder()
 
 _log = logging.getLogger(__name__)
@@ -184,7 +188,7 @@ def _body(path: str, endpoint: Endpoint, top: Top) -> dict[str, Any]:
     """The part of a body that is read, in the shape of the endpoint's API."""
     body = {key: _decoded(_ANY, top[key]) for key in _IDS if key in top and len(memoryview(top[key])) <= _LONGEST_ID}
     if "tools" in top:
-        body["tools"] = _decoded(_TOOLS, top["tools"])
+        body["tools"] = [_decoded(_TOOL, tool) for tool in islice(_decoded(_LIST, top["tools"]) or (), MOST_TOOLS)]
     if endpoint == "chat":
         body["messages"] = _system_messages(top.get("messages"), begun=False)
     elif path == MESSAGES:
@@ -210,9 +214,13 @@ def _system_messages(messages: msgspec.Raw | None, *, begun: bool) -> list[dict[
         begun: whether a part of the system prompt stands before the messages.
     """
     found: list[dict[str, Any]] = []
-    for message in _decoded(_MESSAGES, messages) or ():
-        if message.get("role") in _SYSTEM:
-            found.append({"role": "system", "content": _without_attribution(_decoded(_ANY, message.get("content")))})
+    room = _LONGEST_SYSTEM
+    for raw in islice(_decoded(_LIST, messages) or (), MOST_TURNS):
+        message = _decoded(_MESSAGE, raw) or {}
+        if message.get("role") in _SYSTEM and room > 0:
+            content = message.get("content", msgspec.Raw(b"null"))
+            room -= len(memoryview(content))
+            found.append({"role": "system", "content": _without_attribution(_decoded(_ANY, content))})
         elif begun or found:
             break
     return found

@@ -30,12 +30,15 @@ from presage.serving_hooks.answer_reader import AnswerReader
 from presage.serving_hooks.gateway.request import PATHS, ApiRequest, Endpoint
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.observed import answers_to
+from presage.serving_hooks.workflows.tenants import arguments_of
 
 ARGUMENT: Final = "presage_text"
 """Key in `extra_args`; what a client writes there is discarded."""
 
 LONGEST: Final = 2**22
 """Bytes of a request whose texts are read."""
+MOST_VALUES: Final = 2**14
+"""Messages, parts of them and other values in such a request; 4 MB of token ids took 3 s."""
 MOST_WAITING: Final = 1000
 """Answers whose features the engine has not taken yet; those of further ones are lost."""
 FIRST_S: Final = 1.0
@@ -175,20 +178,21 @@ class Exchange:
         If it is asked for several, as with a list of prompts, only the first has them, and no answer has.
         """
         self._requests += 1
-        extra = getattr(params, "extra_args", None)
-        self.step = answers_to(extra, session_id) if self._requests == 1 else None
-        if self.step is None or not isinstance(extra, dict | None):
+        self.step = answers_to(params.extra_args, session_id) if self._requests == 1 else None
+        if self.step is None:
             return
         body, self._body = self._body, None
         features = dict.fromkeys(self._readers, TOO_LONG)
         if body is not None:
             try:
-                system, text = ApiRequest(self._endpoint, msgspec.json.decode(body)).texts
-                features = _features_of(self._readers, PREFILL, {"system_prompt": system, "input_text": text})
+                request = ApiRequest(self._endpoint, msgspec.json.decode(body))
+                if _is_small(request.input):
+                    system, text = request.texts
+                    features = _features_of(self._readers, PREFILL, {"system_prompt": system, "input_text": text})
             except Exception:
                 features = dict.fromkeys(self._readers, FAILED)
         if features:
-            params.extra_args = {**(extra or {}), ARGUMENT: features}
+            arguments_of(params)[ARGUMENT] = features
 
     def sent(self, message: MutableMapping[str, Any]) -> bool:
         """A message of the response was sent; returns whether it was the last one of an answer to a step."""
@@ -223,12 +227,22 @@ _EXCHANGE: ContextVar[Exchange | None] = ContextVar("presage_exchange", default=
 
 def generates(params: Any, session_id: object) -> None:
     """The current HTTP request asks the engine for an answer, with these sampling parameters."""
-    extra = getattr(params, "extra_args", None)
-    if isinstance(extra, dict) and ARGUMENT in extra:  # only this server writes there
-        params.extra_args = {key: value for key, value in extra.items() if key != ARGUMENT}
     exchange = _EXCHANGE.get()
     if exchange is not None:
         exchange.generates(params, session_id)
+
+
+def _is_small(value: Any) -> bool:
+    """Whether JSON has at most MOST_VALUES values; looks at no more."""
+    unseen, seen = [value], 0
+    while unseen:
+        inside = unseen.pop()
+        if isinstance(inside, dict | list):
+            seen += len(inside)
+            if seen > MOST_VALUES:
+                return False
+            unseen += inside.values() if isinstance(inside, dict) else inside
+    return True
 
 
 async def follow(renew: Callable[[], Awaitable[None]]) -> None:

@@ -8,8 +8,9 @@ This input is untrusted. Reading it never raises, it is never logged, and anythi
 ignored and counted. Names are never truncated, since two long names could become one. On a server with API keys, that
 of a request without one is ignored altogether.
 
-`check` finds clients that mean to name their workflows and do not. Of what it finds, only keys are shown and logged,
-and only those that resemble a name above.
+A client may send any number of keys. What runs in the engine asks for the names above and walks over nothing else; keys
+that only resemble a name are looked for by the HTTP server (`misspelt_keys`), among few, and reported to `check`. Of
+what that finds, only keys are shown and logged.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from sys import intern
 from typing import Any, Final, Literal, get_args
 
@@ -34,7 +36,9 @@ MISTAKES: Final = "presage_mistakes"
 """Key in `extra_args` for the mistakes that our HTTP server found, `{field: [reason, key]}`; what a client writes there
 is discarded."""
 
-_LONGEST_KEY: Final = 64
+MOST_KEYS: Final = 32
+"""Keys of a request that are compared with names; 35 µs each."""
+LONGEST_KEY: Final = 64
 
 _NAMES: Final[tuple[tuple[MetadataField, tuple[str, ...]], ...]] = (
     ("workflow_type", ("workflow_type", "workflow_type_id")),
@@ -54,6 +58,9 @@ NAME_KEYS: Final = tuple(FIELD_OF)
 _SPELT: Final = tuple(key for key in NAME_KEYS if key != "step")
 """`step` is too short: `stop` resembles it."""
 _FLAGS: Final = dict.fromkeys(("true", "1", "yes", 1), True) | dict.fromkeys(("false", "0", "no", "", 0), False)
+
+
+_LONGEST_FLAG: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +116,22 @@ def sent_tenant(extra_args: object) -> str | None:
 
 def _flat(extra_args: object, counts: EventCounts) -> Mapping[Any, Any]:
     sent = table(extra_args, "extra_args", counts)
-    nested = sent.get("app_metadata")
-    if nested is None:
+    if sent.get("app_metadata") is None:
         return sent
-    return {**table(nested, "app_metadata", counts), ARGUMENT: None, MISTAKES: None, **sent}
+    nested = table(sent["app_metadata"], "app_metadata", counts)
+    inner = {key: nested[key] for key in FIELD_OF if key in nested}
+    return {**inner, **{key: sent[key] for key in (*FIELD_OF, ARGUMENT, MISTAKES) if key in sent}}
 
 
 def check(extra_args: object, session_id: object, counts: EventCounts) -> None:
-    """Counts the names that a request lacks, and the keys that its client may have meant for them."""
+    """Counts the names that a request lacks, and the keys that the HTTP server takes for meant for them."""
     sent = _flat(extra_args, EventCounts())
     if sent.get(ARGUMENT) == ANONYMOUS:
         return
-    if sent.keys() - _OF_SERVER <= FIELD_OF.keys() and all(map(sent.get, _WANTED)):  # nearly always
+    if sent.get(MISTAKES) is None and all(map(sent.get, _WANTED)):  # nearly always
         return
     given = given_fields(sent, session_id)
-    found = {**_reported(sent.get(MISTAKES)), **misspelt_keys(sent)}
-    mistakes = {field: of for field, of in found.items() if field not in given}
+    mistakes = {field: of for field, of in _reported(sent.get(MISTAKES)).items() if field not in given}
     for field, (reason, key) in mistakes.items():
         counts.add(METADATA_LEFT_OUT, field, reason, example=key)
     if not given and not mistakes:
@@ -136,7 +143,6 @@ def check(extra_args: object, session_id: object, counts: EventCounts) -> None:
 
 
 _WANTED: Final[tuple[MetadataField, ...]] = ("workflow_type", "workflow_id", "agent")
-_OF_SERVER: Final = frozenset({ARGUMENT})
 _ONE_OF: Final[frozenset[MetadataField]] = frozenset({"workflow_id", "session_id"})
 
 Mistakes = dict[MetadataField, tuple[Reason, str]]
@@ -149,11 +155,11 @@ def given_fields(sent: Mapping[Any, Any], session_id: object) -> set[MetadataFie
     return given | _ONE_OF if session_id or given & _ONE_OF else given
 
 
-def misspelt_keys(sent: Iterable[Any]) -> Mistakes:
-    """Keys that resemble a name and are none."""
+def misspelt_keys(sent: Iterable[Any], most: int = MOST_KEYS) -> Mistakes:
+    """Keys that resemble a name and are none, among the first ones."""
     found: Mistakes = {}
-    for key in sent:
-        if isinstance(key, str) and key not in FIELD_OF and len(key) <= _LONGEST_KEY and (field := _meant(key)):
+    for key in islice(sent, most):
+        if isinstance(key, str) and key not in FIELD_OF and len(key) <= LONGEST_KEY and (field := _meant(key)):
             found.setdefault(field, ("misspelt", key))
     return found
 
@@ -166,12 +172,11 @@ def _meant(key: str) -> MetadataField | None:
 
 def _reported(found: object) -> Mistakes:
     """What the HTTP server found; without our plugin there, it may be a client's."""
-    pairs = found.items() if isinstance(found, dict) else ()
     known: Mistakes = {}
-    for field, of in pairs:
-        match of:
-            case [reason, str(key)] if field in get_args(MetadataField) and reason in get_args(Reason):
-                if len(key) <= _LONGEST_KEY and key.isprintable():
+    for field in get_args(MetadataField) if isinstance(found, dict) else ():
+        match found.get(field) if isinstance(found, dict) else None:
+            case [reason, str(key)] if reason in get_args(Reason):
+                if len(key) <= LONGEST_KEY and key.isprintable():
                     known[field] = reason, key
     return known
 
@@ -251,7 +256,9 @@ def _number(value: object, counts: EventCounts) -> int | None:
 def _flag(value: object, counts: EventCounts) -> bool:
     if value is None:
         return False
-    flag = _FLAGS.get(value.lower() if isinstance(value, str) else value) if isinstance(value, str | int) else None
+    flag = None
+    if isinstance(value, int) or (isinstance(value, str) and len(value) <= _LONGEST_FLAG):
+        flag = _FLAGS.get(value.lower() if isinstance(value, str) else value)
     if flag is None:
         counts.add(METADATA_LEFT_OUT, "workflow_end", "neither true nor false", example="workflow_end")
     return bool(flag)

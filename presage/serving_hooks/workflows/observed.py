@@ -18,6 +18,7 @@ from presage.datasets.schema.names import MAX_NAME
 from presage.serving_hooks.counts import EVENTS, EventCounts
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.metadata import name, read, sent_tenant
+from presage.serving_hooks.workflows.tenants import arguments_of
 
 OBSERVED: Final = "presage_observed"
 """Key in `extra_args`; what a client writes there is discarded."""
@@ -69,12 +70,9 @@ def name_unnamed(params: Any, session_id: object, infers: bool) -> None:
 
     It does not where the client names the workflow, or sends no key to a server that has keys.
     """
-    extra = getattr(params, "extra_args", None)
-    known = {key: value for key, value in extra.items() if key != REQUEST} if isinstance(extra, dict) else {}
-    if infers and sent_tenant(known) is not None and read(known, session_id, EventCounts()) is None:
-        known[REQUEST] = token_hex(8)
-    if known or extra:
-        params.extra_args = known
+    arguments = arguments_of(params)
+    if infers and sent_tenant(arguments) is not None and read(arguments, session_id, EventCounts()) is None:
+        arguments[REQUEST] = token_hex(8)
 
 
 def answers_to(extra_args: object, session_id: object) -> Step | str | None:

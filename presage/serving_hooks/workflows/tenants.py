@@ -84,15 +84,20 @@ def tenant() -> str:
     return _TENANT.get()
 
 
+def arguments_of(params: Any) -> dict[str, Any]:
+    """The extra arguments in a request's sampling parameters, which the server adds to."""
+    if not isinstance(params.extra_args, dict):
+        params.extra_args = {}
+    arguments: dict[str, Any] = params.extra_args
+    return arguments
+
+
 def mark(params: Any) -> None:
-    """Writes the tenant into a request's sampling parameters; without one, removes what a client wrote."""
-    extra = getattr(params, "extra_args", None)
-    known = dict(extra) if isinstance(extra, dict) else {}
-    known.pop(ARGUMENT, None)
+    """Writes the tenant into a request's sampling parameters, over what a client wrote."""
+    arguments = arguments_of(params)
+    arguments.pop(ARGUMENT, None)
     if tenant():
-        known[ARGUMENT] = tenant()
-    if known or extra:
-        params.extra_args = known
+        arguments[ARGUMENT] = tenant()
 
 
 def _digest(key: str) -> bytes:

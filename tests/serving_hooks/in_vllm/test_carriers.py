@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from http_routes import CHAT, Served
 
-from presage.serving_hooks.vllm.carriers import LONGEST
+from presage.serving_hooks.counts import EventCounts
+from presage.serving_hooks.vllm import carriers
+from presage.serving_hooks.vllm.carriers import LONGEST, Carriers
+from presage.serving_hooks.vllm.request_sources import RequestSources
+from presage.serving_hooks.workflows import metadata
 from presage.serving_hooks.workflows.identity import Step, scoped
-from presage.serving_hooks.workflows.metadata import MISTAKES, check, warning
+from presage.serving_hooks.workflows.metadata import LONGEST_KEY, MISTAKES, MOST_KEYS, check, read, warning
+from presage.serving_hooks.workflows.observed import OBSERVED, REQUEST
+from presage.serving_hooks.workflows.tenants import ANONYMOUS, ARGUMENT
+from presage.wording import nearest
 
 NAMES = {"workflow_type": "review", "workflow_id": "r1", "agent": "coder", "step": 2}
 STEP = Step("review", "r1", "coder", 2)
@@ -173,6 +182,72 @@ def test_a_body_that_is_too_long_to_be_read_is_served() -> None:
     served = Served()
     assert served.ask({"metadata": NAMES, "prompt": "x" * LONGEST}) is None
     assert served.ask({"metadata": NAMES, "prompt": "x" * LONGEST}, HEADERS) == STEP
+
+
+class Watched(dict[Any, Any]):
+    """A client's arguments that are asked for by name only."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("walked over")
+
+    keys = values = items = copy = __iter__
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_engine_asks_for_names_and_walks_over_nothing_of_a_client(nested: bool) -> None:
+    counts, sent = EventCounts(), Watched({**NAMES, "agent": "", "workflowId": "r2", "workflow_end": "x" * 100})
+    arguments = Watched({"app_metadata": sent, MISTAKES: Watched({"agent": ("misspelt", "agnt")})}) if nested else sent
+    assert read(arguments, None, counts) == Step("review", "r1", "", 2)
+    check(arguments, None, counts)
+    assert counts.by_key() == {
+        "workflow_end: neither true nor false": 1,
+        "agent: misspelt" if nested else "agent: missing": 1,
+    }
+
+
+@pytest.mark.parametrize("choices", [1, 8])
+def test_few_keys_of_a_request_are_compared_with_names_and_once(monkeypatch: pytest.MonkeyPatch, choices: int) -> None:
+    compared: list[str] = []
+
+    def counting(key: str, known: Iterable[str]) -> str | None:
+        compared.append(key)
+        return nearest(key, known)
+
+    for module in (carriers, metadata):
+        monkeypatch.setattr(module, "nearest", counting)
+    odd = {f"workflow_{choices}i{number}": "x" for number in range(2_000)} | {"workflow" + 5_000 * "i": "x"}
+    headers = [(f"x-workflow-{choices}i{number}".encode(), b"x") for number in range(5_000)]
+    one = Carriers(CHAT, [*headers, (b"x-workflow" + 5_000 * b"i", b"x")], RequestSources())
+    one.received({"type": "http.request", "body": json.dumps({"metadata": odd, **odd}).encode()})
+    for _ in range(choices):
+        params = SimpleNamespace(extra_args={**NAMES, **odd})
+        one.generates(params, None)
+    assert 0 < len(set(compared)) <= MOST_KEYS
+    assert max(map(len, compared)) <= LONGEST_KEY
+    assert len(compared) <= 2 * MOST_KEYS
+    assert params.extra_args == {**NAMES, **odd}
+
+
+def test_an_object_that_is_too_long_for_names_is_counted() -> None:
+    served = Served()
+    assert served.ask({"metadata": {**NAMES, "more": "x" * 2**16}}) is None
+    assert served.counts.by_key()["metadata: too long"] == 1
+
+
+@pytest.mark.parametrize("failing", ["carriers.generates", "mark", "name_unnamed", "answers.generates"])
+@pytest.mark.parametrize("keys", [(), ("one", "two")])
+def test_if_marking_fails_a_client_keeps_its_own_arguments_and_is_of_no_tenant(
+    monkeypatch: pytest.MonkeyPatch, failing: str, keys: tuple[str, ...]
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(f"presage.serving_hooks.vllm.plugin.{failing}", fails)
+    served, own = Served(*keys), {**NAMES, "repetition": 3}
+    forged = {ARGUMENT: "key-0", MISTAKES: {}, OBSERVED: {}, REQUEST: "r"}
+    body, headers = {"vllm_xargs": {**own, **forged}}, {"Authorization": "Bearer two"}
+    assert served.sent(body, headers, CHAT)[0] == ({**own, ARGUMENT: ANONYMOUS} if keys else own)
+    assert served.ask(body, headers) == (None if keys else STEP)
 
 
 def test_the_warning_names_the_key_found_and_the_key_wanted() -> None:

@@ -24,7 +24,6 @@ from presage.features.agent_names import AgentNames
 from presage.serving_hooks.gateway.identity.agents import Agents
 from presage.serving_hooks.gateway.identity.turns import system_text
 from presage.serving_hooks.gateway.request import PATHS, ApiRequest
-from presage.serving_hooks.vllm import carriers
 from presage.serving_hooks.vllm.carriers import LONGEST, Carriers
 from presage.serving_hooks.vllm.request_sources import MESSAGES, RequestSources, ServerNames
 from presage.serving_hooks.workflows.identity import Step
@@ -307,10 +306,8 @@ def test_what_a_client_claims_to_be_observed_is_discarded(path: str) -> None:
     assert Served().observe(forged, {"X-Session-ID": "s1"}, path) == Observed(session="s1")
 
 
-def test_a_claim_is_discarded_outside_of_a_route_that_is_read() -> None:
-    params = SimpleNamespace(extra_args={OBSERVED: {"session": "s"}, "a": 1})
-    carriers.generates(params, None)
-    assert params.extra_args == {"a": 1}
+def test_a_claim_is_discarded_outside_of_any_request() -> None:
+    assert Served().generate({OBSERVED: {"session": "s"}, "workflow_id": "r1"}) == {"workflow_id": "r1"}
 
 
 def test_a_tenants_agents_are_its_own_and_who_has_no_key_is_nobody() -> None:
@@ -333,6 +330,12 @@ def test_all_prompts_of_one_request_are_told_the_same() -> None:
         params = SimpleNamespace(extra_args=None)
         one.generates(params, "s1")
         assert params.extra_args == {OBSERVED: {"session": "s1"}}
+
+
+def test_a_system_prompt_behind_thousands_of_messages_is_not_looked_for() -> None:
+    served, system = Served(), {"role": "system", "content": SYSTEM}
+    assert served.observe({"messages": [TALK[0]] * 5 + [system]}).agent
+    assert not served.observe({"messages": [TALK[0]] * 5_000 + [system]}).agent
 
 
 @pytest.mark.parametrize(
