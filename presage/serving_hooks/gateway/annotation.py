@@ -17,6 +17,7 @@ class Annotation:
 
     Attributes:
         step: the workflow, with its tenant, and the agent as the client calls it.
+        sent_id: the workflow's name as servers get it; "" if that is the client's own, without a tenant.
         number: of the step in its workflow, from 0, as the gateway counts.
         rank: forecast output tokens of the workflow, this step's included, plus what ageing and deadlines change; the
             LOWER runs first.
@@ -42,5 +43,6 @@ class Annotation:
     time_to_live_s: float | None = None
     deadline_s: float | None = None
     capacity_group: str = ""
+    sent_id: str = ""
     source: Source = "none"
     evidence: int = 0

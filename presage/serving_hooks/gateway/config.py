@@ -18,7 +18,9 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
+from hashlib import blake2b
 from pathlib import Path
+from secrets import token_bytes
 from typing import Annotated, Any, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
@@ -170,10 +172,19 @@ class Limits(BaseModel):
 
     body_mb: int = Field(default=64, ge=1)
     """MiB of a request"""
+    bodies_mb: int = Field(default=1024, ge=1)
+    """MiB of all requests, from their first byte to the end of the answer; without room, the body that has been
+    arriving for longest is answered 503"""
+    messages: int = Field(default=10_000, ge=1)
+    """messages and their parts in a request; more are answered 413"""
+    values: int = Field(default=1_000_000, ge=1)
+    """commas and brackets in a request, a bound of what its JSON holds; more are answered 413"""
     requests: int = Field(default=2048, ge=1)
-    """requests in flight; further ones are answered 503 with Retry-After"""
+    """requests in flight, counted once their bodies are here; further ones are answered 503 with Retry-After"""
+    tenant_share: float = Field(default=0.5, gt=0, le=1)
+    """share of `requests` and `bodies_mb` that one key may take, where several keys are tenants; beyond it 429"""
     body_s: _Seconds = 60.0
-    """seconds for a request's body to arrive"""
+    """seconds for a request's body to arrive; then 408"""
     connect_s: _Seconds = 5.0
     """seconds to connect to an upstream"""
     silence_s: _Seconds = 600.0
@@ -213,6 +224,9 @@ class GatewayConfig(BaseModel):
     limits: Limits = Limits()
     keys_variable: str = ""
     """environment variable with the gateway's API keys, separated by commas; each key is a tenant"""
+    names_secret_variable: str = ""
+    """environment variable with the secret that makes tenants' names of workflows and sessions, the same for gateways
+    that share servers; default: drawn at each start"""
     client_priority: bool = False
     """let clients set `priority` themselves"""
     agent_names: str = ""
@@ -255,6 +269,20 @@ class GatewayConfig(BaseModel):
         if not found:
             raise ConfigurationError(f"keys_variable is {self.keys_variable}, which is not set; set it to the API keys")
         return found
+
+    def names_secret(self) -> bytes:
+        """The secret of tenants' names.
+
+        Raises:
+            ConfigurationError: the variable is named and not set.
+        """
+        if not self.names_secret_variable:
+            return token_bytes(32)
+        secret = os.environ.get(self.names_secret_variable, "")
+        if len(secret) < 16:
+            what = f"names_secret_variable is {self.names_secret_variable}, which has no 16 characters"
+            raise ConfigurationError(f"{what}; set it to a secret: openssl rand -hex 32")
+        return blake2b(secret.encode(), digest_size=32).digest()
 
 
 def read_gateway_given(path: Path) -> dict[str, Any]:

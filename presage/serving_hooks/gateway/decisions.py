@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from secrets import token_bytes
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +27,7 @@ from presage.serving_hooks.forecasting.forecasts import Forecasts, NextAgents, U
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.gateway.agent_quantiles import RecentQuantiles
 from presage.serving_hooks.gateway.annotation import Annotation
+from presage.serving_hooks.gateway.dialects.names import SafeNames
 from presage.serving_hooks.gateway.identity.identifier import Identifier, Identity
 from presage.serving_hooks.gateway.outcomes import ReportableOutcomes
 from presage.serving_hooks.gateway.request import ApiRequest
@@ -37,7 +39,7 @@ from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder
 from presage.serving_hooks.recorder.rows import LateColumns, RecordedStep
 from presage.serving_hooks.status import EngineStatus, model_versions, read_status
 from presage.serving_hooks.workflows import EndReason, Workflow, WorkflowTable
-from presage.serving_hooks.workflows.identity import Step, unscoped
+from presage.serving_hooks.workflows.identity import Step, tenant_of, unscoped
 
 _FIRST_RATIO: Final = 4.0
 """Characters of a token, before any answer told."""
@@ -119,6 +121,7 @@ class Decisions:
         objectives: by tenant and workflow type, of which deadlines are read.
         shown: latest forecasts and decisions that are kept for explanations, over all workflows.
         clock: monotonic seconds.
+        names: of tenants' workflows, as servers get them; by default no other gateway's.
 
     Attributes:
         reportable: answers and workflows whose outcomes applications may report.
@@ -140,7 +143,9 @@ class Decisions:
         objectives: Objectives,
         shown: int,
         clock: Callable[[], float],
+        names: SafeNames | None = None,
     ) -> None:
+        self.names = names or SafeNames(token_bytes(32))
         self.table = WorkflowTable(time_to_live_s, clock, counts, most_workflows)
         self.identifier, self.modes, self.recorder = identifier, modes, recorder or NoRecorder()
         self._records = not isinstance(self.recorder, NoRecorder)  # what is recorded takes time to put together
@@ -344,12 +349,13 @@ class Decisions:
 
     def _annotation(self, decision: GatewayDecision, number: int) -> Annotation:
         step, live = decision.identity.step, decision.forecast
-        key = step.stats_key, step.agent
+        key, tenant = (step.stats_key, step.agent), tenant_of(step.workflow_id)
         left = live.remaining if live is not None and live.remaining.tokens else None
         keep_s = self.returns.at(key, self._target)
         return Annotation(
             replace(step, agent=step.sent[1]),
             number,
+            sent_id=self.names.of(tenant, unscoped(step.workflow_id)) if tenant else "",
             rank=None if left is None else left.ranking,
             remaining_tokens=None if left is None else _p50_p99(left.quantiles, left.tokens),
             output_tokens=self.outputs.finite(key),

@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from presage.serving_hooks.gateway.client_keys import KEY_HEADERS, ClientKeys
 from presage.serving_hooks.gateway.config import Limits, UpstreamSettings
 from presage.serving_hooks.gateway.identity.sent_names import NAME_HEADERS
 from presage.serving_hooks.gateway.refusal import Refusal
@@ -73,11 +74,11 @@ class Forwarder:
     Over aiohttp: httpx takes a millisecond more of CPU a request (`benchmarks/gateway_latency.py`).
 
     Args:
-        keyed: the gateway has API keys of its own, which no upstream may see.
+        keys: of the gateway, which no upstream may see.
     """
 
-    def __init__(self, limits: Limits, keyed: bool) -> None:
-        self._limits, self._keyed = limits, keyed
+    def __init__(self, limits: Limits, keys: ClientKeys) -> None:
+        self._limits, self._keys = limits, keys
         self._made: tuple[aiohttp.ClientSession, ...] = ()
 
     @property
@@ -174,7 +175,6 @@ class Forwarder:
     ) -> list[tuple[str, str]]:
         """The headers of a request as an upstream gets them. Answers are asked for uncompressed: they are read here."""
         dropped = {part.strip().lower() for part in headers.get("connection", "").split(",")}
-        without_key = bool(upstream.key) or self._keyed
         sent = [
             (name, value)
             for name, value in headers.items()
@@ -182,16 +182,30 @@ class Forwarder:
             and name not in dropped
             and name not in NAME_HEADERS
             and name not in added
-            and not (without_key and name == "authorization")
+            and not (upstream.key and name in KEY_HEADERS)
+            and not self._keys.in_header(name, value)
         ]
         if upstream.key:
             sent.append(("authorization", f"Bearer {upstream.key}"))
+            if "anthropic-version" in headers:
+                sent.append(("x-api-key", upstream.key))
         return [*sent, ("accept-encoding", "identity"), *added.items()]
 
 
 def back_headers(response: aiohttp.ClientResponse, without: Sequence[bytes] = ()) -> RawHeaders:
     """The headers of an upstream's answer as the client gets them."""
     return [(k, v) for k, v in response.raw_headers if k.lower() not in _NOT_BACK and k.lower() not in without]
+
+
+def is_stream(headers: Mapping[str, str], asked: bool) -> bool:
+    """Whether an answer comes as server-sent events; where it does not say, as the client has asked."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "text/event-stream" or (asked and not kind.endswith("json"))
+
+
+def is_encoded(headers: Mapping[str, str]) -> bool:
+    """Whether an answer is compressed."""
+    return headers.get("content-encoding", "identity").strip().lower() not in ("identity", "")
 
 
 def listed_models(body: bytes) -> list[tuple[str, Any]]:

@@ -1,22 +1,20 @@
-"""The HTTP front: takes requests of an OpenAI-compatible API, asks for decisions, and proxies to the servers behind.
+"""The HTTP front: takes requests of OpenAI's and Anthropic's APIs, asks for decisions, and proxies to servers.
 
-Bodies and answers pass unchanged, byte for byte, but for what a dialect adds to a request, and for the event with token
-counts that the gateway asks for in a stream. A request is decided on before it is forwarded; an answer is read after
-each part has been sent. No text is logged.
+Bodies and answers pass unchanged, byte for byte, but for what a dialect adds to a request, ids and priorities that are
+not the client's to choose, and the event with token counts that the gateway asks for in a stream. A request is decided
+on before it is forwarded; an answer is read after each part has been sent. No text is logged.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any
 
 import aiohttp
-import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -25,9 +23,18 @@ from starlette.routing import Route
 from presage.errors import ConfigurationError
 from presage.serving_hooks import admin
 from presage.serving_hooks.answer_reader import AnswerReader
+from presage.serving_hooks.gateway.bodies import Bodies, ClientLeft, Slots, parsed_body, top_of_body
+from presage.serving_hooks.gateway.client_keys import ClientKeys
 from presage.serving_hooks.gateway.config import GatewayConfig
 from presage.serving_hooks.gateway.decisions import Decisions, GatewayDecision
-from presage.serving_hooks.gateway.dialects import DIALECTS, ORDER_HEADERS, answer_headers, without_client_order
+from presage.serving_hooks.gateway.dialects import (
+    DIALECTS,
+    ORDER_HEADERS,
+    answer_headers,
+    for_messages,
+    isolated,
+    without_client_order,
+)
 from presage.serving_hooks.gateway.dialects.answer import HEADER as FORECAST_HEADER
 from presage.serving_hooks.gateway.forward import (
     UNREACHABLE,
@@ -36,6 +43,8 @@ from presage.serving_hooks.gateway.forward import (
     Upstream,
     back_headers,
     encoded,
+    is_encoded,
+    is_stream,
     listed_models,
 )
 from presage.serving_hooks.gateway.metrics import GatewayMetrics
@@ -43,28 +52,19 @@ from presage.serving_hooks.gateway.outcomes import outcome_report
 from presage.serving_hooks.gateway.prefill.ahead import PrefillAhead
 from presage.serving_hooks.gateway.refusal import Message, Refusal, Send
 from presage.serving_hooks.gateway.request import PATHS, ApiRequest
+from presage.serving_hooks.gateway.routes import ResponseHomes, check_route, check_shared, model_in
 from presage.serving_hooks.gateway.streams import UsageFilter
+from presage.serving_hooks.gateway.tolerance import REFUSED, Additions, Tolerance
 from presage.serving_hooks.gateway.upstreams import Upstreams
 from presage.serving_hooks.mode_names import ADMIN_KEY_HEADER
 from presage.serving_hooks.status import as_json
 from presage.serving_hooks.workflows.identity import scoped
-from presage.serving_hooks.workflows.tenants import ANONYMOUS, Tenants
-
-PASSED_ON: Final = (
-    "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/messages", "/pooling", "/classify", "/score", "/rerank",
-    "/tokenize", "/detokenize", "/version",
-)  # fmt: skip
-"""Further paths that are proxied as they are; all others, such as an engine's administration, are not there."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
-
-
-class ClientLeft(Exception):  # noqa: N818  it is counted, not an error
-    """The client closed its connection before its request was answered."""
 
 
 class Front:
@@ -83,12 +83,12 @@ class Front:
     ) -> None:
         self.config, self.decisions, self.metrics = config, decisions, metrics
         self.upstreams = Upstreams(config, decisions, metrics, clock)
-        self.in_flight = 0
         self.draining = False
         self.clock = clock
-        self._tenants, self._keyed = Tenants(config.keys()), bool(config.keys_variable)
+        self.keys, self.bodies, self.slots = ClientKeys(config.keys()), Bodies(config.limits), Slots(config.limits)
         self._admin_key = admin.admin_key(config.forecasts.admin_key_variable)
-        self.forwarder = Forwarder(config.limits, self._keyed)
+        self.forwarder = Forwarder(config.limits, self.keys)
+        self._tolerance, self._homes = Tolerance(clock), ResponseHomes()
         self.ahead: PrefillAhead | None = None
         if config.prefill_ahead is not None:
             self.ahead = PrefillAhead(config.prefill_ahead, decisions, self.upstreams, self.forwarder, metrics, clock)
@@ -97,19 +97,23 @@ class Front:
         """The application with all routes."""
         routes = [
             *(Route(path, _Endpoint(self, self._decided), methods=["POST"]) for path in PATHS),
-            *(Route(path, _Endpoint(self, self._passed_on), methods=["GET", "POST"]) for path in PASSED_ON),
             Route("/v1/outcomes", _Endpoint(self, self._outcome), methods=["POST"]),
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
+            Route("/ready", self._ready, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
             Route("/v1/workflows/status", self._status, methods=["GET"]),
             Route("/v1/workflows/mode", self._mode, methods=["GET", "POST"]),
             Route("/v1/workflows/{workflow_id:path}/explain", self._explain, methods=["GET"]),
             Route("/v1/workflows/{workflow_id:path}/end", self._end, methods=["POST"]),
+            Route("/{path:path}", _Endpoint(self, self._passed_on)),
         ]
-        return Starlette(
-            routes=routes, lifespan=self._lifespan, exception_handlers={404: _not_found, Refusal: _refused}
-        )
+        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={Refusal: _refused})
+
+    @property
+    def in_flight(self) -> int:
+        """Requests whose body is here, and whose answer is not whole."""
+        return self.slots.taken
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -141,9 +145,18 @@ class Front:
     async def _decided(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request that is decided on, forwarded, and whose answer is read."""
         headers = _headers(scope)
-        tenant = self.tenant(headers)
-        raw = await self._body(receive)
-        request = ApiRequest(PATHS[scope["path"]], parsed_body(raw), headers, tenant, self.clock())
+        tenant = self.keys.tenant(headers)
+        self.slots.check(tenant)
+        async with self.bodies.held(receive, tenant) as raw:
+            with self.slots.held(tenant):
+                body = parsed_body(raw, self.config.limits)
+                if tenant:
+                    self._homes.check(tenant, body.get("previous_response_id"))
+                request = ApiRequest(PATHS[scope["path"]], body, headers, tenant, self.clock())
+                await self._answered(scope, receive, send, request, raw)
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send, request: ApiRequest, raw: bytes) -> None:
+        """Decides on a request, and proxies it to a server, or to another one where the first gives no answer."""
         decision = self.decisions.arrived(request)
         if self.ahead is not None:
             self.ahead.arrived(decision)
@@ -174,26 +187,61 @@ class Front:
                 self.ahead.left(decision, answer)
 
     def annotated(
-        self, decision: GatewayDecision, upstream: Upstream, raw: bytes
+        self, decision: GatewayDecision, upstream: Upstream, raw: bytes, additions: Additions = "all"
     ) -> tuple[bytes, Mapping[str, str], Mapping[str, str]]:
         """Body and headers as the upstream gets them, and headers to add to those."""
-        before, headers = decision.request.body, decision.request.headers
-        body: Mapping[str, Any] = before
+        request = decision.request
+        body, headers = self._own(request.body, request.headers, request.tenant)
         added: Mapping[str, str] = {}
-        if not self.config.client_priority:
-            body = without_client_order(body)
-            headers = {name: value for name, value in headers.items() if name not in ORDER_HEADERS}
-        if decision.model != decision.request.model:
+        if decision.model != request.model:
             body = {**body, "model": decision.model}
-        if decision.annotation is not None and decision.acts:
+        if decision.annotation is not None and decision.acts and additions != "none":
             try:
                 body, added = DIALECTS[upstream.settings.dialect](body, headers, decision.annotation)
+                if request.endpoint == "messages":
+                    body, added = for_messages(body, added)
             except Exception as error:
                 self.metrics.failed("annotations", type(error).__name__)
-        if wants_usage(decision.request):
-            options = before.get("stream_options")
+        if wants_usage(request) and additions == "all":
+            options = request.body.get("stream_options")
             body = {**body, "stream_options": {**(options if isinstance(options, dict) else {}), "include_usage": True}}
-        return encoded(raw, before, body), headers, added
+        return encoded(raw, request.body, body), headers, added
+
+    def _own(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], tenant: str
+    ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        """Body and headers without what a client may not ask for, its ids as those of its tenant."""
+        body, headers = isolated(body, headers, tenant, self.decisions.names)
+        if self.config.client_priority:
+            return body, headers
+        return without_client_order(body), {name: of for name, of in headers.items() if name not in ORDER_HEADERS}
+
+    async def _opened(
+        self, scope: Scope, decision: GatewayDecision, upstream: Upstream, raw: bytes
+    ) -> tuple[aiohttp.ClientResponse, bool]:
+        """The response to a request, and whether the gateway has asked for token counts.
+
+        A server that refuses what the gateway adds gets the request without it, and from then on all further ones.
+        """
+        key = upstream.name, decision.model, decision.request.endpoint
+        response, sent = None, None
+        for additions in self._tolerance.to_try(key):
+            body, headers, added = self.annotated(decision, upstream, raw, additions)
+            if response is not None:
+                if sent == (body, added):
+                    continue
+                response.close()
+            sent = body, added
+            try:
+                response = await self.forwarder.open(upstream, "POST", _target(scope), headers, body, added)
+            except Refusal as refusal:
+                self.metrics.upstream_failed(upstream.name, refusal.code)
+                raise
+            if response.status not in REFUSED:
+                self._tolerance.takes(key, additions)
+                break
+        assert response is not None
+        return response, additions == "all" and wants_usage(decision.request)
 
     async def _forwarded(
         self, scope: Scope, send: Send, decision: GatewayDecision, upstream: Upstream, raw: bytes
@@ -203,17 +251,14 @@ class Front:
         Nothing is sent before a part of the answer has come, so another server can still be asked.
         """
         began, request = self.clock(), decision.request
-        body, headers, added = self.annotated(decision, upstream, raw)
         self.upstreams.sent(decision, upstream)
+        response, asked = await self._opened(scope, decision, upstream, raw)
         try:
-            response = await self.forwarder.open(upstream, "POST", _target(scope), headers, body, added)
-        except Refusal as refusal:
-            self.metrics.upstream_failed(upstream.name, refusal.code)
-            raise
-        try:
-            good = response.status == 200
-            answer = AnswerReader(request.endpoint, request.streams)
-            filtered = UsageFilter() if good and wants_usage(request) else None
+            good = 200 <= response.status < 300
+            answer = AnswerReader(request.endpoint, is_stream(response.headers, request.streams))
+            filtered = UsageFilter() if good and asked and answer.streamed else None
+            if is_encoded(response.headers):  # though it was asked not to
+                answer.failed, filtered = True, None
             back = back_headers(response, (b"content-length",) if filtered else ())
             if FORECAST_HEADER in request.headers:
                 back += _forecast(decision)
@@ -222,21 +267,28 @@ class Front:
             part = await self._first(parts, upstream)
             await send({"type": "http.response.start", "status": response.status, "headers": back})
             while part:
-                passed = part if filtered is None else filtered.passed(part)
+                passed, events = (part, None) if filtered is None else filtered.passed(part)
                 left = None if left is None else left - len(part)
                 if passed:
                     await send({"type": "http.response.body", "body": passed, "more_body": left != 0})
                 if not answer.first:
                     self.upstreams.monitor.first_token(upstream.name, decision.id)
                     self.metrics.first_token(upstream.name, self.clock() - began)
-                answer.add(part)
+                answer.add(part, events)
+                if request.endpoint == "responses" and answer.response_id is not None:
+                    self._homes.note(request.tenant, answer.response_id, upstream)
                 part = await anext(parts, b"")
             if left != 0:
-                rest = filtered.rest() if filtered is not None else b""
-                await send({"type": "http.response.body", "body": rest, "more_body": False})
+                passed, events = (b"", None) if filtered is None else filtered.rest()
+                answer.add(b"", events)
+                await send({"type": "http.response.body", "body": passed, "more_body": False})
             answer.end()
+            if request.endpoint == "responses" and answer.response_id is not None:
+                self._homes.note(request.tenant, answer.response_id, upstream)
             self.metrics.answered(upstream.name, response.status, self.clock() - began)
-            return answer if good else None
+            if good and answer.is_error:
+                self.metrics.upstream_failed(upstream.name, "error in its answer")
+            return answer if good and not answer.is_error else None
         except aiohttp.ClientError as error:
             self.metrics.upstream_failed(upstream.name, type(error).__name__)
             raise
@@ -252,15 +304,30 @@ class Front:
             raise Refusal(502, "The server behind the gateway broke off; retry.", UNREACHABLE) from error
 
     async def _passed_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A request that is proxied as it is, to the upstream of its model or the first."""
-        headers = _headers(scope)
-        self.tenant(headers)
-        raw = await self._body(receive)
-        model: object = ""
-        with suppress(Refusal):
-            model = parsed_body(raw).get("model")
-        upstream = next((one for one in self.upstreams.all if model in one.models), self.upstreams.all[0])
-        response = await self.forwarder.open(upstream, scope["method"], _target(scope), headers, raw, {})
+        """A request to another route of the API: to the server that has its response or its model, else to the first.
+
+        It is not decided on; priorities and ids are the client's as little as elsewhere.
+        """
+        path, sent = scope["path"], _headers(scope)
+        check_route(path)
+        preflight = scope["method"] == "OPTIONS"  # a browser sends no key with it
+        tenant = "" if preflight else self.keys.tenant(sent)
+        self.slots.check(tenant)
+        async with self.bodies.held(receive, tenant) as raw, _ClientWatch(receive):
+            with self.slots.held(tenant):
+                body = top_of_body(raw, self.config.limits)
+                new, headers = self._own(body, sent, tenant)
+                home = self._homes.of(tenant, path)
+                if tenant and home is None:
+                    check_shared(scope["method"], path)
+                upstream = home or self.upstreams.of_model(body.get("model") or model_in(path))
+                target = _target(scope, scope.get("raw_path"), self.keys)
+                await self._pass_on(scope["method"], target, headers, encoded(raw, body, new), upstream, send)
+
+    async def _pass_on(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes, upstream: Upstream, send: Send
+    ) -> None:
+        response = await self.forwarder.open(upstream, method, target, headers, body, {})
         try:
             start = {"type": "http.response.start", "status": response.status, "headers": back_headers(response)}
             await send(start)
@@ -272,46 +339,19 @@ class Front:
 
     async def _outcome(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Records whether an answer, or a workflow of the caller's tenant, was right."""
-        tenant = self.tenant(_headers(scope))
-        report = outcome_report(parsed_body(await self._body(receive)), tenant)
+        tenant = self.keys.tenant(_headers(scope))
+        self.slots.check(tenant)
+        async with self.bodies.held(receive, tenant) as raw:
+            report = outcome_report(parsed_body(raw, self.config.limits), tenant)
         if not self.decisions.recorder.status().on:
             raise Refusal(404, "Outcomes are recorded with steps; start the gateway with --record FOLDER.", "not_found")
         new = self.decisions.reportable.report(tenant, report)
         await JSONResponse({"recorded": True, "repeated": not new})(scope, receive, send)
 
-    def tenant(self, headers: Mapping[str, str]) -> str:
-        """The tenant of a request; "" without tenants."""
-        tenant = self._tenants.of(headers.get("authorization"))
-        if self._keyed and tenant == ANONYMOUS:
-            raise Refusal(401, "Send a valid API key of this gateway.", "invalid_api_key")
-        return tenant
-
-    async def _body(self, receive: Receive) -> bytes:
-        """The whole body of a request."""
-        most = self.config.limits.body_mb * 2**20
-        parts, size = [], 0
-        try:
-            async with asyncio.timeout(self.config.limits.body_s):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientLeft
-                    size += len(message.get("body", b""))
-                    if size > most:
-                        limit = f"The request is larger than {self.config.limits.body_mb} MiB."
-                        raise Refusal(413, limit, "request_too_large", [(b"connection", b"close")])
-                    parts.append(message.get("body", b""))
-                    if not message.get("more_body"):
-                        return b"".join(parts)
-        except TimeoutError:
-            raise Refusal(
-                408, "The body did not arrive in time.", "request_timeout", [(b"connection", b"close")]
-            ) from None
-
     async def _models(self, request: Request) -> Response:
         """The models of all upstreams; the answer of a single upstream as it is."""
         headers = _headers(request.scope)
-        self.tenant(headers)
+        self.keys.tenant(headers)
         listed: dict[str, Any] = {}
         single = len(self.upstreams.all) == 1 and not self.upstreams.pools
         for upstream in self.upstreams.all:
@@ -332,12 +372,20 @@ class Front:
     async def _health(self, _: Request) -> Response:
         return PlainTextResponse("draining\n" if self.draining else "ok\n", 503 if self.draining else 200)
 
+    async def _ready(self, _: Request) -> Response:
+        """Whether a server behind takes requests."""
+        if self.draining:
+            return PlainTextResponse("draining\n", 503)
+        if not self.upstreams.any_serves():
+            return PlainTextResponse("no server behind the gateway answers\n", 503)
+        return PlainTextResponse("ready\n")
+
     async def _metrics(self, _: Request) -> Response:
         page = self.metrics.page(self.in_flight, len(self.decisions.table))
         return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _status(self, request: Request) -> Response:
-        self.tenant(_headers(request.scope))
+        self.keys.tenant(_headers(request.scope))
         return JSONResponse(
             {
                 "in_flight": self.in_flight,
@@ -359,7 +407,8 @@ class Front:
             raise Refusal(*refused, "invalid_admin_key")
         modes = self.decisions.modes
         if request.method == "POST":
-            asked = parsed_body(await request.body())
+            async with self.bodies.held(request.receive, "") as raw:
+                asked = parsed_body(raw, self.config.limits)
             try:
                 modes.set(asked["mode"], asked.get("policy"), asked.get("workflow_type"))
             except (ConfigurationError, KeyError, TypeError) as error:
@@ -368,7 +417,7 @@ class Front:
 
     async def _explain(self, request: Request) -> Response:
         """Explains a workflow of the caller's tenant."""
-        tenant = self.tenant(_headers(request.scope))
+        tenant = self.keys.tenant(_headers(request.scope))
         name, kind = request.path_params["workflow_id"], request.query_params.get("workflow_type", "")
         found = self.decisions.explain(kind[:256], scoped(tenant, name[:256]))
         if not any(found[key] for key in ("alive", "forecasts", "decisions")):
@@ -377,7 +426,7 @@ class Front:
 
     async def _end(self, request: Request) -> Response:
         """Ends a workflow of the caller's tenant."""
-        tenant = self.tenant(_headers(request.scope))
+        tenant = self.keys.tenant(_headers(request.scope))
         name, kind = request.path_params["workflow_id"], request.query_params.get("workflow_type", "")
         return JSONResponse({"ended": self.decisions.end(scoped(tenant, name[:256]), kind[:256])})
 
@@ -389,13 +438,7 @@ class _Endpoint:
         self._front, self._handler = front, handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        front, limits = self._front, self._front.config.limits
-        if front.draining or front.in_flight >= limits.requests:
-            busy = "The gateway is shutting down." if front.draining else "Too many requests are in flight."
-            await Refusal(503, f"{busy} Retry later.", "overloaded", [(b"retry-after", b"1")]).send(send)
-            return
-        front.in_flight += 1
-        begun = False
+        front, limits, begun = self._front, self._front.config.limits, False
 
         async def sent(message: Message) -> None:
             nonlocal begun
@@ -404,6 +447,8 @@ class _Endpoint:
                 await send(message)
 
         try:
+            if front.draining:
+                raise Refusal(503, "The gateway is shutting down. Retry later.", "overloaded", [(b"retry-after", b"1")])
             await self._handler(scope, receive, sent)
         except Refusal as refusal:
             front.metrics.refused(refusal.code)
@@ -418,8 +463,6 @@ class _Endpoint:
             if begun:
                 return  # as above
             await Refusal(500, "The gateway failed; retry.", "internal_error").send(send)
-        finally:
-            front.in_flight -= 1
 
 
 class _ClientWatch:
@@ -466,35 +509,20 @@ def _headers(scope: Scope) -> dict[str, str]:
     return found
 
 
-def _target(scope: Scope) -> str:
+def _target(scope: Scope, raw_path: bytes | None = None, keys: ClientKeys | None = None) -> str:
+    """Path and query; the path as it came, if it is given, and the query without keys."""
+    path = str(scope["path"]) if raw_path is None else raw_path.decode("latin-1")
     query = scope["query_string"].decode("latin-1")
-    return f"{scope['path']}?{query}" if query else str(scope["path"])
-
-
-def parsed_body(raw: bytes) -> dict[str, Any]:
-    """A body as an object; raises Refusal."""
-    try:
-        body = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
-        try:
-            body = json.loads(raw)  # takes NaN and lone surrogates, as vLLM does
-        except (ValueError, RecursionError) as error:
-            raise Refusal(400, f"The body is not valid JSON: {type(error).__name__}.", "invalid_json") from None
-    if not isinstance(body, dict):
-        raise Refusal(400, f"The body is a JSON {type(body).__name__}; send an object.", "invalid_json")
-    return body
+    query = query if keys is None else keys.without(query)
+    return f"{path}?{query}" if query else path
 
 
 def wants_usage(request: ApiRequest) -> bool:
     """Whether the gateway asks for token counts that the client has not asked for."""
-    if not request.streams or request.endpoint == "responses":
+    if not request.streams or request.endpoint not in ("chat", "completions"):
         return False
     options = request.body.get("stream_options")
     return options is None or (isinstance(options, dict) and not options.get("include_usage"))
-
-
-async def _not_found(request: Request, _: Exception) -> Response:
-    return JSONResponse(Refusal(404, f"There is no {request.url.path[:200]!r} here.", "not_found").error, 404)
 
 
 async def _refused(_: Request, error: Exception) -> Response:

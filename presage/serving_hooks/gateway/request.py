@@ -12,19 +12,27 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 from presage.datasets.schema.messages import split_system
+from presage.serving_hooks.gateway.anthropic_messages import chat_messages
 
-Endpoint = Literal["chat", "completions", "responses"]
+Endpoint = Literal["chat", "completions", "responses", "messages"]
 
 PATHS: Final[Mapping[str, Endpoint]] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
     "/v1/responses": "responses",
+    "/v1/messages": "messages",
 }
+MOST_TOOLS: Final = 512
+
+
+def is_tokens(prompt: Any) -> bool:
+    """Whether a prompt of the completions API is token ids, or several of those."""
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int | list)
 
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """One request to an OpenAI-compatible API.
+    """One request to an OpenAI- or Anthropic-compatible API.
 
     Attributes:
         body: the parsed JSON object; not changed by anyone but a dialect, on a copy.
@@ -56,14 +64,22 @@ class ApiRequest:
         wanted = self.body.get("n", 1)
         return wanted if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted > 0 else 1
 
+    @cached_property
+    def messages(self) -> Any:
+        """Messages or items, in the shape of OpenAI's APIs; not validated. None for completions."""
+        if self.endpoint == "messages":
+            return chat_messages(self.body)
+        return self.body.get({"chat": "messages", "responses": "input"}.get(self.endpoint, ""))
+
     @property
     def input(self) -> Any:
-        """The model's input, in the shape of its API; not validated."""
-        if self.endpoint == "chat":
-            return self.body.get("messages")
-        if self.endpoint == "completions":
-            return self.body.get("prompt")
-        return {"instructions": self.body.get("instructions"), "input": self.body.get("input")}
+        """The model's input, in the shape of its API; not validated. None for token ids, which are no text."""
+        if self.endpoint == "responses":
+            return {"instructions": self.body.get("instructions"), "input": self.messages}
+        if self.endpoint != "completions":
+            return self.messages
+        prompt = self.body.get("prompt")
+        return None if is_tokens(prompt) else prompt
 
     @cached_property
     def texts(self) -> tuple[str | None, str | None]:
@@ -73,11 +89,11 @@ class ApiRequest:
     @cached_property
     def tools(self) -> tuple[str, ...]:
         """Names of the tools that the model may call, in the order of the request."""
-        found = []
+        names = []
         tools = self.body.get("tools")
-        for tool in tools if isinstance(tools, list) else ():
-            of = tool.get("function", tool) if isinstance(tool, dict) else None
-            name = of.get("name", of.get("type")) if isinstance(of, dict) else None
+        for tool in tools[:MOST_TOOLS] if isinstance(tools, list) else ():
+            function = tool.get("function", tool) if isinstance(tool, dict) else None
+            name = function.get("name", function.get("type")) if isinstance(function, dict) else None
             if isinstance(name, str):
-                found.append(name)
-        return tuple(found)
+                names.append(name)
+        return tuple(names)

@@ -22,6 +22,7 @@ from presage.serving_hooks.counts import DEADLINES, FORECASTS, RECORDER, EventCo
 from presage.serving_hooks.forecasting.champions import load_forecasts
 from presage.serving_hooks.gateway.config import GatewayConfig
 from presage.serving_hooks.gateway.decisions import Decisions
+from presage.serving_hooks.gateway.dialects.names import SafeNames
 from presage.serving_hooks.gateway.front import Front
 from presage.serving_hooks.gateway.identity.identifier import Identifier
 from presage.serving_hooks.gateway.metrics import GatewayMetrics
@@ -62,6 +63,7 @@ def build_decisions(config: GatewayConfig, clock: Callable[[], float] = time.mon
         objectives=config.objectives.settings(),
         shown=given.explain,
         clock=clock,
+        names=SafeNames(config.names_secret()),
     )
     if forecasts.upkeep is not None:
         forecasts.upkeep.start()

@@ -160,6 +160,14 @@ class Upstreams:
             for placements, _ in self._fleets.values():
                 placements.answered(decision, output, *returns)
 
+    def of_model(self, model: object) -> Upstream:
+        """A server that lists a model, else the first."""
+        return next((one for one in self.all if model in one.models), self.all[0])
+
+    def any_serves(self) -> bool:
+        """Whether a server has listed its models, or was given them, and takes requests."""
+        return any(one.models and self.monitor.outage(one.name) is None for one in self.all)
+
     def demands(self) -> list[ModelDemand]:
         """The demand of each model, now and ahead."""
         return self._demand.demands()

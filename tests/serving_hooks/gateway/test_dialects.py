@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.gateway.annotation import Annotation
-from presage.serving_hooks.gateway.dialects import DIALECTS, ORDER_HEADERS, answer_headers, without_client_order
+from presage.serving_hooks.gateway.dialects import (
+    DIALECTS,
+    ORDER_HEADERS,
+    answer_headers,
+    isolated,
+    without_client_order,
+)
 from presage.serving_hooks.gateway.dialects.answer import HEADER, MOST_BYTES
-from presage.serving_hooks.gateway.dialects.names import body_name, header_name
+from presage.serving_hooks.gateway.dialects.names import SafeNames, body_name, header_name
 from presage.serving_hooks.workflows.identity import Step, scoped
 from presage.serving_hooks.workflows.metadata import read
 
@@ -244,7 +250,7 @@ WILD = st.text(min_size=1, max_size=300) | st.sampled_from(["a\r\nX-Evil: 1", " 
 
 @given(name=WILD)
 def test_names_of_headers_cannot_inject_anything(name: str) -> None:
-    for known in (header_name(name), header_name(scoped("key-0", name))):
+    for known in (header_name(name), SafeNames(b"secret").of("key-0", name)):
         assert known.isascii()
         assert known.isprintable()
         assert known == known.strip() != ""
@@ -253,41 +259,78 @@ def test_names_of_headers_cannot_inject_anything(name: str) -> None:
 
 @given(one=WILD, other=WILD, tenants=st.tuples(*[st.sampled_from(["", "key-0", "key-1"])] * 2))
 def test_two_workflows_have_one_name_only_if_they_are_one(one: str, other: str, tenants: tuple[str, str]) -> None:
-    names = scoped(tenants[0], one), scoped(tenants[1], other)
-    same = names[0] == names[1]
-    assert (body_name(names[0]) == body_name(names[1])) == same
-    assert (header_name(names[0]) == header_name(names[1])) == same
+    safe = SafeNames(b"secret")
+    same = scoped(tenants[0], one) == scoped(tenants[1], other)
+    for sent in (body_name, header_name):
+        names = [
+            safe.of(tenant, name) if tenant else sent(name) for tenant, name in zip(tenants, (one, other), strict=True)
+        ]
+        assert (names[0] == names[1]) == same
 
 
 def test_plain_names_stay_and_a_client_cannot_send_another_tenants_name() -> None:
     assert body_name("Prüfung 7") == "Prüfung 7"
     assert header_name("run-7/a:b") == "run-7/a:b"
-    theirs = body_name(scoped("key-0", "w1"))
+    theirs = SafeNames(b"secret").of("key-0", "w1")
     assert theirs.startswith("w1~")
     assert "key-0" not in theirs
     assert body_name(theirs) != theirs
+    assert theirs != SafeNames(b"another").of("key-0", "w1"), "who knows the names can compute it"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_two_tenants_with_one_workflow_id_never_meet(name: str) -> None:
-    sent: Any = {
-        **BODY,
-        "session_id": "s",
-        "vllm_xargs": {"session_id": "s", "agentic_context": '{"program_id": "p", "root_program_id": "p"}'},
-    }
-    headers = dict.fromkeys(("x-session-id", "x-session-affinity", "x-llm-d-inference-fairness-id"), "s")
-    found = []
+UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
+IDS: dict[str, Any] = {
+    "session_id": "s",
+    "request_id": "r",
+    "vllm_xargs": {"session_id": "s", "workflow_id": 7, "agentic_context": '{"program_id": "p", "root_id": "p"}'},
+    "app_metadata": '{"workflow_id": "w"}',
+    "nvext": {"agent_context": {"session_id": "s", "trajectory_id": "t"}},
+    "metadata": {"workflow_id": "w", "user_id": f"user_ab_account__session_{UUID}"},
+    "extra_body": {"vllm_xargs": {"session_id": "s"}},
+}
+ID_HEADERS = (
+    "x-session-id", "session-id", "session_id", "conversation_id", "x-session-affinity", "x-claude-code-session-id",
+    "x-dynamo-session-id", "x-llm-d-inference-fairness-id",
+)  # fmt: skip
+
+
+def leaves(value: Any) -> set[str]:
+    """All texts in a value, also those in JSON."""
+    if isinstance(value, dict):
+        return set().union(*map(leaves, value.values())) if value else set()
+    if isinstance(value, str) and value.startswith("{"):
+        return leaves(json.loads(value))
+    return {str(value)}
+
+
+@pytest.mark.parametrize("name", [None, *NAMES])
+def test_two_tenants_that_send_the_same_ids_never_meet(name: str | None) -> None:
+    sent_headers = {**dict.fromkeys(ID_HEADERS, "s"), "baggage": "session.id=s,other=1;p=2"}
+    found, safe = [], SafeNames(b"secret")
     for tenant in ("key-0", "key-1"):
-        body, added = annotated(name, sent, headers, step=Step("review", scoped(tenant, "w1"), "coder"))
-        assert added.keys() >= headers.keys()
-        sessions = {json.dumps(value) for key, value in body.get("vllm_xargs", {}).items() if key == "workflow_id"}
-        sessions.add(body["session_id"])
-        if name in ("presage", "vllm-router"):
-            sessions.add(body["vllm_xargs"]["session_id"])
-        if name == "vllm-router":
-            sessions |= {context(body)["program_id"], context(body)["root_program_id"]}
-        found.append(sessions | {added[header] for header in headers})
+        body, headers = isolated({**BODY, **IDS}, sent_headers, tenant, safe)
+        assert {key: body[key] for key in BODY} == BODY
+        assert headers["baggage"].endswith(",other=1;p=2")
+        if name is not None:
+            step = Step("review", scoped(tenant, "w1"), "coder")
+            told = annotation(step=step, sent_id=safe.of(tenant, "w1"), rank=None)
+            body, added = DIALECTS[name](body, headers, told)
+            headers = {**headers, **added}
+        ids = leaves({key: value for key, value in body.items() if key in IDS}) | set(headers.values())
+        found.append({text for text in ids if "~" in text or "session" in text})
+        assert not ids & {"s", "r", "p", "t", "w", "7", "w1"}
+        assert UUID not in str(body)
+    assert len(found[0]) == len(found[1]) >= 7
     assert not found[0] & found[1]
+    assert isolated({**BODY, **IDS}, sent_headers, "", safe) == ({**BODY, **IDS}, sent_headers)
+
+
+@given(body=BODIES)
+def test_ids_of_any_shape_are_a_tenants_own_or_stay(body: dict[str, Any]) -> None:
+    given_body = copy.deepcopy(body)
+    changed, _ = isolated(body, {}, "key-1", SafeNames(b"secret"))
+    assert body == given_body
+    assert changed.keys() == body.keys()
 
 
 def test_a_client_that_may_not_set_priorities_has_none() -> None:

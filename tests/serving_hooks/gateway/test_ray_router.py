@@ -19,10 +19,10 @@ ray = pytest.importorskip("ray", reason="the extra `distributed` is not installe
 serve = pytest.importorskip("ray.serve")
 
 from presage.errors import ConfigurationError  # noqa: E402
+from presage.serving_hooks.gateway.client_keys import ClientKeys  # noqa: E402
 from presage.serving_hooks.gateway.config import gateway_config  # noqa: E402
 from presage.serving_hooks.gateway.hosts.ray_router import GatewayRouter, ReplicaPlacements, read_request  # noqa: E402
 from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine  # noqa: E402
-from presage.serving_hooks.workflows.tenants import Tenants  # noqa: E402
 
 REPLICAS = {"a": 8, "b": 8, "c": 8}
 QUESTIONS = [f"Question {n}, which has enough bytes to be told apart from all the other ones." for n in range(7)]
@@ -162,21 +162,21 @@ class Model:
 
 @pytest.mark.parametrize("form", [dict, Model, json.dumps, lambda body: json.dumps(body).encode()])
 def test_a_body_comes_in_many_forms(form: Any) -> None:
-    request = read_request([3, RawRequest({"A": "b"}), form(chat("Hello"))], "", Tenants([]), 1.0)
+    request = read_request([3, RawRequest({"A": "b"}), form(chat("Hello"))], "", ClientKeys([]), 1.0)
     assert request is not None
     assert request.texts == ("You plan.", "Hello")
     assert (request.endpoint, request.headers["a"], request.at_s) == ("chat", "b", 1.0)
-    text = read_request([{"prompt": "Hello"}], "", Tenants([]), 1.0)
+    text = read_request([{"prompt": "Hello"}], "", ClientKeys([]), 1.0)
     assert text is not None
     assert text.endpoint == "completions"
 
 
 def test_without_body_a_session_identifies() -> None:
-    request = read_request([b"\x80\x05pickled"], "s1", Tenants([]), 0.0)
+    request = read_request([b"\x80\x05pickled"], "s1", ClientKeys([]), 0.0)
     assert request is not None
     assert request.headers == {"x-session-id": "s1"}
     for nothing in ([], [3], ["text"], [b"\x80"], [{"input": "embedded"}], [{}], [None]):
-        assert read_request(nothing, "", Tenants([]), 0.0) is None
+        assert read_request(nothing, "", ClientKeys([]), 0.0) is None
 
 
 class Replica:

@@ -212,7 +212,7 @@ def test_bad_reports_are_errors_of_the_api(tmp_path: Path) -> None:
             answer = httpx.post(url + "/v1/outcomes", content=content)
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
             assert answer.json()["error"]["type"] == "invalid_request_error"
-        assert httpx.get(url + "/v1/outcomes").status_code == 405
+        assert httpx.get(url + "/v1/outcomes").status_code == 404
         front.draining = True
         assert httpx.post(url + "/v1/outcomes", json={}).status_code == 503
         front.draining = False

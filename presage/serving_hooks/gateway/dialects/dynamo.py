@@ -21,7 +21,7 @@ def annotate(
     body: Mapping[str, Any], headers: Mapping[str, str], annotation: Annotation
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """A copy of the body with priority and expected output, unless the client set them, and a session header."""
-    added = session(headers, "x-dynamo-session-id", annotation.step.workflow_id)
+    added = session(headers, "x-dynamo-session-id", annotation)
     extension = body.get("nvext") or {}
     sent = extension.get("agent_hints") or {} if isinstance(extension, Mapping) else None
     if not isinstance(sent, Mapping):  # Dynamo refuses it

@@ -24,7 +24,7 @@ def annotate(
     body: Mapping[str, Any], headers: Mapping[str, str], annotation: Annotation
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The body, and headers with session and deadline, unless the client sent its own."""
-    added = session(headers, "x-session-affinity", annotation.step.workflow_id)
+    added = session(headers, "x-session-affinity", annotation)
     due = None if annotation.deadline_s is None else whole(1e3 * annotation.deadline_s, 1)
     if due is not None and not any(name in headers for name in _DEADLINES):
         added[_DEADLINES[0]] = str(due)

@@ -1,7 +1,8 @@
 """Names of workflows as they leave the gateway: one printable name each, different for different tenants.
 
 A name that every server accepts stays as the client sent it. Any other gets a digest of all of it, the tenant included,
-behind a `~`; a name that contains `~` gets one too, so no client can send the name of another tenant's workflow.
+behind a `~`; a name that contains `~` gets one too, so no client can send the name of another tenant's workflow. The
+digest of a name with a tenant is keyed: who knows the position of another's key cannot compute what its names become.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final
 
+from presage.serving_hooks.gateway.annotation import Annotation
 from presage.serving_hooks.workflows.identity import scoped, unscoped
 
 MOST_BYTES: Final = 256
@@ -25,8 +27,9 @@ SESSION_HEADERS: Final = (
 )
 """Headers by which routers recognise a session, as clients may send them."""
 
-_ID_HEADERS: Final = (
+ID_HEADERS: Final = (
     *SESSION_HEADERS,
+    "conversation_id",
     "x-dynamo-parent-session-id",
     "x-llm-d-inference-fairness-id",
     "x-gateway-inference-fairness-id",
@@ -47,14 +50,31 @@ def header_name(name: str) -> str:
     return body_name(name) if name.isascii() else _digested(name)
 
 
-def tenant_headers(headers: Mapping[str, str], tenant: str) -> dict[str, str]:
-    """Headers that replace the client's ids, so that tenants cannot share a session or a queue; {} without tenants."""
-    return {name: header_name(scoped(tenant, headers[name])) for name in _ID_HEADERS if tenant and headers.get(name)}
+class SafeNames:
+    """Names with tenants, as servers get them.
+
+    Args:
+        secret: at most 64 bytes; gateways that share servers need the same one.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def of(self, tenant: str, name: str) -> str:
+        """The name of a tenant's workflow or session, good for bodies and headers; the name itself without tenants."""
+        return _digested(scoped(tenant, name), self._secret) if tenant else name
 
 
-def session(headers: Mapping[str, str], header: str, workflow_id: str) -> dict[str, str]:
+def workflow_name(annotation: Annotation) -> str:
+    """The workflow in a field of the body."""
+    return annotation.sent_id or body_name(annotation.step.workflow_id)
+
+
+def session(headers: Mapping[str, str], header: str, annotation: Annotation) -> dict[str, str]:
     """The workflow as a session in `header`; {} if the client has sent a session in any header."""
-    return {} if any(headers.get(name) for name in SESSION_HEADERS) else {header: header_name(workflow_id)}
+    if any(headers.get(name) for name in SESSION_HEADERS):
+        return {}
+    return {header: annotation.sent_id or header_name(annotation.step.workflow_id)}
 
 
 def known(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,6 +82,6 @@ def known(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None and value != ""}
 
 
-def _digested(name: str) -> str:
+def _digested(name: str, secret: bytes = b"") -> str:
     shown = "".join(letter if letter in _PLAIN else "_" for letter in unscoped(name)[:_SHOWN])
-    return f"{shown}~{blake2b(name.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}"
+    return f"{shown}~{blake2b(name.encode('utf-8', 'surrogatepass'), digest_size=16, key=secret).hexdigest()}"

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from presage.serving_hooks.gateway.annotation import Annotation
-from presage.serving_hooks.gateway.dialects.names import body_name, known
-from presage.serving_hooks.workflows.identity import scoped, tenant_of
+from presage.serving_hooks.gateway.dialects.names import body_name, known, workflow_name
 
 XARGS: Final = "vllm_xargs"
 
@@ -30,14 +29,12 @@ def with_xargs(body: Mapping[str, Any], annotation: Annotation, **more: str) -> 
     sent = body.get(XARGS)
     if sent is not None and not isinstance(sent, Mapping):
         return dict(body)
-    step, sent = annotation.step, sent or {}
-    tenant, session = tenant_of(step.workflow_id), sent.get("session_id")
+    step = annotation.step
     ours = {
         "workflow_type": body_name(step.workflow_type),
-        "workflow_id": body_name(step.workflow_id),
+        "workflow_id": workflow_name(annotation),
         "agent": body_name(step.agent),
         "step": annotation.number if step.number is None else step.number,
         "workflow_end": "true" if step.last else None,
-        "session_id": body_name(scoped(tenant, str(session))) if tenant and session else None,
     }
-    return {**body, XARGS: {**sent, **known(ours), **more}}
+    return {**body, XARGS: {**(sent or {}), **known(ours), **more}}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from presage.serving_hooks.gateway.annotation import Annotation
-from presage.serving_hooks.gateway.dialects.names import body_name, known
+from presage.serving_hooks.gateway.dialects.names import body_name, known, workflow_name
 from presage.serving_hooks.gateway.dialects.numbers import rounded
 
 
@@ -23,7 +23,7 @@ def annotate(
     ids = known(
         {
             "workflow_type_id": body_name(step.workflow_type),
-            "workflow_id": body_name(step.workflow_id),
+            "workflow_id": workflow_name(annotation),
             "agent_id": body_name(step.agent),
         }
     )

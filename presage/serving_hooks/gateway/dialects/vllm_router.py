@@ -15,15 +15,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from presage.serving_hooks.gateway.annotation import Annotation
-from presage.serving_hooks.gateway.dialects.names import body_name, known
+from presage.serving_hooks.gateway.dialects.names import body_name, known, workflow_name
 from presage.serving_hooks.gateway.dialects.numbers import larger_first, whole
 from presage.serving_hooks.gateway.dialects.presage import XARGS, with_xargs
-from presage.serving_hooks.workflows.identity import scoped, tenant_of
 
 CONTEXT: Final = "agentic_context"
 
 MOST_BYTES: Final = 16 * 1024
 """Of a context; longer ones are refused."""
+_LONGEST_READ: Final = 2**16
 
 _IDS: Final = ("program_id", "task_id", "session_id", "parent_program_id", "parent_id", "root_program_id", "root_id")
 
@@ -33,23 +33,21 @@ def annotate(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """A copy of the body with identity and hints; no headers.
 
-    A context that the client sent keeps its fields, its ids with the tenant; without an id it gets ours.
+    A context that the client sent keeps its fields; without an id it gets ours.
     """
     sent = body.get(XARGS)
     client = read_context(sent.get(CONTEXT)) if isinstance(sent, Mapping) else {}
-    tenant = tenant_of(annotation.step.workflow_id)
-    theirs = {name: _own(tenant, value) if name in _IDS else value for name, value in client.items()}
     ours = _hints(annotation) if any(name in client for name in _IDS) else _program(annotation) | _hints(annotation)
-    context = json.dumps({**ours, **theirs})
-    if len(context) > MOST_BYTES and theirs:
-        context = json.dumps(theirs)
+    context = json.dumps({**ours, **client})
+    if len(context) > MOST_BYTES and client:
+        context = json.dumps(client)
     return with_xargs(body, annotation, **{CONTEXT: context}), {}
 
 
 def _program(annotation: Annotation) -> dict[str, Any]:
     """The workflow as a program that waits for no other one."""
     step = annotation.step
-    program = body_name(step.workflow_id)
+    program = workflow_name(annotation)
     ids = known({"program_id": program, "task_id": program, "agent_role": body_name(step.agent)})
     return {**ids, "blocks_parent": False, "expected_resume": not step.last}
 
@@ -73,14 +71,11 @@ def _seconds(value: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1e3
 
 
-def _own(tenant: str, value: Any) -> Any:
-    """An id of the client's with its tenant."""
-    return body_name(scoped(tenant, str(value))) if tenant and isinstance(value, str | int) else value
-
-
 def read_context(context: Any) -> dict[str, Any]:
-    """A client's context, a JSON string or an object; {} if it is neither."""
+    """A client's context, a JSON string or an object; {} if it is neither, or longer than any server reads."""
     if isinstance(context, str):
+        if len(context) > _LONGEST_READ:
+            return {}
         try:
             context = json.loads(context)
         except (ValueError, RecursionError):

@@ -23,10 +23,14 @@ from urllib.parse import urlsplit
 import msgspec
 
 from presage.serving_hooks.answer_reader import AnswerReader
+from presage.serving_hooks.event_stream import StreamEvent
+from presage.serving_hooks.gateway.bodies import parsed_body
+from presage.serving_hooks.gateway.client_keys import KEY_HEADERS
 from presage.serving_hooks.gateway.decisions import GatewayDecision
 from presage.serving_hooks.gateway.dialects import ORDER_HEADERS, answer_headers
 from presage.serving_hooks.gateway.dialects.answer import HEADER as FORECAST_HEADER
-from presage.serving_hooks.gateway.front import Front, parsed_body, wants_usage
+from presage.serving_hooks.gateway.forward import is_encoded, is_stream
+from presage.serving_hooks.gateway.front import Front, wants_usage
 from presage.serving_hooks.gateway.grpc_messages import messages, serve_method
 from presage.serving_hooks.gateway.identity.sent_names import NAME_HEADERS
 from presage.serving_hooks.gateway.refusal import Refusal
@@ -70,7 +74,7 @@ _OVERWRITE: Final = 2
 _PART: Final = 62_000
 """Bytes of one part in FULL_DUPLEX_STREAMED, where Envoy's limit is 64 KiB."""
 _OVERHEAD: Final = 2**20
-_OWN_HEADERS: Final = frozenset((*NAME_HEADERS, *ORDER_HEADERS, "authorization"))
+_OWN_HEADERS: Final = frozenset((*NAME_HEADERS, *ORDER_HEADERS, *KEY_HEADERS))
 """Headers of clients that a server does not always get."""
 
 Headers = Sequence[tuple[str, str]]
@@ -155,9 +159,8 @@ class _Exchange:
         self._duplex_in = modes.request_body_mode == _FULL_DUPLEX
         self._duplex_out = modes.response_body_mode == _FULL_DUPLEX
         self._unread = message.HasField("protocol_config") and modes.response_body_mode == _NO_BODY
-        if self._front.config.keys_variable and "authorization" in self._headers:
-            self._hidden = ["authorization"]
-        self._tenant = self._front.tenant(self._headers)
+        self._hidden = [name for name, value in self._headers.items() if self._front.keys.in_header(name, value)]
+        self._tenant = self._front.keys.tenant(self._headers)
         decides = self._path in PATHS and self._headers.get(":method") == "POST"
         if decides and not message.request_headers.end_of_stream:
             self._body, self._held = bytearray(), self._duplex_in
@@ -180,7 +183,9 @@ class _Exchange:
         """The body is whole."""
         front = self._front
         headers = {name: value for name, value in self._headers.items() if not name.startswith(":")}
-        request = ApiRequest(PATHS[self._path], parsed_body(raw), headers, self._tenant, self._began)
+        request = ApiRequest(
+            PATHS[self._path], parsed_body(raw, front.config.limits), headers, self._tenant, self._began
+        )
         decision = self._decision = front.decisions.arrived(request)
         if self._parts > 1 and not self._held:  # the headers, and parts of the body, have gone
             self._body = None
@@ -209,10 +214,12 @@ class _Exchange:
         return found
 
     def _responded(self, decision: GatewayDecision, response: Any) -> list[Any]:
-        status = _headers(response).get(":status", "")
+        fields = _headers(response)
+        status = fields.get(":status", "")
         self._status = int(status) if status.isdecimal() else 0
-        self._answer = AnswerReader(decision.request.endpoint, decision.request.streams)
-        if self._asked_usage and self._status == 200:
+        answer = self._answer = AnswerReader(decision.request.endpoint, is_stream(fields, decision.request.streams))
+        answer.failed = is_encoded(fields)
+        if self._asked_usage and self._status == 200 and answer.streamed and not answer.failed:
             self._usage = UsageFilter()
         told: Headers = ()
         if FORECAST_HEADER in self._headers and decision.annotation is not None:
@@ -222,11 +229,14 @@ class _Exchange:
         return [_changed("response_headers", told, ["content-length"] if self._usage is not None else [])]
 
     def _passed(self, part: bytes, ends: bool) -> list[Any]:
-        passed = part if self._usage is None else self._usage.passed(part)
-        if ends and self._usage is not None:
-            passed += self._usage.rest()
+        passed, events = part, None
+        if self._usage is not None:
+            passed, events = self._usage.passed(part)
+            if ends:
+                rest, last = self._usage.rest()
+                passed, events = passed + rest, events + last
         try:
-            self._read(part, ends)
+            self._read(part, events, ends)
         except Exception as error:
             self._front.metrics.failed("ext_proc", type(error).__name__)
             self.close()
@@ -234,14 +244,14 @@ class _Exchange:
             return _streamed("response_body", passed, ends)
         return [_changed("response_body", body=None if passed == part else passed)]
 
-    def _read(self, part: bytes, ends: bool) -> None:
+    def _read(self, part: bytes, events: list[StreamEvent] | None, ends: bool) -> None:
         decision, answer = self._decision, self._answer
         if decision is None or answer is None:
             return
         if part and not answer.first and decision.upstream:
             self._front.upstreams.monitor.first_token(decision.upstream, decision.id)
             self._front.metrics.first_token(decision.upstream, self._clock() - self._began)
-        answer.add(part)
+        answer.add(part, events)
         if ends:
             self._finished()
 
@@ -250,11 +260,11 @@ class _Exchange:
         decision, answer = self._decision, self._answer
         if decision is None or answer is None:
             return
-        if self._status != 200:
+        answer.end()
+        if self._status != 200 or answer.is_error:
             self.close()
         else:
             self._decision = None
-            answer.end()
             self._front.decisions.answered(decision, answer)
             self._front.upstreams.ended(decision, answer)
         upstream = decision.upstream or "chosen by Envoy"

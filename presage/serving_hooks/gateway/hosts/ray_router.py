@@ -32,6 +32,7 @@ from ray.serve.request_router import LocalityMixin, MultiplexMixin, RequestRoute
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.answer_reader import AnswerReader
+from presage.serving_hooks.gateway.client_keys import ClientKeys
 from presage.serving_hooks.gateway.config import GatewayConfig, gateway_config, read_gateway_given
 from presage.serving_hooks.gateway.decisions import Decisions, GatewayDecision
 from presage.serving_hooks.gateway.identity.sent_names import SESSION_HEADERS
@@ -42,7 +43,6 @@ from presage.serving_hooks.modes import Mode
 from presage.serving_hooks.policies.routing import ROUTERS
 from presage.serving_hooks.policies.routing.fleet import FleetEngine
 from presage.serving_hooks.policies.routing.placement import Immediate
-from presage.serving_hooks.workflows.tenants import Tenants
 
 _INPUTS: Final = ("messages", "prompt")
 _CACHE_TOKENS, _STEP_S, _PREFILL_S = 10**9, 0.02, 1e-4  # all replicas are alike
@@ -51,7 +51,7 @@ _TICK_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-def read_request(arguments: Sequence[Any], session_id: str, tenants: Tenants, at_s: float) -> ApiRequest | None:
+def read_request(arguments: Sequence[Any], session_id: str, keys: ClientKeys, at_s: float) -> ApiRequest | None:
     """The request in the arguments of a call; None without a body and a session.
 
     A body is the object of a chat or completions API: a mapping, its JSON, or a pydantic model. Headers are a mapping
@@ -67,7 +67,7 @@ def read_request(arguments: Sequence[Any], session_id: str, tenants: Tenants, at
     if session_id:
         headers.setdefault(SESSION_HEADERS[0], session_id)
     endpoint: Endpoint = "completions" if body and "prompt" in body else "chat"
-    return ApiRequest(endpoint, body or {}, headers, tenants.of(headers.get("authorization")), at_s)
+    return ApiRequest(endpoint, body or {}, headers, keys.of(headers), at_s)
 
 
 def _bodies(argument: Any) -> Iterator[Mapping[str, Any]]:
@@ -106,7 +106,7 @@ class ReplicaPlacements:
             raise ConfigurationError(f"routing is {config.routing!r}, which holds requests; give session-affinity")
         self.decisions: Decisions = build_decisions(config, clock)
         self.placements = Placements([], policy, clock, self.decisions.held)
-        self._clock, self._tenants = clock, Tenants(config.keys())
+        self._clock, self._keys = clock, ClientKeys(config.keys())
         self._numbers: dict[str, int] = {}
         self._ticked_s = clock()
         self.decisions.table.subscribe(lambda workflow, _: self.placements.ended(workflow.step.workflow))
@@ -123,7 +123,7 @@ class ReplicaPlacements:
         if now - self._ticked_s >= _TICK_S:
             self._ticked_s = now
             self.decisions.tick()
-        request = read_request(arguments, session_id, self._tenants, now)
+        request = read_request(arguments, session_id, self._keys, now)
         if request is None or not replicas:
             return None
         decision = self.decisions.arrived(request)

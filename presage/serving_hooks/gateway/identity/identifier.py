@@ -459,15 +459,13 @@ def _cache_key(request: ApiRequest) -> str | None:
 
 
 def _tool_ids(request: ApiRequest, latest: int) -> list[str]:
-    given = request.body.get("messages" if request.endpoint == "chat" else "input")
-    messages: list[Any] = given[-latest:] if isinstance(given, list) and request.endpoint != "completions" else []
+    messages: list[Any] = request.messages[-latest:] if isinstance(request.messages, list) else []
     return list(islice((found for message in reversed(messages) for found in tool_ids(message)), _MOST_IDS))
 
 
 def _tool_results(request: ApiRequest) -> list[bytes]:
     """Results of tools among the latest messages."""
-    given = request.body.get("messages" if request.endpoint == "chat" else "input")
-    latest = given[-_LATEST_LEARNT:] if isinstance(given, list) and request.endpoint != "completions" else []
+    latest = request.messages[-_LATEST_LEARNT:] if isinstance(request.messages, list) else []
     return of_messages(
         [
             message
@@ -487,7 +485,7 @@ def _own(request: ApiRequest) -> bytes:
     """The end of a prompt with its system prompt: what an answer may only repeat."""
     if request.endpoint == "completions":
         return completion_bytes(request.body.get("prompt"))[-_OWN_BYTES:]
-    given = request.body.get("messages" if request.endpoint == "chat" else "input")
+    given = request.messages
     latest = of_messages(given[-_LATEST:] if isinstance(given, list) else given)
     values = [value for turn in latest for value in values_of(turn)]
     return b"\n".join((system_text(request, LONGEST_SYSTEM).encode("utf-8", "surrogatepass"), *values))[-_OWN_BYTES:]

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import msgspec
 
 from presage.serving_hooks.counts import EventCounts, MetadataField
+from presage.serving_hooks.gateway.anthropic_messages import session_of_user
 from presage.serving_hooks.gateway.request import ApiRequest
 from presage.serving_hooks.workflows.metadata import NAME_KEYS, SentNames, name, names, table
 
@@ -51,7 +52,12 @@ def sent_session(request: ApiRequest, counts: EventCounts) -> str | None:
     conversation = body.get("conversation")
     if isinstance(conversation, dict):
         conversation = conversation.get("id")
-    for found in (*map(request.headers.get, SESSION_HEADERS), body.get("session_id"), conversation):
+    for found in (
+        *map(request.headers.get, SESSION_HEADERS),
+        body.get("session_id"),
+        conversation,
+        session_of_user(body),
+    ):
         if found is not None:
             session = name(found, "session_id", counts)
             if session is not None:

@@ -43,9 +43,8 @@ _URLS: Final = ("image_url", "file_id", "url", "data", "input_audio", "file")
 
 
 def turns(request: ApiRequest) -> list[bytes]:
-    """The turns of a request to a chat or responses API."""
-    given = request.body.get("messages" if request.endpoint == "chat" else "input")
-    return of_messages(given)
+    """The turns of a request, but to the completions API."""
+    return of_messages(request.messages)
 
 
 def of_messages(given: Any) -> list[bytes]:
@@ -99,7 +98,7 @@ def system_text(request: ApiRequest, longest: int) -> str:
     parts: list[str] = []
     if request.endpoint == "responses":
         parts.append(_text(request.body.get("instructions")))
-    given = request.body.get("messages" if request.endpoint == "chat" else "input")
+    given = request.messages
     for message in given[:MOST_TURNS] if isinstance(given, list) else ():
         if not isinstance(message, dict):
             continue

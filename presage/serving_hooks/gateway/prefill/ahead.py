@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from presage.predictors.profile.predictor import ProfilePredictor
-from presage.serving_hooks.answer_reader import AnswerReader, Usage
+from presage.serving_hooks.answer_reader import AnswerReader
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.gateway.config import PREFILL_AHEAD, PrefillAheadSettings
 from presage.serving_hooks.gateway.decisions import Decisions, GatewayDecision
@@ -59,10 +59,6 @@ Unplanned = Literal[
     "other steps run", "no forecast", "next agent unsure", "end is likelier", "paused", "too many wait",
     NotPlanned,
 ]  # fmt: skip
-
-
-class _Answer(msgspec.Struct):
-    usage: Usage | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -246,14 +242,14 @@ class PrefillAhead:
             self._refused(prefill)
             return
         prefill.done = True
-        usage = msgspec.json.decode(answer, type=_Answer, strict=False).usage
-        if usage is not None and usage.prompt_tokens is not None:
-            prefill.prompt_tokens = usage.prompt_tokens
-            cached = (usage.prompt_tokens_details or {}).get("cached_tokens")
-            if isinstance(cached, int) and not isinstance(cached, bool):
-                prefill.tokens = usage.prompt_tokens - cached
-            else:
-                prefill.tokens = min(prefill.tokens, usage.prompt_tokens)
+        reader = AnswerReader("chat", streamed=False)
+        reader.add(answer)
+        reader.end()
+        if reader.input_tokens is not None:
+            prefill.prompt_tokens = reader.input_tokens
+            prefill.tokens = min(prefill.tokens, reader.input_tokens)
+            if reader.cached_tokens is not None:
+                prefill.tokens = reader.input_tokens - reader.cached_tokens
 
     def _idle(self, upstream: Upstream) -> bool:
         """Whether a server has nothing else to begin with."""
