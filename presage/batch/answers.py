@@ -56,6 +56,7 @@ class Answers:
         except (sqlite3.Error, OSError) as error:
             raise OutputError(f"{path}: no file of answers can be kept there ({error}); give another path") from None
         self._bytes, self._clock = int(total), int(latest)
+        self._begun = self._clock
 
     def get(self, key: str) -> ModelAnswer | None:
         """An answer, or None."""
@@ -67,17 +68,20 @@ class Answers:
             self._do("UPDATE answers SET used = ? WHERE key = ?", self._clock, key)
         return ModelAnswer(*found)
 
-    def put(self, key: str, answer: ModelAnswer) -> None:
-        """Keep an answer; the first one for a key stays."""
+    def put(self, key: str, answer: ModelAnswer) -> int:
+        """Keep an answer; the first one for a key stays. How many went that were used since the file was opened."""
         self._clock += 1
+        gone = 0
         size = len(answer.text.encode()) + len(key)
         said = (answer.text, answer.prompt_tokens, answer.cached_tokens, answer.output_tokens)
         added = self._do("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)", key, *said, size, self._clock)
         self._bytes += size * added.rowcount
         while self._most is not None and self._bytes > self._most:
-            oldest, its = self._do("SELECT key, bytes FROM answers ORDER BY used LIMIT 1").fetchone()
+            oldest, its, used = self._do("SELECT key, bytes, used FROM answers ORDER BY used LIMIT 1").fetchone()
             self._do("DELETE FROM answers WHERE key = ?", oldest)
             self._bytes -= its
+            gone += used > self._begun
+        return gone
 
     def close(self) -> None:
         """Close the file."""
@@ -95,4 +99,4 @@ def content_key(
 ) -> str:
     """What decides the answer of a deterministic call, and whose it is."""
     said = [tenant, model, version, sorted(parameters.items()), messages]
-    return hashlib.sha256(json.dumps(said, ensure_ascii=False, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()

@@ -28,7 +28,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from presage.batch.operators import Ask, CallingProgram, Constant, Operator, RowFailedError, function, given
-from presage.batch.plan import RESULT_COLUMNS, Plan
+from presage.batch.plan import RESULT_COLUMNS, Plan, what_and_where
 from presage.client import graph_node
 from presage.errors import ConfigurationError, EngineError
 
@@ -230,7 +230,8 @@ class _GraphRun:
             found = [_TASK.match(note) for note in getattr(error, "__notes__", ())]
             where = next((f"node {task[1]} raised " for task in found if task), "")
             refused = f" ({row.refused})" if row.refused else ""
-            raise RowFailedError(f"graph {graph.name}: {where}{type(error).__name__}{refused}") from error
+            kind = f"graph {graph.name}: {where}{type(error).__name__}"
+            raise RowFailedError(f"{kind}{refused or what_and_where(error)}", kind=kind) from error
         finally:
             row.over = True
             _ROW.reset(before)

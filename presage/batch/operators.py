@@ -12,17 +12,20 @@ that are known when the plan runs.
 
 from __future__ import annotations
 
+import copy
 import inspect
+import json
 import string
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from presage.batch.function_key import value_key
 from presage.errors import ConfigurationError
 
-_DEPTH: ContextVar[int] = ContextVar("presage_batch_depth", default=0)
-_PLAIN: Final = (str, int, float, bool, bytes, type(None))
+_ITEMS: ContextVar[tuple[EachItem, ...]] = ContextVar("presage_batch_items", default=())
+"""Those of the `map_each` whose bodies are being built, outermost first."""
 _KEPT_BACK: Final = ("messages", "n", "stream", "stream_options")
 ROLES: Final = ("system", "user", "assistant")
 
@@ -34,11 +37,13 @@ class RowFailedError(Exception):
     """A row has no result; the text says why, for whoever reads the results.
 
     Attributes:
+        kind: the same without what differs from row to row, to be counted; it holds nothing of the row's texts.
         status: HTTP status of an engine that refused a call.
     """
 
-    def __init__(self, why: str, status: int = 502) -> None:
+    def __init__(self, why: str, status: int = 502, *, kind: str = "") -> None:
         super().__init__(why)
+        self.kind = kind or why
         self.status = status
 
 
@@ -62,9 +67,14 @@ class Given(Operator):
 
 @dataclass(frozen=True, eq=False)
 class EachItem(Operator):
-    """The item of a `map_each`, by how many of them surround it."""
+    """The item of a `map_each` over a list, by how many others surround it."""
 
+    over: Operator
     depth: int
+
+
+def _surrounding() -> tuple[EachItem, ...]:
+    return _ITEMS.get()
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +94,7 @@ class Call(Operator):
         model: its name at the engine; "": the only one that the engine serves.
         parameters: of the request, as OpenAI's API names them.
         output_tokens: expected, for the schedule.
+        within: items of the `map_each` around it: a sample is drawn for each, whether it reads them or not.
     """
 
     agent: str
@@ -91,6 +102,7 @@ class Call(Operator):
     model: str
     parameters: Mapping[str, Any]
     output_tokens: float
+    within: tuple[EachItem, ...] = field(default_factory=_surrounding)
 
     @property
     def deterministic(self) -> bool:
@@ -100,11 +112,15 @@ class Call(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Function(Operator):
-    """A deterministic Python function of values."""
+    """A deterministic Python function of values.
+
+    Attributes:
+        code: key of what it does; None: it cannot be known, so it is like no other function.
+    """
 
     function: Callable[..., Any]
     arguments: tuple[Operator, ...]
-    code: str
+    code: str | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +128,13 @@ class MapEach(Operator):
     """The list of the body's values, one for each item of a list."""
 
     over: Operator
+    item: EachItem
     body: Operator
-    depth: int
+
+    @property
+    def depth(self) -> int:
+        """How many others surround it."""
+        return self.item.depth
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +164,7 @@ class CallingProgram(Operator):
             errors of what asks through.
         code: what tells it from others.
         known: what is known of it before it runs, in lines for people.
+        within: as of a call.
     """
 
     names: tuple[str, ...]
@@ -150,6 +172,7 @@ class CallingProgram(Operator):
     run: Callable[[dict[str, Any], Ask], Awaitable[Any]]
     code: str
     known: tuple[str, ...] = ()
+    within: tuple[EachItem, ...] = field(default_factory=_surrounding)
 
 
 def parts_of(operator: Operator) -> tuple[Operator, ...]:
@@ -161,8 +184,10 @@ def parts_of(operator: Operator) -> tuple[Operator, ...]:
             return tuple(text for _, text in messages)
         case Function(_, arguments) | CallingProgram(_, arguments):
             return arguments
-        case MapEach(over, body):
-            return over, body
+        case EachItem(over):
+            return (over,)
+        case MapEach(over, item, body):
+            return over, item, body
         case Conditional(condition, then, otherwise):
             return condition, then, otherwise
     return ()
@@ -171,14 +196,16 @@ def parts_of(operator: Operator) -> tuple[Operator, ...]:
 def said_by(operator: Operator) -> Any:
     """What tells an operator from others of its kind with the same parts; a JSON value."""
     match operator:
-        case Constant(said) | Given(said) | EachItem(said) | Template(said) | Join(_, said) | MapEach(_, _, said):
+        case Constant(value):
+            return value_key(value)
+        case Given(said) | EachItem(_, said) | Template(said) | Join(_, said):
             return said
         case Function(_, _, code):
             return code
         case CallingProgram(names, _, _, code):
             return [list(names), code]
         case Call(agent, messages, model, parameters):
-            return [agent, [role for role, _ in messages], model, dict(sorted(parameters.items()))]
+            return [agent, [role for role, _ in messages], model, json.dumps(sorted(parameters.items()))]
     return None
 
 
@@ -240,6 +267,11 @@ def call(
     """
     if not agent:
         raise ConfigurationError('call: an agent without a name; name it by its role, such as "critic"')
+    try:
+        parameters = copy.deepcopy(parameters)
+        json.dumps(parameters)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"call of {agent!r}: a parameter is no JSON value ({error})") from None
     if temperature < 0 or max_tokens < 1:
         raise ConfigurationError(
             f"call of {agent!r}: temperature is {temperature} and max_tokens {max_tokens}; 0 and 1 are the least"
@@ -259,20 +291,34 @@ def call(
 def function(called: Callable[..., Any], *arguments: Operator | str) -> Operator:
     """A Python function of values that depends on nothing else: text, numbers, lists and dictionaries.
 
+    Functions that do the same to the same are computed once. What a function does is its code and all that this reads,
+    to any depth (`function_key`); one that holds on to something that cannot be looked into, such as an open file, is
+    computed by itself.
+
     Raises:
-        ConfigurationError: it holds on to a variable that is no plain value, so that a change of it would not be seen.
+        ConfigurationError: it is asynchronous.
     """
-    return Function(called, tuple(_operator(argument) for argument in arguments), _code(called))
+    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+        raise ConfigurationError(
+            f"function {name_of(called)} is asynchronous; a function that returns its value is wanted"
+        )
+    return Function(called, tuple(_operator(argument) for argument in arguments), value_key(called))
+
+
+def name_of(called: Callable[..., Any]) -> str:
+    """How people know a function."""
+    return str(getattr(called, "__qualname__", type(called).__qualname__))
 
 
 def map_each(over: Operator, body: Callable[[Operator], Operator]) -> Operator:
-    """The list of `body(item)` for each item of a list."""
-    depth = _DEPTH.get()
-    before = _DEPTH.set(depth + 1)
+    """The list of `body(item)` for each item of a list. An item may be used within its body only."""
+    surrounding = _ITEMS.get()
+    item = EachItem(over, len(surrounding))
+    before = _ITEMS.set((*surrounding, item))
     try:
-        return MapEach(over, body(EachItem(depth)), depth)
+        return MapEach(over, item, _operator(body(item)))
     finally:
-        _DEPTH.reset(before)
+        _ITEMS.reset(before)
 
 
 def branch(condition: Operator, then: Operator | str, otherwise: Operator | str) -> Operator:
@@ -311,38 +357,3 @@ def _operator(value: Operator | str) -> Operator:
     if isinstance(value, str):
         return Constant(value)
     raise ConfigurationError(f"a plan takes operators and texts; came {type(value).__name__}: use function() for it")
-
-
-def _code(called: Callable[..., Any], above: frozenset[str] = frozenset()) -> str:
-    """What a function does, as text: a change of its code, defaults or kept values is another function.
-
-    Functions and plain values of its module that it uses are part of it.
-    """
-    name = getattr(called, "__qualname__", repr(called))
-    code = getattr(called, "__code__", None)
-    if code is None or name in above:  # built in, such as str.strip; or it calls itself
-        return f"{getattr(called, '__module__', '')}.{name}"
-    used = inspect.getclosurevars(called)
-    kept = []
-    for key, value in sorted({**used.globals, **used.nonlocals}.items()):
-        if isinstance(value, _PLAIN):
-            kept.append((key, repr(value)))
-        elif inspect.isfunction(value):
-            kept.append((key, _code(value, above | {name})))
-        elif key in used.nonlocals:
-            raise ConfigurationError(
-                f"function {name}: it keeps {key!r}, a {type(value).__name__}; pass it as an argument instead"
-            )
-    defaults = repr((getattr(called, "__defaults__", None), getattr(called, "__kwdefaults__", None)))
-    return repr((name, code.co_code.hex(), _constants(code), code.co_names, defaults, kept))
-
-
-def _constants(code: Any) -> list[Any]:
-    return [
-        [found.co_code.hex(), _constants(found), found.co_names]
-        if inspect.iscode(found)
-        else sorted(map(repr, found))  # a set's own order changes from process to process
-        if isinstance(found, frozenset)
-        else repr(found)
-        for found in code.co_consts
-    ]

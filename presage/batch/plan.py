@@ -2,18 +2,22 @@
 
 Source: Helium (Wadlom et al., 2026), section 4. What no output needs is left out; operators that say the same of the
 same are one; what depends on no row is computed once; a branch whose condition is known is replaced by its side. Calls
-with a temperature, and programs, are alike only if they are one object in the plan, since each is a sample of its own.
+with a temperature, programs, and functions of which nobody knows what they do are alike only if they are one object.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import traceback
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
+from presage.batch.function_key import is_installed, value_key
 from presage.batch.operators import (
     Call,
     CallingProgram,
@@ -25,7 +29,9 @@ from presage.batch.operators import (
     Join,
     MapEach,
     Operator,
+    RowFailedError,
     Template,
+    name_of,
     parts_of,
     said_by,
 )
@@ -33,6 +39,9 @@ from presage.errors import ConfigurationError
 
 RESULT_COLUMNS: Final = ("id", "error")
 """Columns of every result beside the outputs."""
+_IMMUTABLE: Final = (str, int, float, bool, bytes, type(None))
+_MESSAGE: Final = 300
+"""Characters of an error's message in the results."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +50,13 @@ class Node:
 
     Attributes:
         key: its structural hash: that of all it depends on. The same in every run of the same plan.
-        items: depths of the `map_each` whose items it reads.
+        items: keys of the items of `map_each` that it reads.
     """
 
     key: str
     operator: Operator
     parts: tuple[Node, ...]
-    items: frozenset[int] = frozenset()
+    items: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,10 @@ class Plan:
         self._written = outputs
         compiler = _Compiler()
         self.outputs: dict[str, Node] = {key: compiler.node(outputs[key]) for key in chosen}
+        if outside := [key for key, node in self.outputs.items() if node.items]:
+            raise ConfigurationError(
+                f"plan {name!r}: output {outside[0]!r} uses an item of a map_each outside its body, where it is unknown"
+            )
         self.nodes = _ordered(self.outputs.values())
         everything = _objects(outputs.values())
         reached = _objects(outputs[key] for key in chosen)
@@ -142,7 +155,7 @@ class _Compiler:
             if id(operator) in self.of:
                 waiting.pop()
                 continue
-            if missing := [part for part in parts_of(operator) if id(part) not in self.of]:
+            if missing := [part for part in (*parts_of(operator), *_within(operator)) if id(part) not in self.of]:
                 waiting.extend(reversed(missing))
                 continue
             waiting.pop()
@@ -154,16 +167,17 @@ class _Compiler:
         if (known := self._known(operator, parts)) is not None:
             self.folded += 1
             return known
-        items = frozenset[int]().union(*(part.items for part in parts))
-        if isinstance(operator, EachItem):
-            items = frozenset({operator.depth})
-        elif isinstance(operator, MapEach):
-            items = parts[0].items | (parts[1].items - {operator.depth})
         said = [type(operator).__name__, said_by(operator), [part.key for part in parts]]
         key = _hash(said)
-        if isinstance(operator, CallingProgram) or (isinstance(operator, Call) and not operator.deterministic):
+        if _alone(operator):
             self.samples[key] += 1
             key = _hash([*said, self.samples[key]])
+        around = [self.of[id(item)][1] for item in _within(operator)]
+        items = frozenset[str]().union(*(part.items for part in (*parts, *around)))
+        if isinstance(operator, EachItem):
+            items |= {key}
+        elif isinstance(operator, MapEach):
+            items -= {parts[1].key}
         return self._node(Node(key, operator, parts, items))
 
     def _node(self, node: Node) -> Node:
@@ -182,19 +196,36 @@ class _Compiler:
         constants = [part.operator.value for part in parts if isinstance(part.operator, Constant)]
         if len(constants) < len(parts):
             return None
-        value = evaluated(operator, constants)
         try:
-            key = _hash(["Constant", value, []])
-        except TypeError:  # no JSON value: it is computed where it is used
+            value = evaluated(operator, constants)
+        except RowFailedError as error:  # it would fail every row
+            raise ConfigurationError(str(error)) from None
+        if (said := value_key(value)) is None:  # it is computed where it is used
             return None
+        key = _hash(["Constant", said, []])
         return self.made.setdefault(key, Node(key, Constant(value), ()))
+
+
+def _within(operator: Operator) -> tuple[EachItem, ...]:
+    return operator.within if isinstance(operator, Call | CallingProgram) and _alone(operator) else ()
+
+
+def _alone(operator: Operator) -> bool:
+    """Whether it is like no other, however much alike they look."""
+    match operator:
+        case Call():
+            return not operator.deterministic
+        case Function():
+            return operator.code is None
+    return isinstance(operator, CallingProgram)
 
 
 def evaluated(operator: Operator, values: list[Any]) -> Any:
     """The value of an operator that asks no model, from those of its parts.
 
     Raises:
-        ConfigurationError: a function raised an error; its name and kind are told, not its text.
+        RowFailedError: a function raised an error, or a value is none of text, numbers, lists and dictionaries where
+            one is wanted.
     """
     match operator:
         case Constant(value):
@@ -205,17 +236,58 @@ def evaluated(operator: Operator, values: list[Any]) -> Any:
             flat = [one for value in values for one in (value if isinstance(value, list) else [value])]
             return separator.join(map(as_text, flat))
         case Function(called, _, _):
-            try:
-                return called(*values)
-            except Exception as error:
-                name = getattr(called, "__qualname__", "function")
-                raise ConfigurationError(f"function {name} raised {type(error).__name__}") from error
+            return _called(called, values)
     raise AssertionError(operator)
 
 
+def _called(called: Callable[..., Any], values: list[Any]) -> Any:
+    """A function's value; it gets values of its own, as others read them too."""
+    name = name_of(called)
+    try:
+        value = called(*(value if isinstance(value, _IMMUTABLE) else copy.deepcopy(value) for value in values))
+    except (Exception, SystemExit) as error:
+        kind = f"function {name} raised {type(error).__name__}"
+        raise RowFailedError(f"{kind}{what_and_where(error)}", kind=kind) from error
+    if isinstance(value, Iterator | Awaitable | AsyncIterator):
+        raise RowFailedError(
+            f"function {name} returned a {type(value).__name__}, which can be read once; return a list"
+        )
+    return value
+
+
+def what_and_where(error: BaseException) -> str:
+    """An error's message and the user's line that it comes from, to follow its kind."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [
+        f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in frames if not is_installed(frame.filename)
+    ]
+    message = " ".join(str(error).split())[:_MESSAGE]
+    return (f": {message}" if message else "") + (lines[-1] if lines else "")
+
+
 def as_text(value: Any) -> str:
-    """A value within a prompt: text as it is, everything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    """A value within a prompt: text as it is, everything else as JSON.
+
+    Raises:
+        RowFailedError: it is no JSON value.
+    """
+    if isinstance(value, str):
+        return valid_text(value)
+    try:
+        return valid_text(json.dumps(value, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError):
+        raise RowFailedError(
+            f"a {type(value).__name__} in a prompt; text, numbers, lists and dictionaries of these are wanted"
+        ) from None
+
+
+def valid_text(text: str) -> str:
+    """A text with U+FFFD for half a surrogate pair, which has no UTF-8 and which JavaScript's cut texts hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
 
 
 def text_columns(results: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, list[str | None]]:
@@ -224,7 +296,7 @@ def text_columns(results: Sequence[Mapping[str, Any]], names: Iterable[str]) -> 
 
 
 def _hash(said: Any) -> str:
-    return hashlib.sha256(json.dumps(said, ensure_ascii=False, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
 
 def _ordered(roots: Iterable[Node]) -> list[Node]:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import codecs
 import json
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
+from presage.batch.plan import valid_text
 from presage.errors import TraceError
+
+
+def row_id(row: Mapping[str, Any], number: int) -> Any:
+    """The row's `id` as it came, else its number."""
+    sent = row.get("id")
+    return number if sent is None else valid_text(sent) if isinstance(sent, str) else sent
 
 
 class RowFile(Sequence[dict[str, Any]]):
@@ -38,7 +45,7 @@ class RowFile(Sequence[dict[str, Any]]):
                 if not line.strip():
                     continue
                 row = self._row(line, number)
-                name = str(row.get("id", len(self._begins)))
+                name = str(row_id(row, len(self._begins)))
                 if name in names:
                     raise TraceError(
                         f"{path}, line {number}: id {name!r} is that of line {names[name]} too; ids are unique"

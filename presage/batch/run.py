@@ -27,12 +27,13 @@ import httpx
 
 from presage.batch.answers import Answers, ModelAnswer, content_key
 from presage.batch.operators import Call, CallingProgram, Conditional, EachItem, Given, MapEach, RowFailedError
-from presage.batch.plan import Node, Plan, as_text, evaluated
+from presage.batch.plan import Node, Plan, as_text, evaluated, valid_text, what_and_where
 from presage.batch.prefix_tree import field_tokens
+from presage.batch.rows import row_id
 from presage.batch.rows_under_way import RowsUnderWay
 from presage.batch.schedule import SoftOrder
 from presage.client import AGENT_HEADER, ID_HEADER, TYPE_HEADER
-from presage.errors import ConfigurationError, EngineError, InputError, OutputError
+from presage.errors import ConfigurationError, EngineError, InputError, OutputError, PresageError
 from presage.serving_hooks.gateway.monitor.engine_metrics import read_engine_load
 
 _AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -40,13 +41,14 @@ _OPEN_ROWS: Final = 1000
 _EVICTS: Final = re.compile(rb'^presage_policy_on\{[^}]*policy="eviction"[^}]*\} 1(\.0)?\s*$', re.MULTILINE)
 """The line of an engine whose hooks evict blocks of ended workflows first."""
 _LONGEST_PAUSE_S: Final = 30.0
+_UNFINISHED: Final = frozenset({"content_filter", "error", "abort", "cancelled", "tool_calls", "function_call"})
 _RUN_FILE: Final = "run.db"
 _LOCK: Final = ".lock"
 
 Place = tuple[int, ...]
 """Where a call stands among the ready ones; the least goes first."""
-Scope = tuple[tuple[int, int, Any], ...]
-"""The items around an operator: depth of the `map_each`, position in its list, value."""
+Scope = tuple[tuple[str, int, Any], ...]
+"""The items around an operator, outermost first: key of the item, position in its list, value."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,10 @@ class RunReport:
         prompt_tokens, cached_tokens, output_tokens: of the answers that engines made.
         tokens_saved: prompt and output tokens of the answers that were known.
         truncated: answers that engines made in this try and that reached `max_tokens`.
+        empty: answers that engines made in this try and that are empty texts.
+        evicted: answers of this run that did not fit into the cache.
         failed: rows without a result; their errors are in the results.
+        failures: of these, how many by the kind of their error.
     """
 
     rows: int = 0
@@ -98,11 +103,14 @@ class RunReport:
     failed: int = 0
     asked: int = 0
     truncated: int = 0
+    empty: int = 0
+    evicted: int = 0
     known: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     tokens_saved: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -163,6 +171,36 @@ class _Request:
         return not self.call
 
 
+@dataclass
+class _RunProgress:
+    """The share of a run that is done, which answers make as well as rows: a plan may end all of its rows at its end.
+
+    Attributes:
+        calls: expected of a row; 1 where nobody knows.
+        answers: of rows that have not ended, at most `calls` of each.
+    """
+
+    report: Callable[[str, float | None], None]
+    rows: int
+    calls: int
+    done: int = 0
+    answers: int = 0
+
+    def answered(self, count: int) -> None:
+        """A row has so many answers."""
+        self.answers += count <= self.calls
+        self._tell()
+
+    def ended(self, count: int) -> None:
+        """A row with so many answers has ended."""
+        self.done += 1
+        self.answers -= min(count, self.calls)
+        self._tell()
+
+    def _tell(self) -> None:
+        self.report("running", (self.done + self.answers / self.calls) / self.rows)
+
+
 class BatchRun:
     """One run of a plan, in a folder of its own.
 
@@ -174,7 +212,7 @@ class BatchRun:
         transport: of the HTTP client, for tests.
 
     Raises:
-        ConfigurationError: the folder holds a run of another plan or other rows.
+        ConfigurationError: the folder holds a run of another plan or other rows, or with another model.
         OutputError: nothing can be written there.
     """
 
@@ -202,12 +240,13 @@ class BatchRun:
             raise ConfigurationError("no engine to run on; give its address, such as http://127.0.0.1:8000")
         self._answers = Answers(folder / _RUN_FILE)
         try:
-            self._results = Results(folder / _RUN_FILE, plan, rows)
+            self._results = Results(folder / _RUN_FILE, plan, rows, self.settings.model)
         except ConfigurationError:
             self._answers.close()
             raise
         self._asked: dict[str, asyncio.Task[ModelAnswer]] = {}
         self._programs = any(isinstance(node.operator, CallingProgram) for node in plan.nodes)
+        self._progress: _RunProgress | None = None
         self._context = copy_context()
         self._number = 0
 
@@ -227,19 +266,18 @@ class BatchRun:
             if left:
                 await asyncio.gather(*map(self._meet, self._engines))
             self._share_out(left)
-            ended, going_on = 0, True
+            going_on = True
+            if progress is not None:
+                self._progress = _RunProgress(progress, len(left), max(len(self.plan.calls), 1))
 
             async def work(engine: _Engine) -> None:
-                nonlocal ended, going_on
+                nonlocal going_on
                 try:
                     while engine.under_way <= engine.most_under_way and (taken := self._taken(engine)):
                         rank, number = taken
                         name = await self._row(number, rank, engine)
-                        ended += 1
                         if self._under_way is not None and self._under_way.ended(name):
                             self._begin()
-                        if progress is not None:
-                            progress("running", ended / len(left))
                 except BaseException:
                     going_on = False
                     raise
@@ -331,16 +369,25 @@ class BatchRun:
         row = _Row(self, number, rank, engine)
         try:
             values = await asyncio.gather(*(row.value(node, ()) for node in self.plan.outputs.values()))
-        except (RowFailedError, ConfigurationError) as error:
-            self.report.failed += 1
-            self._results.put(number, None, str(error))
-        else:
-            kept = self._results.put(number, dict(zip(self.plan.outputs, values, strict=True)), None)
-            self.report.failed += not kept
+            self._results.put(number, dict(zip(self.plan.outputs, values, strict=True)), None)
+        except RowFailedError as error:
+            self._failed(number, str(error), error.kind)
+        except PresageError:
+            raise
+        except Exception as error:  # of a value of the plan's; the other rows go on
+            kind = f"{type(error).__name__} in this row"
+            self._failed(number, f"{kind}{what_and_where(error)}", kind)
         finally:
             row.end()
+        if self._progress is not None:
+            self._progress.ended(row.answers)
         await self._ended(row)
         return row.name
+
+    def _failed(self, number: int, error: str, kind: str) -> None:
+        self.report.failed += 1
+        self.report.failures[kind] = self.report.failures.get(kind, 0) + 1
+        self._results.put(number, None, error)
 
     async def _ended(self, row: _Row) -> None:
         """Tell an engine with our hooks that the workflow has ended; another one is asked once only."""
@@ -388,6 +435,13 @@ class BatchRun:
         return 200, whole
 
     async def _answer(self, row: _Row, request: _Request) -> ModelAnswer:
+        answer = await self._known_or_asked(row, request)
+        row.answers += 1
+        if self._progress is not None:
+            self._progress.answered(row.answers)
+        return answer
+
+    async def _known_or_asked(self, row: _Row, request: _Request) -> ModelAnswer:
         parameters = {name: value for name, value in request.body.items() if name not in ("model", "messages")}
         model, messages = request.body["model"], request.body["messages"]
         key = content_key(self.settings.tenant, model, row.engine.models[model], parameters, messages)
@@ -416,7 +470,8 @@ class BatchRun:
         engine = row.engine
         await self._place(engine, (sequence, row.rank, place))
         names = {TYPE_HEADER: self.plan.name, ID_HEADER: row.name, AGENT_HEADER: request.agent}
-        headers = {name: quote(value, safe="") for name, value in names.items()}
+        headers = {name: quote(valid_text(value), safe="") for name, value in names.items()}
+        headers["content-type"] = "application/json"
         try:
             said = await self._sent(engine, request, headers)
         finally:
@@ -427,17 +482,18 @@ class BatchRun:
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         counts = int(usage.get("prompt_tokens") or 0), int(cached), int(usage.get("completion_tokens") or 0)
         choice = said["choices"][0]
-        text = json.dumps(said, ensure_ascii=False) if request.whole else str(choice["message"].get("content") or "")
-        answer = ModelAnswer(text, *counts)
-        self._answers.put(key, answer)
-        if request.sample is None and self._cache is not None:
-            self._cache.put(key, answer)
         report = self.report
         report.asked += 1
         report.truncated += choice.get("finish_reason") == "length"
-        report.prompt_tokens += answer.prompt_tokens
-        report.cached_tokens += answer.cached_tokens
-        report.output_tokens += answer.output_tokens
+        report.prompt_tokens += counts[0]
+        report.cached_tokens += counts[1]
+        report.output_tokens += counts[2]
+        text = json.dumps(said) if request.whole else answer_text(choice, request.agent)
+        report.empty += not text
+        answer = ModelAnswer(text, *counts)
+        self._answers.put(key, answer)
+        if request.sample is None and self._cache is not None:
+            report.evicted += self._cache.put(key, answer)
         if self._under_way is not None and self._under_way.answered(
             request.call, answer.prompt_tokens, answer.output_tokens
         ):
@@ -446,12 +502,11 @@ class BatchRun:
 
     async def _sent(self, engine: _Engine, request: _Request, headers: dict[str, str]) -> dict[str, Any]:
         """The engine's answer; a call that it does not take now is sent again, later and later."""
+        content = valid_text(json.dumps(request.body, ensure_ascii=False)).encode()
         for attempt in range(1, self.settings.attempts + 1):
             pause = min(2.0 ** (attempt - 1), _LONGEST_PAUSE_S)
             try:
-                answer = await self._client.post(
-                    f"{engine.url}/v1/chat/completions", json=request.body, headers=headers
-                )
+                answer = await self._client.post(f"{engine.url}/v1/chat/completions", content=content, headers=headers)
             except httpx.HTTPError as error:
                 if attempt == self.settings.attempts:
                     raise EngineError(
@@ -464,11 +519,12 @@ class BatchRun:
                         said: dict[str, Any] = answer.json()
                         said["choices"][0]["message"].get("content")
                     except (ValueError, LookupError, TypeError, AttributeError):
-                        raise RowFailedError(f"call of {request.agent}: the answer is no chat completion") from None
+                        kind = f"call of {request.agent}: the answer is no chat completion"
+                        raise RowFailedError(f"{kind}: {_reason(answer)}", kind=kind) from None
                     return said
                 if answer.status_code not in _AGAIN or attempt == self.settings.attempts:
-                    why = f"call of {request.agent}: HTTP {answer.status_code}: {_reason(answer)}"
-                    raise RowFailedError(why, answer.status_code)
+                    kind = f"call of {request.agent}: HTTP {answer.status_code}"
+                    raise RowFailedError(f"{kind}: {_reason(answer)}", answer.status_code, kind=kind)
                 with_header = answer.headers.get("retry-after", "")
                 pause = min(float(with_header), _LONGEST_PAUSE_S) if with_header.isdigit() else pause
             await asyncio.sleep(pause)
@@ -489,8 +545,10 @@ class _Row:
     def __init__(self, run: BatchRun, number: int, rank: int, engine: _Engine) -> None:
         self.run, self.rank, self.engine = run, rank, engine
         self.row = run.rows[number]
-        self.name = f"{run.name}/{row_name(self.row, number)}"  # unique to the run, at an engine that forecasts
-        self.calls = 0
+        self.name = valid_text(
+            f"{run.name}/{row_id(self.row, number)}"
+        )  # unique to the run, at an engine that forecasts
+        self.calls = self.answers = 0
         self.samples: Counter[str] = Counter()  # how often a program asked the same
         self._values: dict[tuple[str, Place], asyncio.Task[Any]] = {}
 
@@ -511,20 +569,22 @@ class _Row:
     async def _computed(self, node: Node, scope: Scope) -> Any:
         match node.operator:
             case Given(name):
+                if name not in self.row:
+                    raise RowFailedError(f"the row has no field {name!r}, which the plan reads")
                 return self.row[name]
-            case EachItem(depth):
-                return next(value for at, _, value in scope if at == depth)
+            case EachItem():
+                return next(value for item, _, value in scope if item == node.key)
             case Conditional():
                 condition = await self.value(node.parts[0], scope)
                 return await self.value(node.parts[1 if condition else 2], scope)
-            case MapEach(_, _, depth):
-                items = await self.value(node.parts[0], scope)
+            case MapEach():
+                over, each_item, body = node.parts
+                items = await self.value(over, scope)
                 if not isinstance(items, list | tuple):
                     raise RowFailedError(f"map_each: a list is wanted; came {type(items).__name__}")
-                body = node.parts[1]
-                each = [self.value(body, (*scope, (depth, place, item))) for place, item in enumerate(items)]
+                each = [self.value(body, (*scope, (each_item.key, place, item))) for place, item in enumerate(items)]
                 return list(await asyncio.gather(*each))
-            case Call(_, messages, _, _, _):
+            case Call(_, messages):
                 texts = await asyncio.gather(*(self.value(part, scope) for part in node.parts))
                 said = [
                     {"role": role, "content": as_text(text)} for (role, _), text in zip(messages, texts, strict=True)
@@ -542,7 +602,7 @@ class _Row:
 class Results:
     """The results of a run's rows in its SQLite file, each written once."""
 
-    def __init__(self, path: Path, plan: Plan, rows: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, path: Path, plan: Plan, rows: Sequence[Mapping[str, Any]], model: str) -> None:
         self._lock = (path.parent / _LOCK).open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the end of the process, also by a kill
@@ -550,13 +610,13 @@ class Results:
             self._lock.close()
             raise ConfigurationError(f"{path.parent}: another run works in this folder; wait for its end") from None
         self._file = sqlite3.connect(path, timeout=30, isolation_level=None)
-        self._names: list[str] = []
+        self._ids: list[Any] = []
         self._outputs = list(plan.outputs)
         lines = hashlib.sha256()
         for number, row in enumerate(rows):
-            self._names.append(row_name(row, number))
-            lines.update(json.dumps(row, ensure_ascii=False, sort_keys=True).encode() + b"\n")
-        said = json.dumps([plan.key, lines.hexdigest()])
+            self._ids.append(row_id(row, number))
+            lines.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
+        said = json.dumps([plan.key, lines.hexdigest(), model])
         self._file.execute("CREATE TABLE IF NOT EXISTS run (said TEXT PRIMARY KEY)")
         self._file.execute("CREATE TABLE IF NOT EXISTS results (row INTEGER PRIMARY KEY, outputs TEXT, error TEXT)")
         found = self._file.execute("SELECT said FROM run").fetchone()
@@ -564,7 +624,8 @@ class Results:
             if self._file.execute("SELECT 1 FROM results WHERE error IS NULL").fetchone():
                 self.close()
                 raise ConfigurationError(
-                    f"{path.parent} holds a run of another plan or other rows; give another folder, or delete it"
+                    f"{path.parent} holds a run of another plan or other rows, or with another --model; "
+                    "give another folder, or delete it"
                 )
             self._file.execute("DELETE FROM run")  # without a result: its engine was not there, or all rows failed
         self._file.execute("INSERT OR IGNORE INTO run VALUES (?)", (said,))
@@ -574,23 +635,23 @@ class Results:
         """Rows that have results."""
         return {row for (row,) in self._file.execute("SELECT row FROM results")}
 
-    def put(self, row: int, outputs: dict[str, Any] | None, error: str | None) -> bool:
-        """Write down a row's outputs, or its error; whether there are outputs that can be written."""
+    def put(self, row: int, outputs: dict[str, Any] | None, error: str | None) -> None:
+        """Write down a row's outputs, or its error; raises RowFailedError if an output is no JSON value."""
         try:
-            said = None if outputs is None else json.dumps(outputs, ensure_ascii=False)
-        except TypeError:
-            said, error = None, "an output is no JSON value"
+            said = None if outputs is None else valid_text(json.dumps(outputs, ensure_ascii=False))
+        except (TypeError, ValueError, RecursionError) as problem:
+            raise RowFailedError(f"an output is no JSON value ({problem})", kind="an output is no JSON value") from None
         try:
+            error = None if error is None else valid_text(error)
             self._file.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", (row, said, error))
         except sqlite3.Error as problem:
             raise OutputError(f"results cannot be kept ({problem}); run the same command to go on") from None
-        return said is not None
 
     def all(self) -> Iterator[dict[str, Any]]:
         """All rows in order: id, outputs, error."""
         missing = dict.fromkeys(self._outputs)
         for row, said, error in self._file.execute("SELECT row, outputs, error FROM results ORDER BY row"):
-            yield {"id": self._names[row], **(missing if said is None else json.loads(said)), "error": error}
+            yield {"id": self._ids[row], **(missing if said is None else json.loads(said)), "error": error}
 
     def close(self) -> None:
         """Close the file, and leave the folder to others."""
@@ -604,9 +665,34 @@ def _retrieved(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-def row_name(row: Mapping[str, Any], number: int) -> str:
-    """The row's `id`, else its number."""
-    return str(row.get("id", number))
+def answer_text(choice: Mapping[str, Any], agent: str) -> str:
+    """The text of an answer, which may come in parts.
+
+    Raises:
+        RowFailedError: it has none, or not all of it: it asks for a tool, was refused or filtered, or ended unfinished.
+    """
+    message, reason = choice["message"], choice.get("finish_reason")
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [part for part in content if isinstance(part, dict)]
+        refused = message.get("refusal") or any(part.get("refusal") for part in parts)
+        texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+        content = "".join(texts) if texts else None
+    else:
+        refused = message.get("refusal")
+    if refused:
+        why = "the model refused"
+    elif message.get("tool_calls") or message.get("function_call"):
+        why = "an answer that calls a tool, which a batch has not"
+    elif reason in _UNFINISHED:
+        why = f"an answer that ended unfinished (finish_reason {reason})"
+    elif not isinstance(content, str) or (not content and reason == "length"):
+        thought = message.get("reasoning_content") or message.get("reasoning")
+        why = f"an answer without text (finish_reason {reason})"
+        why += "; its tokens went into reasoning: raise max_tokens" if thought else ""
+    else:
+        return valid_text(content)
+    raise RowFailedError(f"call of {agent}: {why}")
 
 
 def _reason(answer: httpx.Response) -> str:

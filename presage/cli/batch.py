@@ -111,10 +111,17 @@ def run(
     seconds = time.monotonic() - begun
     lines = [
         f"{counted(report.rows, 'row')} in {seconds:.1f} s: {report.kept} were there, {report.failed} failed",
+        *(f"  failed {count:,}: {kind}" for kind, count in sorted(report.failures.items(), key=lambda item: -item[1])),
         f"{counted(report.asked, 'answer')} from engines: {report.prompt_tokens:,} prompt tokens, "
         f"{report.cached_tokens:,} of them from prefix caches; {report.output_tokens:,} output tokens",
         *([f"{counted(report.truncated, 'answer')} reached max_tokens"] if report.truncated else []),
+        *([f"{counted(report.empty, 'answer')} {'is' if report.empty == 1 else 'are'} empty"] if report.empty else []),
         f"{counted(report.known, 'answer')} known before: {report.tokens_saved:,} tokens saved",
+        *(
+            [f"answers of this run did not fit into the cache: {report.evicted:,}; raise --cache-mb"]
+            if report.evicted
+            else []
+        ),
         f"results: {to / 'results.jsonl'}, {to / 'results.parquet'}",
     ]
     out.result({**asdict(report), "seconds": seconds, "to": str(to)}, "\n".join(lines))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,16 @@ def reviews() -> Plan:
     points = map_each(function(str.split, question), lambda word: call("lister", template("explain {w}", w=word)))
     longer = loop(join(drafts), lambda text: call("editor", template("shorten: {t}", t=text)), until=short, at_most=3)
     checked = branch(given("check"), call("checker", template("check {t}", t=longer)), "not checked")
-    return Plan("reviews", answer=longer, points=join(points, "|"), check=checked)
+    listed = function(WITHOUT, function(functools.partial(str.split, sep=" "), question))
+    return Plan("reviews", answer=longer, points=join(points, "|"), check=checked, listed=listed)
+
+
+def _without(left_out: set[str], words: list[str]) -> list[str]:
+    return [word for word in words if word not in left_out and word not in SPELT.values()]
+
+
+SPELT = {"the": "a", "an": "a"}
+WITHOUT = functools.partial(_without, {"a", "the", "an", "of"})
 
 
 def short(text: str) -> bool:
@@ -85,11 +95,10 @@ class Echo(httpx.AsyncBaseTransport):
         asked = max(1, int(self.tokens * sum(len(message["content"] or "") for message in body["messages"]) / 4))
         usage = {"prompt_tokens": asked, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
         message = {"role": "assistant", **({"content": said} if isinstance(said, str) else said)}
-        reason = "length" if str(message["content"]).endswith("…") else "stop"
+        reason = message.pop("finish_reason", "length" if str(message["content"]).endswith("…") else "stop")
         whole = {"id": "x", "object": "chat.completion", "created": 0, "model": body["model"], "usage": usage}
-        return httpx.Response(
-            200, json={**whole, "choices": [{"index": 0, "message": message, "finish_reason": reason}]}
-        )
+        whole["choices"] = [{"index": 0, "message": message, "finish_reason": reason}]
+        return httpx.Response(200, content=json.dumps(whole).encode())
 
     def prompts(self) -> list[str]:
         return [body["messages"][-1]["content"] for body in self.asked]

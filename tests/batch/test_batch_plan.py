@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import collections
+import functools
+import operator
 import os
+import re
 import subprocess
 import sys
+import threading
+import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +26,21 @@ from presage.batch.operators import Operator
 from presage.errors import ConfigurationError
 
 HERE = str(Path(__file__).parent)
+
+
+async def asynchronous(text: str) -> str:
+    return text
+
+
+def item_outside() -> Plan:
+    items: list[Operator] = []
+
+    def body(item: Operator) -> Operator:
+        items.append(item)
+        return join(items)
+
+    map_each(given("q"), body)
+    return Plan("p", out=map_each(given("r"), body))
 
 
 def test_operators_that_say_the_same_are_one() -> None:
@@ -113,6 +135,9 @@ def test_a_function_is_another_if_its_code_its_values_or_its_helpers_are() -> No
         (lambda: Plan("p", out="text"), "is a str, not an operator"),  # type: ignore[arg-type]
         (lambda: Plan("p", wanted=["b"], a=given("q")), "no output 'b'; it has a"),
         (lambda: Plan("p", out=function(int, "x")), "function int raised ValueError"),
+        (lambda: function(asynchronous, given("q")), "function asynchronous is asynchronous"),
+        (lambda: call("x", "y", stop={"a"}), "a parameter is no JSON value"),
+        (lambda: item_outside(), "output 'out' uses an item of a map_each outside"),
     ],
 )
 def test_what_makes_no_plan_is_refused_in_one_line(wrong: Callable[[], Any], says: str) -> None:
@@ -122,15 +147,96 @@ def test_what_makes_no_plan_is_refused_in_one_line(wrong: Callable[[], Any], say
     assert "\n" not in str(refused.value)
 
 
-def test_a_function_that_keeps_an_object_is_refused() -> None:
-    kept: list[str] = []
+@dataclass
+class Suffix:
+    kept: str
 
-    def remembers(text: str) -> int:
-        kept.append(text)
-        return len(kept)
+    def add(self, text: str) -> str:
+        return text + self.kept
 
-    with pytest.raises(ConfigurationError, match="keeps 'kept', a list"):
-        function(remembers, given("q"))
+    def __call__(self, text: str) -> str:
+        return self.add(text)
+
+
+def composed(*functions: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    first, *others = functions
+    if not others:
+        return first
+    rest = composed(*others)
+    return lambda value: rest(first(value))
+
+
+def module(pattern: str) -> Any:
+    """One of two modules with a function of one name, which reads what its module holds, also from nested code."""
+    made = types.ModuleType("helpers")
+    code = f"import re\nP = re.compile({pattern!r})\ndef clean(text): return [P.sub('', word) for word in text]"
+    exec(code, vars(made))
+    return made
+
+
+def reads(helpers: Any) -> Callable[[str], Any]:
+    """A function that reads `helpers.clean`, as of a module that it has imported."""
+    names = {"helpers": helpers}
+    exec("def tidy(text): return helpers.clean(text)", names)
+    return names["tidy"]  # type: ignore[no-any-return]
+
+
+class Base:
+    def run(self, text: str) -> str:
+        return self.word() + text  # type: ignore[attr-defined,no-any-return]
+
+
+class One(Base):
+    def word(self) -> str:
+        return "a"
+
+
+class Other(Base):
+    def word(self) -> str:
+        return "b"
+
+
+DIFFERENT: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+    (Suffix("a").add, Suffix("b").add),
+    (Suffix("a"), Suffix("b")),
+    (One().run, Other().run),
+    ("-".join, "+".join),
+    ({"x": 1}.get, {"x": 2}.get),
+    (composed(str.upper, str.strip, str.strip), composed(str.lower, str.strip, str.strip)),
+    (functools.partial(str.split, sep="a"), functools.partial(str.split, sep="b")),
+    (re.compile("a").sub, re.compile("a", re.IGNORECASE).sub),
+    (operator.itemgetter("a"), operator.itemgetter("b")),
+    (functools.cache(composed(str.upper, str.strip)), functools.cache(composed(str.lower, str.strip))),
+    (lambda text, *, kept=["a"]: text in kept, lambda text, *, kept=["b"]: text in kept),
+    (module("a").clean, module("b").clean),
+    (reads(module("a")), reads(module("b"))),
+    (collections.Counter("a").get, collections.Counter("b").get),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_functions_that_are_bound_to_or_close_over_something_else_are_two(
+    one: Callable[..., Any], other: Callable[..., Any]
+) -> None:
+    plan = Plan("f", a=function(one, given("q")), b=function(other, given("q")), again=function(one, given("q")))
+    assert plan.outputs["a"].key != plan.outputs["b"].key
+    assert plan.outputs["a"].key == plan.outputs["again"].key
+
+
+def test_a_function_that_cannot_be_looked_into_is_like_no_other_and_its_plan_the_same_after_a_kill() -> None:
+    def made() -> Plan:
+        return Plan("f", **{name: function(threading.Lock().acquire, given("q")) for name in "ab"})
+
+    assert made().outputs["a"].key != made().outputs["b"].key
+    assert made().key == made().key
+
+
+def test_values_that_only_look_alike_as_json_are_two() -> None:
+    alike = [lambda: (1, 2), lambda: [1, 2], lambda: {1: 2, 3: 4}, lambda: {3: 4, 1: 2}, lambda: {"1": 2, "3": 4}]
+    plan = Plan("v", **{f"o{number}": function(value) for number, value in enumerate(alike)})
+    assert len({node.key for node in plan.outputs.values()}) == 5
+    schemas = [{"a": 1, "b": 2}, {"b": 2, "a": 1}]  # a grammar writes properties in this order
+    assert len(Plan("c", out=join([call("x", "q", response_format=schema) for schema in schemas])).calls) == 2
 
 
 @given_that(st.text(), st.text())

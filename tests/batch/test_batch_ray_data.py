@@ -51,7 +51,7 @@ def test_rows_that_fail_say_why_and_the_others_go_on(engine: str) -> None:
     failing = Plan("p", size=function(len, given("n")), said=call("x", template("{n}", n=given("n")), max_tokens=2))
     made = PlanActor(failing, [engine])(pa.table({"n": pa.array([[1, 2], None])})).to_pydict()
     assert made["size"] == ["2", None]
-    assert made["error"] == [None, "function len raised TypeError"]
+    assert made["error"] == [None, "function len raised TypeError: object of type 'NoneType' has no len()"]
 
 
 def test_a_missing_column_engine_or_plan_is_said(engine: str, plan: str, tmp_path: Path) -> None:

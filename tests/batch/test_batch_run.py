@@ -198,7 +198,10 @@ def test_a_row_that_fails_says_why_and_is_tried_again(tmp_path: Path) -> None:
     rows = [{"q": "good", "n": "abc"}, {"q": "bad", "n": "abc"}, {"q": "good", "n": 5}]
     report, results = ran(plan, rows, tmp_path / "r", server)
     assert report.failed == 2
-    assert [row["error"] for row in results] == [None, "call of x: HTTP 400: no", "function len raised TypeError"]
+    raised = "function len raised TypeError"
+    wrong = [None, "call of x: HTTP 400: no", f"{raised}: object of type 'int' has no len()"]
+    assert [row["error"] for row in results] == wrong
+    assert report.failures == {"call of x: HTTP 400": 1, raised: 1}
     assert results[0]["out"] == "fine"
     assert results[1]["out"] is None
     report, results = ran(plan, rows, tmp_path / "r", Echo())
@@ -246,9 +249,14 @@ def test_where_several_models_are_served_the_one_for_calls_that_name_none_is_nam
 def test_a_folder_of_another_plan_or_other_rows_is_refused(tmp_path: Path) -> None:
     plan = Plan("p", out=call("x", template("{q}", q=given("q"))))
     ran(plan, [{"q": "a"}], tmp_path / "r", Echo())
-    for other, rows in ((Plan("p", out=call("x", "y")), [{"q": "a"}]), (plan, [{"q": "b"}])):
-        with pytest.raises(ConfigurationError, match="another plan or other rows"):
-            ran(other, rows, tmp_path / "r", Echo())
+    others: list[tuple[Plan, list[dict[str, str]], str]] = [
+        (Plan("p", out=call("x", "y")), [{"q": "a"}], ""),
+        (plan, [{"q": "b"}], ""),
+        (plan, [{"q": "a"}], "large"),
+    ]
+    for other, rows, model in others:
+        with pytest.raises(ConfigurationError, match="another plan or other rows, or with another --model"):
+            ran(other, rows, tmp_path / "r", Echo(), model=model)
 
 
 def test_two_runs_in_one_folder_are_refused_and_a_failed_one_leaves_it_free(tmp_path: Path) -> None:
@@ -275,11 +283,93 @@ def test_a_run_without_a_result_leaves_its_folder_to_another_plan(tmp_path: Path
     assert "mended" in results[0]["out"]
 
 
-def test_answers_that_were_cut_off_are_counted_and_ones_without_text_are_empty(tmp_path: Path) -> None:
+def test_answers_that_were_cut_off_or_are_empty_are_counted(tmp_path: Path) -> None:
     plan = Plan("p", out=call("x", template("{q}", q=given("q"))))
-    report, results = ran(plan, [{"q": "a…"}, {"q": "b"}], tmp_path / "r", Echo(lambda said: said[-1]["content"]))
-    assert report.truncated == 1
-    assert results[0]["out"] == "a…"
+    rows = [{"q": "a…"}, {"q": "b"}, {"q": ""}]
+    report, results = ran(plan, rows, tmp_path / "r", Echo(lambda said: said[-1]["content"]))
+    assert (report.truncated, report.empty, report.failed) == (1, 1, 0)
+    assert [row["out"] for row in results] == ["a…", "b", ""]
+
+
+CALLED = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "wanted"),
+    [
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "stop", "ab"),
+        ({"content": "cut \ud83d"}, "stop", "cut \ufffd"),
+        ({"content": None, "tool_calls": CALLED}, "tool_calls", "calls a tool"),
+        ({"content": "Let me look.", "tool_calls": CALLED}, "stop", "calls a tool"),
+        ({"content": None, "refusal": "I cannot"}, "stop", "the model refused"),
+        ({"content": [{"type": "refusal", "refusal": "I cannot"}]}, "stop", "the model refused"),
+        ({"content": "half of"}, "content_filter", "content_filter"),
+        ({"content": "half of"}, "abort", "abort"),
+        ({"content": None}, "stop", "without text"),
+        ({"content": [{"type": "image_url"}]}, "stop", "without text"),
+        ({"content": "", "reasoning_content": "Hm."}, "length", "raise max_tokens"),
+    ],
+)
+def test_an_answer_that_is_no_whole_text_is_its_rows_error(
+    tmp_path: Path, message: dict[str, Any], reason: str, wanted: str
+) -> None:
+    server = Echo(lambda _: {**message, "finish_reason": reason})
+    report, [row] = ran(Plan("p", out=call("reader", "q")), [{}], tmp_path / "r", server)
+    if row["error"] is None:
+        assert row["out"] == wanted
+    else:
+        assert row["error"].startswith("call of reader: ")
+        assert wanted in row["error"]
+        assert report.failures == {row["error"]: 1}
+
+
+def test_half_a_surrogate_pair_is_a_replacement_character_wherever_it_stands(tmp_path: Path) -> None:
+    half, whole = "cut \ud83d", "cut \ufffd"
+    plan = Plan("p", out=call(f"x{half}", given("q"), stop=[half]), list=function(lambda text: [text], given("q")))
+    server = Echo(lambda _: half)
+    _, [row] = ran(plan, [{"id": half, "q": half}], tmp_path / "r", server)
+    assert row == {"id": whole, "out": whole, "list": [whole], "error": None}
+    assert server.asked[0]["messages"][0]["content"] == server.asked[0]["stop"][0] == whole
+
+
+def test_values_that_are_no_json_fail_their_row_alone(tmp_path: Path) -> None:
+    for wrong in (lambda _: {1, 2}, lambda _: iter("ab"), lambda _: {("a", "b"): 1}, lambda _: exit("over")):
+        plan = Plan("p", out=function(lambda q, f=wrong: f(q) if q == "bad" else q, given("q")))  # type: ignore[misc]
+        report, results = ran(plan, [{"q": "bad"}, {"q": "good"}], tmp_path / str(id(wrong)), Echo())
+        assert (report.failed, results[1]["out"]) == (1, "good")
+        assert results[0]["error"]
+
+
+def test_ids_come_back_as_they_were_and_a_row_without_one_has_its_number(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"id": 0}, {"id": "one"}, {"id": None}, {}, {"id": 4.5}]
+    _, results = ran(Plan("p", out=call("x", "q")), rows, tmp_path / "r", Echo())
+    assert [row["id"] for row in results] == [0, "one", 2, 3, 4.5]
+
+
+def test_a_sample_is_drawn_for_each_item_also_where_it_reads_none(tmp_path: Path) -> None:
+    plan = Plan("p", out=map_each(given("n"), lambda _: call("x", "a joke", temperature=1.0)))
+    server = Echo()
+    ran(plan, [{"n": ["a", "b", "c"]}], tmp_path / "r", server)
+    assert len(server.asked) == 3
+
+
+def test_answers_that_do_not_fit_into_the_cache_are_counted(tmp_path: Path) -> None:
+    plan = Plan("p", out=call("x", template("{q}", q=given("q"))))
+    cache = Answers(tmp_path / "cache.db", 3 * 164)
+    report, _ = ran(plan, [{"q": str(n)} for n in range(10)], tmp_path / "1", Echo(lambda _: "x" * 100), cache)
+    assert report.evicted == 7
+    cache.close()
+
+
+def test_progress_counts_answers_where_all_rows_end_at_the_end(tmp_path: Path) -> None:
+    first = call("a", given("q"))
+    plan = Plan("p", out=call("b", template("{x} of {q}", x=first, q=given("q"))))
+    shares: list[float | None] = []
+    run = BatchRun(plan, [{"q": str(n)} for n in range(4)], [ENGINE], tmp_path / "r", transport=Echo(delay_s=0.001))
+    asyncio.run(run.run(lambda _, share: shares.append(share)))
+    run.close()
+    assert shares[:4] == [0.125, 0.25, 0.375, 0.5]
+    assert shares[-1] == 1.0
 
 
 KILLED = """
@@ -318,7 +408,7 @@ def test_killed_again_and_again_every_result_is_there_once_and_little_is_asked_t
     again = Echo()
     report, results = ran(reviews(), rows, folder, again)
     assert report.failed == 0
-    assert [row["id"] for row in results] == [str(n) for n in range(40)]
+    assert [row["id"] for row in results] == list(range(40))
     whole, expected = ran(reviews(), rows, tmp_path / "whole", Echo())
     assert results == expected
     asked = log.read_text().splitlines() + [repr(body["messages"]) for body in again.asked]
@@ -329,4 +419,4 @@ def test_killed_again_and_again_every_result_is_there_once_and_little_is_asked_t
 def test_results_hold_lists_and_numbers(tmp_path: Path) -> None:
     plan = Plan("p", words=function(str.split, given("q")), count=function(len, given("q")))
     _, results = ran(plan, [{"q": "a b"}], tmp_path / "r", Echo())
-    assert json.loads(json.dumps(results)) == [{"id": "0", "words": ["a", "b"], "count": 3, "error": None}]
+    assert json.loads(json.dumps(results)) == [{"id": 0, "words": ["a", "b"], "count": 3, "error": None}]

@@ -61,6 +61,9 @@ def test_a_plan_runs_on_a_gateway_and_the_same_command_finds_all_done(tmp_path: 
         assert first.code == 0, first.err
         again = run(*command)
         other = run(*(*command[:7], tmp_path / "other", *command[8:]))
+        wrong = tmp_path / "wrong.py"
+        wrong.write_text("from presage.batch import *\nplan = Plan('p', out=function(lambda n: 1 // n, given('n')))\n")
+        failed = run("batch", "run", wrong, inputs, "--engine", url, "--to", tmp_path / "failed")
     assert (first.json["rows"], first.json["asked"], first.json["failed"]) == (6, 18, 0)
     assert (again.json["kept"], again.json["asked"]) == (6, 0)
     assert (other.json["known"], other.json["asked"]) == (18, 0)
@@ -71,6 +74,9 @@ def test_a_plan_runs_on_a_gateway_and_the_same_command_finds_all_done(tmp_path: 
     assert table["answer"] == [row["answer"] for row in results]
     assert table["count"] == [str(n) for n in range(6)]
     assert not list(to.glob("*.part"))
+    assert failed.code == 1
+    assert "1 failed\n  failed 1: function <lambda> raised ZeroDivisionError\n" in failed.out
+    assert "by zero (wrong.py, line 2)" in (tmp_path / "failed" / "results.jsonl").read_text()
 
 
 def test_explain_shows_what_is_shared_and_in_which_order(tmp_path: Path, plan: Path) -> None:
