@@ -19,8 +19,9 @@ class Annotation:
         step: the workflow, with its tenant, and the agent as the client calls it.
         sent_id: the workflow's name as servers get it; "" if that is the client's own, without a tenant.
         number: of the step in its workflow, from 0, as the gateway counts.
-        rank: forecast output tokens of the workflow, this step's included, plus what ageing and deadlines change; the
+        rank: forecast output tokens of the workflow, this step's included, or what stands for them (`ranks.py`); the
             LOWER runs first.
+        rank_from: what the rank is made of.
         remaining_tokens: p50 and p99 of the output tokens of this step and all later ones.
         output_tokens: p50 and p99 of the output tokens of this step.
         next_agents: (agent, probability) of the next step, the likeliest first; those of 1 % and more.
@@ -35,6 +36,7 @@ class Annotation:
     step: Step
     number: int
     rank: float | None = None
+    rank_from: str = "forecast"
     remaining_tokens: tuple[float, float] | None = None
     output_tokens: tuple[float, float] | None = None
     next_agents: tuple[tuple[str, float], ...] = ()

@@ -30,6 +30,7 @@ from presage.serving_hooks.gateway.annotation import Annotation
 from presage.serving_hooks.gateway.dialects.names import SafeNames
 from presage.serving_hooks.gateway.identity.identifier import Identifier, Identity
 from presage.serving_hooks.gateway.outcomes import ReportableOutcomes
+from presage.serving_hooks.gateway.ranks import KnownRanks, shrunk
 from presage.serving_hooks.gateway.request import ApiRequest
 from presage.serving_hooks.lifecycle.emitter import LifecycleEvents
 from presage.serving_hooks.lifecycle.webhook import Webhook
@@ -60,6 +61,7 @@ class GatewayDecision:
         recorded: where its step is recorded; None if it is not.
         model, model_reason, upstream, placement_reason: chosen by the front, for explanations and headers.
         prefilled_ahead: what became of the prefill ahead of this request; "" without one.
+        neutral_rank: for servers that would serve a request without a rank first, if it has no annotation that acts.
         deadline_at: when its workflow has to have ended, on the gateway's clock; infinity without a deadline.
     """
 
@@ -77,6 +79,7 @@ class GatewayDecision:
     upstream: str = ""
     placement_reason: str = ""
     prefilled_ahead: str = ""
+    neutral_rank: float | None = None
     deadline_at: float = math.inf
 
     def facts(self) -> dict[str, str | float]:
@@ -90,6 +93,7 @@ class GatewayDecision:
             "agent_from": self.identity.agent_source,
             "prefilled_ahead": self.prefilled_ahead,
             "rank": None if self.annotation is None or not self.acts else self.annotation.rank,
+            "rank_from": None if self.annotation is None or not self.acts else self.annotation.rank_from,
         }
         return {name: value for name, value in found.items() if value not in (None, "")}
 
@@ -158,7 +162,7 @@ class Decisions:
         self._decided: deque[tuple[float, str, dict[str, str | float]]] = deque(maxlen=shown)
         self._courses: dict[str, _Course] = {}
         self._ratio: dict[str, float] = {}
-        self.outputs, self.returns = RecentQuantiles(), RecentQuantiles()
+        self.outputs, self.returns, self.ranks = RecentQuantiles(), RecentQuantiles(), KnownRanks()
         self.reportable = ReportableOutcomes(self.recorder, most_workflows, clock)
         self.lifecycle, self._webhook = LifecycleEvents("gateway", forecasts.returns, counts), webhook
         if webhook is not None:
@@ -293,7 +297,7 @@ class Decisions:
             **self.table.debug_state(),
             **self.identifier.debug_state(),
             "courses": len(self._courses),
-            "agents": len(self.outputs) + len(self.returns),
+            "agents": len(self.outputs) + len(self.returns) + len(self.ranks),
             "models": len(self._ratio),
             "reportable outcomes": len(self.reportable),
             **getattr(self._next, "debug_state", dict)(),
@@ -304,6 +308,8 @@ class Decisions:
         step = self._forecasts.recognised(of.step, of.known_as, self.counts)
         decision.identity = replace(of, step=step)
         mode = self.modes.of("annotations", step.stats_key)
+        if self.modes.whole["annotations"] is Mode.ON:
+            decision.neutral_rank = self.ranks.median
         running = self.table.arrived(decision.id, step)
         if running is None:
             return
@@ -352,15 +358,20 @@ class Decisions:
         key, tenant = (step.stats_key, step.agent), tenant_of(step.workflow_id)
         left = live.remaining if live is not None and live.remaining.tokens else None
         keep_s = self.returns.at(key, self._target)
+        rank, rank_from = self.ranks.rank(key, left)
+        end = live.end if live is not None else None
+        if live is not None and end is not None and live.source == "back-off":
+            end = shrunk(end, live.evidence)
         return Annotation(
             replace(step, agent=step.sent[1]),
             number,
             sent_id=self.names.of(tenant, unscoped(step.workflow_id)) if tenant else "",
-            rank=None if left is None else left.ranking,
+            rank=rank,
+            rank_from=rank_from,
             remaining_tokens=None if left is None else _p50_p99(left.quantiles, left.tokens),
             output_tokens=self.outputs.finite(key),
             next_agents=live.next_agents() if live is not None else (),
-            end=live.end if live is not None else None,
+            end=end,
             return_s=self.returns.finite(key),
             time_to_live_s=None if keep_s is None or math.isinf(keep_s) else keep_s,
             deadline_s=self._objectives.of(step).first_token_s,
@@ -384,6 +395,7 @@ class Decisions:
             self._returns_switch.attempt(self._returns.completed, step, output or 0, reason, now)
         if answer is not None:
             self._learn(decision, answer)
+            self.ranks.answered(key)
             if output is not None:
                 self.outputs.add(key, float(output))
             self._agents_switch.attempt(self._on_completion, decision, answer)
@@ -472,8 +484,9 @@ class Decisions:
 def _why(facts: Mapping[str, str | float]) -> str:
     """Why a request went where it went, in words."""
     known = [facts.get(name) for name in ("model_reason", "placement_reason")]
-    rank = facts.get("rank")
-    known.append("no priority" if rank is None else f"priority by {rank:.0f} remaining tokens")
+    rank, rank_from = facts.get("rank"), facts.get("rank_from")
+    by = "" if rank_from == "forecast" else f" ({rank_from})"
+    known.append("no priority" if rank is None else f"priority by {rank:.0f} remaining tokens{by}")
     recognised = f"workflow by {facts['workflow_from']}, agent by {facts['agent_from']}"
     return "; ".join(str(one) for one in [*known, recognised] if one)
 

@@ -33,6 +33,7 @@ from presage.serving_hooks.gateway.dialects import (
     answer_headers,
     for_messages,
     isolated,
+    with_rank,
     without_client_order,
 )
 from presage.serving_hooks.gateway.dialects.answer import HEADER as FORECAST_HEADER
@@ -195,9 +196,12 @@ class Front:
         added: Mapping[str, str] = {}
         if decision.model != request.model:
             body = {**body, "model": decision.model}
-        if decision.annotation is not None and decision.acts and additions != "none":
+        if additions != "none":
             try:
-                body, added = DIALECTS[upstream.settings.dialect](body, headers, decision.annotation)
+                if decision.annotation is not None and decision.acts:
+                    body, added = DIALECTS[upstream.settings.dialect](body, headers, decision.annotation)
+                elif decision.neutral_rank is not None:
+                    body = with_rank(body, upstream.settings.dialect, decision.neutral_rank)
                 if request.endpoint == "messages":
                     body, added = for_messages(body, added)
             except Exception as error:

@@ -15,11 +15,21 @@ from presage.serving_hooks.gateway.annotation import Annotation
 from presage.serving_hooks.gateway.dialects import dynamo, llm_d, presage, sys_annotations, vllm, vllm_router
 from presage.serving_hooks.gateway.dialects.answer import answer_headers
 from presage.serving_hooks.gateway.dialects.isolation import isolated
+from presage.serving_hooks.gateway.dialects.numbers import larger_first, lower_first
 from presage.serving_hooks.gateway.dialects.order import ORDER_HEADERS, without_client_order
 
 Dialect = Callable[[Mapping[str, Any], Mapping[str, str], Annotation], tuple[dict[str, Any], dict[str, str]]]
 
-__all__ = ["DIALECTS", "ORDER_HEADERS", "Dialect", "answer_headers", "for_messages", "isolated", "without_client_order"]
+__all__ = [
+    "DIALECTS",
+    "ORDER_HEADERS",
+    "Dialect",
+    "answer_headers",
+    "for_messages",
+    "isolated",
+    "with_rank",
+    "without_client_order",
+]
 
 
 DIALECTS: Final[Mapping[str, Dialect]] = {
@@ -30,6 +40,15 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     "dynamo": dynamo.annotate,
     "sys_annotations": sys_annotations.annotate,
 }
+
+
+def with_rank(body: Mapping[str, Any], dialect: str, rank: float) -> Mapping[str, Any]:
+    """A request without an annotation in the place of this rank, where it would be first without one."""
+    if dialect == "vllm":
+        return {"priority": lower_first(rank), **body}
+    if dialect == "vllm-router":
+        return vllm_router.with_hints(body, {"priority": larger_first(rank)})
+    return body  # Dynamo's 0 is last, and the others have no priority of the gateway's
 
 
 def for_messages(body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[Mapping[str, Any], Mapping[str, str]]:

@@ -1,7 +1,7 @@
 """vLLM's router with program scheduling: `vllm_xargs.agentic_context`, a JSON string; the LARGER priority first.
 
 A workflow is one program. The router resumes held programs by priority, and 0 is that of a request without a hint, so
-annotated requests come behind requests that are not. A deadline admits a held request even above the router's limits.
+requests without a rank get one too. A deadline admits a held request even above the router's limits.
 The names of our own hooks go with it, as the router passes `vllm_xargs` on to the engine.
 
 Read in src/program_scheduling/identity.rs and tried with vllm-router 0.1.17. The router answers 400 to a context that
@@ -35,13 +35,27 @@ def annotate(
 
     A context that the client sent keeps its fields; without an id it gets ours.
     """
-    sent = body.get(XARGS)
-    client = read_context(sent.get(CONTEXT)) if isinstance(sent, Mapping) else {}
+    client = _sent_context(body)
     ours = _hints(annotation) if any(name in client for name in _IDS) else _program(annotation) | _hints(annotation)
+    return with_xargs(body, annotation, **{CONTEXT: _context(ours, client)}), {}
+
+
+def with_hints(body: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the body with these hints and no identity; what is no object stays for the server to refuse."""
+    sent = body.get(XARGS) or {}
+    if not isinstance(sent, Mapping):
+        return dict(body)
+    return {**body, XARGS: {**sent, CONTEXT: _context(hints, _sent_context(body))}}
+
+
+def _sent_context(body: Mapping[str, Any]) -> dict[str, Any]:
+    sent = body.get(XARGS)
+    return read_context(sent.get(CONTEXT)) if isinstance(sent, Mapping) else {}
+
+
+def _context(ours: Mapping[str, Any], client: Mapping[str, Any]) -> str:
     context = json.dumps({**ours, **client})
-    if len(context) > MOST_BYTES and client:
-        context = json.dumps(client)
-    return with_xargs(body, annotation, **{CONTEXT: context}), {}
+    return json.dumps(client) if len(context) > MOST_BYTES and client else context
 
 
 def _program(annotation: Annotation) -> dict[str, Any]:
