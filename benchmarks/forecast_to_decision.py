@@ -141,9 +141,9 @@ class Worked(Engine):
             untold[name.split(".")[0]].append((PREFILL, name))
 
         def of_answer(request: Any, step: Any, left: Any) -> None:
-            used = self.scheduler.presage_status()["counts"].get("completion states: used", 0)
+            used = self.scheduler.engine_status().counts.get("completion states: used", 0)
             leaves(request, step, left)
-            if self.scheduler.presage_status()["counts"].get("completion states: used", 0) != used:
+            if self.scheduler.engine_status().counts.get("completion states: used", 0) != used:
                 untold[request.request_id.split(".")[0]].append((COMPLETION, request.request_id))
 
         forecasts.prefill_state, forecasts.request_finished, scored.forecast = of_prompt, of_answer, scored_with

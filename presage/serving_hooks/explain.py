@@ -6,17 +6,48 @@ Everything else is read from the policies on request.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
+from itertools import islice
 from typing import Any, Final
 
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths, LiveReturn
 from presage.serving_hooks.workflows.identity import Step
 
 MOST_SHOWN: Final = 50
-"""Latest forecasts of one workflow."""
+"""Latest forecasts of one workflow, and requests of it in the engine."""
 AGENTS_SHOWN: Final = 8
 """Most likely agents of a forecast at each horizon."""
+
+
+FRESH_S: Final = 1.0
+"""Seconds for which an answer is given again."""
+MOST_ANSWERS: Final = 64
+
+
+class RecentAnswers:
+    """Answers to questions that are asked again and again, each computed once in `FRESH_S`: on the engine's thread all
+    requests wait for it.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._given: OrderedDict[Hashable, tuple[float, dict[str, Any]]] = OrderedDict()
+
+    def answer(self, question: Hashable, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The answer to a question, at most `FRESH_S` old."""
+        now = self._clock()
+        given = self._given.pop(question, None)
+        if given is None or not 0 <= now - given[0] < FRESH_S:
+            given = now, compute()
+        self._given[question] = given
+        if len(self._given) > MOST_ANSWERS:
+            self._given.popitem(last=False)
+        return given[1]
 
 
 class LastForecasts:
@@ -36,8 +67,8 @@ class LastForecasts:
     def of(self, workflow: str) -> list[dict[str, Any]]:
         """The forecasts of one workflow, the oldest first. Costs O(most)."""
         now = self._clock()
-        made = [_as_plain(step, live, now - at) for at, step, live in self._ring if step.workflow == workflow]
-        return made[-MOST_SHOWN:]
+        made = (of for of in reversed(self._ring) if of[1].workflow == workflow)
+        return [_as_plain(step, live, now - at) for at, step, live in islice(made, MOST_SHOWN)][::-1]
 
 
 def _as_plain(step: Step, forecast: LiveForecast, ago_s: float) -> dict[str, Any]:
@@ -82,7 +113,7 @@ def _source(of: LiveForecast | LiveLengths | LiveReturn) -> dict[str, Any]:
 
 
 def _row(row: list[float], agents: tuple[str, ...]) -> dict[str, Any]:
-    likeliest = sorted(zip(row, agents, strict=False), reverse=True)[:AGENTS_SHOWN]
+    likeliest = heapq.nlargest(AGENTS_SHOWN, zip(row, agents, strict=False))
     return {"agents": {name: round(share, 4) for share, name in likeliest}, "end": round(row[-1], 4)}
 
 
@@ -116,11 +147,12 @@ def reasons(explanation: dict[str, Any]) -> list[str]:
     if explanation["returns"] is not None:
         sentences.append(_away(explanation["returns"]))
         sentences += _kept(explanation["returns"])
+    if explanation["in_engine"] > MOST_SHOWN:
+        sentences.append(f"it has {explanation['in_engine']} requests in the engine; the first {MOST_SHOWN} are shown")
     if blocks is not None and blocks["free"]:
-        before = min(group["before"] for group in blocks["groups"] if group["before"] is not None)
-        sentences.append(
-            f"{blocks['free']} of its {blocks['blocks']} blocks are free; {before} others are evicted before the first"
-        )
+        places = [group["before"] for group in blocks["groups"] if group["before"] is not None]
+        first = f"{min(places)} others are evicted before the first" if places else "many others are evicted first"
+        sentences.append(f"{blocks['free']} of its {blocks['blocks']} blocks are free; {first}")
     return sentences
 
 

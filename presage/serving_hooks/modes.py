@@ -297,14 +297,10 @@ class Evidence:
 
     def status(self) -> dict[str, dict[str, EvidenceStatus]]:
         """For each type and model: workflows, odds (they suffice at 1 / RISK), and whether it suffices."""
-        return {
-            name: {
-                model: EvidenceStatus(found.workflows, round(found.odds(), 3), found.suffices)
-                for (of, model), found in self._found.items()
-                if of == name
-            }
-            for name in dict.fromkeys(of for of, _ in self._found)
-        }
+        status: dict[str, dict[str, EvidenceStatus]] = {}
+        for (name, model), of in self._found.items():
+            status.setdefault(name, {})[model] = EvidenceStatus(of.workflows, round(of.odds(), 3), of.suffices)
+        return status
 
 
 def _surplus(tally: Tally) -> float | None:

@@ -26,6 +26,7 @@ return time, O(groups of the workflow). A group is emptied before the next in or
 from __future__ import annotations
 
 import heapq
+import math
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -153,6 +154,11 @@ class LazyHeap:
         young, old = self._young, self._old
         return old if old and not (young and young[0] < old[0]) else young
 
+
+MOST_EXPLAINED: Final = 50
+"""Groups of one workflow."""
+MOST_LOOKED_AT: Final = 256
+"""Groups for which it is found how many blocks are evicted before them."""
 
 CLASSES: Final = ("blank", "retired", "unowned", "unknown", "forecast")
 """Classes of evicted blocks: untouched content; all workflows ended; no use expected (unowned); a running workflow
@@ -306,14 +312,23 @@ class FreeOrder:
 
     def first(self, n: int) -> list[int]:
         """The first n free blocks, or all if fewer, without evicting them. Costs O(their groups · log groups)."""
-        found, now = list(islice(self._blank, n)), self._clock()
+        found = list(islice(self._blank, n))
+        for group in self._nearest(n - len(found)):
+            found += islice(group.free, n - len(found))
+        return found
+
+    def _nearest(self, blocks: float, most: float = math.inf) -> list[Group]:
+        """The first groups in eviction order, `most` at most, until they have so many free blocks."""
+        now = self._clock()
         looked: list[tuple[LazyHeap, bytes]] = []
-        while len(found) < n and (entry := (heap := self._next_heap(now)).first()) is not None:
+        groups: list[Group] = []
+        while blocks > 0 and len(groups) < most and (entry := (heap := self._next_heap(now)).first()) is not None:
             looked.append((heap, heap.pop()))
-            found += islice(self._index.by_id[_id(entry)].free, n - len(found))
+            groups.append(self._index.by_id[_id(entry)])
+            blocks -= len(groups[-1].free)
         for heap, entry in looked:
             heap.push(entry)
-        return found
+        return groups
 
     def forget(self, blocks: Iterable[int]) -> None:
         """Records that the content of these blocks is lost. Free ones become blank, to be evicted first."""
@@ -407,19 +422,22 @@ class FreeOrder:
         )
 
     def explain(self, workflow: str) -> list[dict[str, Any]]:
-        """The groups of blocks that an active workflow uses, in eviction order. Costs O(groups).
+        """The groups of blocks that an active workflow uses, in eviction order, `MOST_EXPLAINED` at most.
 
         Each with its numbers of blocks and free blocks, the agents of the workflow that touch it, the number of
         workflows that ever did, the expected wait for a use in seconds (None if unknown; with the rule `pbkv` its
-        score), and the free blocks evicted before it (None if it has no free block).
+        score), and the free blocks evicted before it (None if it has no free block, or `MOST_LOOKED_AT` groups of all
+        workflows come before).
         """
         running = self._index.running.get(workflow)
         before, count, now = {}, len(self._blank), self._clock()
-        for group in self._ordered():
+        for group in self._nearest(math.inf, MOST_LOOKED_AT):
             before[group.id] = count
             count += len(group.free)
+        groups = list(running.groups) if running is not None else []
+        groups.sort(key=lambda group: (before.get(group.id, math.inf), -group.size))
         explained: list[dict[str, Any]] = []
-        for group in running.groups if running is not None else ():
+        for group in groups[:MOST_EXPLAINED]:
             score = self._index.score(group)
             if self._by_score:
                 expected: dict[str, float | None] = {"score": round(score / UNIT, 4)}
@@ -435,7 +453,13 @@ class FreeOrder:
                     "before": before.get(group.id),
                 }
             )
-        return sorted(explained, key=lambda group: (group["before"] is None, group["before"], -group["blocks"]))
+        return explained
+
+    def blocks_of(self, workflow: str) -> tuple[int, int]:
+        """Blocks that an active workflow uses, and free ones of these."""
+        running = self._index.running.get(workflow)
+        groups = running.groups if running is not None else ()
+        return sum(group.size for group in groups), sum(len(group.free) for group in groups)
 
     def _next_heap(self, now: float) -> LazyHeap:
         """The heap whose first group is evicted next."""

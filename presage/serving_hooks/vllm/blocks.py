@@ -220,13 +220,9 @@ class ScoredBlocks(Listener):
         self.rank()
         if not self.switch.on:
             return None
+        blocks, free = self._order.blocks_of(workflow)
         groups = self._order.explain(workflow)
-        return {
-            "blocks": sum(group["blocks"] for group in groups),
-            "free": sum(group["free"] for group in groups),
-            "all_free": self.num_free_blocks,
-            "groups": groups,
-        }
+        return {"blocks": blocks, "free": free, "all_free": self.num_free_blocks, "groups": groups}
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""

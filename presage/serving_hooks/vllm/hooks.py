@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from presage.serving_hooks.counts import ERRORS, FORECASTS, EventCounts
-from presage.serving_hooks.explain import LastForecasts
+from presage.serving_hooks.explain import LastForecasts, RecentAnswers
 from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.lifecycle.emitter import LifecycleEvents
 from presage.serving_hooks.lifecycle.webhook import Webhook
@@ -83,6 +83,7 @@ class Hooks(engine.SchedulerSeam):
         self._observing = Observing(port, config.recorder, self.workflow_table, self._counts, self._state_layer)
         self._evidence = Evidence(config.evidence, lambda: self._modes.changed()) if config.evidence else None
         self._last_forecasts = LastForecasts(config.explain, type(self).clock) if config.explain else None
+        self._answers = RecentAnswers(type(self).clock)
         given, suffices = config.modes(), self._evidence.suffices if self._evidence is not None else None
         self._modes = Modes(given.default, given.policies, given.workflow_types, suffices)
         prefetch, caches = Switch("prefetch", self._counts), port.caches_prefixes

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import islice
 from typing import Any
 
 from presage.serving_hooks.counts import ERRORS, EVENTS
-from presage.serving_hooks.explain import lengths_as_plain, reasons, return_as_plain
+from presage.serving_hooks.explain import MOST_SHOWN, lengths_as_plain, reasons, return_as_plain
 from presage.serving_hooks.forecasting.forecasts import position
 from presage.serving_hooks.modes import POLICIES, Mode
 from presage.serving_hooks.status import (
@@ -22,7 +23,7 @@ from presage.serving_hooks.status import (
 )
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.hooks import Hooks
-from presage.serving_hooks.workflows import EndReason, RunningStep
+from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import scoped, tenant_of, unscoped, workflow_key
 
 logger = logging.getLogger(__name__)
@@ -111,8 +112,8 @@ class OperatorCalls(Hooks):
         return latest
 
     def presage_status(self) -> dict[str, Any]:
-        """The status as JSON values."""
-        return as_json(self.engine_status())
+        """The status as JSON values, at most a second old."""
+        return self._answers.answer("status", lambda: as_json(self.engine_status()))
 
     def engine_status(self) -> EngineStatus:
         """The status of policies, models and counters, and the number of running workflows."""
@@ -169,7 +170,11 @@ class OperatorCalls(Hooks):
         return asdict(self._modes_status())
 
     def explain(self, workflow_type: str, workflow_id: str) -> dict[str, Any]:
-        """The forecasts for a workflow, the decisions about it, and their reasons; see explain.py."""
+        """The forecasts for a workflow, the decisions about it, and their reasons, at most a second old."""
+        question = workflow_type, workflow_id
+        return self._answers.answer(question, lambda: self._explained(workflow_type, workflow_id))
+
+    def _explained(self, workflow_type: str, workflow_id: str) -> dict[str, Any]:
         workflow = workflow_key(workflow_type, workflow_id)
         running, admission = self.workflow_table.get(workflow), self.queue_policies.admission
         stats_key = scoped(tenant_of(workflow_id), self.step_forecasts.sources.names.workflow_type(workflow_type))
@@ -182,7 +187,8 @@ class OperatorCalls(Hooks):
             "position": position(self.step_forecasts.sources.next_agents, workflow_type, workflow_id),
             "returns": self._explain_return(workflow),
             "growth": lengths_as_plain(running.forecasts.growth) if running and running.forecasts.growth else None,
-            "requests": [self._explain(one) for one in running.requests.values()] if running else [],
+            "in_engine": len(running.requests) if running else 0,
+            "requests": self._explain_requests(list(islice(running.requests, MOST_SHOWN))) if running else [],
             "admission": admission.explain(running) if running and admission is not None else None,
             "blocks": self.block_order.explain(workflow) if self.block_order is not None else None,
         }
@@ -215,16 +221,22 @@ class OperatorCalls(Hooks):
             evidence=self._evidence.status() if self._evidence is not None else None,
         )
 
-    def _explain(self, running: RunningStep) -> dict[str, Any]:
-        request, step = self.engine_port.requests[running.request_id], running.step
-        return {
-            "agent": step.agent,
-            "step": step.number,
-            "state": engine.state(request),
-            "prompt_tokens": request.num_prompt_tokens,
-            "output_tokens": request.num_output_tokens,
-            **self.queue_policies.explain(request),
-        }
+    def _explain_requests(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
+        places = self.queue_policies.places(request_ids)
+        running = [(self.engine_port.requests[of], self.workflow_table.step(of)) for of in request_ids]
+        return [
+            {
+                "agent": of.step.agent,
+                "step": of.step.number,
+                "state": engine.state(request),
+                "prompt_tokens": request.num_prompt_tokens,
+                "output_tokens": request.num_output_tokens,
+                "place": places.get(request.request_id),
+                **self.queue_policies.explain(request),
+            }
+            for request, of in running
+            if of is not None
+        ]
 
     def _explain_return(self, workflow: str) -> dict[str, Any] | None:
         found = self._returns.away(workflow) if self._returns is not None else None

@@ -10,6 +10,7 @@ import heapq
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from presage.serving_hooks.modes import Mode, Modes, Switch
@@ -27,6 +28,8 @@ from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step
 
 _CLASS: Final = 2**64
+_MOST_LOOKED_AT: Final = 1000
+"""Waiting requests among which `explain` looks for some in vLLM's own queue."""
 _FEW: Final = 1000
 """More than any level and number of tokens, so that a key never leaves its class."""
 
@@ -290,15 +293,20 @@ class QueuePolicies(Listener):
         self._apply_to_priority(self._modes.whole["priority"])
         self._replace_queues()
 
+    def places(self, request_ids: Collection[str]) -> dict[str, int]:
+        """The places, from 1, of those of these requests that wait and are not held.
+
+        Where vLLM's own queue is in use, only of the first `_MOST_LOOKED_AT`.
+        """
+        waiting = self._port.waiting
+        if isinstance(waiting, WaitingQueue):
+            return {of: place for of in request_ids if (place := waiting.place(of)) is not None}
+        first = enumerate(islice(waiting, _MOST_LOOKED_AT), 1)
+        return {request.request_id: place for place, request in first if request.request_id in request_ids}
+
     def explain(self, request: EngineRequest) -> dict[str, Any]:
-        """The position of a request among the waiting requests."""
-        line = [one.request_id for one in self._port.waiting]
-        found: dict[str, Any] = {
-            "held": self.holds(request),
-            "place": line.index(request.request_id) + 1 if request.request_id in line else None,
-            "waiting": len(line),
-            "key": None,
-        }
+        """Whether a request is held, and its key."""
+        found: dict[str, Any] = {"held": self.holds(request), "waiting": len(self._port.waiting), "key": None}
         if self.priorities is not None:
             given, level, remaining, _ = self.priorities.wanted(request)
             tokens = remaining if math.isfinite(remaining) else None

@@ -81,6 +81,11 @@ class WaitingQueue:
                 self._take_out(known)
                 insort(self._line, entry)
 
+    def place(self, request_id: str) -> int | None:
+        """The place, from 1, of a request among those that are not held; None if it is held or does not wait here."""
+        entry = self._waiting.get(request_id)
+        return None if entry is None or request_id in self._held else bisect_left(self._line, entry) + 1
+
     def peek_request(self) -> Any:
         """The next request to run, which stays in the queue.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from presage.serving_hooks import explain
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.settings import ForecastSettings
 
@@ -14,6 +15,12 @@ from presage.serving_hooks.settings import ForecastSettings
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models may take as long as they need: none is switched off because the machine is busy."""
     monkeypatch.setattr(ForecastSettings, "forecast_budget", lambda _: Budget(deadline_s=math.inf, hang_s=None))
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status and explanations are computed anew each time."""
+    monkeypatch.setattr(explain, "FRESH_S", 0.0)
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 from profile_samples import coding, table_of
 from test_admission_in_engine import ALONE, Ticking, busy, told, work
-from test_policies_in_engine import prompt, served, step
+from test_policies_in_engine import Clock, prompt, served, step
 from vllm_samples import Engine, ask, build
 
 from presage.features.sequences import sequences_of
 from presage.predictors.profile.predictor import ProfilePredictor
+from presage.serving_hooks import explain
+from presage.serving_hooks.explain import MOST_ANSWERS, MOST_SHOWN, RecentAnswers
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
+from presage.serving_hooks.vllm.waiting import WaitingQueue
 from presage.serving_hooks.workflows.identity import scoped
 from presage.serving_hooks.workflows.tenants import ARGUMENT
 
@@ -50,6 +53,42 @@ def test_a_waiting_request_is_told_its_place_and_its_key(tmp_path: Path) -> None
     assert (request["state"], request["place"], request["waiting"], request["held"]) == ("WAITING", 2, 2, False)
     assert request["key"] == {"class": 0, "level": 0, "remaining_tokens": 900.0}
     assert "a request of agent 'planner' waits, 2 of 2" in engine.scheduler.explain("", "b")["reasons"]
+
+
+def test_of_many_requests_few_are_explained_and_the_queue_is_not_walked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = served(tmp_path, seqs=1, presage={"explain": 500})
+    for number in range(150):
+        engine.scheduler.add_request(ask(f"a{number}", prompt(number, 20), 2, workflow_id="a", agent="planner"))
+    engine.run()
+    for number in range(150, 300):
+        engine.scheduler.add_request(ask(f"a{number}", prompt(number, 20), 2, workflow_id="a", agent="planner"))
+    plain: list[object] = []
+    monkeypatch.setattr(explain, "lengths_as_plain", plain.append)
+    monkeypatch.setattr(WaitingQueue, "__iter__", None)
+    explained = engine.scheduler.explain("", "a")
+    assert explained["in_engine"] == 150
+    assert [request["place"] for request in explained["requests"]] == list(range(1, MOST_SHOWN + 1))
+    assert len(explained["forecasts"]) == len(plain) == MOST_SHOWN
+    assert "it has 150 requests in the engine; the first 50 are shown" in explained["reasons"]
+
+
+def test_whoever_asks_often_is_told_the_same_for_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain, "FRESH_S", 1.0)
+    clock = Clock()
+    engine, _ = served(tmp_path, clock=clock)
+    step(engine, "a1", 0, 40)
+    status, explained = engine.scheduler.presage_status(), engine.scheduler.explain("t", "a")
+    step(engine, "a2", 0, 40)
+    step(engine, "b1", 0, 40)
+    clock.now += 0.9
+    assert engine.scheduler.presage_status() is status
+    assert engine.scheduler.explain("t", "a") is explained
+    assert engine.scheduler.explain("t", "b")["alive"]
+    clock.now += 0.2
+    assert (status["workflows"], engine.scheduler.presage_status()["workflows"]) == (1, 2)
+    assert len(engine.scheduler.explain("t", "a")["forecasts"]) == 2 * len(explained["forecasts"])
 
 
 def test_who_is_held_is_told_why_and_in_shadow_that_it_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,3 +160,12 @@ def test_a_workflow_is_told_where_it_is_on_the_profile_of_its_type(tmp_path: Pat
     engine.scheduler.add_request(ask("w-3", prompt(0, 44), 2, **{**of, "step": 3}, workflow_end=True))
     engine.run()
     assert engine.scheduler.explain("app", "w")["position"] is None
+
+
+def test_answers_are_kept_for_a_bounded_number_of_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain, "FRESH_S", 1.0)
+    asked: list[int] = []
+    answers = RecentAnswers(lambda: 0.0)
+    for question in [*range(MOST_ANSWERS + 1), 0, MOST_ANSWERS]:
+        answers.answer(question, lambda question=question: asked.append(question) or {})
+    assert asked == [*range(MOST_ANSWERS + 1), 0]

@@ -1,9 +1,13 @@
 """The next evictions can be read without evicting, and a workflow's blocks explained."""
 
+from collections import Counter
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.serving_hooks.policies.eviction import FreeOrder
+from presage.serving_hooks.policies.eviction import MOST_EXPLAINED, MOST_LOOKED_AT, FreeOrder, LazyHeap
 from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.score import UNKNOWN
 
@@ -40,6 +44,32 @@ def test_the_first_are_those_that_are_popped_and_asking_changes_nothing(
     assert order.first(n) == whole[:n]
     assert list(order) == whole
     assert order.pop(min(n, len(whole))) == whole[:n]
+
+
+def test_few_groups_are_explained_and_few_of_others_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = 4 * MOST_LOOKED_AT
+    order = FreeOrder(groups, lambda: 0.0)
+    for block in range(groups):
+        order.filled(f"w{block // 100}", f"agent {block}", [block])
+    order.append(range(groups))
+    calls = Counter[str]()
+
+    def counting(name: str) -> None:
+        whole = getattr(LazyHeap, name)
+
+        def counted(*given: Any) -> Any:
+            calls[name] += 1
+            return whole(*given)
+
+        monkeypatch.setattr(LazyHeap, name, counted)
+
+    for name in ("pop", "__iter__"):
+        counting(name)
+    first, last = order.explain("w0"), order.explain(f"w{(groups - 1) // 100}")
+    assert (len(first), [group["before"] for group in first[:3]]) == (MOST_EXPLAINED, [0, 1, 2])
+    assert {group["before"] for group in last} == {None}
+    assert order.blocks_of("w0") == (100, 100)
+    assert calls == {"pop": 2 * MOST_LOOKED_AT}
 
 
 def test_a_workflows_groups_are_told_by_how_soon_they_go() -> None:
