@@ -243,6 +243,7 @@ class Decisions:
             "returns": None if away is None else return_as_plain(away[0], now - away[1], self._target),
             "growth": None,
             "requests": [],
+            "in_engine": 0,
             "admission": None,
             "blocks": None,
             "decisions": found[-MOST_SHOWN:],
