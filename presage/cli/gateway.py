@@ -62,8 +62,9 @@ def gateway(
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Validate the settings, print them as JSON, and exit.")
+        bool, typer.Option("--check", help="Validate the settings and what they name, print them as TOML, and exit.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --check: print JSON.")] = False,
 ) -> None:
     """Serve an OpenAI-compatible API before vLLM, and forecast what each workflow does next.
 
@@ -72,8 +73,9 @@ def gateway(
     request is forwarded as it came.
     """
     try:
+        from presage.serving_hooks.gateway.check import as_toml, check_settings
         from presage.serving_hooks.gateway.config import gateway_config, read_gateway_given
-        from presage.serving_hooks.gateway.serve import serve, simulated
+        from presage.serving_hooks.gateway.serve import listening_socket, serve, simulated
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "presage":
             raise
@@ -109,9 +111,16 @@ def gateway(
     if mode is not None:
         given["modes"] = {**given.get("modes", {}), "default": mode}
     hosts = _hosts(ext_proc, dynamo_planner)
+    for address in () if check else filter(None, (ext_proc, dynamo_planner)):
+        listening_socket(address).close()  # gRPC says no more than that it failed
     made = gateway_config(given, "presage gateway" if config is None else str(config))
+    if as_json and not check:
+        raise ConfigurationError("--json is for --check")
     if check:
-        Output(as_json=True).result(made.model_dump(mode="json"), "")
+        for warning in check_settings(made):
+            Output.note(warning)
+        settings = made.model_dump(mode="json")
+        Output(as_json).result(settings, as_toml(settings))
         return
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request's URL

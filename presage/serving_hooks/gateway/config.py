@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_bytes
@@ -36,6 +36,7 @@ from presage.serving_hooks.settings import STRICT, ForecastSettings, ObjectivesS
 from presage.wording import nearest
 
 POLICIES: Final[tuple[str, ...]] = get_args(GatewayPolicyName)
+_MOST_PROBLEMS: Final = 20
 PREFILL_AHEAD: Final = "prefill-ahead"
 
 _Seconds = Annotated[float, Field(gt=0)]
@@ -51,6 +52,12 @@ def host_and_port(value: str) -> str:
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ValueError(f"{value!r:.100}; give HOST:PORT, such as 127.0.0.1:9002")
     return value
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of an address as `host_and_port` accepts it."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def _url(value: str) -> str:
@@ -254,8 +261,7 @@ class GatewayConfig(BaseModel):
     @property
     def address(self) -> tuple[str, int]:
         """Host and port to listen on."""
-        host, _, port = self.listen.rpartition(":")
-        return host.strip("[]"), int(port)
+        return split_address(self.listen)
 
     def keys(self) -> list[str]:
         """The gateway's API keys.
@@ -313,10 +319,41 @@ def gateway_config(given: Mapping[str, Any], where: str) -> GatewayConfig:
         raise ConfigurationError(f"{where}: {error}") from None
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(map(str, one['loc'])) or 'file'}: {one['msg'].removeprefix('Value error, ')}"
-            for one in error.errors()
+            f"{'.'.join(map(str, one['loc']))[:200] or 'file'}: "
+            + (_meant(one["loc"]) if one["type"] == "extra_forbidden" else one["msg"].removeprefix("Value error, "))
+            for one in error.errors()[:_MOST_PROBLEMS]
         )
         raise ConfigurationError(f"{where}: invalid gateway settings: {problems}") from None
+
+
+def _meant(place: tuple[int | str, ...]) -> str:
+    """What an unknown setting may be instead."""
+    table, name = ".".join(str(one) for one in place[:-1] if isinstance(one, str)), str(place[-1])[:64]
+    tables = dict(_tables(GatewayConfig, ""))
+    homes = [_shown_table(home) for home, names in tables.items() if name in names]
+    if homes:
+        return f"belongs {' or '.join(homes)}"
+    near = [(table, nearest(name, tables.get(table, ()))), *((home, nearest(name, tables[home])) for home in tables)]
+    for home, meant in near:
+        if meant:
+            return f"there is no such setting; did you mean {meant}{'' if home == table else ' ' + _shown_table(home)}?"
+    return "there is no such setting; `presage gateway --check` prints those there are"
+
+
+def _shown_table(name: str) -> str:
+    if not name:
+        return "at the top of the file"
+    return f"in [[{name}]]" if name in ("upstreams", "pools") else f"in [{name}]"
+
+
+def _tables(model: type[BaseModel], name: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The settings of each table of a gateway file."""
+    yield name, tuple(model.model_fields)
+    for field, about in model.model_fields.items():
+        kinds = [about.annotation, *get_args(about.annotation)]
+        for kind in [inner for one in kinds for inner in (one, *get_args(one))]:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _tables(kind, f"{name}.{field}" if name else field)
 
 
 def _as_json(value: Any) -> Any:

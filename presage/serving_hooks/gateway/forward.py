@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ _LONGEST_HEADER: Final = 65536
 """Bytes of a header of an answer."""
 _LARGE: Final = 2**20
 """Bytes of a body from which on it is sent in parts."""
+
+_log = logging.getLogger(__name__)
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -79,6 +82,7 @@ class Forwarder:
 
     def __init__(self, limits: Limits, keys: ClientKeys) -> None:
         self._limits, self._keys = limits, keys
+        self._logged: set[tuple[str, str]] = set()
         self._made: tuple[aiohttp.ClientSession, ...] = ()
 
     @property
@@ -149,9 +153,28 @@ class Forwarder:
             except (aiohttp.ClientError, ValueError) as error:  # ValueError: a header that HTTP has no form for
                 failed = error
                 break
+        if isinstance(failed, aiohttp.ClientSSLError):
+            raise Refusal(502, self._no_tls(upstream, failed), UNREACHABLE) from failed
         if isinstance(failed, aiohttp.ServerConnectionError | aiohttp.ClientOSError):  # ends before it answers
             raise Refusal(502, "The server behind the gateway cannot be reached; retry.", UNREACHABLE) from failed
         raise Refusal(502, "The server behind the gateway broke off; retry.", "upstream_failed") from failed
+
+    def _no_tls(self, upstream: Upstream, error: aiohttp.ClientSSLError) -> str:
+        """What the client is told; the operator is told more, once."""
+        untrusted = isinstance(error, aiohttp.ClientConnectorCertificateError)
+        cause = getattr(error, "certificate_error", None) or error.os_error
+        why = getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or type(cause).__name__
+        if (upstream.name, why) not in self._logged:
+            self._logged.add((upstream.name, why))
+            what, remedy = (
+                ("its certificate is not accepted", "name its authority's certificate in SSL_CERT_FILE")
+                if untrusted
+                else ("it does not answer in TLS", "is its URL one of http://?")
+            )
+            _log.error("upstream %s: %s (%s); %s", upstream.name, what, why, remedy)
+        if untrusted:
+            return "The certificate of the server behind the gateway is not accepted."
+        return "The server behind the gateway does not answer in TLS."
 
     async def models(self, upstream: Upstream, headers: Mapping[str, str]) -> tuple[int, bytes]:
         """Status and body of an upstream's /v1/models; notes which models it serves.

@@ -109,7 +109,9 @@ class Front:
             Route("/v1/workflows/{workflow_id:path}/end", self._end, methods=["POST"]),
             Route("/{path:path}", _Endpoint(self, self._passed_on)),
         ]
-        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={Refusal: _refused})
+        return Starlette(
+            routes=routes, lifespan=self._lifespan, exception_handlers={404: _not_found, Refusal: _refused}
+        )
 
     @property
     def in_flight(self) -> int:
@@ -237,7 +239,9 @@ class Front:
                 response.close()
             sent = body, added
             try:
-                response = await self.forwarder.open(upstream, "POST", _target(scope), headers, body, added)
+                response = await self.forwarder.open(
+                    upstream, "POST", _target(scope, None, self.keys), headers, body, added
+                )
             except Refusal as refusal:
                 self.metrics.upstream_failed(upstream.name, refusal.code)
                 raise
@@ -452,7 +456,7 @@ class _Endpoint:
 
         try:
             if front.draining:
-                raise Refusal(503, "The gateway is shutting down. Retry later.", "overloaded", [(b"retry-after", b"1")])
+                raise _shutting_down()
             await self._handler(scope, receive, sent)
         except Refusal as refusal:
             front.metrics.refused(refusal.code)
@@ -461,6 +465,10 @@ class _Endpoint:
             pass  # the server broke off: uvicorn closes the connection, so the client sees that the answer is not whole
         except (ClientLeft, TimeoutError):
             front.metrics.refused("client left")
+        except asyncio.CancelledError:  # the gateway ends, and `drain_s` is over
+            front.metrics.refused("overloaded")
+            if not begun:
+                await _shutting_down().send(send)
         except Exception as error:
             front.metrics.failed("front", type(error).__name__)
             _log.error("a request failed: %s", type(error).__name__)
@@ -493,6 +501,10 @@ class _ClientWatch:
         self._task.cancel()
 
 
+def _shutting_down() -> Refusal:
+    return Refusal(503, "The gateway is shutting down. Retry later.", "overloaded", [(b"retry-after", b"1")])
+
+
 def _forecast(decision: GatewayDecision) -> RawHeaders:
     """What a client that asked for it is told: forecast, model and upstream."""
     if decision.annotation is None:
@@ -513,11 +525,10 @@ def _headers(scope: Scope) -> dict[str, str]:
     return found
 
 
-def _target(scope: Scope, raw_path: bytes | None = None, keys: ClientKeys | None = None) -> str:
+def _target(scope: Scope, raw_path: bytes | None, keys: ClientKeys) -> str:
     """Path and query; the path as it came, if it is given, and the query without keys."""
     path = str(scope["path"]) if raw_path is None else raw_path.decode("latin-1")
-    query = scope["query_string"].decode("latin-1")
-    query = query if keys is None else keys.without(query)
+    query = keys.without(scope["query_string"].decode("latin-1"))
     return f"{path}?{query}" if query else path
 
 
@@ -527,6 +538,10 @@ def wants_usage(request: ApiRequest) -> bool:
         return False
     options = request.body.get("stream_options")
     return options is None or (isinstance(options, dict) and not options.get("include_usage"))
+
+
+async def _not_found(request: Request, _: Exception) -> Response:
+    return JSONResponse(Refusal(404, f"There is no {request.url.path[:200]!r} here.", "not_found").error, 404)
 
 
 async def _refused(_: Request, error: Exception) -> Response:

@@ -83,8 +83,11 @@ class ApiRequest:
 
     @cached_property
     def texts(self) -> tuple[str | None, str | None]:
-        """(system prompt, all other input), as ingestion reads them."""
-        return split_system(self.input)
+        """(system prompt, all other input), as ingestion reads them; None for what is nested too deeply."""
+        try:
+            return split_system(self.input)
+        except RecursionError:
+            return None, None
 
     @cached_property
     def tools(self) -> tuple[str, ...]:

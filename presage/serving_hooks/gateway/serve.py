@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import socket
@@ -16,11 +17,12 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
+from presage.errors import ConfigurationError, PresageError
 from presage.features.agent_names import AgentNames
 from presage.predictor_kinds import KINDS
 from presage.serving_hooks.counts import DEADLINES, FORECASTS, RECORDER, EventCounts
 from presage.serving_hooks.forecasting.champions import load_forecasts
-from presage.serving_hooks.gateway.config import GatewayConfig
+from presage.serving_hooks.gateway.config import GatewayConfig, split_address
 from presage.serving_hooks.gateway.decisions import Decisions
 from presage.serving_hooks.gateway.dialects.names import SafeNames
 from presage.serving_hooks.gateway.front import Front
@@ -106,6 +108,48 @@ def beside(app: Starlette, front: Front, hosts: Sequence[Host]) -> Starlette:
     return app
 
 
+def listening_socket(address: str) -> socket.socket:
+    """A socket that is bound to an address, host:port, and does not listen yet.
+
+    Raises:
+        ConfigurationError: another program listens there, or the address is not this machine's.
+    """
+    host, port = split_address(address)
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(place)
+        except OSError:
+            listening.close()
+            raise
+    except OSError as error:
+        raise _cannot_listen(address, error) from None
+    return listening
+
+
+def _cannot_listen(address: str, error: OSError) -> ConfigurationError:
+    if error.errno == errno.EADDRINUSE:
+        what = "another program listens there; stop it, or give another port"
+    else:
+        what = f"{(error.strerror or type(error).__name__).lower()}; give an address of this machine and a free port"
+    return ConfigurationError(f"{address} cannot be listened on: {what}")
+
+
+class _AnnouncedServer(uvicorn.Server):
+    """Says that it listens once it does."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._announce()
+
+
 def serve(config: GatewayConfig, hosts: Sequence[Host] = ()) -> None:
     """Serves until it is told to stop; running requests get `drain_s` to finish.
 
@@ -113,19 +157,15 @@ def serve(config: GatewayConfig, hosts: Sequence[Host] = ()) -> None:
         hosts: that ask the gateway for decisions, beside its HTTP.
 
     Raises:
-        PresageError: as `build`.
-        SystemExit: the address cannot be listened on.
+        PresageError: as `build`, or the address cannot be listened on.
     """
+    listening = listening_socket(config.listen)
     front = build(config)
-    host, port = config.address
     names = ", ".join(f"{one.name} ({one.settings.dialect})" for one in front.upstreams.all)
-    _log.info("the gateway listens on %s and forwards to %s", config.listen, names)
     gc.collect()
     gc.freeze()  # a full collection of what is loaded now stops all requests for 60 ms
-    uvicorn.run(
+    settings = uvicorn.Config(
         beside(front.app(), front, hosts),
-        host=host,
-        port=port,
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -133,3 +173,16 @@ def serve(config: GatewayConfig, hosts: Sequence[Host] = ()) -> None:
         timeout_keep_alive=120,
         timeout_graceful_shutdown=round(config.limits.drain_s),
     )
+    server = _AnnouncedServer(
+        settings, lambda: _log.info("the gateway listens on %s and forwards to %s", config.listen, names)
+    )
+    try:
+        server.run(sockets=[listening])
+    except KeyboardInterrupt:
+        pass
+    except OSError as error:  # another program was faster
+        raise _cannot_listen(config.listen, error) from None
+    finally:
+        listening.close()
+    if not server.started:
+        raise PresageError("the gateway did not start; the lines above say why")

@@ -110,7 +110,7 @@ class Upstreams:
             raise Refusal(404, f"The model {decision.model[:200]!r} does not exist here.", "model_not_found")
         taking = [one for one in able if one is not without and self.monitor.outage(one.name) is None]
         found = taking or [one for one in able if one is not without] or able
-        if len(found) > 1 and without is None:
+        if len(taking) > 1 and without is None:
             return await self._place(decision, able)
         decision.upstream = found[0].name
         return found[0]
@@ -165,8 +165,8 @@ class Upstreams:
         return next((one for one in self.all if model in one.models), self.all[0])
 
     def any_serves(self) -> bool:
-        """Whether a server has listed its models, or was given them, and takes requests."""
-        return any(one.models and self.monitor.outage(one.name) is None for one in self.all)
+        """Whether any server answers."""
+        return any(self.monitor.ready(one.name) for one in self.all)
 
     def demands(self) -> list[ModelDemand]:
         """The demand of each model, now and ahead."""

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from profile_samples import coding, table_of
-from served import gateway, served
+from served import eventually, gateway, served
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -43,15 +43,6 @@ def engine() -> Iterator[tuple[SimulatedEngine, str]]:
 def behind(engine: tuple[SimulatedEngine, str]) -> Iterator[str]:
     with gateway(engine[1]) as (url, _):
         yield url
-
-
-def eventually(holds: Any, seconds: float = 60.0) -> bool:
-    """Whether something becomes true; generous, since machines are busy."""
-    for _ in range(int(seconds / 0.02)):
-        if holds():
-            return True
-        threading.Event().wait(0.02)
-    return bool(holds())
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "chat with two choices", "completions", "responses"])

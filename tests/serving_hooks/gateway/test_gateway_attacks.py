@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from served import gateway, served
+from served import eventually, gateway, served
 
 from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine
 
@@ -98,14 +98,6 @@ def post(*headers: bytes, body: bytes = json.dumps(BODY).encode(), length: bool 
     if length:
         lines.append(b"Content-Length: %d" % len(body))
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
-
-
-def eventually(holds: Any) -> bool:
-    for _ in range(1500):
-        if holds():
-            return True
-        threading.Event().wait(0.02)
-    return bool(holds())
 
 
 INNER = b"POST /v1/load_lora_adapter HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"

@@ -116,6 +116,7 @@ class _State:
     speed: UpstreamSpeed
     rows: list[FleetEngine]
     outage: Outage | None = None
+    answered: bool = False
     failures: int = 0
     timeouts: int = 0
     next_poll_s: float = 0.0
@@ -249,6 +250,7 @@ class FleetMonitor:
         if outage is not None:
             self._close(upstream, state, outage)
             return
+        state.answered = True
         if poll.load is not None:
             self._loaded(state, poll.load, now)
         if state.outage is not None and due:
@@ -268,6 +270,10 @@ class FleetMonitor:
     def outage(self, upstream: str) -> Outage | None:
         """Why an upstream is left out; None if it takes requests."""
         return self._states[upstream].outage
+
+    def ready(self, upstream: str) -> bool:
+        """Whether an upstream has answered a poll, and takes requests."""
+        return self._states[upstream].answered and self._states[upstream].outage is None
 
     def prefill_tokens(self, upstream: str) -> float:
         """Prompt tokens of requests there that have no first token yet."""
