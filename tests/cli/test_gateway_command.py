@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,9 @@ def test_check_prints_the_settings_that_would_serve(tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text('[[upstreams]]\nurl = "http://a:8000/v1"\ndialect = "presage"\n[forecasts]\nnext_agent = "model"\n')
     found = presage(
-        "gateway", "--config", str(file), "--mode", "shadow", "--record", str(tmp_path / "served"), "--check"
-    )
+        "gateway", "--config", str(file), "--mode", "shadow", "--record", str(tmp_path / "served"), "--check",
+        "--json",
+    )  # fmt: skip
     assert found.exit_code == 0, found.output
     settings = json.loads(found.stdout)
     assert settings["upstreams"][0]["url"] == "http://a:8000"
@@ -30,7 +33,13 @@ def test_check_prints_the_settings_that_would_serve(tmp_path: Path) -> None:
     assert settings["forecasts"]["next_agent"] == "model"
     assert settings["forecasts"]["recorder"]["folder"] == str(tmp_path / "served")
     short = presage("gateway", "--upstream", UPSTREAM, "--dialect", "vllm-router", "--check")
-    assert json.loads(short.stdout)["upstreams"][0]["dialect"] == "vllm-router"
+    assert "cannot be reached" in short.stderr.replace("\n", " ")
+    settings = tomllib.loads(short.stdout)
+    assert settings["upstreams"][0]["dialect"] == "vllm-router"
+    copy = tmp_path / "copy.toml"
+    copy.write_text(short.stdout)
+    again = presage("gateway", "--config", str(copy), "--check")
+    assert again.stdout == short.stdout
 
 
 @pytest.mark.parametrize(
@@ -55,6 +64,65 @@ def test_bad_input_is_one_clear_error(arguments: tuple[str, ...], message: str) 
     assert found.exit_code == 2
     assert message in found.stderr.replace("\n", " ")
     assert "Traceback" not in found.output
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("time_to_live_s = 5.0", "time_to_live_s: belongs in [forecasts]"),
+        ("body_mb = 5", "body_mb: belongs in [limits]"),
+        ("[limits]\nlisten = 'a:1'", "limits.listen: belongs at the top of the file"),
+        ("[forecasts]\nremainin_length = 'a'", "did you mean remaining_length?"),
+        ("[limits]\nbodymb = 3", "did you mean body_mb?"),
+        ("keysvariable = 'A'", "did you mean keys_variable?"),
+        ("retry = 1.0", "did you mean retry_s in [forecasts]?"),
+        ("dialect = 'vllm'", "dialect: belongs in [[upstreams]]"),
+        ("qwertz = 1", "there is no such setting"),
+    ],
+)
+def test_a_setting_in_the_wrong_place_or_spelling_is_told_where_it_belongs(
+    tmp_path: Path, lines: str, message: str
+) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(f"{lines}\n[[upstreams]]\nurl = '{UPSTREAM}'\n")
+    found = presage("gateway", "--config", str(file), "--check")
+    assert found.exit_code == 2
+    assert message in found.stderr.replace("\n", " ")
+
+
+def test_check_looks_at_all_that_a_file_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GATEWAY_KEYS", "ENGINE_KEY", "PRESAGE_WEBHOOK_SECRET", "NAMES_SECRET"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "gateway.toml"
+    file.write_text(
+        f"""keys_variable = "GATEWAY_KEYS"
+names_secret_variable = "NAMES_SECRET"
+agent_names = "{tmp_path}/names.json"
+[[upstreams]]
+url = "{UPSTREAM}"
+engine = "{tmp_path}/engine.toml"
+api_key_variable = "ENGINE_KEY"
+[webhook]
+url = "https://tools.example/events"
+file = "events.sqlite"
+"""
+    )
+    found = presage("gateway", "--config", str(file), "--check")
+    assert found.exit_code == 2
+    told = found.stderr.replace("\n", " ")
+    for what in ("GATEWAY_KEYS", "ENGINE_KEY", "PRESAGE_WEBHOOK_SECRET", "NAMES_SECRET", "names.json", "engine.toml"):
+        assert what in told
+
+
+def test_an_address_that_is_taken_is_one_clear_error_and_nothing_listens_before() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for options in (("--listen", address), ("--listen", "127.0.0.1:0", "--ext-proc", address)):
+            found = presage("gateway", "--upstream", UPSTREAM, *options)
+            assert found.exit_code == 2
+            assert f"{address} cannot be listened on: another program listens there" in found.stderr.replace("\n", " ")
+            assert "the gateway listens" not in found.output
+            assert "Traceback" not in found.output
 
 
 def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Answers of the gateway's own, as OpenAI's API words errors."""
+"""Answers of the gateway's own, as OpenAI's and Anthropic's APIs word errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Refusal(Exception):  # noqa: N818  an answer, not an error of ours
     def error(self) -> dict[str, Any]:
         """The JSON object of the answer."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
+        return {"type": "error", "error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
 
     async def send(self, send: Send) -> None:
         """Answers the request."""

@@ -5,11 +5,17 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from served import gateway, served
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from served import eventually, gateway, served
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.gateway.config import gateway_config
@@ -106,3 +112,52 @@ def test_the_page_of_metrics_has_the_demand_of_models_that_are_served() -> None:
         page = httpx.get(url + "/metrics").text
     assert 'presage_demand_requests{horizon_s="0",model="simulated"' in page
     assert "invented-by-a-client" not in page
+
+
+def test_it_is_ready_once_a_server_behind_it_answers() -> None:
+    with unreachable() as dead, served(SimulatedEngine().app()) as alive:
+        with before([{"url": dead, "models": ["simulated"]}]) as (url, _):
+            assert eventually(lambda: httpx.get(url + "/ready").status_code == 503)
+            assert httpx.get(url + "/health").status_code == 200
+        with before([{"url": dead}, {"url": alive}]) as (url, front):
+            assert eventually(lambda: httpx.get(url + "/ready").status_code == 200)
+            front.draining = True
+            assert httpx.get(url + "/ready").status_code == 503
+
+
+def test_servers_that_are_all_down_are_an_error_and_nobody_waits() -> None:
+    with unreachable() as first, unreachable() as second:
+        upstreams = [{"url": url, "models": ["m"]} for url in (first, second)]
+        with before(upstreams) as (url, front):
+            names = [one.name for one in front.upstreams.all]
+            assert eventually(lambda: all(front.upstreams.monitor.outage(name) for name in names))
+            answer = httpx.post(url + CHAT, json={"model": "m", "messages": ASKED}, timeout=30)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_unreachable")
+
+
+def test_an_error_of_tls_names_the_certificate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cert, key = self_signed(tmp_path)
+    with (
+        served(SimulatedEngine().app(), ssl_certfile=cert, ssl_keyfile=key) as trusts_itself,
+        served(SimulatedEngine().app()) as plain,
+    ):
+        for server, told in ((trusts_itself, "certificate"), (plain, "TLS")):
+            with before([{"url": server.replace("http://", "https://"), "models": ["m"]}]) as (url, _):
+                error = httpx.post(url + CHAT, json={"model": "m", "messages": ASKED}).json()["error"]
+            assert told in error["message"]
+            assert "127.0.0.1" not in error["message"]
+    assert "its certificate is not accepted (self-signed certificate)" in caplog.text
+    assert "it does not answer in TLS" in caplog.text
+
+
+def self_signed(folder: Path) -> tuple[str, str]:
+    """A certificate that nobody trusts, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    made = made.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    (folder / "cert").write_bytes(made.sign(key, hashes.SHA256()).public_bytes(pem))
+    (folder / "key").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    return str(folder / "cert"), str(folder / "key")
