@@ -33,7 +33,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def used() -> dict[str, set[str]]:
     """The names that Presage uses, by module of vLLM; a method counts as its class."""
     found: dict[str, set[str]] = defaultdict(set)
-    for line in (*engine_check.SIGNATURES.split(), *engine_worker.SIGNATURES.split(), *engine_check.METHODS):
+    seams = [name for signatures, methods in engine_check.SEAMS.values() for name in (*signatures.split(), *methods)]
+    for line in (*engine_check.SIGNATURES.split(), *engine_worker.SIGNATURES.split(), *seams):
         module, colon, name = line.partition(":")
         if colon and module.startswith("vllm."):
             found[module].add(name.partition("(")[0].partition(".")[0])

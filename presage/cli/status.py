@@ -268,7 +268,8 @@ def _admission(engine: EngineStatus) -> Rows:
 
 
 def _problems(engine: EngineStatus) -> Rows:
-    rows: Rows = [[f"{what}: {reason}", f"{times:.0f}"] for (what, reason), times in counted(ERRORS, engine)]
+    rows: Rows = [[f"{part} is off", why] for part, why in engine.off.items()]
+    rows += [[f"{what}: {reason}", f"{times:.0f}"] for (what, reason), times in counted(ERRORS, engine)]
     for (name, reason), times in counted(METADATA_LEFT_OUT, engine):
         key = engine.examples.get(f"{name}: {reason}", name)
         rows.append([f"{name} left out: {reason}", f"{times:.0f}" + (f", for example {key}" if key != name else "")])

@@ -413,6 +413,12 @@ METRICS: Final = (
         "1 for a policy that is on; 0 where settings or the engine leave it out, or it has failed.",
         _policies,
     ),
+    _table(
+        "presage_switched_off",
+        "part",
+        "1 for a part that settings have on and that is off: it has failed, or this vLLM cannot be changed for it.",
+        lambda status: dict.fromkeys(status.off, 1.0),
+    ),
     counter(ERRORS),
     counter(METADATA_LEFT_OUT),
     counter(EVENTS),

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from presage.datasets.schema.names import MAX_NAME
 from presage.errors import ConfigurationError
 from presage.serving_hooks.counts import ERRORS, EventCounts, Part
+from presage.serving_hooks.forecasting.circuit_breaker import LONGEST_RETRY_S, Budget
 from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.mode_names import PolicyName
 from presage.serving_hooks.monitoring.drift import SHARES
@@ -47,23 +48,41 @@ _LIMIT: Final = (1 - TOLERANCE) / 2
 _BETS: Final[NDArray[np.float64]] = np.array(SHARES) / _LIMIT
 
 
+@dataclass(frozen=True)
+class Retry:
+    """When a part that has failed is tried again: after `retry_s`, twice as long each time in a row, up to an hour."""
+
+    clock: Callable[[], float]
+    retry_s: float = Budget.retry_s
+
+
 class Switch:
     """Switches a policy off when it fails; the engine continues without it.
 
-    A policy that failed may be in an inconsistent state, so it is never switched on again. The log names the kind and
-    place of the error, never its message, which might repeat a prompt.
+    A policy that failed may be in an inconsistent state, so it is on again only once that was made anew (`revive`). The
+    log names the kind and place of the error, never its message, which might repeat a prompt.
 
     Args:
         takes: switches of policies that depend on it.
+        retry: None where nobody makes its state anew.
+
+    Attributes:
+        reason: the kind of error for which it is off; None before any.
+        retry_at: when it is tried again, seconds of the retry's clock.
     """
 
-    __slots__ = ("_counts", "_takes", "name", "on")
+    __slots__ = ("_counts", "_on_since", "_pause_s", "name", "on", "reason", "retry", "retry_at", "takes")
 
-    def __init__(self, name: Part, counts: EventCounts, takes: tuple[Switch, ...] = ()) -> None:
+    def __init__(
+        self, name: Part, counts: EventCounts, takes: tuple[Switch, ...] = (), retry: Retry | None = None
+    ) -> None:
         self.name = name
         self.on = True
+        self.takes, self.retry = takes, retry
+        self.reason: str | None = None
+        self.retry_at = math.inf
         self._counts = counts
-        self._takes = takes
+        self._pause_s, self._on_since = (retry.retry_s if retry is not None else 0.0), 0.0
 
     def attempt(self, do: Callable[..., Result], *args: Any) -> Result | None:
         """The result of `do` if it is on; else None. An exception switches it off and is not raised."""
@@ -80,12 +99,47 @@ class Switch:
         self._counts.add(ERRORS, self.name, reason)
         if not self.on:
             return
-        self.on = False
+        self.on, self.reason = False, reason
         frames = traceback.extract_tb(error.__traceback__)
         where = f"{frames[-1].name}, line {frames[-1].lineno}" if frames else "unknown place"
-        logger.error("%s is switched off: %s in %s; vLLM continues without it", self.name, reason, where)
-        for other in self._takes:
+        then = "" if (again := self._wait()) is None else f"; it is tried again in {again:g} s"
+        logger.error("%s is switched off: %s in %s; vLLM continues without it%s", self.name, reason, where, then)
+        for other in self.takes:
             other.off(error)
+
+    def revive(self, renew: Callable[[], bool]) -> bool:
+        """Switches it on again; returns whether it did.
+
+        Args:
+            renew: makes its state anew; called while it is on, and again later if it returns False: not done yet.
+        """
+        self.on = True
+        if self.retry is not None:
+            self._on_since = self.retry.clock()
+        try:
+            self.on = renew()
+        except Exception as error:
+            self.off(error)
+        if self.on:
+            self.retry_at = math.inf
+            logger.warning("%s is switched on again, after %s", self.name, self.reason)
+        return self.on
+
+    def why_off(self) -> str:
+        """The reason, and when it is tried again, for people."""
+        if self.retry is None or math.isinf(self.retry_at):
+            return f"{self.reason}; it stays off until a restart"
+        return f"{self.reason}; tried again in {max(0.0, self.retry_at - self.retry.clock()):.0f} s"
+
+    def _wait(self) -> float | None:
+        """Begins the pause until it is tried again; returns its seconds, None if it is not."""
+        if self.retry is None:
+            return None
+        now, pause_s = self.retry.clock(), self._pause_s
+        if now - self._on_since > pause_s:  # it has been on for longer than it was off
+            pause_s = self.retry.retry_s
+        self._pause_s, self.retry_at = min(2 * pause_s, LONGEST_RETRY_S), now + pause_s
+        return pause_s
 
 
 class Mode(IntEnum):

@@ -118,7 +118,8 @@ class ForecastSettings(BaseModel):
     forecast_hang_ms: float = Field(1000 * HANG_S, gt=0)
     """milliseconds after which the engine waits no longer for a forecast; that model makes no other until it is back"""
     retry_s: float = Field(Budget.retry_s, gt=0)
-    """seconds after which a model that was switched off is tried again; doubles each time in a row, up to an hour"""
+    """seconds after which a model or policy that was switched off is tried again; doubles each time in a row, up to an
+    hour"""
     error_budget: float = Field(Budget.share, ge=0, lt=1)
     """share of a model's latest forecasts that may fail or be late; above it the model is switched off"""
     reload_s: float | None = Field(30.0, gt=0)

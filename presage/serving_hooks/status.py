@@ -383,6 +383,7 @@ class EngineStatus:
 
     Attributes:
         name: of a gateway.
+        off: why policies and other parts are off that settings have on: they have failed, or vLLM cannot be changed.
         ended: ended workflows by reason, see `EndReason`.
         counts: by name, for people; see `EventCounts.by_key`.
         counted: counts by metric; see `EventCounts.by_metric`.
@@ -397,6 +398,7 @@ class EngineStatus:
 
     name: str | None = None
     on: Mapping[str, bool] | None = None
+    off: Mapping[str, str] = field(default_factory=dict)
     modes: ModesStatus | None = None
     workflows: int | None = None
     ended: Mapping[str, int] | None = None

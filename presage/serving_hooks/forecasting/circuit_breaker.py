@@ -59,7 +59,7 @@ class Budget:
     retry_s: float = 60.0
 
 
-_LONGEST_RETRY_S: Final = 3600.0
+LONGEST_RETRY_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class CircuitBreaker:
     def _open(self, reason: str) -> None:
         self.off, self._retry_at = True, self.clock() + self._retry_s
         _log.error("%s is switched off: %s. It is tried again in %g s.", self.called, reason, self._retry_s)
-        self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
+        self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
 
 
 class NotBack(Exception):  # noqa: N818  the call may still succeed

@@ -114,9 +114,9 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
         self._left, self._output = 0, None
         return super().schedule(throttle_prefills)
 
-    def update_from_output(self, output: Any, computed: Any) -> Any:
-        """The engine has computed an iteration; `computed` is ignored after the fast path."""
-        if output is self._output and output is not None:
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """The engine has computed an iteration; `model_runner_output` is ignored after the fast path."""
+        if scheduler_output is self._output and scheduler_output is not None:
             if not self._left:
                 return self._last()
             for one in self._decoding:
@@ -125,9 +125,9 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
             self._hash_blocks()
             return {}
         before = len(self.running)
-        answers = super().update_from_output(output, computed)
+        answers = super().update_from_output(scheduler_output, model_runner_output)
         if self.fast_path and (len(self.running) == before or not self.waiting):
-            self._begin(output)
+            self._begin(scheduler_output)
         return answers
 
     def fast_forward(self, clock: VirtualClock, cost: Cost, until_s: float) -> int:

@@ -265,6 +265,9 @@ def _version() -> Finding:
     differing = engine_check.differences()
     if differing:
         return Finding("vLLM", "no", "; ".join(differing))
+    if left_out := engine_check.lacking():
+        without = "; ".join(f"no policies of {policies}: {reason}" for policies, reason in left_out.items())
+        return Finding("vLLM", "less", f"{engine_check.installed()}: {without}")
     state = "verified" if engine_check.verified() else "accepted, not verified"
     verified = ", ".join(engine_check.VERIFIED)
     return Finding(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from presage.continuation import TokenPrompt
 from presage.errors import EngineError
 from presage.serving_hooks.policies.workload import attention_pairs
-from presage.serving_hooks.vllm.engine_check import check_scheduler, installed
+from presage.serving_hooks.vllm.engine_check import check_scheduler, installed, lacking
 from presage.serving_hooks.vllm.waiting import WaitingQueue
 
 logger = logging.getLogger(__name__)
@@ -127,21 +127,21 @@ class _PoolSeam:
         if self.presage_order is not None and num_cached_blocks < num_full_blocks:
             self.presage_order.filled(request, blocks[num_cached_blocks:num_full_blocks])
 
-    def evict_blocks(self, block_ids: set[int]) -> None:
-        super().evict_blocks(block_ids)  # type: ignore[misc]
+    def evict_blocks(self, block_ids: set[int], *args: Any, **kwargs: Any) -> None:
+        super().evict_blocks(block_ids, *args, **kwargs)  # type: ignore[misc]
         if self.presage_order is not None:
             self.presage_order.lost(block_ids)
 
-    def reset_prefix_cache(self) -> bool:
-        done = bool(super().reset_prefix_cache())  # type: ignore[misc]
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        done = bool(super().reset_prefix_cache(*args, **kwargs))  # type: ignore[misc]
         if done and self.presage_order is not None:
             self.presage_order.lost(range(len(self.blocks)))  # type: ignore[attr-defined]
         return done
 
-    def _notify_reuse(self, blocks: Any) -> None:
+    def _notify_reuse(self, blocks: Any, *args: Any, **kwargs: Any) -> None:
         if self.presage_reuse is not None:
             self.presage_reuse(blocks)
-        super()._notify_reuse(blocks)  # type: ignore[misc]
+        super()._notify_reuse(blocks, *args, **kwargs)  # type: ignore[misc]
 
 
 class _Watchers(dict[int, Any]):
@@ -292,6 +292,26 @@ class EnginePort:
     def restore_blocks(self, queue: FreeQueue) -> None:
         """Uses vLLM's own queue, which holds the same free blocks as the order in use."""
         self._pool.free_block_queue, self._pool.presage_order = queue, None
+
+    def cannot_lay(self) -> dict[str, str]:
+        """What vLLM does not let us change, by `engine_check.SEAMS`, and why; its own is tried and left as it is."""
+        found = lacking()
+        for policy, attempt in {"eviction": self._try_pool, "queues": self._try_queues}.items():
+            try:
+                attempt()
+            except Exception as error:  # slots, or a class in C or Rust
+                found.setdefault(policy, f"vLLM lets nobody change its {policy}: {type(error).__name__}")
+        return found
+
+    def _try_pool(self) -> None:
+        kind = type(self._pool)
+        self._hook_pool()
+        self._pool.free_block_queue, self._pool.presage_order = self._pool.free_block_queue, None
+        self._pool.__class__ = kind
+
+    def _try_queues(self) -> None:
+        for name in ("waiting", "kv_holding_waiting"):
+            setattr(self._scheduler, name, getattr(self._scheduler, name))
 
     def on_reuse(self, report: Callable[[Iterable[Block]], None]) -> None:
         """Passes the free blocks that vLLM hands out to `report`, all of one call together; done once."""

@@ -1,14 +1,15 @@
 """Checks at start that Presage supports the installed vLLM.
 
 vLLM promises plugin groups and `--scheduler-cls`, but not the inside of a scheduler. `engine.py` and `engine_worker.py`
-therefore name everything they use of it; here these names are compared with the installation. Signatures do not prove
-meaning: tests on the real scheduler do.
+therefore name everything they use of it; here these names are compared with the installation. A patch release may add
+parameters: what we override passes everything on. Signatures do not prove meaning: tests on the real scheduler do.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, Final
@@ -23,41 +24,56 @@ WINDOW: Final = " and ".join(f"{version.rpartition('.')[0]}.*" for version in VE
 
 SIGNATURES: Final = """
 vllm.v1.core.sched.scheduler:Scheduler.add_request(self, request)
-vllm.v1.core.sched.scheduler:Scheduler.schedule(self, throttle_prefills)
-vllm.v1.core.sched.scheduler:Scheduler.get_grammar_bitmask(self, scheduler_output)
-vllm.v1.core.sched.scheduler:Scheduler.update_from_output(self, scheduler_output, model_runner_output)
-vllm.v1.core.sched.scheduler:Scheduler._free_request(self, request, delay_free_blocks)
+vllm.v1.core.sched.scheduler:Scheduler.schedule(self, ...)
+vllm.v1.core.sched.scheduler:Scheduler.get_grammar_bitmask(self, ...)
+vllm.v1.core.sched.scheduler:Scheduler.update_from_output(self, scheduler_output, model_runner_output, ...)
+vllm.v1.core.sched.scheduler:Scheduler._free_request(self, request, ...)
 vllm.v1.core.sched.scheduler:Scheduler.finish_requests(self, request_ids, finished_status)
-vllm.v1.core.sched.scheduler:Scheduler.has_requests(self)
-vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache(self)
-vllm.v1.core.sched.scheduler:Scheduler.make_stats(self)
-vllm.v1.core.sched.scheduler:Scheduler.shutdown(self)
+vllm.v1.core.sched.scheduler:Scheduler.has_requests(self, ...)
+vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache(self, ...)
+vllm.v1.core.sched.scheduler:Scheduler.make_stats(self, ...)
+vllm.v1.core.sched.scheduler:Scheduler.shutdown(self, ...)
 vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.find_longest_cache_hit(self, block_hashes, max_cache_hit_length)
-vllm.v1.core.block_pool:BlockPool._notify_reuse(self, blocks)
-vllm.v1.core.block_pool:BlockPool.cache_full_blocks(self, request, blocks, num_cached_blocks, num_full_blocks)
-vllm.v1.core.block_pool:BlockPool.evict_blocks(self, block_ids)
-vllm.v1.core.block_pool:BlockPool.reset_prefix_cache(self)
-vllm.v1.metrics.stats:PrefillStats.set(self, num_prompt_tokens, num_local_cached_tokens, num_external_cached_tokens)
-vllm.v1.request:Request.__init__(self, request_id, prompt_token_ids, sampling_params)
-vllm.v1.core.sched.async_scheduler:AsyncScheduler.schedule(self, throttle_prefills)
+vllm.v1.metrics.stats:PrefillStats.set(self, num_prompt_tokens, num_local_cached_tokens, ...)
+vllm.v1.request:Request.__init__(self, request_id, prompt_token_ids, sampling_params, pooling_params)
+vllm.v1.core.sched.async_scheduler:AsyncScheduler.schedule(self, ...)
 vllm.v1.core.sched.request_queue:create_request_queue(policy)
 vllm.v1.engine.core_client:AsyncMPClient.call_utility_all_async(self, method)
-vllm.v1.engine.async_llm:AsyncLLM.generate(self, prompt, sampling_params, request_id)
-vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.build_connector_meta(self, scheduler_output)
-vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.bind_connector_metadata(self, connector_metadata)
-vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.build_connector_worker_meta(self)
+vllm.v1.engine.async_llm:AsyncLLM.generate(self, prompt, sampling_params, ...)
+vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.build_connector_meta(self, scheduler_output, ...)
+vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.bind_connector_metadata(self, ...)
+vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1.build_connector_worker_meta(self, ...)
 """
-"""Functions that Presage calls or overrides, with their leading parameters."""
+"""Functions that Presage calls or overrides, with their leading parameters. Where `...` follows, it only passes on what
+vLLM passes, whatever that is; elsewhere it gives these arguments alone, so further parameters need a default."""
 
-METHODS: Final[Mapping[str, str]] = {
-    "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue": (
-        "popleft popleft_n remove append append_n prepend_n get_all_free_blocks iter_blocks_after"
+SEAMS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "eviction": (
+        """
+vllm.v1.core.block_pool:BlockPool._notify_reuse(self, blocks, ...)
+vllm.v1.core.block_pool:BlockPool.cache_full_blocks(self, request, blocks, num_cached_blocks, num_full_blocks, ...)
+vllm.v1.core.block_pool:BlockPool.evict_blocks(self, block_ids, ...)
+vllm.v1.core.block_pool:BlockPool.reset_prefix_cache(self, ...)
+""",
+        {
+            "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue": (
+                "popleft() popleft_n(n) remove(block) append(block) append_n(blocks) prepend_n(blocks) "
+                "get_all_free_blocks() iter_blocks_after(cursor)"
+            )
+        },
     ),
-    "vllm.v1.core.sched.request_queue:RequestQueue": (
-        "add_request pop_request peek_request prepend_request prepend_requests remove_request remove_requests"
+    "queues": (
+        "",
+        {
+            "vllm.v1.core.sched.request_queue:RequestQueue": (
+                "add_request(request) pop_request() peek_request() prepend_request(request) prepend_requests(requests) "
+                "remove_request(request) remove_requests(requests)"
+            )
+        },
     ),
 }
-"""Classes that Presage replaces, with all their public methods: the replacement would lack any new one."""
+"""What single policies need: functions that they override, and classes that they replace, with all public methods and
+their parameters, since the replacement would lack any new one. "queues" are priority and admission."""
 
 ATTRIBUTES: Final = (
     "requests",
@@ -107,41 +123,73 @@ def verified() -> bool:
     return (installed() or "").partition("+")[0] in VERIFIED
 
 
-def differences(signatures: str = SIGNATURES, methods: Mapping[str, str] = METHODS) -> list[str]:
+def differences(signatures: str = SIGNATURES, methods: Mapping[str, str] | None = None) -> list[str]:
     """How the installed vLLM differs from the supported one, one line each; empty if it does not."""
-    found, version = [], installed()
+    version = installed()
     if version is None:
         return ["vLLM is not installed"]
-    if not version.startswith(tuple(verified.rpartition(".")[0] + "." for verified in VERIFIED)):
-        found.append(f"version {version} is outside {WINDOW}")
+    outside = not version.startswith(tuple(verified.rpartition(".")[0] + "." for verified in VERIFIED))
+    found = [f"version {version} is outside {WINDOW}"] if outside else []
+    return found + _differing(signatures, methods or {})
+
+
+def lacking() -> dict[str, str]:
+    """The policies for which the installed vLLM differs from the supported one, and how; engines run without them."""
+    found = {policy: _differing(*seam) for policy, seam in SEAMS.items()}
+    return {policy: "; ".join(lines) for policy, lines in found.items() if lines}
+
+
+def _differing(signatures: str, methods: Mapping[str, str]) -> list[str]:
+    found = []
     for signature in signatures.split("\n")[1:-1]:
         name, _, parameters = signature.rstrip(")").partition("(")
         function = _find(name)
-        if function is None:
-            found.append(f"{name} is missing")
-            continue
-        expected = parameters.split(", ") if parameters else []
-        actual = list(inspect.signature(function).parameters)[: len(expected)]
-        if actual != expected:
-            found.append(f"{name} takes ({', '.join(actual)}), not ({parameters})")
+        found += [f"{name} is missing"] if function is None else _other_parameters(name, function, parameters)
     for name, listed in methods.items():
-        known, kind = set(listed.split()), _find(name)
+        known, kind = dict(_METHOD.findall(listed)), _find(name)
         if kind is None:
             found.append(f"{name} is missing")
             continue
-        public = {method for method, value in vars(kind).items() if inspect.isfunction(value) and method[0] != "_"}
-        found += [f"{name} has {method}, which is unknown" for method in sorted(public - known)]
-        found += [f"{name} has no {method}" for method in sorted(known - public)]
+        public = {method: value for method, value in vars(kind).items() if callable(value) and method[0] != "_"}
+        found += [f"{name} has {method}, which is unknown" for method in sorted(public.keys() - known.keys())]
+        found += [f"{name} has no {method}" for method in sorted(known.keys() - public.keys())]
+        for method in sorted(known.keys() & public.keys()):
+            whole = ", ".join(filter(None, ("self", known[method])))
+            found += _other_parameters(f"{name}.{method}", public[method], whole, alone=True)
     return found
 
 
-def check(signatures: str = SIGNATURES, methods: Mapping[str, str] = METHODS) -> None:
+_METHOD: Final = re.compile(r"(\w+)\(([^)]*)\)")
+
+
+def _other_parameters(name: str, function: Any, parameters: str, *, alone: bool = False) -> list[str]:
+    """How its parameters differ from these.
+
+    Args:
+        alone: whether it may have no others, not even with a default.
+    """
+    try:
+        actual = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return [f"{name} does not show its parameters, as functions in C or Rust"]
+    expected = parameters.split(", ") if parameters else []
+    passes_on = expected[-1:] == ["..."]
+    expected = expected[: len(expected) - passes_on]
+    leading, further = actual[: len(expected)], actual[len(expected) :]
+    if [of.name for of in leading if of.kind is of.POSITIONAL_OR_KEYWORD] != expected:
+        return [f"{name} takes ({', '.join(of.name for of in leading)}), not ({parameters})"]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [of.name for of in further if alone or (of.default is of.empty and of.kind not in variadic)]
+    return [f"{name} also takes {', '.join(needed)}, which Presage cannot pass on"] if needed and not passes_on else []
+
+
+def check(signatures: str = SIGNATURES) -> None:
     """Refuses an unsupported vLLM.
 
     Raises:
         EngineError: lists all `differences`.
     """
-    _refuse(differences(signatures, methods))
+    _refuse(differences(signatures))
 
 
 def check_scheduler(scheduler: Any) -> None:

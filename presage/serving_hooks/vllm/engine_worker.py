@@ -22,12 +22,12 @@ Captured = Callable[[Sequence[str], Callable[[], Any]], None]
 """Receives request ids and a function that returns their rows, [batch, d], in this order. Must not raise."""
 
 SIGNATURES: Final = """
-vllm.v1.worker.gpu_worker:Worker.load_model(self)
-vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model(self, scheduler_output)
-vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample(self, hidden_states, input_batch)
-vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens(self, grammar_output)
+vllm.v1.worker.gpu_worker:Worker.load_model(self, ...)
+vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model(self, scheduler_output, ...)
+vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample(self, hidden_states, input_batch, ...)
+vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens(self, grammar_output, ...)
 vllm.v1.worker.gpu_model_runner:GPUModelRunner.get_model(self)
-vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens(self, grammar_output)
+vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens(self, grammar_output, ...)
 vllm.v1.worker.gpu.model_runner:GPUModelRunner.get_model(self)
 vllm.model_executor.models.interfaces:supports_eagle3(model)
 vllm.model_executor.models.interfaces:SupportsEagle3.set_aux_hidden_state_layers(self, layers)
@@ -35,7 +35,7 @@ vllm.distributed.kv_transfer:has_kv_transfer_group()
 vllm.distributed.kv_transfer:get_kv_transfer_group()
 vllm.distributed.parallel_state:get_tensor_model_parallel_rank()
 """
-"""Functions that Presage calls or wraps, with their leading parameters."""
+"""Functions that Presage calls or wraps, as `engine_check.SIGNATURES`."""
 
 
 def check() -> None:
@@ -44,7 +44,7 @@ def check() -> None:
     Raises:
         EngineError: lists all differences.
     """
-    engine_check.check(SIGNATURES, {})
+    engine_check.check(SIGNATURES)
 
 
 def platform_worker() -> Any:

@@ -9,19 +9,20 @@ nothing runs, this work is done before the next iteration is scheduled.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from presage.serving_hooks.counts import ERRORS, FORECASTS, EventCounts
 from presage.serving_hooks.explain import LastForecasts, RecentAnswers
 from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.lifecycle.emitter import LifecycleEvents
 from presage.serving_hooks.lifecycle.webhook import Webhook
-from presage.serving_hooks.modes import Evidence, Mode, Modes, Switch
+from presage.serving_hooks.modes import Evidence, Mode, Modes, Retry, Switch
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
 from presage.serving_hooks.status import EngineStatus, as_json
@@ -45,6 +46,13 @@ from presage.serving_hooks.workflows.identity import Step
 
 logger = logging.getLogger(__name__)
 
+_MOST_CLEARED: Final = 500
+"""Workflows that are ended before one iteration, after a failure."""
+
+
+def _nothing_to_renew() -> bool:
+    return True
+
 
 class Hooks(engine.SchedulerSeam):
     """The parts of the hooks, as a mixin before a vLLM scheduler class.
@@ -53,6 +61,7 @@ class Hooks(engine.SchedulerSeam):
         lifecycle: events of workflows, for whoever subscribes.
         block_order: eviction; None if it is not configured.
         prefetcher: None if prefetch is not configured or not possible.
+        left_out: policies for which vLLM could not be changed, and why.
 
     Raises:
         ConfigurationError: `additional_config["presage"]` is invalid.
@@ -79,20 +88,26 @@ class Hooks(engine.SchedulerSeam):
         # Prompt tokens of steps that have started: all, and those found in the cache and by a connector.
         self._prompt_tokens = {"tokens": 0, "local_tokens": 0, "external_tokens": 0}
         self.workflow_table = WorkflowTable(config.time_to_live_s, type(self).clock, self._counts, config.max_workflows)
-        self.identity = self._make_identity() if config.infer_workflows and port.caches_prefixes else None
+        self.identity = self._make_identity(config.retry_s) if config.infer_workflows and port.caches_prefixes else None
         self._observing = Observing(port, config.recorder, self.workflow_table, self._counts, self._state_layer)
         self._evidence = Evidence(config.evidence, lambda: self._modes.changed()) if config.evidence else None
         self._last_forecasts = LastForecasts(config.explain, type(self).clock) if config.explain else None
         self._answers = RecentAnswers(type(self).clock)
         given, suffices = config.modes(), self._evidence.suffices if self._evidence is not None else None
         self._modes = Modes(given.default, given.policies, given.workflow_types, suffices)
-        prefetch, caches = Switch("prefetch", self._counts), port.caches_prefixes
-        eviction = Switch("eviction", self._counts, takes=(prefetch,))
-        admission = Switch("admission", self._counts) if config.admission and caches else None
+        self.left_out = port.cannot_lay()
+        for policies, reason in self.left_out.items():
+            logger.warning("this engine starts without the policies of %s: %s", policies, reason)
+        retry = Retry(type(self).clock, config.retry_s)
+        switch = partial(Switch, counts=self._counts, retry=retry)
+        prefetch, caches = switch("prefetch"), port.caches_prefixes
+        orders = "queues" not in self.left_out
+        eviction = switch("eviction", takes=(prefetch,))
+        admission = switch("admission") if config.admission and caches and orders else None
         takes = (eviction,) if admission is None else (eviction, admission)
-        self._bookkeeping = Switch("bookkeeping of workflows", self._counts, takes=takes)
-        priority = Switch("priority", self._counts) if config.priority else None
-        self._presage = Switch("presage", self._counts, takes=tuple(filter(None, (self._bookkeeping, priority))))
+        self._bookkeeping = switch("bookkeeping of workflows", takes=takes)
+        priority = switch("priority") if config.priority and orders else None
+        self._presage = switch("presage", takes=tuple(filter(None, (self._bookkeeping, priority))))
         self._withdrawn = False
         self.step_forecasts = StepForecasts(
             self.workflow_table,
@@ -125,7 +140,8 @@ class Hooks(engine.SchedulerSeam):
             partial(self.make_priorities, config, forecasts.medians),
             partial(self.make_admission, config),
         )
-        self.block_order = self.make_block_order(config, eviction) if config.eviction and caches else None
+        evicts = config.eviction and caches and "eviction" not in self.left_out
+        self.block_order = self.make_block_order(config, eviction) if evicts else None
         self.prefetcher = self._make_prefetcher(config, prefetch) if config.prefetch else None
         if self.block_order is not None:
             self.block_order.rank = partial(self._bookkeeping.attempt, self.step_forecasts.pass_on)
@@ -153,7 +169,21 @@ class Hooks(engine.SchedulerSeam):
         self._apply_modes()
         self._timing, file = Switch("step times", self._counts), config.step_times_file
         self._step_times = StepTimesFile(Path(file), port.described()) if file is not None else None
-        self._renewal = Switch("reload of models", self._counts)
+        self._renewal = switch("reload of models")
+        self._parts: dict[Switch, Callable[[], bool]] = {
+            self._presage: self._return,
+            self._bookkeeping: partial(self.workflow_table.clear_some, _MOST_CLEARED),
+            eviction: partial(self._begin_anew, self.block_order),
+            prefetch: partial(self._begin_anew, self.prefetcher),
+            self._renewal: _nothing_to_renew,
+            **dict.fromkeys(self.step_forecasts.sources_switches, _nothing_to_renew),
+        }
+        if priority is not None:
+            self._parts[priority] = self.queue_policies.drop_priorities
+        if admission is not None:
+            self._parts[admission] = self.queue_policies.drop_admission
+        if self.identity is not None:
+            self._parts[self.identity.switch] = partial(self._begin_anew, self.identity)
         as_json(EngineStatus())  # builds the schema now, and not between two iterations
         if self.upkeep is not None:
             self._renewal.attempt(self.upkeep.start)
@@ -235,6 +265,41 @@ class Hooks(engine.SchedulerSeam):
             self._states.renew()
             self.step_forecasts.texts.renew()
 
+    # Parts that have failed.
+
+    def _retry(self) -> None:
+        """Makes parts anew that have failed, once their pause is over. Between two iterations only."""
+        now, returned = type(self).clock(), False
+        for switch, renew in self._parts.items():
+            if not switch.on and now >= switch.retry_at and not any(switch in of.takes for of in self._off()):
+                returned |= switch.revive(renew)
+        if returned:
+            self._modes.changed()  # all are told anew what they are to do
+
+    def _off(self) -> list[Switch]:
+        return [switch for switch in self._parts if not switch.on]
+
+    def _retry_at_once(self, policy: str | None) -> None:
+        """As `_retry`, without a pause, for a policy and what it needs; for all parts if None is given."""
+        wanted = {switch for switch in self._parts if policy in (None, switch.name)}
+        while needed := {switch for switch in self._parts if wanted.intersection(switch.takes)} - wanted:
+            wanted |= needed
+        for switch in wanted.intersection(self._off()):
+            switch.retry_at = -math.inf
+        self._retry()
+
+    def _return(self) -> bool:
+        self._withdrawn, self._prepared, self._unnoted = False, False, None
+        return True
+
+    @staticmethod
+    def _begin_anew(part: ScoredBlocks | Prefetcher | InferredIdentity | None) -> bool:
+        if isinstance(part, Prefetcher):
+            part.drop()
+        if part is not None:
+            part.begin()
+        return True
+
     # Modes. A setting for a workflow type applies to a running workflow from its next event on.
 
     def _follow_modes(self) -> None:
@@ -304,9 +369,11 @@ class Hooks(engine.SchedulerSeam):
         """The key of the hashes from which identity is inferred; called once if it is."""
         return secrets.token_bytes(32)
 
-    def _make_identity(self) -> InferredIdentity:
+    def _make_identity(self, retry_s: float) -> InferredIdentity:
         kind = type(self)
-        return InferredIdentity(self.engine_port, self.workflow_table, self._counts, kind.clock, kind.identity_key())
+        return InferredIdentity(
+            self.engine_port, self.workflow_table, self._counts, kind.clock, kind.identity_key(), retry_s
+        )
 
     def _make_prefetcher(self, config: PresageConfig, switch: Switch) -> Prefetcher | None:
         if self.block_order is None:

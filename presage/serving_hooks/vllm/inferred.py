@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from sys import intern
 from typing import Final
 
 from presage.datasets.schema.names import NameMapping
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.modes import Switch
+from presage.serving_hooks.modes import Retry, Switch
 from presage.serving_hooks.status import IdentityStatus
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest
@@ -40,11 +41,19 @@ class InferredIdentity(Listener):
         counts: EventCounts,
         clock: Callable[[], float],
         key: bytes,
+        retry_s: float = Retry.retry_s,
     ) -> None:
-        self.switch = Switch("identity", counts)
+        self.switch = Switch("identity", counts, retry=Retry(clock, retry_s))
         self._table, self._counts = table, counts
-        self._inference = Inference(key, port.hash_tokens, clock)
+        self._new_inference = partial(Inference, key, port.hash_tokens, clock)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets all prompts."""
+        self._inference = self._new_inference()
         self._unread: list[tuple[Candidate, EngineRequest, str]] = []
+        for workflow in self._table:
+            workflow.prompted = None
 
     def step(self, request: EngineRequest, named: Step | None, names: NameMapping) -> Step | None:
         """The step that a request is: as named by its client, else as inferred; None if it is none (yet)."""

@@ -11,7 +11,7 @@ from typing import Any
 from presage.serving_hooks.counts import ERRORS, EVENTS
 from presage.serving_hooks.explain import MOST_SHOWN, lengths_as_plain, reasons, return_as_plain
 from presage.serving_hooks.forecasting.forecasts import position
-from presage.serving_hooks.modes import POLICIES, Mode
+from presage.serving_hooks.modes import POLICIES, Mode, Switch
 from presage.serving_hooks.status import (
     EngineStatus,
     ModesStatus,
@@ -130,6 +130,7 @@ class OperatorCalls(Hooks):
                 name: (of := switches[name]) is not None and of.on and whole[name] is Mode.ON
                 for name in ("priority", "eviction", "admission")
             },
+            off={**self.left_out, **{switch.name: switch.why_off() for switch in self._failed()}},
             modes=self._modes_status(),
             workflows=len(self.workflow_table),
             data_parallel=self.engine_port.data_parallel,
@@ -155,12 +156,14 @@ class OperatorCalls(Hooks):
         )
 
     def set_mode(self, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:
-        """Sets a mode from the next iteration on; returns the modes in force.
+        """Sets a mode from the next iteration on; returns the modes in force. "on" tries again what has failed.
 
         Raises:
             ConfigurationError: the mode or policy is unknown.
         """
         self._modes.set(mode, policy, workflow_type)
+        if mode == Mode.ON.word and self._off():
+            self._retry_at_once(policy)
         types = "all workflow types" if workflow_type is None else "one workflow type"
         logger.warning("mode %s of %s, %s", mode, policy or "all policies", types)
         return self.modes()
@@ -208,6 +211,11 @@ class OperatorCalls(Hooks):
         for part in (self.workflow_table, self.step_forecasts, self._observing, *parts):
             found |= part.debug_state() if part is not None else {}
         return found
+
+    def _failed(self) -> list[Switch]:
+        """Parts that are off after a failure, of which some stay so until a restart."""
+        for_good = (self._observing.switch, self._timing, self.lifecycle.switch)
+        return self._off() + [switch for switch in for_good if not switch.on]
 
     def _modes_status(self) -> ModesStatus:
         shadow = self.queue_policies.shadow

@@ -247,9 +247,7 @@ class QueuePolicies(Listener):
                 priorities.switch.attempt(self._moved, request_id)
             self._hurry(priorities)
             if not priorities.switch.on:  # it has failed: vLLM's order is restored
-                for request in self._port.requests.values():
-                    priorities.give_back(request)
-                self.priorities = None
+                self.drop_priorities()
                 self._replace_queues()
         if self.admission is not None:
             self._refile(self.admission.decide(idle=False))
@@ -315,11 +313,30 @@ class QueuePolicies(Listener):
 
     def withdraw(self) -> None:
         """Gives the waiting requests back to vLLM, in its order and none held, and each client its own `priority`."""
-        for request in self._port.requests.values():
-            if self.priorities is not None:
-                self.priorities.give_back(request)
-        self.priorities = self.admission = self.shadow = None  # nothing is told any more
-        self._port.restore_waiting()
+        self.drop_priorities()
+        self.shadow = None
+        if self.admission is not None:  # nothing is told any more
+            self._listeners.remove(self.admission)
+            self.admission = None
+        self._replace_queues()
+
+    def drop_priorities(self) -> bool:
+        """Forgets priority, which begins anew at the next change of modes; gives each client its own `priority`."""
+        dropped, self.priorities = self.priorities, None
+        if dropped is not None:
+            for request in self._port.requests.values():
+                dropped.give_back(request)
+        return True
+
+    def drop_admission(self) -> bool:
+        """Admits all workflows and forgets admission, which begins anew at the next change of modes."""
+        dropped, self.admission = self.admission, None
+        for workflow in self._workflows:
+            workflow.account = None
+        if dropped is not None:
+            self._listeners.remove(dropped)
+            self._refile(dropped.close())
+        return True
 
     def _holds(self, admission: AdmissionController, request: EngineRequest) -> bool:
         return admission.holds(request.request_id) and engine.untouched(request)
@@ -327,9 +344,7 @@ class QueuePolicies(Listener):
     def _apply_to_admission(self, mode: Mode) -> None:
         switch = self.switches["admission"]
         if self.admission is not None and mode is Mode.OFF:
-            self._listeners.remove(self.admission)
-            self._refile(self.admission.close())
-            self.admission = None
+            self.drop_admission()
         elif self.admission is not None:
             self.admission.reconsider()
         elif switch is not None and switch.on and mode is not Mode.OFF:
@@ -358,6 +373,8 @@ class QueuePolicies(Listener):
         return self._modes.of("priority", step.stats_key if step else "") is Mode.ON
 
     def _replace_queues(self) -> None:
+        if not any(self.switches.values()):
+            return  # vLLM's own were never touched
         self._port.restore_waiting()
         if self.admission is not None or (self.priorities is not None and self.priorities.acts):
             self._port.hook_waiting(self._queue)

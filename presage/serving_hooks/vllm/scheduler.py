@@ -35,39 +35,42 @@ class Policies(OperatorCalls):
     """The policies, as a mixin before a vLLM scheduler class; raises as `Hooks`."""
 
     # What vLLM calls. An exception of ours never reaches it: whatever no switch of a policy has caught switches all of
-    # Presage off, and vLLM gets its own queues and free blocks back before it schedules again.
+    # Presage off, and vLLM gets its own queues and free blocks back before it schedules again. Each passes on whatever
+    # vLLM passes: a patch release may pass more.
 
-    def add_request(self, request: EngineRequest) -> None:
+    def add_request(self, request: EngineRequest, *args: Any, **kwargs: Any) -> None:
         """Adds a request, or the next part of a streamed input."""
         comes = self._presage.attempt(self._comes, request)
-        super().add_request(request)  # type: ignore[misc]
+        super().add_request(request, *args, **kwargs)  # type: ignore[misc]
         if comes:
             self._presage.attempt(self.queue_policies.queued, request)
 
-    def schedule(self, throttle_prefills: bool = False) -> Any:
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedules one iteration."""
+        if self._off():
+            self._retry()
         if not self._presage.on:
             self._withdraw()
         called_at = type(self).clock()
         began_at = self._presage.attempt(self._before_iteration)
-        output = super().schedule(throttle_prefills)  # type: ignore[misc]
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         if began_at is not None:
             self._unnoted = output, began_at
         if self._step_times is not None:
             self._timing.attempt(self._scheduled, self._step_times, output, called_at)
         return output
 
-    def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
+    def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:
         """vLLM's own; does the deferred work first, as the model is running or about to run."""
-        grammar = super().get_grammar_bitmask(scheduler_output)  # type: ignore[misc]
+        grammar = super().get_grammar_bitmask(*args, **kwargs)  # type: ignore[misc]
         self._presage.attempt(self._beside_model)
         return grammar
 
-    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Processes the output of an iteration: reads hidden states, then removes internal requests."""
         now = type(self).clock()
         self._presage.attempt(self._before_update, scheduler_output, model_runner_output, now)
-        answers = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        answers = super().update_from_output(scheduler_output, model_runner_output, *args, **kwargs)  # type: ignore[misc]
         if self.schedules_ahead and self._presage.on:
             self._bookkeeping.attempt(self.step_forecasts.flush)
         if self.prefetcher is not None:
@@ -76,9 +79,9 @@ class Policies(OperatorCalls):
             self._timing.attempt(self._step_times.updated, scheduler_output, now, self.engine_port.busy)
         return answers
 
-    def has_requests(self) -> bool:
+    def has_requests(self, *args: Any, **kwargs: Any) -> bool:
         """Whether the engine has anything to do."""
-        return bool(super().has_requests()) or bool(self._presage.attempt(self._has_internal_work))  # type: ignore[misc]
+        return bool(super().has_requests(*args, **kwargs)) or bool(self._presage.attempt(self._has_internal_work))  # type: ignore[misc]
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Aborts prefetches, whose blocks would prevent the reset, then calls vLLM's own."""
@@ -105,7 +108,7 @@ class Policies(OperatorCalls):
         super().request_left(request)
         self._presage.attempt(self._leaves, request)
 
-    def shutdown(self) -> None:
+    def shutdown(self, *args: Any, **kwargs: Any) -> None:
         """Writes what recorder and webhook have buffered, closes the file of step times, then calls vLLM's own."""
         self._observing.close()
         if self._webhook is not None:
@@ -114,7 +117,7 @@ class Policies(OperatorCalls):
             self._timing.attempt(self._step_times.close)
         if self.upkeep is not None:
             self._renewal.attempt(self.upkeep.close)
-        super().shutdown()  # type: ignore[misc]
+        super().shutdown(*args, **kwargs)  # type: ignore[misc]
 
     # Guarded parts of them.
 

@@ -101,6 +101,7 @@ class StepForecasts(Listener):
         last: LastForecasts | None = None,
     ) -> None:
         self.switch = switch or Switch("bookkeeping of workflows", counts)
+        retry = self.switch.retry
         self.texts = texts or RequestTexts(forecasts, counts, wanted=False)
         self.sources = forecasts
         self.retention: Retention | None = None
@@ -114,11 +115,15 @@ class StepForecasts(Listener):
         self._record, self._evidence, self._last = record, evidence, last
         self._pending: list[Workflow] = []
         self._contexts = forecasts.contexts
-        self._contexts_switch = Switch("forecasts of contexts", counts)
-        self._next_agents_switch = Switch("forecasts of next agents", counts)
-        self._remaining_switch = Switch("forecasts of remaining tokens", counts)
-        self._returns_switch = Switch("forecasts of return times", counts)
-        self._evidence_switch = Switch("evidence of forecasts", counts)
+        self._contexts_switch = Switch("forecasts of contexts", counts, retry=retry)
+        self._next_agents_switch = Switch("forecasts of next agents", counts, retry=retry)
+        self._remaining_switch = Switch("forecasts of remaining tokens", counts, retry=retry)
+        self._returns_switch = Switch("forecasts of return times", counts, retry=retry)
+        self._evidence_switch = Switch("evidence of forecasts", counts, retry=retry)
+        self.sources_switches = (
+            *(self._contexts_switch, self._next_agents_switch, self._remaining_switch),
+            *(self._returns_switch, self._evidence_switch),
+        )
         close = self._next_agents.close if self._next_agents is not None else None
         self._takes_reason = close is not None and "reason" in inspect.signature(close).parameters
 

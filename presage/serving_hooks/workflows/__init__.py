@@ -273,6 +273,22 @@ class WorkflowTable:
             else:
                 self.end(workflow, EndReason.EXPIRED)
 
+    def clear_some(self, most: int) -> bool:
+        """Ends up to `most` workflows as expired, in whatever state a failure has left them; returns whether all are.
+
+        Their requests are served as requests without a workflow.
+        """
+        for _ in range(min(most, len(self._running))):
+            _, running = self._running.popitem(last=False)
+            for announce in self._subscribers:
+                announce(running, EndReason.EXPIRED)
+        if self._running:
+            return False
+        self._steps.clear()
+        self._of_tenant.clear()
+        self.choices.clear()
+        return True
+
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
         return {

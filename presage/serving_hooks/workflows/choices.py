@@ -65,6 +65,12 @@ class Choices:
     def __len__(self) -> int:
         return len(self._of)
 
+    def clear(self) -> None:
+        """Forgets all steps."""
+        self._by_parent.clear()
+        self._of.clear()
+        self._left.clear()
+
     def arrives(self, request_id: str, step: Step) -> bool:
         """A request of this step arrives; returns whether the step does, or it is a further choice of it."""
         parent = parent_of(request_id)

@@ -15,12 +15,16 @@ from presage.features.moment import PREFILL
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.forecasting.live import LiveForecast
-from presage.serving_hooks.modes import Switch
+from presage.serving_hooks.modes import Retry, Switch
 from presage.serving_hooks.policies.eviction import FreeOrder
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
+from presage.serving_hooks.vllm.admission import AdmissionController
 from presage.serving_hooks.vllm.config import PresageConfig
+from presage.serving_hooks.vllm.prefetch_prompts import ExpectedPrompts
+from presage.serving_hooks.vllm.queues import QueuePolicies
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.workflows import WorkflowTable
+from presage.serving_hooks.workflows.inference import Inference
 from presage.testing.forecasts import Noise
 
 pytestmark = pytest.mark.vllm
@@ -160,3 +164,106 @@ def test_a_switch_takes_with_it_what_cannot_do_without() -> None:
     assert (outer.on, inner.on) == (False, False)
     outer.attempt(dict, 3)
     assert counts.by_key() == {"outer: TypeError": 1, "inner: TypeError": 1}
+
+
+class Hour:
+    """A clock that stands still unless it is told."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fails_once(monkeypatch: pytest.MonkeyPatch, kind: type[Any], method: str) -> None:
+    """Its next call does all of its work and raises."""
+    whole: Callable[..., Any] = getattr(kind, method)
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(kind, method, whole)
+        whole(*args, **kwargs)
+        raise RuntimeError(SECRET)
+
+    monkeypatch.setattr(kind, method, once)
+
+
+FAILING = [
+    (FreeOrder, "append", {"eviction", "prefetch"}),
+    (FreeOrder, "pop", {"eviction", "prefetch"}),
+    (ShortestTotalJobFirst, "key", {"priority"}),
+    (ShortestTotalJobFirst, "selected", {"priority"}),
+    (AdmissionController, "request_arrived", {"admission"}),
+    (ExpectedPrompts, "arrives", {"prefetch"}),
+    (WorkflowTable, "arrived", {"bookkeeping of workflows", "eviction", "admission", "prefetch"}),
+    (
+        QueuePolicies,
+        "updated",
+        {"presage", "bookkeeping of workflows", "eviction", "admission", "prefetch", "priority"},
+    ),
+    (Inference, "arrives", {"identity"}),
+    (Noise, "on_prefill", {"forecasts of next agents"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "method", "off"), FAILING)
+@pytest.mark.parametrize("by", ["time", "mode"])
+def test_what_one_odd_request_has_switched_off_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Any], method: str, off: set[str], by: str
+) -> None:
+    clock = Hour()
+    scheduler = build(
+        tmp_path,
+        type("Kind", (GuessingSync,), {"clock": clock}),
+        blocks=70,
+        presage={"prefetch": True, "infer_workflows": True, "retry_s": 60.0},
+        policy="priority",
+    )
+    engine = Engine(scheduler)
+    everything_on = scheduler.presage_status()["on"]
+    answered(engine, pressed(engine, 100, seed=5))
+    fails_once(monkeypatch, kind, method)
+    answered(engine, pressed(engine, 100, 7, 1_000))
+    status = scheduler.presage_status()
+    assert status["off"] == dict.fromkeys(off, "RuntimeError; tried again in 60 s")
+    clock.now += 59.0
+    answered(engine, pressed(engine, 50, 8, 2_000))
+    assert scheduler.presage_status()["off"].keys() == off
+    if by == "time":
+        clock.now += 2.0
+    else:
+        scheduler.set_mode("on", None, None)
+    answered(engine, pressed(engine, 300, 9, 3_000))
+    status = scheduler.presage_status()
+    assert (status["off"], status["on"], status["prefetch"]["on"]) == ({}, everything_on, True)
+    assert sum(of for name, of in status["counts"].items() if name.endswith(": RuntimeError")) <= max(1, len(off))
+    assert everything_is_free(scheduler)
+    assert not scheduler.deferred_waiting
+    clock.now += 10_000.0
+    answered(engine, pressed(engine, 20, 10, 4_000))
+    left = scheduler.debug_state()
+    assert (left["requests"], left["priorities"], left["vLLM requests"]) == (0, 0, 0)
+
+
+def test_the_pause_doubles_while_a_part_fails_again_and_again() -> None:
+    clock = Hour()
+    taken = Switch("eviction", EventCounts(), retry=Retry(clock, 60.0))
+    switch = Switch("bookkeeping of workflows", EventCounts(), takes=(taken,), retry=Retry(clock, 60.0))
+
+    def fails() -> bool:
+        raise RuntimeError
+
+    pauses = []
+    switch.attempt(fails)
+    for _ in range(8):
+        assert not taken.on
+        pauses.append(switch.retry_at - clock.now)
+        clock.now = switch.retry_at
+        assert not switch.revive(fails)
+    assert pauses == [60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0]
+    assert not switch.revive(lambda: False), "not done yet"
+    assert switch.revive(lambda: True)
+    assert switch.attempt(lambda: 7) == 7
+    clock.now += 10_000.0
+    switch.attempt(fails)
+    assert switch.retry_at == clock.now + 60.0
+    assert Switch("recorder", EventCounts()).retry_at == float("inf")

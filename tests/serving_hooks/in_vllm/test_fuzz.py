@@ -53,18 +53,18 @@ def drawn(draw: random.Random, number: int) -> Request:
     return ask(f"r{number}", prompt, draw.randint(1, 12), arrival=number / 10, priority=priority, **sent_by(draw))
 
 
-def pressed(engine: Engine, requests: int, seed: int) -> dict[str, int]:
+def pressed(engine: Engine, requests: int, seed: int, first: int = 0) -> dict[str, int]:
     """Serves so many random requests, aborts some; the length of each answer that is due."""
-    draw, due, number = random.Random(seed), {}, 0
-    while number < requests:
+    draw, due, number = random.Random(seed), {}, first
+    while number < first + requests:
         for _ in range(draw.choice([0, 0, 1, 2, 6])):
             request = drawn(draw, number)
             due[request.request_id] = request.max_tokens
             engine.scheduler.add_request(request)
             number += 1
         engine.step()
-        if number and draw.random() < 0.1:
-            name = f"r{draw.randrange(number)}"
+        if number > first and draw.random() < 0.1:
+            name = f"r{draw.randrange(first, number)}"
             if name not in engine.ended:
                 engine.abort(name)
                 due.pop(name, None)

@@ -269,7 +269,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._to_send, self._whole = projections, tuple(moment for moment in whole if moment != COMPLETION)
         self._moments = frozenset((*projections, *self._whole))
 
-    def build_connector_meta(self, scheduler_output: Any) -> Wanted:
+    def build_connector_meta(self, scheduler_output: Any, *_: Any, **__: Any) -> Wanted:
         """The rows to capture in this step."""
         if self._wanted is None:
             return self._nothing
@@ -301,19 +301,19 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._last.setdefault(self._reading, []).append(request_id)
         return comes
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+    def get_num_new_matched_tokens(self, *_: Any, **__: Any) -> tuple[int, bool]:
         """No cache comes from here."""
         return 0, False
 
-    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished_all_groups(self, *_: Any, **__: Any) -> tuple[bool, dict[str, Any] | None]:
         """Blocks may be freed at once."""
         return False, None
 
     # In the worker.
 
-    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+    def bind_connector_metadata(self, connector_metadata: Any, *args: Any, **kwargs: Any) -> None:
         """Receives the rows to capture in this step, and those to send of earlier ones."""
-        super().bind_connector_metadata(connector_metadata)
+        super().bind_connector_metadata(connector_metadata, *args, **kwargs)
         try:
             self._bound(connector_metadata)
         except Exception as error:
@@ -366,7 +366,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         for iteration in [kept for kept in self._kept if kept <= wanted.read]:
             del self._kept[iteration]
 
-    def build_connector_worker_meta(self) -> States | None:
+    def build_connector_worker_meta(self, *_: Any, **__: Any) -> States | None:
         """The states of this step; those not yet computed are added later (see `States`)."""
         return self._states
 

@@ -6,6 +6,7 @@ requests rows.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from presage.serving_hooks.vllm.engine import EngineConfig
 from presage.serving_hooks.vllm.hidden_states.connector import StatesConnector
 
 engine_worker.check()
+
+logger = logging.getLogger(__name__)
 
 
 class StatesWorker(engine_worker.platform_worker()):  # type: ignore[misc]
@@ -35,7 +38,10 @@ class StatesWorker(engine_worker.platform_worker()):  # type: ignore[misc]
         if layer is not None:
             engine_worker.capture_layer(self, layer)
         if engine_worker.reports_rows():
-            (engine_worker.hook_rows if layer is None else engine_worker.hook_layer_rows)(self, _captured)
+            try:
+                (engine_worker.hook_rows if layer is None else engine_worker.hook_layer_rows)(self, _captured)
+            except Exception as error:  # slots, or a class in C or Rust
+                logger.warning("no hidden states are read: vLLM's runner cannot be hooked: %s", type(error).__name__)
 
 
 def _captured(ids: Sequence[str], rows: Callable[[], Any]) -> None:
