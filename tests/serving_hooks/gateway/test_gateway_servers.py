@@ -126,7 +126,7 @@ def test_an_error_in_a_200_is_a_failure_and_passes_as_it_came(path: str, answer:
 
 
 def test_an_answer_is_read_as_it_comes_and_not_as_it_was_asked_for() -> None:
-    whole = {"id": "c", "choices": [{"index": 0, "message": {"role": "assistant", "content": "Here"}}]}
+    whole: dict[str, Any] = {"id": "c", "choices": [{"index": 0, "message": {"role": "assistant", "content": "Here"}}]}
     whole |= {"usage": {"prompt_tokens": 12, "completion_tokens": 3}}
     answers: list[Response] = [JSONResponse(whole), stream(WORD, LAST), Response(zlib.compress(b"{}"))]
     answers[-1].headers["content-encoding"] = "deflate"
