@@ -26,6 +26,7 @@ from presage.serving_hooks.gateway.config import GatewayConfig, split_address
 from presage.serving_hooks.gateway.decisions import Decisions
 from presage.serving_hooks.gateway.dialects.names import SafeNames
 from presage.serving_hooks.gateway.front import Front
+from presage.serving_hooks.gateway.heads import BoundedHeads
 from presage.serving_hooks.gateway.identity.identifier import Identifier
 from presage.serving_hooks.gateway.metrics import GatewayMetrics
 from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine
@@ -166,6 +167,7 @@ def serve(config: GatewayConfig, hosts: Sequence[Host] = ()) -> None:
     gc.freeze()  # a full collection of what is loaded now stops all requests for 60 ms
     settings = uvicorn.Config(
         beside(front.app(), front, hosts),
+        http=BoundedHeads,
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -7,14 +7,18 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from served import eventually, gateway, served
+from served import WITHOUT_MODELS, eventually, gateway, served
 
+from presage.serving_hooks.gateway import heads
+from presage.serving_hooks.gateway.config import gateway_config
+from presage.serving_hooks.gateway.front import Front
+from presage.serving_hooks.gateway.serve import build
 from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine
 
 CHAT = "/v1/chat/completions"
@@ -206,3 +210,27 @@ def test_a_server_that_speaks_no_sound_http_is_an_error_for_its_client_alone(ans
         assert httpx.get(url + "/health").text == "ok\n"
         assert eventually(lambda: front.in_flight == 0)
         assert eventually(lambda: front.decisions.table.debug_state()["requests"] == 0)
+
+
+def test_a_head_without_an_end_is_bounded_in_bytes_and_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "HEAD_S", 0.5)
+    engine = SimulatedEngine(token_s=0.0)
+    with served(engine.app()) as upstream, served(front_of(upstream).app(), http=heads.BoundedHeads) as url:
+        for line in (b"X-A: " + b"a" * 65_536, b"".join(b"X-%d: a\r\n" % number for number in range(10_000))):
+            with connected(url) as client, suppress(ConnectionError):
+                client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n")
+                for _ in range(64):
+                    client.sendall(line)
+                pytest.fail("16 MB of a head were taken")
+        with connected(url) as slow:
+            slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n")
+            assert slow.recv(100) == b""
+        with httpx.Client() as client:
+            for _ in range(3):  # on one connection
+                sent = {"x-long": "a" * 60_000}
+                assert client.post(url + CHAT, json={**BODY, "note": "x" * 10**6}, headers=sent).status_code == 200
+
+
+def front_of(upstream: str) -> Front:
+    forecasts = {**WITHOUT_MODELS}
+    return build(gateway_config({"upstreams": [{"url": upstream}], "forecasts": forecasts}, "test"))
