@@ -112,7 +112,7 @@ class Engine:
         of = PromptedWorkflow("") if link is None else link.workflow
         if link is None:
             self.index.begin(of)
-        self.index.asked(of, prompt)
+        self.index.asked(of, prompt, link=link)
         return of, None if link is None else link.by
 
     def answer(self, of: PromptedWorkflow, tokens: Sequence[int], answer: Sequence[int]) -> None:

@@ -52,6 +52,8 @@ WINDOW: Final = 16
 """Tokens of a part of an answer."""
 LEAD: Final = 2
 """Parts that a workflow must have before any other."""
+MOST_TRIED: Final = 256
+"""Beginnings that a prompt is compared with: a client can prepare any number that nearly fit."""
 MOST_SHARED: Final = 4
 """Workflows kept of a beginning that several have."""
 _OWN_TOKENS: Final = 8192
@@ -90,44 +92,53 @@ class PromptedWorkflow:
         number: its place in the order of all; 0 before it has one.
         steps: requests that were given to it.
         active_at: when one was, or was answered, in seconds.
+        told_apart: whether one held an answer that no other workflow has: what it sends from then on is its own.
     """
 
     scope: Hashable
     number: int = 0
     steps: int = 0
     active_at: float = 0.0
+    told_apart: bool = False
     ends: deque[tuple[bytes, int, bytes]] = field(default_factory=deque, repr=False)
 
 
 Known = TypeVar("Known", bound=PromptedWorkflow)
 
 
-@dataclass(frozen=True, slots=True)
-class Link(Generic[Known]):
-    """The workflow that a request continues, and by which rule."""
-
-    workflow: Known
-    by: LinkedBy
-
-    @property
-    def confidence(self) -> float:
-        """The share of such links that are right."""
-        return CONFIDENCE[self.by]
-
-
 @dataclass(slots=True)
-class _Beginning(Generic[Known]):
+class Beginning(Generic[Known]):
     """Whose a beginning is.
 
     Attributes:
         owners: known workflows that have it, `MOST_SHARED` at most.
         answered: whether it ends with an answer.
-        shared: whether several workflows had it; it then stays so, since those that ended may have been right.
+        shared: whether several workflows had it, or several prompts went on from it that cannot be told apart; it then
+            stays so, since those that ended may have been right.
+        told_apart: whether nobody else can have it, since it holds an answer. Without one it may be a system prompt
+            that somebody has sent alone, to fill the cache.
+        continued: the digest of the prompt that went on from it.
     """
 
     owners: list[Known]
     answered: bool
     shared: bool = False
+    told_apart: bool = False
+    continued: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Link(Generic[Known]):
+    """The workflow that a request continues, by which rule, and from which beginning; None for parts of answers."""
+
+    workflow: Known
+    by: LinkedBy
+    beginning: Beginning[Known] | None = None
+
+    @property
+    def confidence(self) -> float:
+        """The share of such links that are right."""
+        return CONFIDENCE[self.by]
 
 
 @dataclass(slots=True)
@@ -142,7 +153,7 @@ class _Scope(Generic[Known]):
 
     salt: int
     lengths: dict[bytes, dict[int, int]] = field(default_factory=dict)
-    beginnings: dict[bytes, _Beginning[Known]] = field(default_factory=dict)
+    beginnings: dict[bytes, Beginning[Known]] = field(default_factory=dict)
 
 
 class PromptIndex(Generic[Known]):
@@ -189,18 +200,23 @@ class PromptIndex(Generic[Known]):
         known = self._scopes.get(prompt.scope)
         return self._begins_with(known, prompt) or self._holds(known, prompt.tokens) if known is not None else None
 
-    def asked(self, of: Known, prompt: TokenPrompt, now: float = 0.0) -> None:
-        """The workflow has sent this prompt."""
+    def asked(self, of: Known, prompt: TokenPrompt, now: float = 0.0, link: Link[Known] | None = None) -> None:
+        """The workflow has sent this prompt, which was found to be its by this link."""
         of.steps += 1
         self._active(of, now)
-        self._add_end(of, prompt, answered=False)
+        begun = link.beginning if link is not None else None
+        of.told_apart |= link is not None and (begun is None or begun.told_apart)
+        digest = self._add_end(of, prompt, answered=False, told_apart=of.told_apart)
+        if begun is not None:
+            begun.continued = begun.continued or digest
 
     def answered(self, of: Known, both: TokenPrompt, prompt_tokens: int, now: float = 0.0) -> None:
         """A prompt of the workflow was answered: tokens and blocks are those of `both`, one after the other."""
         if of.number not in self._workflows or len(both.tokens) <= prompt_tokens:
             return
         self._active(of, now)
-        self._add_end(of, both, answered=True)
+        told_apart = of.told_apart or len(both.tokens) - prompt_tokens >= WINDOW
+        self._add_end(of, both, answered=True, told_apart=told_apart)
         salt, tokens = self._scope(of.scope).salt, both.tokens
         fresh = self._windows(as_ids(tokens[prompt_tokens:]), salt)
         last = max(_OWN_TOKENS, prompt_tokens - _OWN_TOKENS)
@@ -236,35 +252,47 @@ class PromptIndex(Generic[Known]):
 
     def _begins_with(self, known: _Scope[Known], prompt: TokenPrompt) -> Link[Known] | None:
         lengths, blocks, tokens = known.lengths, prompt.blocks, prompt.tokens
+        tried = 0
         for place in reversed([0, *compress(count(1), map(lengths.__contains__, blocks))]):
             last = blocks[place - 1] if place else b""
             start = place * self._block
             for length in sorted(lengths.get(last, ()), reverse=True):
                 if start + length >= len(tokens):  # the whole prompt: a repeat
                     continue
+                tried += 1
+                if tried > MOST_TRIED:
+                    return None
                 begun = known.beginnings.get(self._end(last, prompt, start, start + length))
                 if begun is not None:
-                    return None if begun.shared else Link(begun.owners[0], "answered" if begun.answered else "prompt")
+                    if begun.continued is not None and not begun.told_apart:
+                        begun.shared |= begun.continued != self._last_end(prompt)[2]
+                    if begun.shared:
+                        return None
+                    return Link(begun.owners[0], "answered" if begun.answered else "prompt", begun)
         return None
 
-    def _add_end(self, of: Known, prompt: TokenPrompt, answered: bool) -> None:
+    def _last_end(self, prompt: TokenPrompt) -> tuple[bytes, int, bytes]:
+        """Of a whole prompt the hash of its last whole block, the tokens behind that, and its digest."""
         blocks = prompt.blocks
         last, start = (blocks[-1], len(blocks) * self._block) if blocks else (b"", 0)
-        length = len(prompt.tokens) - start
-        digest = self._end(last, prompt, start, start + length)
+        return last, len(prompt.tokens) - start, self._end(last, prompt, start, len(prompt.tokens))
+
+    def _add_end(self, of: Known, prompt: TokenPrompt, answered: bool, told_apart: bool) -> bytes:
+        last, length, digest = self._last_end(prompt)
         scope = self._scope(of.scope)
-        begun = scope.beginnings.setdefault(digest, _Beginning([], answered))
+        begun = scope.beginnings.setdefault(digest, Beginning([], answered, told_apart=told_apart))
         if any(owner is of for owner in begun.owners):
-            return
+            return digest
         begun.shared = begun.shared or bool(begun.owners)
         if len(begun.owners) >= MOST_SHARED:
-            return
+            return digest
         begun.owners.append(of)
         lengths = scope.lengths.setdefault(last, {})
         lengths[length] = lengths.get(length, 0) + 1
         of.ends.append((last, length, digest))
         if len(of.ends) > MOST_ENDS:
             self._drop_end(of)
+        return digest
 
     def _drop_end(self, of: Known) -> None:
         last, length, digest = of.ends.popleft()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.continuation import MOST_SHARED, WINDOW, PromptedWorkflow, PromptIndex, TokenPrompt, chained
+from presage.continuation import MOST_SHARED, MOST_TRIED, WINDOW, PromptedWorkflow, PromptIndex, TokenPrompt, chained
 
 BLOCK = 16
 
@@ -31,7 +31,7 @@ class Asked:
         of = PromptedWorkflow(scope) if link is None else link.workflow
         if link is None:
             self.index.begin(of)
-        self.index.asked(of, self.prompt(tokens, scope), now)
+        self.index.asked(of, self.prompt(tokens, scope), now, link)
         self.answer(of, tokens, answer, now)
         return of
 
@@ -125,6 +125,40 @@ def test_branches_are_of_the_workflow_that_they_leave() -> None:
     first = of.ask(question, answer)
     branches = [of.ask([*question, *answer, *drawn(30 + n, 25)], drawn(40 + n, 20)) for n in range(5)]
     assert set(branches) == {first}
+
+
+@pytest.mark.parametrize("warm", [[SYSTEM], [SYSTEM[:100], SYSTEM]])
+@pytest.mark.parametrize("answer", [[], [7], drawn(1, WINDOW - 1)])
+def test_a_prompt_that_only_fills_the_cache_joins_no_sessions(warm: list[list[int]], answer: list[int]) -> None:
+    of = Asked()
+    for prompt in warm:
+        of.ask(prompt, answer)
+    begun = [*SYSTEM, *answer] if answer else SYSTEM
+    turns = [[*begun, *drawn(30 + n, 40)] for n in range(20)]
+    sessions = [of.ask(turn, drawn(60 + n, 40)) for n, turn in enumerate(turns)]
+    assert len(set(sessions)) == 20, "at most one is taken for what follows"
+    later = [of.ask([*turn, *drawn(60 + n, 40), *drawn(90 + n, 30)]) for n, turn in enumerate(turns)]
+    assert later == sessions
+
+
+def test_a_prompt_that_is_sent_again_goes_on_from_the_same_beginning() -> None:
+    of, question = Asked(), SYSTEM + drawn(1, 20)
+    first = of.ask(question, drawn(2, 50))
+    again = [*question, *drawn(3, 60)]  # its answer was changed
+    assert of.ask(again) is of.ask(again) is first
+    assert of.ask([*question, *drawn(2, 50), *drawn(4, 60)]) is first
+    assert of.ask([*question, *drawn(5, 60)]) is not first
+
+
+def test_a_prompt_is_compared_with_few_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, base, compared = Asked(), drawn(1, 40 * BLOCK), list[int]()
+    for n in range(4 * MOST_TRIED):
+        at = BLOCK * (1 + n % 39)
+        of.ask([*base[:at], *drawn(100 + n, 1 + n % (BLOCK - 1))])
+    whole = PromptIndex.__dict__["_end"]
+    monkeypatch.setattr(PromptIndex, "_end", lambda *args: compared.append(1) or whole(*args))
+    of.index.find(of.prompt([*base, 1, 2, 3]))
+    assert len(compared) <= MOST_TRIED
 
 
 def test_scopes_know_nothing_of_each_other() -> None:

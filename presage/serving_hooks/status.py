@@ -6,14 +6,15 @@ that are not declared here are ignored, so the two sides of a connection may run
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter
 
 from presage.serving_hooks.counts import CounterMetric, LabelledCount
+from presage.serving_hooks.workflows.identity import tenant_of, unscoped
 
 
 @dataclass(frozen=True)
@@ -442,6 +443,46 @@ def _adapter() -> TypeAdapter[EngineStatus]:
 def as_json(status: EngineStatus) -> dict[str, Any]:
     """A status as JSON values."""
     return {**_adapter().dump_python(status, mode="json", by_alias=True), "models": status.models}
+
+
+_BY_TYPE: Final = (
+    ("monitor", "alarms"),
+    ("monitor", "promised"),
+    ("monitor", "against_counts"),
+    ("monitor", "profile_against_counts"),
+    ("monitor", "workflow_types"),
+    ("returns", "workflow_types"),
+    ("modes", "evidence"),
+    ("admission", "growth_over_forecast"),
+)
+"""Sections and tables in them by workflow type, some with its tenant (`Step.stats_key`)."""
+
+
+def of_tenant(status: Mapping[str, Any], tenant: str, types: Collection[str]) -> dict[str, Any]:
+    """A status as JSON without the names that other tenants have given; all of it for the tenant "".
+
+    Args:
+        types: the workflow types of this tenant.
+    """
+    shown = dict(status)
+    if not tenant:
+        return {**shown, "examples": {of: unscoped(key) for of, key in (shown.get("examples") or {}).items()}}
+    for section, table in _BY_TYPE:
+        if shown.get(section) and shown[section].get(table):
+            own = {
+                unscoped(name): figures
+                for name, figures in shown[section][table].items()
+                if (tenant_of(name) or tenant) == tenant and unscoped(name) in types
+            }
+            shown[section] = {**shown[section], table: own}
+    if shown.get("modes"):
+        rules = [rule for rule in shown["modes"]["rules"] if rule["workflow_type"] in (None, *types)]
+        shown["modes"] = {**shown["modes"], "rules": rules}
+    examples = shown.get("examples") or {}
+    shown["examples"] = {
+        left_out: unscoped(key) for left_out, key in examples.items() if (tenant_of(key) or tenant) == tenant
+    }
+    return shown
 
 
 def read_status(reported: Mapping[str, Any]) -> EngineStatus | None:

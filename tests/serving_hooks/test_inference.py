@@ -2,13 +2,16 @@
 
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from serving_samples import Clock
 
 from presage.continuation import NAMED_FROM, REMEMBERED_S, UNKNOWN, TokenPrompt, chained
+from presage.serving_hooks.vllm.engine import EngineRequest, prompt_of
 from presage.serving_hooks.workflows import Workflow
-from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.identity import LONGEST_NAME, Step
 from presage.serving_hooks.workflows.inference import MEASURED, SINGLE_S, Inference
 from presage.serving_hooks.workflows.observed import NOTHING, Observed
 
@@ -224,3 +227,17 @@ def test_what_a_table_ends_without_a_word_may_come_back() -> None:
     late = of.ask([*history, *drawn(3, 40), 8, *drawn(4, 30), 9])
     assert late is None or late.workflow != step.workflow
     assert of.inference.debug_state() == {"requests of prompted workflows": 0}
+
+
+def test_of_a_long_salt_a_digest_is_kept() -> None:
+    def scope(salt: str | None) -> tuple[object, ...]:
+        own = {"block_hashes": [], "all_token_ids": [1], "prompt_token_ids": [1], "prompt_embeds": None}
+        rest = {"resumable": False, "lora_request": None, "mm_features": None}
+        prompt = prompt_of(cast(EngineRequest, SimpleNamespace(**own, **rest, cache_salt=salt)), "key-0")
+        assert prompt is not None
+        return cast(tuple[object, ...], prompt.scope)
+
+    assert scope("s") == ("key-0", "s", "")
+    one, other = scope(10_000 * "s"), scope(10_000 * "s" + "t")
+    assert one != other != scope(None)
+    assert len(str(one[1])) <= LONGEST_NAME

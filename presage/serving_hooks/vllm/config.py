@@ -41,6 +41,8 @@ class PresageConfig(ForecastSettings):
     infer_workflows: bool = True
     """infer the workflow of requests whose clients name none, from ids that they send and from their prompts, of which
     only keyed hashes are kept; inactive without prefix caching"""
+    metrics_by_type: bool = True
+    """show metrics by workflow type on /metrics, which needs no key; false keeps the types' names off it"""
     agent_names: str | None = Field(None, min_length=1)
     """file of agent names by fingerprint (`presage traces agents`), by which the HTTP server recognises the agents of
     clients that do not name them"""

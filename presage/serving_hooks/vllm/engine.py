@@ -18,6 +18,7 @@ from presage.errors import EngineError
 from presage.serving_hooks.policies.workload import attention_pairs
 from presage.serving_hooks.vllm.engine_check import check_scheduler, installed, lacking
 from presage.serving_hooks.vllm.waiting import WaitingQueue
+from presage.serving_hooks.workflows.identity import short
 
 logger = logging.getLogger(__name__)
 
@@ -572,7 +573,8 @@ def prompt_of(request: EngineRequest, tenant: str) -> TokenPrompt | None:
         (of.mm_position.offset, of.mm_position.offset + of.mm_position.length, str(of.identifier).encode())
         for of in request.mm_features or ()
     ]
-    return TokenPrompt((tenant, request.cache_salt, adapter), request.block_hashes, request.all_token_ids, media)
+    salt = None if request.cache_salt is None else short(request.cache_salt)  # kept for hours, and of any length
+    return TokenPrompt((tenant, salt, adapter), request.block_hashes, request.all_token_ids, media)
 
 
 def state(request: EngineRequest) -> str:

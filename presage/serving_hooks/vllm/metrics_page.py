@@ -63,8 +63,12 @@ class StatusCache:
         return self._answer[1]
 
 
-def exposition(engines: Engines | None) -> bytes:
-    """Our metrics in Prometheus' text format, including those without samples; None where engines have not answered."""
+def exposition(engines: Engines | None, types: bool = True) -> bytes:
+    """Our metrics in Prometheus' text format, including those without samples; None where engines have not answered.
+
+    Args:
+        types: whether metrics by workflow type have samples.
+    """
     from prometheus_client import generate_latest  # comes with vLLM
     from prometheus_client.core import (
         CounterMetricFamily,
@@ -77,7 +81,7 @@ def exposition(engines: Engines | None) -> bytes:
     for metric in METRICS if engines is not None else ():
         kind: Any = CounterMetricFamily if metric.type == "counter" else GaugeMetricFamily
         family = kind(metric.name, metric.help, labels=["engine", *metric.labels])
-        for name, status in statuses:
+        for name, status in statuses if types or "workflow_type" not in metric.labels else ():
             for labels, value in metric.read(status):
                 family.add_metric([name, *labels], value)
         families.append(family)
@@ -92,11 +96,15 @@ def exposition(engines: Engines | None) -> bytes:
 
 
 class Appended:
-    """ASGI middleware: appends our metrics to vLLM's page; passes everything else through unchanged."""
+    """ASGI middleware: appends our metrics to vLLM's page; passes everything else through unchanged.
 
-    def __init__(self, app: Any, ask: Callable[[], Awaitable[Engines | None]]) -> None:
+    Args:
+        types: as `exposition` takes it.
+    """
+
+    def __init__(self, app: Any, ask: Callable[[], Awaitable[Engines | None]], types: bool = True) -> None:
         self.app = app
-        self.ask = ask
+        self.ask, self.types = ask, types
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handles one request."""
@@ -126,7 +134,7 @@ class Appended:
 
     async def _ours(self) -> bytes:
         try:
-            return exposition(await self.ask())
+            return exposition(await self.ask(), self.types)
         except Exception as error:
             logger.warning("%s is served without the metrics of Presage: %s", PATH, type(error).__name__)
             return b""

@@ -19,6 +19,7 @@ from presage.serving_hooks.status import (
     PromptStatus,
     as_json,
     model_versions,
+    of_tenant,
     read_status,
 )
 from presage.serving_hooks.vllm import engine
@@ -111,9 +112,11 @@ class OperatorCalls(Hooks):
         self._bookkeeping.attempt(self.step_forecasts.answer_text, running if latest else None, features)
         return latest
 
-    def presage_status(self) -> dict[str, Any]:
-        """The status as JSON values, at most a second old."""
-        return self._answers.answer("status", lambda: as_json(self.engine_status()))
+    def presage_status(self, tenant: str = "") -> dict[str, Any]:
+        """The status as JSON values, at most a second old; for a tenant without names of others."""
+        whole = self._answers.answer("status", lambda: as_json(self.engine_status()))
+        types = self.workflow_table.types_of(tenant)
+        return self._answers.answer(("status", tenant), lambda: of_tenant(whole, tenant, types))
 
     def engine_status(self) -> EngineStatus:
         """The status of policies, models and counters, and the number of running workflows."""

@@ -57,8 +57,16 @@ from presage.serving_hooks.workflows.tenants import (
 
 logger = logging.getLogger(__name__)
 
+JOINED: Final = (
+    "workflows are inferred and recorded, and all clients are one tenant, as behind a proxy with one key: requests of "
+    "several users may be joined to one recorded workflow. Give users who must be apart keys of their own, or a "
+    "cache_salt, or set infer_workflows to false (docs/identity.md#bounds-and-attacks)"
+)
+
 METHOD: Final = "presage_call"
 """Name of `call_scheduler` in vLLM's engine core."""
+
+AdminKey = Annotated[str | None, Header(alias=ADMIN_KEY_HEADER)]
 
 Call = Callable[..., Any]
 """Calls a method of the scheduler of every engine behind the server; awaited."""
@@ -86,7 +94,7 @@ def admin_key(args: Any) -> str | None:
 def add_admin_routes(app: FastAPI, key: str, call: Call) -> None:
     """Adds the routes that require this key in the header."""
 
-    def check_key(sent: Annotated[str | None, Header(alias=ADMIN_KEY_HEADER)] = None) -> None:
+    def check_key(sent: AdminKey = None) -> None:
         if refused := admin.refusal(sent, key):
             raise HTTPException(*refused)
 
@@ -181,8 +189,10 @@ class WorkflowRoutes:
             answers = await self._call("workflow_ended", types.pop() if types else "", _own(workflow_id))
             return {"ended": any(answers)}
 
-        async def status_of_all() -> dict[str, list[Any]]:
-            return {"engines": await self._call("presage_status")}
+        async def status_of_all(sent: AdminKey = None) -> dict[str, list[Any]]:
+            """Without the names of other tenants, except for the admin."""
+            whole = key is not None and sent is not None and admin.refusal(sent, key) is None
+            return {"engines": await self._call("presage_status", "" if whole else tenant())}
 
         async def explain_one(workflow_id: Id, workflow_type: Type = None) -> dict[str, list[Any]]:
             answers = await self._call("explain", workflow_type or "", _own(workflow_id))
@@ -196,7 +206,9 @@ class WorkflowRoutes:
         app.add_api_route("/v1/workflows/{workflow_id:path}/end", end, methods=["POST"])
         app.add_api_route("/v1/workflows/{workflow_id:path}/explain", explain_one, methods=["GET"])
         app.add_api_route("/v1/workflows/status", status_of_all, methods=["GET"])
-        app.add_middleware(Appended, ask=StatusCache(self._statuses))
+        app.add_middleware(Appended, ask=StatusCache(self._statuses), types=config.metrics_by_type)
+        if config.infer_workflows and config.recorder is not None and len(set(keys_of(args))) < 2:
+            logger.warning(JOINED)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Receives the engine's client; None on a server without an engine."""

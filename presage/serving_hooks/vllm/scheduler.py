@@ -19,7 +19,7 @@ from presage.serving_hooks.vllm.operator_calls import OperatorCalls
 from presage.serving_hooks.vllm.step_times_file import StepTimesFile
 from presage.serving_hooks.workflows import EndReason, RunningStep
 from presage.serving_hooks.workflows.choices import LeftStep
-from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.identity import Step, unscoped
 from presage.serving_hooks.workflows.metadata import check, read, warning
 from presage.serving_hooks.workflows.observed import known_as
 
@@ -182,7 +182,7 @@ class Policies(OperatorCalls):
         check(sent, request.session_id, self._counts)
         for (field, reason), key in islice(self._counts.examples.items(), self._warned, None):
             self._warned += 1
-            logger.warning("%s", warning(field, reason, key))
+            logger.warning("%s", warning(field, reason, unscoped(key)))
         if step is None:
             return None
         if engine.hands_over(request):  # its one token would be learnt as its whole output

@@ -8,7 +8,7 @@ served as requests without a workflow.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -31,6 +31,10 @@ MOST_WORKFLOWS: Final = 100_000
 
 TENANT_SHARE: Final = 4
 """One tenant may have a fourth of them, so that no tenant can fill the table."""
+
+
+MOST_TYPES_OF_TENANT: Final = 1000
+"""Workflow types of a tenant that are shown to it, the latest."""
 
 
 class EndReason(StrEnum):
@@ -183,6 +187,7 @@ class WorkflowTable:
         self._running: OrderedDict[str, Workflow] = OrderedDict()
         self._steps: dict[str, RunningStep] = {}
         self._of_tenant: Counter[str] = Counter()
+        self._types: dict[str, OrderedDict[str, None]] = {}
         self._subscribers: list[Subscriber] = []
 
     def __len__(self) -> int:
@@ -221,6 +226,8 @@ class WorkflowTable:
                 self._counts.add(METADATA_LEFT_OUT, "workflows", "too many of one tenant")
                 return None
             self._of_tenant[tenant] += 1
+            if tenant:
+                self._note_type(tenant, step.workflow_type)
             now = self._clock()
             running = self._running[workflow] = Workflow(step, now, now)
         else:
@@ -231,6 +238,17 @@ class WorkflowTable:
         made = RunningStep(request_id, step, running)
         running.requests[request_id] = self._steps[request_id] = made
         return made
+
+    def types_of(self, tenant: str) -> Collection[str]:
+        """The workflow types of a tenant's latest workflows."""
+        return list(self._types.get(tenant, ()))
+
+    def _note_type(self, tenant: str, workflow_type: str) -> None:
+        types = self._types.setdefault(tenant, OrderedDict())  # as many as the server has keys
+        types[workflow_type] = None
+        types.move_to_end(workflow_type)
+        if len(types) > MOST_TYPES_OF_TENANT:
+            types.popitem(last=False)
 
     def finished(self, request_id: str) -> RunningStep | None:
         """Records that a request leaves the engine, completed or not; returns the step that it was."""

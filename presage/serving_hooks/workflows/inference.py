@@ -32,6 +32,7 @@ from presage.continuation import (
     REMEMBERED_S,
     UNKNOWN,
     UNKNOWN_TYPE,
+    Link,
     PromptedWorkflow,
     PromptIndex,
     TokenPrompt,
@@ -137,7 +138,7 @@ class Inference:
                 self._requests[request_id] = of
             return step
         ids = _ids_of(tenant, found)
-        of, source, confidence = self._owner(prompt, ids)
+        of, source, confidence, link = self._owner(prompt, ids)
         self._sources[source] += 1
         head = (tenant, found.agent or head_of(prompt.tokens))
         if of is None:
@@ -154,7 +155,7 @@ class Inference:
         response = _RESPONSE.match(request_id)
         if response is not None:
             self._ids.put(_digest(tenant, "response", response[0]), of.number)
-        self._known.asked(of, prompt, self._clock())
+        self._known.asked(of, prompt, self._clock(), link)
         self._requests[request_id] = of
         agent = found.agent or self._agent(head, of)
         step = self._step(of, agent, found.workflow_type, tenant, folded, source, confidence)
@@ -170,6 +171,7 @@ class Inference:
         if zlib.crc32(step.workflow.encode("utf-8", "surrogatepass")) % MEASURED:
             return
         of = workflow.prompted if workflow is not None else None
+        link = None
         if isinstance(of, Candidate) and self._known.get(of.number) is of:
             link = self._known.find(prompt)
             self._checked["missed" if link is None else "right" if link.workflow is of else "wrong"] += 1
@@ -178,7 +180,7 @@ class Inference:
                 prompt.scope, workflow_type=step.sent[0], workflow_id=step.workflow_id, named=True, runs=True
             )
             self._known.begin(of)
-        self._known.asked(of, prompt, self._clock())
+        self._known.asked(of, prompt, self._clock(), link if link is not None and link.workflow is of else None)
         self._requests[request_id] = of
 
     def runs(self, request_id: str, workflow: Workflow) -> None:
@@ -240,17 +242,17 @@ class Inference:
 
     def _owner(
         self, prompt: TokenPrompt, ids: Sequence[tuple[IdentitySource, bytes]]
-    ) -> tuple[Candidate | None, IdentitySource, float]:
+    ) -> tuple[Candidate | None, IdentitySource, float, Link[Candidate] | None]:
         known = {kind: of for kind, digest in ids if (of := self._with_id(digest, prompt.scope)) is not None}
         for kind, of in known.items():
             if kind != "cache key":
-                return of, kind, BY_ID[kind]
+                return of, kind, BY_ID[kind], None
         link = self._known.find(prompt)
         if link is not None:
-            return link.workflow, link.by, link.confidence
+            return link.workflow, link.by, link.confidence, link
         if "cache key" in known:
-            return known["cache key"], "cache key", BY_ID["cache key"]
-        return None, "new", 1.0
+            return known["cache key"], "cache key", BY_ID["cache key"], None
+        return None, "new", 1.0, None
 
     def _with_id(self, digest: bytes, scope: Hashable) -> Candidate | None:
         number = self._ids.get(digest)

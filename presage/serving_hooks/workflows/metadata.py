@@ -132,8 +132,9 @@ def check(extra_args: object, session_id: object, counts: EventCounts) -> None:
         return
     given = given_fields(sent, session_id)
     mistakes = {field: of for field, of in _reported(sent.get(MISTAKES)).items() if field not in given}
+    tenant = name(sent.get(ARGUMENT), ARGUMENT, EventCounts()) or ""
     for field, (reason, key) in mistakes.items():
-        counts.add(METADATA_LEFT_OUT, field, reason, example=key)
+        counts.add(METADATA_LEFT_OUT, field, reason, example=scoped(tenant, key))  # another tenant does not see it
     if not given and not mistakes:
         counts.add(EVENTS, "requests without a workflow")
     if any(key in sent for field in _WANTED for key in FIELDS[field]):  # otherwise it is at most a session

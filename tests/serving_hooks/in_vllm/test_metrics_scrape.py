@@ -206,3 +206,13 @@ def test_however_often_the_page_is_looked_at_engines_are_asked_once_in_a_while()
     clock.now = FRESH_S
     asyncio.run(looks(20))
     assert engine.asked == 2
+
+
+def test_types_can_be_kept_off_the_page() -> None:
+    status = json.loads((Path(__file__).parent / "metrics_status.json").read_text(encoding="utf-8"))
+    whole, without = (families(exposition([("0", status)], types).decode()) for types in (True, False))
+    assert without.keys() == whole.keys()
+    for name, family in without.items():
+        of_types = any("workflow_type" in sample.labels for sample in whole[name].samples)
+        assert family.samples == ([] if of_types else whole[name].samples)
+    assert any("workflow_type" in sample.labels for family in whole.values() for sample in family.samples)

@@ -20,7 +20,8 @@ class Engines:
 
     def __init__(self, workflow_type: str = "review", workflow_id: str = "r1") -> None:
         ours = SimpleNamespace(
-            workflow_ended=lambda *names: names == (workflow_type, workflow_id), presage_status=lambda: {"on": {}}
+            workflow_ended=lambda *names: names == (workflow_type, workflow_id),
+            presage_status=lambda tenant: {"on": {}},
         )
         self.cores = [SimpleNamespace(scheduler=scheduler) for scheduler in (SimpleNamespace(), ours)]
         self.engine_core = self

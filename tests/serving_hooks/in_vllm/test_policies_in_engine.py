@@ -228,7 +228,9 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
     assert ours & set(dir(own)) == overridden
     added = set(vars(hooked)) - set(vars(own))
     assert added == {
+        "_answers",
         "_bookkeeping",
+        "_parts",
         "_presage",
         "_webhook",
         "lifecycle",
@@ -257,6 +259,7 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
         "block_order",
         "engine_port",
         "identity",
+        "left_out",
         "prefetcher",
         "queue_policies",
         "step_forecasts",

@@ -1,8 +1,9 @@
 """Clients with different keys cannot mean each other's workflows, and only an admin changes how an engine works."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +17,24 @@ from presage.serving_hooks.admin import SHORTEST_KEY
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
+from presage.serving_hooks.mode_names import ADMIN_KEY_HEADER as HEADER
 from presage.serving_hooks.modes import Modes
+from presage.serving_hooks.status import (
+    AdmissionStatus,
+    AgainstCountsStatus,
+    AlarmStatus,
+    EngineStatus,
+    MonitorStatus,
+    ReturnStatus,
+    as_json,
+    of_tenant,
+    read_status,
+)
 from presage.serving_hooks.vllm import plugin
 from presage.serving_hooks.vllm.plugin import admin_key
-from presage.serving_hooks.workflows import TENANT_SHARE, EndReason, WorkflowTable
-from presage.serving_hooks.workflows.identity import MARK, scoped, tenant_of, unscoped, workflow_key
-from presage.serving_hooks.workflows.metadata import read
+from presage.serving_hooks.workflows import MOST_TYPES_OF_TENANT, TENANT_SHARE, EndReason, WorkflowTable
+from presage.serving_hooks.workflows.identity import MARK, Step, scoped, tenant_of, unscoped, workflow_key
+from presage.serving_hooks.workflows.metadata import MISTAKES, check, read
 from presage.serving_hooks.workflows.observed import REQUEST
 from presage.serving_hooks.workflows.tenants import ANONYMOUS, ARGUMENT, Tenants
 
@@ -124,6 +137,74 @@ def test_two_authorization_headers_are_nobodys() -> None:
     assert engine.told == [{ARGUMENT: ANONYMOUS}]
     assert Tenants(["one", "two"]).of("Basic one") == Tenants(["one", "two"]).of(None) == ANONYMOUS
     assert Tenants(["one", "two"]).of("bearer two") == "key-1"
+
+
+def test_a_status_is_its_callers_and_an_admin_sees_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRESAGE_ADMIN_KEY", ADMIN)
+    http, engine = server("one", "two")
+    for headers in (bearer("one"), bearer("two"), {**bearer("two"), HEADER: ADMIN}, {**bearer("two"), HEADER: "no"}):
+        assert http.get("/v1/workflows/status", headers=headers).status_code == 200
+    assert engine.called == [("presage_status", tenant) for tenant in ("key-0", "key-1", "", "key-1")]
+
+
+def test_no_tenant_sees_the_names_of_another_in_a_status() -> None:
+    table, counts = WorkflowTable(60.0, lambda: 0.0), EventCounts()
+    for tenant in ("key-0", "key-1"):
+        own = {ARGUMENT: tenant, "workflow_id": "w", "workflow_type": f"type of {tenant}"}
+        step = read({**own, "agent": "a"}, None, counts)
+        assert step is not None
+        table.arrived(tenant, step)
+        check({**own, MISTAKES: {"agent": ("misspelt", f"agent-of-{tenant}")}}, None, counts)
+    types = [f"type of {tenant}" for tenant in ("key-0", "key-1")]
+    modes = Modes(workflow_types=dict.fromkeys(types, "shadow"))
+    by_type = {of: AgainstCountsStatus(1, 0.5, 0.5, False) for of in types}
+    whole = as_json(
+        EngineStatus(
+            modes=replace(modes.status(), evidence={scoped("key-0", types[0]): {}, scoped("key-1", types[1]): {}}),
+            monitor=MonitorStatus(dict.fromkeys(types, AlarmStatus()), 0, 0, {}, by_type, by_type),
+            returns=ReturnStatus({of: {} for of in types}),
+            admission=AdmissionStatus(growth_over_forecast={scoped("key-1", types[1]): 1.5}),
+            examples={f"{of}: {reason}": key for (of, reason), key in counts.examples.items()},
+        )
+    )
+    for place, tenant in enumerate(("key-0", "key-1")):
+        shown = of_tenant(whole, tenant, table.types_of(tenant))
+        assert types[1 - place] not in json.dumps(shown)
+        assert f"agent-of-{('key-1', 'key-0')[place]}" not in json.dumps(shown)
+        assert list(shown["monitor"]["alarms"]) == list(shown["returns"]["workflow_types"]) == [types[place]]
+        assert list(shown["modes"]["evidence"]) == [rule["workflow_type"] for rule in shown["modes"]["rules"]]
+        read_status(shown)
+    assert of_tenant(whole, "key-0", table.types_of("key-0"))["examples"] == {"agent: misspelt": "agent-of-key-0"}
+    assert {*types} <= of_tenant(whole, "", ())["monitor"]["alarms"].keys()
+
+
+def test_the_types_of_a_tenant_are_bounded() -> None:
+    table = WorkflowTable(60.0, lambda: 0.0)
+    for number in range(MOST_TYPES_OF_TENANT + 10):
+        table.arrived(f"r{number}", Step(f"t{number}", scoped("key-0", f"w{number}"), "a"))
+    assert len(table.types_of("key-0")) == MOST_TYPES_OF_TENANT
+    assert table.types_of("key-1") == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "presage", "warned"),
+    [
+        (("one",), {"recorder": {"folder": "/nowhere"}}, True),
+        ((), {"recorder": {"folder": "/nowhere"}}, True),
+        (("one", "one"), {"recorder": {"folder": "/nowhere"}}, True),
+        (("one", "two"), {"recorder": {"folder": "/nowhere"}}, False),
+        (("one",), {"recorder": {"folder": "/nowhere"}, "infer_workflows": False}, False),
+        (("one",), {}, False),
+    ],
+)
+def test_a_server_whose_users_may_be_joined_in_a_recording_says_so(
+    caplog: pytest.LogCaptureFixture, keys: tuple[str, ...], presage: dict[str, Any], warned: bool
+) -> None:
+    app = FastAPI()
+    app.state.args = SimpleNamespace(api_key=list(keys) or None, additional_config={"presage": presage})
+    with caplog.at_level("WARNING", logger="presage"):
+        plugin.WorkflowRoutes().attach_router(app)
+    assert (plugin.JOINED in caplog.text) is warned
 
 
 def test_an_end_reaches_the_workflow_of_the_client_that_says_it_and_no_other() -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +23,18 @@ from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.features.rows import SYSTEM_COLUMN, USER_COLUMN
 from presage.features.states import TEXT_COLUMN
 from presage.predictors.common.artefact import artefact_digest
+from presage.serving_hooks.gateway.request import ApiRequest
 from presage.serving_hooks.vllm import plugin, texts
-from presage.serving_hooks.vllm.texts import ARGUMENT, Readers, ServerTexts, TextFeatures, decoded
+from presage.serving_hooks.vllm.texts import (
+    ARGUMENT,
+    MOST_VALUES,
+    Exchange,
+    Readers,
+    ServerTexts,
+    TextFeatures,
+    decoded,
+    encoded,
+)
 from presage.serving_hooks.workflows.identity import scoped
 from presage.serving_hooks.workflows.observed import REQUEST
 
@@ -197,7 +207,6 @@ class Failing:
         (json.dumps(WHOLE), 2**22, Failing, texts.FAILED, texts.FAILED),
         (json.dumps(WHOLE), 10, None, texts.TOO_LONG, None),
         ("no json", 2**22, None, None, texts.FAILED),
-        (["data: {broken\n\n"], 2**22, None, None, texts.FAILED),
     ],
 )
 def test_what_cannot_be_computed_goes_on_and_says_why(
@@ -324,3 +333,19 @@ def test_an_engine_that_does_not_answer_changes_nothing(reads: Readers) -> None:
     follows.readers = reads
     asyncio.run(follows.renew())
     assert follows.readers is reads
+
+
+@pytest.mark.parametrize("messages", [[1] * (MOST_VALUES + 1), [{"content": ["a"] * MOST_VALUES}]])
+def test_a_body_of_many_values_is_not_read(messages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ApiRequest, "texts", None)
+    exchange = Exchange({"next-agent": cast(TextFeatures, None)}, "chat")
+    exchange.received({"type": "http.request", "body": json.dumps({"messages": messages}).encode()})
+    params = SimpleNamespace(extra_args={**SENT})
+    exchange.generates(params, None)
+    assert params.extra_args[ARGUMENT] == {"next-agent": texts.TOO_LONG}
+
+
+def test_features_that_are_too_long_to_be_ours_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(decoded(encoded("d", np.zeros(4, np.float32)), "d", 4, "next-agent"), np.ndarray)
+    monkeypatch.setattr(texts.base64, "b64decode", None)
+    assert decoded("d " + 100 * "A", "d", 4, "next-agent") == texts.INVALID

@@ -229,7 +229,7 @@ def _infer(spool: _Spool, order: NDArray[np.int64]) -> _Inferred:
             of = link.workflow
         if len(numbers) > 2 * len(index) + 1000:
             numbers = {one.number: numbers[one.number] for one in index}
-        index.asked(of, prompt, started / 1e6)
+        index.asked(of, prompt, started / 1e6, link)
         workflow = numbers[of.number]
         found.workflow.append(workflow)
         found.confidence.append(float("nan") if link is None else link.confidence)
