@@ -3,11 +3,13 @@
 Random plans of a few calls on two workers, in Helium's cost model (section 5: token steps, shared prefixes between
 consecutive calls of a worker, delays before answers are read). The optimum is that of a mixed-integer program (HiGHS).
 Beside `presage`: operator by operator, query by query, and the ready call with the longest shared prefix first
-(SGLang), each list-scheduled on the same workers. Then plans of up to 10,000 operators are compiled and scheduled.
+(SGLang), each list-scheduled on the same workers. Then what `presage batch run` does with small batches (`soft_order`):
+random plans of 2 to 4 calls over 2 to 4 rows, on one worker or two, over the best that any of these orders reaches. At
+last plans of up to 10,000 operators are compiled and scheduled.
 
     python benchmarks/batch_schedule.py [--plans 100] [--calls 7] [--seed 0]
 
-Prints a table and a JSON line.
+Prints tables and a JSON line.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ from scipy.sparse import lil_array
 
 from presage.batch.operators import Operator, call, given, join, template
 from presage.batch.plan import Plan
-from presage.batch.prefix_tree import tree_of
-from presage.batch.schedule import Costs, PlannedCall, callers, paths, schedule
+from presage.batch.prefix_tree import field_tokens, tree_of
+from presage.batch.schedule import Costs, PlannedCall, callers, paths, planned_calls, schedule, soft_order
 
 WORKERS, CACHE = 2, 4000.0
+SMALL_CACHE = 8192.0
+RUNS = "presage batch run"
 OURS = "presage"
 
 
@@ -150,6 +154,42 @@ def compared(plans: int, calls: int, seed: int) -> dict[str, list[float]]:
     return ratios
 
 
+def small_batches(plans: int, seed: int) -> dict[str, list[float]]:
+    """Makespans over the best of all, by the way in which the calls of random small batches are ordered."""
+    draw = random.Random(seed)
+    ratios: dict[str, list[float]] = {}
+    for number in range(plans):
+        agents = draw.choice((2, 3, 4))
+        rows = [{"q": f"row {row} " * draw.randrange(10, 80)} for row in range({2: 4, 3: 3, 4: 2}[agents])]
+        workers = number % 2 + 1
+        shared = ["".join(f"rule {kind} {word} " for word in range(draw.randrange(2, 300))) for kind in range(2)]
+        made: list[Operator] = []
+        for agent in range(agents):
+            read = [other for other in made if draw.random() < 0.45]
+            prompt = template("{q}\n{d}role {a}", q=given("q"), d=join(read) if read else "", a=str(agent))
+            system = draw.choice([*shared, f"you are {agent} " * draw.randrange(2, 100), ""])
+            made.append(call(f"agent {agent}", prompt, system=system, output_tokens=float(draw.randrange(40, 400))))
+        plan = Plan("small", **{f"o{number}": operator for number, operator in enumerate(made)})
+        tree = tree_of(plan, field_tokens(plan, rows))
+        calls, labels = planned_calls(plan, tree, len(rows))
+        costs = Costs(calls, SMALL_CACHE)
+        soft = soft_order(plan, tree, rows, workers=workers)
+        at = {node.key: place for place, node in enumerate(plan.calls)}
+        places = {
+            RUNS: [soft.place(soft.rows[row], row, key) for row, key in labels],
+            "operator by operator": [(at[key], row) for row, key in labels],
+            "row by row": [(row, at[key]) for row, key in labels],
+        }
+        found = {
+            name: costs.listed(sorted(range(len(calls)), key=place.__getitem__), workers)
+            for name, place in places.items()
+        }
+        best = min(schedule(calls, workers, SMALL_CACHE, seed=number).makespan, *found.values())
+        for name, makespan in found.items():
+            ratios.setdefault(name, []).append(makespan / best)
+    return ratios
+
+
 def large(operators: int) -> tuple[float, float]:
     """Seconds to compile a plan of so many calls, and to schedule it."""
     text = given("text")
@@ -183,6 +223,12 @@ def main() -> None:
     for name, found in ratios.items():
         print(f"{name:24}{statistics.median(found):8.3f}{max(found):8.3f}")
         report[name] = {"median": round(statistics.median(found), 4), "worst": round(max(found), 4)}
+    print(f"\n{2 * args.plans} small batches, makespan over the best of all orders and `schedule`")
+    print(f"{'':24}{'mean':>8}{'worst':>8}")
+    for name, found in small_batches(2 * args.plans, args.seed).items():
+        print(f"{name:24}{statistics.mean(found):8.3f}{max(found):8.3f}")
+        report[f"small: {name}"] = {"mean": round(statistics.mean(found), 4), "worst": round(max(found), 4)}
+    print()
     report["seconds"] = {}
     print(f"{'operators':>12}{'compile, s':>12}{'schedule, s':>12}")
     for operators in (100, 1000, 10_000):

@@ -6,6 +6,7 @@ text, and placeholders for what rows and other calls fill in. Prompts that begin
 
 from __future__ import annotations
 
+import json
 import os.path
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ class Piece:
 
     text: str | None
     filled_by: str
-    tokens: float
+    tokens: float = field(compare=False)
     of_row: bool
 
 
@@ -70,6 +71,11 @@ class PromptNode:
 def tokens_of(text: str) -> float:
     """About how many tokens a text has, without a tokenizer."""
     return len(text) / _CHARACTERS_A_TOKEN
+
+
+def guessed_text(value: object) -> str:
+    """A field as prompts will have it, for orders and estimates; whether it can be one is seen when its row runs."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str, skipkeys=True)
 
 
 def pieces_of(node: Node, expected: Mapping[str, float], count: Callable[[str], float] = tokens_of) -> list[Piece]:
@@ -177,5 +183,6 @@ def field_tokens(plan: Plan, rows: Sequence[Mapping[str, object]]) -> dict[str, 
     fields = {node.key: node.operator.field for node in plan.nodes if isinstance(node.operator, Given)}
     first = rows[:_SAMPLED_ROWS]
     return {
-        key: sum(tokens_of(as_text(row[name])) for row in first) / max(len(first), 1) for key, name in fields.items()
+        key: sum(tokens_of(guessed_text(row.get(name))) for row in first) / max(len(first), 1)
+        for key, name in fields.items()
     }

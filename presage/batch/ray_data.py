@@ -99,7 +99,7 @@ class PlanActor:
         if missing := [field for field in plan.fields if field not in batch.column_names]:
             there = ", ".join(batch.column_names)
             raise ConfigurationError(f"the dataset has no column {missing[0]!r}, which the plan reads; it has {there}")
-        order = soft_order(plan, tree_of(plan, field_tokens(plan, rows)), rows)
+        order = soft_order(plan, tree_of(plan, field_tokens(plan, rows)), rows, workers=len(self._engines))
         with tempfile.TemporaryDirectory(prefix="presage-batch-") as folder, ExitStack() as opened:
             cache = None
             if self._cache is not None:  # here: Ray makes the actor in another thread, and SQLite keeps to one

@@ -154,14 +154,14 @@ class _Request:
 
     Attributes:
         body: of the chat completion, with model and messages.
-        order: inner sequence of the call and its place there.
+        place: among the ready calls.
         sample: what tells it from others that say the same; None: they have one answer.
         call: structural hash of the plan's call; "" if a program asks.
     """
 
     agent: str
     body: Mapping[str, Any]
-    order: tuple[int, int]
+    place: Place
     sample: list[Any] | None
     call: str = ""
 
@@ -406,8 +406,8 @@ class BatchRun:
         model = call.model or self.settings.model or next(iter(row.engine.models))
         body = {"model": model, "messages": messages, **call.parameters}
         sample = None if call.deterministic else [row.name, node.key, [place for _, place, _ in scope]]
-        order = self._order.places.get(node.key, (0, 0))
-        return (await self._answer(row, _Request(call.agent, body, order, sample, node.key))).text
+        place = self._order.place(row.number, row.rank, node.key)
+        return (await self._answer(row, _Request(call.agent, body, place, sample, node.key))).text
 
     async def answered_program(
         self, row: _Row, node: Node, agent: str, body: Mapping[str, Any]
@@ -428,7 +428,7 @@ class BatchRun:
         if self._under_way is not None:
             self._under_way.asked(row.name, body["messages"])
         try:
-            answer = await self._answer(row, _Request(agent, body, (0, 0), sample))
+            answer = await self._answer(row, _Request(agent, body, (0, row.rank, 0), sample))
         except RowFailedError as refused:
             return refused.status, {"error": {"message": str(refused)}}
         whole: dict[str, Any] = json.loads(answer.text)
@@ -466,9 +466,8 @@ class BatchRun:
         return known
 
     async def _ask(self, row: _Row, request: _Request, key: str) -> ModelAnswer:
-        sequence, place = request.order
         engine = row.engine
-        await self._place(engine, (sequence, row.rank, place))
+        await self._place(engine, request.place)
         names = {TYPE_HEADER: self.plan.name, ID_HEADER: row.name, AGENT_HEADER: request.agent}
         headers = {name: quote(valid_text(value), safe="") for name, value in names.items()}
         headers["content-type"] = "application/json"
@@ -543,7 +542,7 @@ class _Row:
     """The values of one row's operators, each computed once, and only if something asks for it."""
 
     def __init__(self, run: BatchRun, number: int, rank: int, engine: _Engine) -> None:
-        self.run, self.rank, self.engine = run, rank, engine
+        self.run, self.number, self.rank, self.engine = run, number, rank, engine
         self.row = run.rows[number]
         self.name = valid_text(
             f"{run.name}/{row_id(self.row, number)}"

@@ -7,8 +7,8 @@ call has ended.
 
 Departure: the paper's greedy recursion over the tree is replaced by list scheduling. It chooses among the ready calls
 that share most with the worker's last call and the one with the longest chain behind it, is tried with several
-weights, and is improved by moves of single calls where there are few. `benchmarks/batch_schedule.py` compares it with
-the optimum and with the orders that others use.
+weights, and is improved by moves of single calls where there are few. Over many rows a run follows a soft order
+instead. `benchmarks/batch_schedule.py` compares both with the best orders and with those that others use.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import hashlib
 import heapq
 import random
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Any, Final
 
 import numpy as np
@@ -26,13 +27,26 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from presage.batch.operators import Call, Given
-from presage.batch.plan import Plan, as_text
-from presage.batch.prefix_tree import PromptNode
+from presage.batch.plan import Plan
+from presage.batch.prefix_tree import PromptNode, guessed_text
 
 _WEIGHTS: Final = (0.0, 0.1, 1.0, 10.0)
 """Of the chain behind a call, against the token steps until it has ended."""
 _IMPROVED_BELOW: Final = 65
 _MOVES: Final = 12_000
+_SCHEDULED: Final = 32
+"""Calls of a whole batch up to which `schedule` is fast enough."""
+_SIMULATED: Final = 64
+"""Calls of the rows that soft orders are compared over."""
+_ALL_BELOW: Final = 4
+"""Calls of a row up to which every soft order is compared."""
+_MOVED: Final = 1_000
+"""Moves of calls that are tried, where not all orders are."""
+_CLEARLY: Final = 1.01
+_SMALL_CACHE: Final = 8192.0
+"""Tokens of a worker for which few calls are compared: with a large cache every order of these is as good."""
+_LARGE_CACHE: Final = 400_000.0
+"""Tokens of an engine for which many calls are compared; there long chains of answers cost most."""
 _COMPARED: Final = 512
 """Characters of a row's field. The texts of 100,000 rows would take more memory than all else."""
 
@@ -42,12 +56,12 @@ class PlannedCall:
     """A call in a schedule.
 
     Attributes:
-        path: nodes of the prompt's path in the tree and their tokens, from the root.
+        path: what the prompt is made of from its beginning, equal where prompts are alike, and its tokens.
         output: expected tokens of its answer.
         after: indices of the calls whose answers it reads.
     """
 
-    path: tuple[tuple[int, float], ...]
+    path: tuple[tuple[Hashable, float], ...]
     output: float
     after: tuple[int, ...]
 
@@ -119,6 +133,32 @@ class Costs:
                     at[worker] += 1
                     moved = True
         return ends
+
+    def listed(self, order: Sequence[int], workers: int) -> float:
+        """Makespan where whoever is free takes the first call of an order that is ready."""
+        rank = {index: number for number, index in enumerate(order)}
+        missing = [len(call.after) for call in self.calls]
+        release = [0.0] * len(self.calls)
+        coming = [(0.0, index) for index, count in enumerate(missing) if not count]
+        ready: list[tuple[int, int]] = []
+        free: list[tuple[float, int, int | None]] = [(0.0, worker, None) for worker in range(workers)]
+        end = 0.0
+        for _ in order:
+            begin, worker, last = heapq.heappop(free)
+            if not ready:
+                begin = max(begin, coming[0][0])
+            while coming and coming[0][0] <= begin:
+                index = heapq.heappop(coming)[1]
+                heapq.heappush(ready, (rank[index], index))
+            index = heapq.heappop(ready)[1]
+            end = max(end, ends := begin + self.usage(index, last))
+            heapq.heappush(free, (ends, worker, index))
+            for reader in self.readers[index]:
+                release[reader] = max(release[reader], ends + self.delay(index))
+                missing[reader] -= 1
+                if not missing[reader]:
+                    heapq.heappush(coming, (release[reader], reader))
+        return end
 
     def _chains(self) -> list[float]:
         """Token steps of the longest chain that begins with each call, as if nothing were shared."""
@@ -236,18 +276,45 @@ def _improved(
     return best, least
 
 
-def paths(tree: PromptNode) -> dict[str, tuple[tuple[int, float], ...]]:
-    """The path of each call in a tree, as nodes and their tokens, by structural hash."""
-    found: dict[str, tuple[tuple[int, float], ...]] = {}
-    waiting: list[tuple[PromptNode, tuple[tuple[int, float], ...]]] = [(tree, ())]
+def paths(tree: PromptNode) -> dict[str, tuple[tuple[tuple[int, bool], float], ...]]:
+    """The path of each call in a tree, by structural hash.
+
+    Returns:
+        Of each piece its number and whether rows differ there or before it, and its tokens.
+    """
+    found: dict[str, tuple[tuple[tuple[int, bool], float], ...]] = {}
+    waiting: list[tuple[PromptNode, tuple[tuple[tuple[int, bool], float], ...]]] = [(tree, ())]
     number = 0
     while waiting:
-        node, above = waiting.pop()
-        path = (*above, (number, node.tokens)) if node.pieces else above
-        number += 1
+        node, path = waiting.pop()
+        for piece in node.pieces:
+            of_row = piece.of_row or (bool(path) and path[-1][0][1])
+            path = (*path, ((number, of_row), piece.tokens))
+            number += 1
         found.update(dict.fromkeys(node.calls, path))
         waiting.extend((child, path) for child in reversed(node.children.values()))
     return found
+
+
+def planned_calls(plan: Plan, tree: PromptNode, rows: int) -> tuple[list[PlannedCall], list[tuple[int, str]]]:
+    """The calls of some rows, row by row, with the tokens that fields and answers have on average; and their labels.
+
+    A label is the row and the call's structural hash.
+    """
+    path = paths(tree)
+    before = callers(plan)
+    labels = [(row, key) for row in range(rows) for key in before]
+    index = {label: number for number, label in enumerate(labels)}
+    output = {node.key: node.operator.output_tokens for node in plan.calls if isinstance(node.operator, Call)}
+    calls = [
+        PlannedCall(
+            tuple(((piece, row if of_row else -1), tokens) for (piece, of_row), tokens in path[key]),
+            output[key],
+            tuple(index[row, other] for other in before[key]),
+        )
+        for row, key in labels
+    ]
+    return calls, labels
 
 
 def callers(plan: Plan) -> dict[str, list[str]]:
@@ -279,40 +346,148 @@ class SoftOrder:
         places: for each call, by structural hash, its inner sequence and its place there. A sequence runs row by row;
             sequences run one after the other, over all rows.
         rows: numbers of the rows, those that begin alike next to each other.
+        positions: of single calls, by number of the row and structural hash, where there are so few that `schedule` is
+            fast enough; they precede `places`.
     """
 
     places: Mapping[str, tuple[int, int]]
     rows: Sequence[int]
+    positions: Mapping[tuple[int, str], int] = field(default_factory=dict)
+
+    def place(self, row: int, rank: int, call: str) -> tuple[int, ...]:
+        """Where a call of a row stands, whose place among the rows is `rank`; the least goes first."""
+        if self.positions:
+            return (self.positions[row, call],)
+        sequence, place = self.places.get(call, (0, 0))
+        return sequence, rank, place
 
 
-def soft_order(plan: Plan, tree: PromptNode, rows: Sequence[Mapping[str, Any]]) -> SoftOrder:
+def soft_order(
+    plan: Plan, tree: PromptNode, rows: Sequence[Mapping[str, Any]], *, workers: int | None = None
+) -> SoftOrder:
     """The soft order of a plan's calls.
 
-    Calls that go on from one placeholder of the row share a prefix that is different for each row; they are one group.
-    Groups whose calls read each other's answers back and forth, as in a debate, are one inner sequence too, else the
-    first of them would run over all rows before the next, and no row's prompts would be in the cache any more.
+    Groups of calls (`_grouped`), which suit caches that hold more than the cost model knows of, yield to operator by
+    operator where that is clearly better in the cost model, over some rows. So the order is none worse.
+
+    A small batch is compared as a whole, also with row by row and what moves of calls make of these, and a smaller one
+    with orders of single calls, as that of `schedule`; on one worker and two where nobody says how many there are.
+    """
+    ordered = _rows_in_order(plan, tree, rows)
+    if not plan.calls:
+        return SoftOrder({}, ordered)
+    count = len(plan.calls) * len(rows)
+    whole = 0 < count <= _SIMULATED
+    trial = _Trial(plan, tree, len(rows) if whole else max(2, _SIMULATED // len(plan.calls)), workers, whole)
+    depth = depths(plan)
+    keys = sorted(depth, key=lambda key: (depth[key], key))
+    row_by_row: Sequences = (tuple(keys),)
+    known = [_grouped(plan, tree, depth), tuple((key,) for key in keys), *([row_by_row] if whole else [])]
+    chosen = trial.best(known)
+    places = {key: (number, place) for number, keys in enumerate(chosen) for place, key in enumerate(keys)}
+    if not 0 < count <= _SCHEDULED or (single := trial.single(chosen)) is None:
+        return SoftOrder(places, ordered)
+    return SoftOrder(places, ordered, {(ordered[row], key): at for at, (row, key) in enumerate(single)})
+
+
+Sequences = tuple[tuple[str, ...], ...]
+"""Calls by structural hash: the inner sequences of a soft order."""
+
+
+class _Trial:
+    """Orders of the calls of some rows, compared by the time that workers take, who may be one or two.
+
+    Args:
+        whole: these are all rows of the batch, so other orders than the given ones are tried.
+    """
+
+    def __init__(self, plan: Plan, tree: PromptNode, rows: int, workers: int | None, whole: bool) -> None:
+        calls, self._labels = planned_calls(plan, tree, rows)
+        self._whole = whole
+        self._costs = Costs(calls, _SMALL_CACHE if whole else _LARGE_CACHE)
+        self._workers = (1, 2) if workers is None else (workers,)
+        self._draw = random.Random(0)
+
+    def best(self, known: Sequence[Sequences]) -> Sequences:
+        """The best of some orders and those that moves make of them; the first, unless another is clearly better."""
+        first, *_ = known
+        keys = [key for keys in first for key in keys]
+        orders: Iterable[Sequences] = known
+        if self._whole and len(keys) <= _ALL_BELOW:
+            orders = _all_orders(keys)
+        least, best = min((self._taken(self._order(order)), order) for order in orders)
+        for _ in range(_MOVED if self._whole and len(keys) > _ALL_BELOW else 0):
+            moved = _moved(best, self._draw)
+            if (taken := self._taken(self._order(moved))) <= least:
+                least, best = taken, moved
+        return first if self._taken(self._order(first)) <= _CLEARLY * least else best
+
+    def single(self, chosen: Sequences) -> list[tuple[int, str]] | None:
+        """All calls one by one, if that is clearly better: in the order of `schedule` or the soft one, with moves."""
+        costs, soft = self._costs, self._order(chosen)
+        ends = costs.ends(schedule(costs.calls, self._workers[-1], costs.cache, moves=_MOVED).workers)
+        least, best = min((self._taken(order), order) for order in (soft, sorted(ends, key=ends.__getitem__)))
+        for _ in range(_MOVED):
+            moved = list(best)
+            moved.insert(self._draw.randrange(len(moved)), moved.pop(self._draw.randrange(len(moved))))
+            if (taken := self._taken(moved)) <= least:
+                least, best = taken, moved
+        return [self._labels[index] for index in best] if self._taken(soft) > _CLEARLY * least else None
+
+    def _taken(self, order: Sequence[int]) -> float:
+        return sum(count * self._costs.listed(order, count) for count in self._workers)
+
+    def _order(self, sequences: Sequences) -> list[int]:
+        place = {key: (number, at) for number, keys in enumerate(sequences) for at, key in enumerate(keys)}
+        position = [(place[key][0], row, place[key][1]) for row, key in self._labels]
+        return sorted(range(len(position)), key=position.__getitem__)
+
+
+def _all_orders(keys: Sequence[str]) -> Iterator[Sequences]:
+    for order in permutations(keys):
+        for cuts in range(2 ** (len(order) - 1)):
+            ends = [at for at in range(1, len(order)) if cuts >> (at - 1) & 1]
+            yield tuple(order[begin:end] for begin, end in zip([0, *ends], [*ends, len(order)], strict=True))
+
+
+def _moved(order: Sequences, draw: random.Random) -> Sequences:
+    """The order with one call in another place, of its sequence, another one or one of its own."""
+    moved = [list(keys) for keys in order]
+    keys = draw.choice(moved)
+    key = keys.pop(draw.randrange(len(keys)))
+    if draw.random() < 0.5:
+        moved.insert(draw.randrange(len(moved) + 1), [key])
+    else:
+        keys = draw.choice(moved)
+        keys.insert(draw.randrange(len(keys) + 1), key)
+    return tuple(tuple(keys) for keys in moved if keys)
+
+
+def _grouped(plan: Plan, tree: PromptNode, depth: Mapping[str, int]) -> Sequences:
+    """Sequences of the calls that go on from one placeholder of the row, and so share a prefix of their own.
+
+    Groups whose calls read each other's answers back and forth, as in a debate, are one sequence too, else the first
+    of them would run over all rows before the next, and no row's prompts would be in the cache any more.
     """
     calls = callers(plan)
     groups = _groups(tree)
-    of = {key: number for number, group in enumerate(groups) for key in group}
-    reads = {(of[before], of[key]) for key, found in calls.items() for before in found}
+    group_of = {key: number for number, group in enumerate(groups) for key in group}
+    reads = {(group_of[before], group_of[key]) for key, found in calls.items() for before in found}
     edges = np.array(sorted(reads), dtype=np.int64).reshape(-1, 2)
     graph = coo_array((np.ones(len(edges)), (edges[:, 0], edges[:, 1])), shape=(len(groups), len(groups)))
     _, component = connected_components(graph, connection="strong")
-    depth = depths(plan)
     sequences: dict[int, list[str]] = {}
-    for key, number in of.items():
+    for key, number in group_of.items():
         sequences.setdefault(component[number], []).append(key)
     ordered = sorted(sequences.values(), key=lambda keys: (min(depth[key] for key in keys), min(keys)))
-    places = {
-        key: (number, place)
-        for number, keys in enumerate(ordered)
-        for place, key in enumerate(sorted(keys, key=lambda key: (depth[key], key)))
-    }
+    return tuple(tuple(sorted(keys, key=lambda key: (depth[key], key))) for keys in ordered)
+
+
+def _rows_in_order(plan: Plan, tree: PromptNode, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Numbers of the rows, those whose fields begin alike next to each other."""
     fields = _fields(plan, tree)
-    begins = [tuple(_begin(as_text(row[name])) for name in fields) for row in rows]
-    in_order = sorted(range(len(rows)), key=lambda number: (begins[number], number))
-    return SoftOrder(places, in_order)
+    begins = [tuple(_begin(guessed_text(row.get(name))) for name in fields) for row in rows]
+    return sorted(range(len(rows)), key=lambda number: (begins[number], number))
 
 
 def _groups(tree: PromptNode) -> list[list[str]]:

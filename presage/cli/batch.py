@@ -88,7 +88,7 @@ def run(
     out = Output(as_json)
     rows = RowFile(inputs)
     chosen = _plan(plan, outputs, rows)
-    order = soft_order(chosen, tree_of(chosen, field_tokens(chosen, rows)), rows)
+    order = soft_order(chosen, tree_of(chosen, field_tokens(chosen, rows)), rows, workers=len(engine))
     settings = RunSettings(
         concurrency=concurrency,
         open_rows=open_rows,
