@@ -185,7 +185,7 @@ class Limits(BaseModel):
     messages: int = Field(default=10_000, ge=1)
     """messages and their parts in a request; more are answered 413"""
     values: int = Field(default=1_000_000, ge=1)
-    """commas and brackets in a request, a bound of what its JSON holds; more are answered 413"""
+    """values in a request's JSON, an object or a list counting as five; more are answered 413"""
     requests: int = Field(default=2048, ge=1)
     """requests in flight, counted once their bodies are here; further ones are answered 503 with Retry-After"""
     tenant_share: float = Field(default=0.5, gt=0, le=1)

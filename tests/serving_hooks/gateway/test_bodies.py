@@ -97,7 +97,8 @@ TINY: Final = {"role": "user", "content": "a"}
         {"prompt": ["a"] * 20_000},
         {"prompt": [{"text": "a"}] * 20_000},
         {"messages": [], "system": [{"type": "text", "text": "a"}] * 20_000},
-        {"messages": [], **{f"key{number}": number for number in range(1_100_000)}},
+        {"messages": [], **{f"key{number}": 1 for number in range(1_100_000)}},
+        {"messages": [], "metadata": [[]] * 250_000},
     ],
 )
 def test_what_would_keep_the_event_loop_is_refused(body: dict[str, Any]) -> None:
@@ -112,7 +113,8 @@ def test_what_would_keep_the_event_loop_is_refused(body: dict[str, Any]) -> None
     "body",
     [
         {"messages": [{"role": "user", "content": '{"a": [1, 2, {"b": "c"}]}, ' * 20_000}]},
-        {"prompt": [7] * 200_000},
+        {"prompt": [7] * 900_000},
+        {"messages": [{"role": "user", "content": '[{"a": 1}, {"b": "\\\\"}], ' * 200_000}]},
         {"prompt": [[7] * 1000] * 100},
         {"messages": [TINY] * 9_000},
         {"messages": [TINY], "tools": [{"function": {"name": "a", "parameters": {"x": [{}] * 50}}}] * 300},
@@ -120,6 +122,14 @@ def test_what_would_keep_the_event_loop_is_refused(body: dict[str, Any]) -> None
 )
 def test_what_is_long_and_simple_passes(body: dict[str, Any]) -> None:
     assert parsed_body(json.dumps(body).encode(), LIMITS) == body
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"a": "' + b'\\"' * 10**6, b'{"a": "' + b"\\\\" * 10**6 + b'"', b'"' * 10**6, b"{" * 10**6]
+)
+def test_a_body_that_breaks_off_is_refused_in_linear_time(raw: bytes) -> None:
+    with pytest.raises(Refusal):
+        parsed_body(raw, Limits(values=1, messages=1))
 
 
 def test_a_body_that_is_passed_on_is_parsed_only_as_far_as_it_is_read() -> None:
