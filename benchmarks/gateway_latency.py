@@ -4,7 +4,7 @@ A simulated engine, plain proxies (starlette, uvicorn, and httpx or aiohttp), an
 in a process of its own; the proxies have one core, and the engine and the client another. Requests come at a fixed
 rate over kept connections, half of them streamed; each belongs to a workflow whose conversation grows, and names
 nothing, so the gateway recognises it. The ways take turns of a few seconds, so a busy machine slows all of them alike.
-Added: a way's latency less the direct one's, at the same quantile.
+Added: a way's latency less the direct one's, at the same quantile. CPU: of the way's process, for each request.
 
     .venv/bin/python benchmarks/gateway_latency.py --rate 200 --seconds 60
 """
@@ -25,6 +25,7 @@ from typing import Final
 import aiohttp
 import httpx
 import numpy as np
+import psutil
 import uvicorn
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -192,22 +193,27 @@ def main() -> None:
             except httpx.HTTPError:
                 time.sleep(0.1)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    used = {way: psutil.Process(process.pid) for way, process in zip(urls, processes, strict=True)}
     found: dict[str, list[float]] = {way: [] for way in urls}
+    cpu_s = dict.fromkeys(urls, 0.0)
     failed = 0
     for turn in range(-1, max(1, round(args.seconds / args.turn))):  # the first one warms
         for way, url in urls.items():
+            before_s = sum(used[way].cpu_times()[:2])
             times, lost = asyncio.run(measure(url, args.rate, args.turn, args.streams))
             if turn >= 0:
+                cpu_s[way] += sum(used[way].cpu_times()[:2]) - before_s
                 found[way] += times
                 failed += lost.total()
     for process in processes:
         process.terminate()
         process.join(20)
     table = {way: [float(np.percentile(values, q)) for q in (50, 99)] for way, values in found.items()}
-    print(f"{'':10}{'requests':>9}{'p50 ms':>9}{'p99 ms':>9}{'added p50':>11}{'added p99':>11}")
+    print(f"{'':10}{'requests':>9}{'p50 ms':>9}{'p99 ms':>9}{'added p50':>11}{'added p99':>11}{'CPU ms':>9}")
+    cpu_ms = {way: 1e3 * cpu_s[way] / max(1, len(found[way])) for way in urls}
     for way, (p50, p99) in table.items():
         added = [p50 - table["engine"][0], p99 - table["engine"][1]]
-        print(f"{way:10}{len(found[way]):9}{p50:9.2f}{p99:9.2f}{added[0]:11.2f}{added[1]:11.2f}")
+        print(f"{way:10}{len(found[way]):9}{p50:9.2f}{p99:9.2f}{added[0]:11.2f}{added[1]:11.2f}{cpu_ms[way]:9.2f}")
     added = {way: table[way][0] - table["engine"][0] for way in (*PROXIES, "gateway")}
     print(
         json.dumps(
@@ -217,6 +223,8 @@ def main() -> None:
                 "streams": args.streams,
                 "failed": failed,
                 "ms": table,
+                "cpu_ms": cpu_ms,
+                "ratio_cpu": {way: cpu_ms["gateway"] / cpu_ms[way] for way in PROXIES},
                 "added_p50_ms": added["gateway"],
                 "added_p99_ms": table["gateway"][1] - table["engine"][1],
                 "ratio_p50": {way: table["gateway"][0] / table[way][0] for way in PROXIES},
