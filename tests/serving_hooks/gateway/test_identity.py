@@ -419,3 +419,19 @@ def test_a_short_prompt_is_sent_again_by_a_library_that_marks_it() -> None:
     first = gateway.sent(user("Hello!"))
     assert same(first, gateway.sent(user("Hello!"), headers={"x-stainless-retry-count": "1"}))
     assert not same(first, gateway.sent(user("Hello!")))
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_a_prompt_that_only_fills_the_cache_joins_no_sessions(endpoint: Endpoint) -> None:
+    gateway, template = Gateway(), f"{TASK} {PLAN} " * 8
+
+    def session(text: str, *more: Message) -> Identity:
+        if endpoint == "completions":
+            return gateway.sent(endpoint=endpoint, prompt=template + text, answers=(f"{text}: {PLAN}",))
+        said = (user(template), *((user(text),) if text else ()), *more)
+        return gateway.sent(*said, answers=([assistant(f"{text} is done, and nothing is left to do.")],))
+
+    session("")
+    found = [session(f"Customer {n} has no address.").step.workflow_id for n in range(10)]
+    assert len(set(found)) == 10, "at most one is taken for what follows"
+    assert [session(f"Customer {n} has no address.").step.workflow_id for n in range(1)] == found[:1]

@@ -42,9 +42,12 @@ class Conversation:
         active_at: when its latest request arrived, seconds of the gateway's clock.
         digests: by kind, the latest last; with each of a prompt or answer, how often it was continued.
         tails: places of the latest prompts of the completions API.
+        went_on: by digest of a prompt, that of the prompt which first went on from it.
     """
 
-    __slots__ = ("active_at", "agents", "digests", "tails", "tenant", "workflow", "workflow_id", "workflow_type")
+    __slots__ = (
+        *("active_at", "agents", "digests", "tails", "tenant", "went_on", "workflow", "workflow_id", "workflow_type"),
+    )
 
     def __init__(self, tenant: str, workflow_type: str, workflow_id: str, workflow: str) -> None:
         self.tenant, self.workflow_type, self.workflow_id, self.workflow = tenant, workflow_type, workflow_id, workflow
@@ -52,6 +55,7 @@ class Conversation:
         self.active_at = 0.0
         self.digests: dict[Kind, dict[bytes, int]] = {kind: {} for kind in MOST_DIGESTS}
         self.tails: dict[tuple[bytes, int], None] = {}
+        self.went_on: dict[bytes, bytes] = {}
 
 
 Owners = tuple[Conversation, ...]
@@ -95,12 +99,20 @@ class TenantIndex:
         if len(own) > MOST_DIGESTS[kind]:
             oldest = next(iter(own))
             del own[oldest]
+            conversation.went_on.pop(oldest, None)
             self._discard(kind, oldest, conversation)
 
     def continued(self, conversation: Conversation, kind: Kind, digest: bytes) -> None:
         """A prompt went on from this digest: it becomes the latest."""
         own = conversation.digests[kind]
         own[digest] = own.pop(digest, 0) + 1
+
+    def goes_on(self, conversation: Conversation, beginning: bytes, prompt: bytes) -> bool:
+        """Whether no other prompt went on from this one without its answer, digests both.
+
+        If two did, it may be a system prompt that somebody has sent alone, to fill a cache.
+        """
+        return conversation.went_on.setdefault(beginning, prompt) == prompt
 
     def links(self, text: bytes) -> list[bytes]:
         """The chain over a prompt of the completions API: a digest before each whole chunk, and after the last."""

@@ -377,7 +377,9 @@ def _continued(index: TenantIndex, prompt: _Prompt, agent: str, retry: object) -
         owners = index.owners("prompts", digest)
         if length == prompt.size:
             owners = owners[-1:] if retried else ()
-        if len(owners) == 1:  # many workflows may begin like this, but only one did
+        whole = prompt.end or index.digest("prompt", prompt.turns[0])
+        # Many workflows may begin like this, but only one did.
+        if len(owners) == 1 and (retried or index.goes_on(owners[0], digest, whole)):
             index.continued(owners[0], "prompts", digest)
             return _Found(owners[0], "continuation", CONFIDENCE[PROMPT])
     return None
