@@ -30,7 +30,7 @@ from fastapi import Depends, FastAPI, Header, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from presage.datasets.schema.names import MAX_NAME
-from presage.errors import ConfigurationError
+from presage.errors import ConfigurationError, EngineError
 from presage.features.agent_names import AgentNames
 from presage.serving_hooks import admin
 from presage.serving_hooks.mode_names import ADMIN_KEY_HEADER, ModeName, PolicyName
@@ -163,12 +163,13 @@ class WorkflowRoutes:
         self.texts: ServerTexts | None = None
         self.names: ServerNames | None = None
         self._infers = False
+        self._tenants = 0
 
     def attach_router(self, app: FastAPI) -> None:
         """Adds the routes, and the middleware that isolates tenants and reads names, prompts and answers."""
         args = getattr(app.state, "args", None)
         config = read_config(getattr(args, "additional_config", None))
-        self._infers = config.infer_workflows
+        self._infers, self._tenants = config.infer_workflows, len(set(keys_of(args)))
         if config.answers:
             app.add_middleware(AnswerMiddleware, report=self._answered)
         if config.texts:
@@ -207,14 +208,26 @@ class WorkflowRoutes:
         app.add_api_route("/v1/workflows/{workflow_id:path}/explain", explain_one, methods=["GET"])
         app.add_api_route("/v1/workflows/status", status_of_all, methods=["GET"])
         app.add_middleware(Appended, ask=StatusCache(self._statuses), types=config.metrics_by_type)
-        if config.infer_workflows and config.recorder is not None and len(set(keys_of(args))) < 2:
+        if config.infer_workflows and config.recorder is not None and self._tenants < 2:
             logger.warning(JOINED)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Receives the engine's client; None on a server without an engine."""
+        """Receives the engine's client; None on a server without an engine.
+
+        Raises:
+            EngineError: clients have different keys, and this vLLM does not let their requests be marked.
+        """
         if engine_client is not None:
             self._engines = EngineClient(engine_client)
-            self._engines.on_generate(partial(_generates, self._infers))
+            try:
+                self._engines.on_generate(partial(_generates, self._infers))
+            except (AttributeError, TypeError) as error:  # slots, or a class in C or Rust
+                if self._tenants > 1:
+                    raise EngineError(
+                        "this vLLM does not let requests be marked with their API keys, so clients with different keys "
+                        "could take each other's workflows; give one key, or remove presage from VLLM_PLUGINS"
+                    ) from error
+                logger.warning("requests are served without what the server tells of them: %s", type(error).__name__)
             for followed in (self.texts, self.names):
                 if followed is not None:
                     followed.start()

@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from presage.errors import EngineError
 from presage.serving_hooks.vllm import engine, plugin
 
 
@@ -106,3 +107,27 @@ def test_what_vllm_loads_before_its_engine_starts_does_without_numba(module: str
         pytest.importorskip("vllm", reason="vLLM is not installed; the connector is one of its classes")
     code = f"import sys, {module}; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class Closed:
+    """A client of an engine of which nothing can be replaced."""
+
+    __slots__ = ()
+    engine_core = None
+
+    def generate(self) -> None: ...
+
+
+def test_a_client_that_cannot_be_hooked_is_served_unless_its_tenants_would_mix(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for keys in ((), ("one",), ("one", "two")):
+        routes, app = plugin.WorkflowRoutes(), FastAPI()
+        app.state.args = SimpleNamespace(api_key=list(keys), additional_config={"presage": {"texts": False}})
+        routes.attach_router(app)
+        if len(keys) > 1:
+            with pytest.raises(EngineError, match="does not let requests be marked"):
+                asyncio.run(routes.init_state(Closed(), app.state, None))
+        else:
+            asyncio.run(routes.init_state(Closed(), app.state, None))
+            assert caplog.text.count("requests are served without what the server tells of them: AttributeError") > 0
