@@ -73,7 +73,8 @@ def _url(value: str) -> str:
 
 def _dialect(value: str) -> str:
     if value not in DIALECTS:
-        raise ValueError(f"{nearest(value, DIALECTS)}give one of {', '.join(DIALECTS)}")
+        meant = nearest(value[:64], DIALECTS)
+        raise ValueError(f"{f'did you mean {meant}? ' if meant else ''}give one of {', '.join(DIALECTS)}")
     return value
 
 

@@ -43,7 +43,7 @@ def outcome_report(body: Mapping[str, Any], tenant: str) -> OutcomeReport:
     """
     for name in body:
         if name not in _FIELDS:
-            meant = nearest(name, _FIELDS)
+            meant = nearest(name[:64], _FIELDS)
             hint = f"did you mean {meant}? " if meant else ""
             raise _invalid(f"Unknown field {name[:64]!r}; {hint}Send some of {', '.join(_FIELDS)}.")
     names = [name for name in ("response_id", "workflow_id") if body.get(name) is not None]

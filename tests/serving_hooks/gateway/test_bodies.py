@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 
 from presage.serving_hooks.gateway.bodies import parsed_body, top_of_body
 from presage.serving_hooks.gateway.config import Limits, gateway_config
+from presage.serving_hooks.gateway.outcomes import outcome_report
 from presage.serving_hooks.gateway.refusal import Refusal
 from presage.serving_hooks.gateway.request import ApiRequest, Endpoint
 from presage.serving_hooks.gateway.serve import build_decisions
@@ -206,3 +207,12 @@ def test_a_deep_body_is_decided_on_like_any(inner: str) -> None:
     with before(well) as (url, server, _):
         assert httpx.post(url + CHAT, content=raw).status_code == 200
         assert server.seen[-1].content == raw
+
+
+def test_a_long_unknown_field_of_a_report_is_compared_by_its_beginning() -> None:
+    def report() -> None:
+        with pytest.raises(Refusal, match="did you mean success"):
+            outcome_report({"sucess" + "-" * 200_000: 1}, "")
+
+    report()
+    assert calls(report) < 2_000
