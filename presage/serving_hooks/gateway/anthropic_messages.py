@@ -13,7 +13,7 @@ from typing import Any, Final
 _ATTRIBUTION: Final = "x-anthropic-billing-header"
 _THINKING: Final = ("thinking", "redacted_thinking")
 _LONGEST_USER: Final = 4096
-_SESSION: Final = re.compile(r"(?:_session_|\"session_id\"\s*:\s*\")([0-9a-f-]{36})")
+_SESSION: Final = re.compile(r"(?:_session_|\"session_id\"\s*:\s*\")([0-9a-f-]{36})(?![\w-])")
 
 
 def chat_messages(body: Mapping[str, Any]) -> Any:

@@ -193,7 +193,7 @@ def _body(path: str, endpoint: Endpoint, top: Top) -> dict[str, Any]:
         body["messages"] = _system_messages(top.get("messages"), begun=False)
     elif path == MESSAGES:
         body["instructions"] = _without_attribution(_decoded(_ANY, top.get("system")))
-        body["input"] = _system_messages(top.get("messages"), begun=True)
+        body["input"] = _system_messages(top.get("messages"), begun=bool(body["instructions"]))
     elif endpoint == "responses":
         body["instructions"] = _decoded(_ANY, top.get("instructions"))
         body["input"] = _system_messages(top.get("input"), begun=True)
