@@ -14,9 +14,23 @@
 A gate that refuses a promotion is not an error: the command returns a verdict and exits with 3.
 """
 
+import re
+from typing import Final
+
+_USER: Final = re.compile(r"(?<=://)[^\s/?#'\"<>]*@")
+_SECRET: Final = re.compile(r"([?&;][^=&;\s]*(?:pass|pwd|token|secret|key)[^=&;\s]*=)[^&;\s'\"]*", re.IGNORECASE)
+
+
+def without_passwords(text: str) -> str:
+    """A text in which addresses have no user, password or token, as MLflow and databases allow them."""
+    return _SECRET.sub(r"\1***", _USER.sub("", text)) if "://" in text else text
+
 
 class PresageError(Exception):
     """Base of all errors raised on purpose; the commands print it as one line, without a traceback."""
+
+    def __init__(self, *told: object) -> None:
+        super().__init__(*(without_passwords(one) if isinstance(one, str) else one for one in told))
 
 
 class InputError(PresageError, ValueError):
@@ -57,4 +71,4 @@ class OutputError(PresageError, OSError):
 
 def why(error: Exception) -> str:
     """What an operator is told of an error of artefacts and registries, never of one that a request brought about."""
-    return str(error) if isinstance(error, PresageError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, PresageError) else without_passwords(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""`presage models`, `presage promote` and `presage rollback`."""
+"""`presage models`, `presage register`, `presage promote` and `presage rollback`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from presage.cli import options, replay_gate
 from presage.cli.kinds import unseen
 from presage.cli.output import REFUSED, Output, table
 from presage.cli.server import ApiKey
+from presage.errors import without_passwords
 from presage.predictor_kinds import KINDS, Kind
-from presage.registry.connect import NoRegistryError, default_uri, is_named, open_existing
+from presage.registry.connect import NoRegistryError, default_uri, is_named, open_existing, open_registry
 from presage.wording import counted
 
 _Name = Annotated[str, typer.Argument(help="Registered model, such as next-agent.")]
@@ -41,7 +42,7 @@ def models(
         except NoRegistryError:
             if is_named(tracking_uri):  # a place that somebody named and that is not there is a mistake
                 raise
-    uri = tracking_uri or default_uri()
+    uri = without_passwords(tracking_uri or default_uri())
     data = {"registry": uri, "models": listed, "vacant_aliases": vacant}
     live: list[Any] = []
     if url is not None:
@@ -50,6 +51,26 @@ def models(
         data["live"], live = promised_and_live(url, api_key)
     shown = [*_listing(listed, uri), *map(_vacancy, vacant), *live] if not as_json else ()
     out.result(data, *shown)
+
+
+def register(
+    folder: Annotated[Path, typer.Argument(help="What a training command wrote with --out.")],
+    name: Annotated[str | None, typer.Option(help="Registered model. Default: that of the training.")] = None,
+    tracking_uri: options.TrackingUri = None,
+    as_json: options.Json = False,
+) -> None:
+    """Register the folder of a training as a new version, as the training does unless it is told --no-register.
+
+    For a registry that could not be reached then, for another one, or for a training on a machine without one.
+    """
+    from presage.kinds.registration import register_folder
+
+    out = Output(as_json)
+    with out.working() as report:
+        report("registering", None)
+        made = register_folder(folder, name, lambda: open_registry(tracking_uri))
+    data = {"name": made.name, "version": made.version, "registered": made.uri, "folder": str(folder)}
+    out.result(data, f"registered as {made.uri}")
 
 
 def promote(

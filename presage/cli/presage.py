@@ -92,6 +92,7 @@ app.command(epilog="Example:  presage models --json")(models.models)
 app.command(
     epilog="Examples:\n\npresage compare 1 2\n\npresage compare models:/next-agent@champion model/ --json",
 )(compare.compare)
+app.command(epilog="Example:  presage register model/ --name next-agent")(models.register)
 app.command(epilog="Example:  presage promote next-agent --version 3 --traces held-out/ --dry-run")(models.promote)
 app.command(epilog="Example:  presage rollback next-agent")(models.rollback)
 app.command(

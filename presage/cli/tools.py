@@ -44,9 +44,12 @@ def serve(
     serve_tools(made)
 
 
-@app.command(epilog="Example:  presage tools status --url http://127.0.0.1:8790")
+@app.command(epilog="Example:  presage tools status http://127.0.0.1:8790")
 def status(
-    url: Annotated[str, typer.Option(help="Address of the tool service.")] = "http://127.0.0.1:8790",
+    address: Annotated[
+        str, typer.Argument(metavar="URL", help="Address of the tool service.")
+    ] = "http://127.0.0.1:8790",
+    url: Annotated[str | None, typer.Option(hidden=True, help="The former way to give it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show each tool: how long preparing takes, how many there are, and how much of the waiting was hidden.
@@ -55,6 +58,7 @@ def status(
     """
     import requests
 
+    url = url or address
     token = os.environ.get("PRESAGE_TOOLS_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
@@ -62,7 +66,7 @@ def status(
         answer.raise_for_status()
         found: dict[str, Any] = answer.json()
     except (requests.RequestException, ValueError) as error:
-        raise EngineError(f"{url}: no tool service answers there ({type(error).__name__}); give its --url") from None
+        raise EngineError(f"{url}: no tool service answers there ({type(error).__name__}); give its address") from None
     lines = [counted(found["workflows"], "running workflow")]
     for name, of in sorted(found["tools"].items()):
         hidden = "nothing was asked for yet" if of["hidden"] is None else f"{of['hidden']:.0%} of the waiting hidden"

@@ -45,7 +45,7 @@ def carry_out(
     """
     from presage.kinds.registration import register_training
     from presage.predictors.common.artefact import foreign_entries
-    from presage.registry.package import check_name
+    from presage.registry.package import check_artifact_store, check_name
     from presage.report.data_warnings import training_warnings
     from presage.report.files import check_folder, write_metrics, write_report
     from presage.training.baselines import last_words
@@ -65,6 +65,7 @@ def carry_out(
             if registry_exists(job.tracking_uri):  # else after reading: bad traces leave no empty database
                 report("opening the registry", None)
                 registry = open_registry(job.tracking_uri)
+                check_artifact_store(registry)
         data = read(kind, job.data, job.skip_bad, output, report)
         test = read(kind, job.test, job.skip_bad, output, report) if job.test else None
         if job.register and registry is None:

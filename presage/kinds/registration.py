@@ -1,9 +1,15 @@
-"""Registers a training as a new version of a model."""
+"""Registers a training, or the folder that it has written, as a new version of a model."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from presage.errors import ArtefactError
+from presage.predictor_kinds import KINDS
+from presage.report.files import METRICS_FILE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -12,6 +18,8 @@ if TYPE_CHECKING:
     from presage.registry.connect import Registry
     from presage.registry.package import RegisteredVersion
     from presage.training.training import Training
+
+_MOST_BYTES = 64 << 20
 
 
 def register_training(
@@ -26,32 +34,93 @@ def register_training(
 
     `data` is what it was trained on, for the input example.
     """
+    return _register(registry, kind, training.metrics, training.training_data, folder, name, kind.example(data))
+
+
+def register_folder(folder: Path, name: str | None, registry: Callable[[], Registry]) -> RegisteredVersion:
+    """Register what a training command wrote into a folder; the metrics and report there get the version.
+
+    Args:
+        name: of the model; None: that of the training.
+        registry: opens the registry, after the folder was checked.
+
+    Raises:
+        ArtefactError: it is no folder of a training, or not whole.
+        RegistryError: the registry refused, or the name is invalid.
+    """
+    from presage.predictors.common.artefact import read_artefact, read_regular
+    from presage.registry.package import check_artifact_store, check_name
+    from presage.report.files import write_metrics, write_report
+
+    content = read_artefact(folder)
+    try:
+        metrics = json.loads(read_regular(folder / METRICS_FILE, _MOST_BYTES))
+        kind = KINDS[metrics["kind"]]
+        chosen = name or str(metrics["model"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ArtefactError(
+            f"{folder}: no {METRICS_FILE} of a training; give the folder that a training command wrote with --out"
+        ) from None
+    if metrics["kind"] != content.kind:
+        raise ArtefactError(
+            f"{folder}: the artefact is a {content.kind} predictor and {METRICS_FILE} is of a {metrics['kind']} one; "
+            "give the folder as a training command wrote it"
+        )
+    check_name(chosen)
+    opened = registry()
+    check_artifact_store(opened)
+    example = kind.example(None) if kind.reads_prompts else [_first_step(metrics)]
+    metrics["model"] = chosen
+    made = _register(opened, kind, metrics, content.training_data, folder, chosen, example)
+    write_metrics(folder, metrics)
+    write_report(folder, metrics)
+    return made
+
+
+def _register(
+    registry: Registry,
+    kind: Kind,
+    metrics: dict[str, Any],
+    training_data: Mapping[str, Any],
+    folder: Path,
+    name: str,
+    example: Any,
+) -> RegisteredVersion:
     from presage.registry.gates import lost_tags
     from presage.registry.package import headline, register
     from presage.report.files import report_files
     from presage.report.next_agent import flat
-    from presage.training.training import named_digests
+    from presage.training.training import DIGEST_OF
 
-    document, data_facts = kind.report(training.metrics), training.metrics["data"]
+    document, data_facts = kind.report(metrics), metrics["data"]
     figures = [f"- **{card.value}** {card.label}; {card.beside}" for card in document.cards]
-    inputs = named_digests(training.digests)  # MLflow shows the data sets beside the description
-    facts = [f"- {key}: {value}" for key, value in data_facts.items() if key not in inputs]
-    described = {f"data.{key}": value for key, value in training.training_data.items()}
+    # MLflow shows the data sets beside the description.
+    digests = {key.removeprefix(DIGEST_OF): said for key, said in data_facts.items() if key.startswith(DIGEST_OF)}
+    facts = [f"- {key}: {value}" for key, value in data_facts.items() if not key.startswith(DIGEST_OF)]
+    described = {f"data.{key}": value for key, value in training_data.items()}
     made = register(
         registry,
         folder,
         name=name,
-        metrics=training.metrics,
-        params={"seed": data_facts["seed"], **described, **flat(training.metrics["config"])},
-        tags={**kind.tags(training.metrics), **lost_tags(training.metrics)},
-        input_example=kind.example(data),
+        metrics=metrics,
+        params={"seed": data_facts["seed"], **described, **flat(metrics["config"])},
+        tags={**kind.tags(metrics), **lost_tags(metrics)},
+        input_example=example,
         report=report_files(folder),
         description="\n".join([*figures, "", document.lead, "", *facts]),
-        summary=", ".join(map(" ".join, kind.headline(headline(training.metrics)).items())),
-        datasets=training.digests,
+        summary=", ".join(map(" ".join, kind.headline(headline(metrics)).items())),
+        datasets=digests,
     )
-    training.metrics["version"] = made.version
+    metrics["version"] = made.version
     return made
+
+
+def _first_step(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """An input example from the names that a training has written down; the traces are not at hand."""
+    types = metrics.get("traces", {}).get("workflow_types") or {"workflow": {}}
+    workflow_type, described = next(iter(types.items()))
+    agent = next(iter(described.get("agents") or ["agent"]))
+    return {"workflow_type": workflow_type, "workflow_id": "example", "step": 0, "agent": agent, "kind": "llm"}
 
 
 def example_steps(table: pa.Table) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlparse
@@ -72,6 +73,16 @@ _LIBRARIES: Final = ("mlflow", "numpy", "pandas", "safetensors", "torch", "sciki
 _NEEDED: Final = ("mlflow", "numpy", "pandas", "scipy", "numba", "msgspec", "pyarrow", "safetensors")
 """Libraries that forecasts need, beside those of a transformer if the predictor has one."""
 _TRANSFORMER: Final = ("torch", "transformers")
+_AZURE: Final = (("azure.storage.blob", "azure-storage-blob"), ("azure.identity", "azure-identity"))
+_STORES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
+    "s3": (("boto3", "boto3"),),
+    "gs": (("google.cloud.storage", "google-cloud-storage"),),
+    "wasbs": _AZURE,
+    "abfss": (("azure.storage.filedatalake", "azure-storage-file-datalake"), _AZURE[1]),
+    "sftp": (("paramiko", "paramiko"), ("pysftp", "pysftp")),
+    "oss": (("aliyunstoreplugin", "aliyunstoreplugin"),),
+}
+"""Modules that MLflow's artifact stores need, and the packages that bring them, by the scheme of the store."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +169,31 @@ def register(
             registry.client.set_logged_model_tags(logged.model_id, {"mlflow.modelVersions": held})
         registry.client.set_terminated(run_id)
     return RegisteredVersion(name, int(made.version), run_id, f"models:/{name}/{made.version}")
+
+
+def check_artifact_store(registry: Registry) -> None:
+    """Raise RegistryError if what a server's artifact store needs here is not installed; before a training.
+
+    A server that does not pass artifacts on lets its clients write to the store themselves.
+    """
+    with registry_errors(registry.uri, "finding the artifact store"):
+        experiment = registry.client.get_experiment_by_name(EXPERIMENT)
+        if experiment is None and registry.artifacts is None:
+            from mlflow.exceptions import MlflowException
+
+            with suppress(MlflowException):  # the default experiment may be deleted, and nothing is known then
+                experiment = registry.client.get_experiment("0")
+    scheme = urlparse(experiment.artifact_location).scheme if experiment is not None else ""
+    for module, package in _STORES.get(scheme, ()):
+        try:
+            missing = find_spec(module) is None
+        except ModuleNotFoundError:
+            missing = True
+        if missing:
+            raise RegistryError(
+                f"{registry.uri} keeps artifacts in {scheme}://, and {package} is not installed, which writes them: "
+                f"pip install {package}. Or train with --no-register and --out, and call `presage register` later."
+            )
 
 
 def check_name(name: str) -> None:

@@ -19,6 +19,9 @@ from presage.version import __version__
 Progress = Callable[[str, float | None], None]
 """Progress callback: current stage and its completed share, 0 to 1, or None if unknown."""
 
+DIGEST_OF: Final = "digest of the "
+"""What the lines of a report begin with that name the digests of its data sets."""
+
 _LIBRARIES: Final = ("torch", "numpy", "scikit-learn", "lightgbm", "numba", "pyarrow")
 
 
@@ -104,7 +107,7 @@ class Training(Generic[Predictor, Evaluation]):
 
 def named_digests(digests: Mapping[str, str]) -> dict[str, str]:
     """The digests of the data sets as lines of the report."""
-    return {f"digest of the {name}": digest for name, digest in digests.items()}
+    return {f"{DIGEST_OF}{name}": digest for name, digest in digests.items()}
 
 
 @dataclass(frozen=True)

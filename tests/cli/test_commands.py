@@ -83,6 +83,14 @@ def test_a_folder_gets_the_artefact_and_the_numbers_that_are_printed(tmp_path: P
     assert (tmp_path / "out" / "config.json").read_bytes() != before[tmp_path / "out" / "config.json"]
     assert "Accuracy by steps ahead" in again.out
     assert "judging on the test set …" in again.err
+    database = f"sqlite:///{tmp_path / 'later.db'}"
+    for version in (1, 2):
+        later = run("register", tmp_path / "out", "--name", "later", "--tracking-uri", database, "--json")
+        assert (later.json["registered"], later.json["version"]) == (f"models:/later/{version}", version)
+    known = run("models", "--tracking-uri", database, "--json").json["models"]
+    assert [(one["name"], one["version"]) for one in known] == [("later", 2), ("later", 1)]
+    (tmp_path / "out" / "metrics.json").unlink()
+    assert "no metrics.json of a training" in run("register", tmp_path / "out").complaint
 
 
 def test_from_traces_to_a_champion_to_a_refusal_and_back(tmp_path: Path, tiny: Tiny, database: str) -> None:

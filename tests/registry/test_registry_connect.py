@@ -12,6 +12,7 @@ import pytest
 
 from presage.errors import OutputError, RegistryError
 from presage.registry.connect import Registry, open_registry, registry_errors
+from presage.registry.package import EXPERIMENT, check_artifact_store
 
 
 def free_port() -> int:
@@ -21,10 +22,21 @@ def free_port() -> int:
 
 
 def test_a_server_that_is_down_is_said_in_one_line() -> None:
-    uri = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(RegistryError, match=f"the MLflow server at {uri} does not answer") as raised:
-        open_registry(uri)
+    uri = f"127.0.0.1:{free_port()}"
+    with pytest.raises(RegistryError, match=f"the MLflow server at http://{uri} does not answer") as raised:
+        open_registry(f"http://anna:geheim@{uri}")
     assert "\n" not in str(raised.value)
+
+
+def test_a_store_whose_library_is_missing_is_said_before_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = open_registry(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    check_artifact_store(registry)
+    registry.client.create_experiment(EXPERIMENT, artifact_location="s3://bucket/x")
+    monkeypatch.setattr("presage.registry.package.find_spec", lambda _: None)
+    with pytest.raises(RegistryError, match=r"s3://, and boto3 is not installed.*pip install boto3.*presage register"):
+        check_artifact_store(registry)
 
 
 def test_a_server_that_never_answers_is_given_up_on() -> None:

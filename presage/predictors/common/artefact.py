@@ -342,7 +342,7 @@ def _write_synced(path: Path, content: bytes) -> None:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     try:
-        raw = _read_regular(path, _MOST_CONFIG_BYTES)
+        raw = read_regular(path, _MOST_CONFIG_BYTES)
     except OSError as error:
         found = "a file" if isinstance(error, NotADirectoryError) else "nothing"
         if os.path.isdir(folder):  # noqa: PTH112  False where Path.is_dir raises: below a folder without access
@@ -383,7 +383,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _read_regular(path: Path, most: int) -> bytes:
+def read_regular(path: Path, most: int) -> bytes:
     """The content of a regular file of at most `most` bytes; raises ArtefactError for anything else, before reading."""
     # Without blocking: opening a pipe would wait for its writer.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123  a descriptor
@@ -397,7 +397,7 @@ def _read_regular(path: Path, most: int) -> bytes:
 
 def _read_file(path: Path, digest: str, most: int) -> bytes:
     try:
-        content = _read_regular(path, most)
+        content = read_regular(path, most)
     except OSError as error:
         _refuse(path, f"no readable file ({_reason(error)})", "a file of the artefact", _COPY_AGAIN, error)
     except MemoryError as error:

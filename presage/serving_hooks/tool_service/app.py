@@ -53,6 +53,11 @@ def build(config: ToolServiceConfig, now: Callable[[], float] = time.time) -> St
         PresageError: as `ToolService`, or the secret of webhooks has another form.
     """
     secret, token = os.environ.get(config.secret_variable), os.environ.get(config.token_variable)
+    tokens = {tenant: os.environ.get(variable, "") for tenant, variable in config.tenants.items()}
+    if missing := [tenant for tenant, of_tenant in tokens.items() if not of_tenant]:
+        raise ConfigurationError(
+            f"tenant {missing[0]!r} has no token: set {config.tenants[missing[0]]}, or take the tenant out"
+        )
     receiver = WebhookReceiver(secret, now=now) if secret else None
     service = ToolService(config, now)
 
@@ -74,8 +79,11 @@ def build(config: ToolServiceConfig, now: Callable[[], float] = time.time) -> St
             return JSONResponse({"error": str(error)}, 400)
         return Response(status_code=204)
 
-    async def acquire(request: Request) -> Response:
+    async def acquire(request: Request, tenant: str | None) -> Response:
         asked = msgspec.json.decode(await _body(request, _MOST_BYTES), type=_Acquire)
+        if tenant is not None and asked.tenant not in ("", tenant):
+            return JSONResponse({"error": "the token is that of another tenant"}, 403)
+        asked.tenant = asked.tenant if tenant is None else tenant
         key = asked.tenant, asked.workflow_type, asked.workflow_id
         work = asyncio.create_task(service.acquire(asked.tool, key, asked.timeout_s))
         left = asyncio.create_task(_left(request))
@@ -87,25 +95,27 @@ def build(config: ToolServiceConfig, now: Callable[[], float] = time.time) -> St
             work.cancel()
             await asyncio.gather(work, left, return_exceptions=True)
 
-    async def release(request: Request) -> Response:
-        service.release(msgspec.json.decode(await _body(request, _MOST_BYTES), type=_Release).id)
+    async def release(request: Request, tenant: str | None) -> Response:
+        service.release(msgspec.json.decode(await _body(request, _MOST_BYTES), type=_Release).id, tenant)
         return Response(status_code=204)
 
-    async def resources(request: Request) -> Response:
-        return JSONResponse({"resources": service.shown()})
+    async def resources(request: Request, tenant: str | None) -> Response:
+        return JSONResponse({"resources": service.shown(tenant)})
 
-    async def status(request: Request) -> Response:
-        return JSONResponse(service.status())
+    async def status(request: Request, tenant: str | None) -> Response:
+        return JSONResponse(service.status())  # counts by tool, of all tenants together
 
     def guarded(endpoint: Any) -> Any:
         async def answer(request: Request) -> Response:
-            given = request.headers.get("authorization", "")
+            given = request.headers.get("authorization", "").encode()
             if "origin" in request.headers:  # a page in a browser of this machine
                 return JSONResponse({"error": "pages of browsers are not served"}, 403)
-            if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-                return JSONResponse({"error": f"give the token of {config.token_variable}"}, 401)
+            operator = hmac.compare_digest(given, f"Bearer {token}".encode()) if token else not tokens
+            theirs = [name for name, own in tokens.items() if hmac.compare_digest(given, f"Bearer {own}".encode())]
+            if not operator and not theirs:
+                return JSONResponse({"error": f"give the token of {config.token_variable}, or a tenant's"}, 401)
             try:
-                found: Response = await endpoint(request)
+                found: Response = await endpoint(request, None if operator else theirs[0])
             except NotAvailable as error:
                 return JSONResponse({"error": str(error)}, error.status)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -147,7 +157,7 @@ def serve(config: ToolServiceConfig) -> None:
         PresageError: as `build`, the address cannot be listened on, or it is no local one and there is no token.
     """
     host, port = config.address
-    if not os.environ.get(config.token_variable) and not _is_local(host):
+    if not os.environ.get(config.token_variable) and not config.tenants and not _is_local(host):
         raise ConfigurationError(
             f"listen is {config.listen}, where anybody could start tools; set {config.token_variable}, or listen on "
             "127.0.0.1"
@@ -161,6 +171,11 @@ def serve(config: ToolServiceConfig) -> None:
         raise ConfigurationError(f"{config.listen} cannot be listened on ({error.strerror}); give another") from None
     app = build(config)
     logger.info("the tool service listens on %s and keeps its tools in %s", config.listen, config.folder)
+    if not os.environ.get(config.secret_variable):
+        logger.warning(
+            "no events are taken, so nothing is prepared ahead, nor removed at an end: set %s to their sender's secret",
+            config.secret_variable,
+        )
     settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
     uvicorn.Server(settings).run(sockets=[listening])
 

@@ -128,6 +128,9 @@ class ToolServiceConfig(BaseModel):
     """environment variable with the secret of the webhooks; without it, no events are taken"""
     token_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = "PRESAGE_TOOLS_TOKEN"
     """environment variable with the token that clients send as `Authorization: Bearer`; without it, none is needed"""
+    tenants: Mapping[str, Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = {}
+    """environment variable with the token of each tenant, by its name in events: it gets, sees and gives back tools of
+    its own workflows alone; the token above is the operator's, who acts for all"""
     expire_s: _Seconds = 3600.0
     """seconds without an event or a call after which a workflow has ended: of one whose server is gone"""
     tools: Annotated[Mapping[ToolName, ToolSettings], Field(min_length=1)]

@@ -182,7 +182,7 @@ class ToolPlan:
         if workflow is None:
             return
         workflow.planned.pop(name, None)
-        if self.mine(key, name) is not None or self._full(name, key[0], self.workflows):
+        if self.mine(key, name) is not None or self.full(name, key[0], self.workflows):
             return
         spare = self._spare(name)
         if spare is not None:
@@ -238,7 +238,7 @@ class ToolPlan:
 
     def may_use(self, key: WorkflowKey, resource: Resource) -> bool:
         """Whether a tool is this workflow's, ready, and within what its tenant may use."""
-        return resource.state == "ready" and resource.workflow == key and not self._full(resource.tool, key[0])
+        return resource.state == "ready" and resource.workflow == key and not self.full(resource.tool, key[0])
 
     def hand(self, key: WorkflowKey, resource: Resource) -> None:
         """A workflow gets a tool that it may use."""
@@ -280,7 +280,7 @@ class ToolPlan:
     def _room(self, name: str) -> bool:
         return len(self.of_tool(name)) < self._tools[name].most
 
-    def _full(self, name: str, tenant: str, claims: Collection[WorkflowKey] = ()) -> bool:
+    def full(self, name: str, tenant: str, claims: Collection[WorkflowKey] = ()) -> bool:
         """Whether the workflows of a tenant use as many as they may; what `claims` have prepared counts too."""
         most = self._tools[name].most_per_tenant
         if most is None:
@@ -291,7 +291,7 @@ class ToolPlan:
     def _next(self, name: str) -> WorkflowKey | None:
         """The workflow that has waited longest of those that have none and may have one."""
         for key in self.waiting[name]:
-            if self.mine(key, name) is None and not self._full(name, key[0], self.waiting[name]):
+            if self.mine(key, name) is None and not self.full(name, key[0], self.waiting[name]):
                 return key
         return None
 
@@ -303,7 +303,7 @@ class ToolPlan:
     def _make_room(self, name: str) -> None:
         """Frees the tool that was last prepared for a workflow that has not asked for it or may not have it now, if
         there is any."""
-        waiting = {key for key in self.waiting[name] if not self._full(name, key[0])}
+        waiting = {key for key in self.waiting[name] if not self.full(name, key[0])}
         claimed = [of for of in self.of_tool(name) if of.state in ("preparing", "ready")]
         early = [of for of in claimed if of.workflow is not None and of.workflow not in waiting]
         if early:

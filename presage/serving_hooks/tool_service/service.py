@@ -113,6 +113,8 @@ class ToolService:
         self._changed = asyncio.Event()
         self._starting, self._removing = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_AT_ONCE)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._stuck: dict[str, str] = {}
+        """By tool, why the last removal has failed."""
         self.counts = self._plan.counts
         self.waited_s = dict.fromkeys(self._tools, 0.0)
         self.hidden_s = dict.fromkeys(self._tools, 0.0)
@@ -223,9 +225,7 @@ class ToolService:
         try:
             resource = await asyncio.wait_for(self._handed(name, key, workflow), timeout_s)
         except TimeoutError:
-            of = f"{len(self._plan.of_tool(name))} of {self._tools[name].settings.most}"
-            told = f"no {name} within {timeout_s:g} s: {of} are prepared or in use; raise most, or wait longer"
-            raise NotAvailable(503, told) from None
+            raise NotAvailable(503, f"no {name} within {timeout_s:g} s: {self._why_none(name, key[0])}") from None
         finally:
             self._plan.leaves(key, name)  # nobody came for what is prepared for it in time, or the client has left
         waited = self._now() - begun
@@ -234,6 +234,17 @@ class ToolService:
         self.waited_s[name] += waited
         self.hidden_s[name] += max(0.0, self._plan.usage[name].setup_s - waited)
         return self._shown(resource, waited)
+
+    def _why_none(self, name: str, tenant: str) -> str:
+        settings = self._tools[name].settings
+        if self._plan.full(name, tenant):
+            return f"the tenant uses the {settings.most_per_tenant} of most_per_tenant; give one back, or wait longer"
+        states = Counter(of.state for of in self._plan.of_tool(name))
+        there = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        told = f"{states.total()} of {settings.most} are there ({there})"
+        if states["removing"] and name in self._stuck:
+            return f"{told}, and cannot be removed: {self._stuck[name]}"
+        return f"{told}; raise most, or wait longer"
 
     async def _handed(self, name: str, key: WorkflowKey, workflow: RunningWorkflow) -> Resource:
         """The tool that this workflow gets, once it can be used."""
@@ -286,17 +297,17 @@ class ToolService:
         self._lost(used)
         return None
 
-    def release(self, resource_id: str) -> None:
-        """A workflow gives a tool back; it is removed. One that is gone is ignored."""
+    def release(self, resource_id: str, tenant: str | None = None) -> None:
+        """A workflow gives a tool back; it is removed. One that is gone, or another tenant's, is ignored."""
         resource = self._plan.resources.get(resource_id)
-        if resource is not None and resource.state == "used":
+        if resource is not None and resource.state == "used" and _belongs(resource, tenant):
             self._plan.remove(resource)
 
     def _shown(self, resource: Resource, waited: float) -> dict[str, Any]:
         return {"id": resource.id, "tool": resource.tool, **resource.handle, "waited_s": round(waited, 4)}
 
-    def shown(self) -> list[dict[str, Any]]:
-        """All tools there are, as JSON values."""
+    def shown(self, tenant: str | None = None) -> list[dict[str, Any]]:
+        """All tools there are, or those of a tenant, as JSON values."""
         return [
             {
                 "id": of.id,
@@ -308,6 +319,7 @@ class ToolService:
                 "age_s": round(self._now() - of.at, 3),
             }
             for of in self._plan.resources.values()
+            if _belongs(of, tenant)
         ]
 
     def status(self) -> dict[str, Any]:
@@ -385,12 +397,16 @@ class ToolService:
                     for driver in tool.drivers:
                         await self._in_thread(driver.remove, resource.id)
                     await self._in_thread(remove_folder, self._folder / resource.id)
-                self._table.drop(resource.id)
+                self._stuck.pop(tool.name, None)
                 break
             except Exception as error:  # a driver of another package may raise anything
                 self.counts[tool.name, "failed"] += 1
+                self._stuck[tool.name] = _told(error)
                 logger.warning("%s cannot be removed, and will be tried again: %s", tool.name, _told(error))
+                if "failed" in resource.handle:  # it hardly began: the sweep finds what it may have left
+                    break
                 await asyncio.sleep(_RETRY_S)
+        self._table.drop(resource.id)
         self._plan.gone(resource)
 
     # --- the rest ---
@@ -499,6 +515,11 @@ def _locked(folder: Path) -> int:
             f"{folder}: another tool service keeps its tools there; stop it, or give another folder"
         ) from None
     return lock
+
+
+def _belongs(resource: Resource, tenant: str | None) -> bool:
+    """Whether a tool is a tenant's; None: the operator's, to whom all belong."""
+    return tenant is None or (resource.workflow is not None and resource.workflow[0] == tenant)
 
 
 def _kind(settings: ToolSettings) -> str:

@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from presage.errors import ConfigurationError
+from presage.errors import ConfigurationError, without_passwords
 from presage.registry.connect import open_existing
 from presage.serving_hooks.forecasting.champions import model_status, predictors, resolve_registry_uri
 from presage.serving_hooks.forecasting.sources import Held
@@ -314,7 +314,7 @@ def _registry(config: PresageConfig) -> list[Finding]:
     if uri is not None:
         try:
             open_existing(uri)
-            answers = Finding("registry", "ok", f"{uri} answers")
+            answers = Finding("registry", "ok", f"{without_passwords(uri)} answers")
         except Exception as error:
             answers = Finding("registry", "no", str(error))
     models = predictors(config).items()

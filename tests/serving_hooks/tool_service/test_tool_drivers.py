@@ -101,6 +101,23 @@ def test_a_daemon_that_is_away_costs_no_tool_in_use_and_what_is_to_be_removed_is
         until(tools.nothing_left)
 
 
+def test_a_daemon_that_is_away_uses_up_no_room(containers: Path, tmp_path: Path) -> None:
+    """Nor is whoever finds it away told to raise the most."""
+    with tools_service(tmp_path, {"sandbox": {"docker": {"image": "box"}, "most": 2}}) as tools:
+        used = tools.acquire("w")
+        (containers / "down").touch()
+        for number in range(4):
+            answer = tools.ask(f"v{number}", timeout_s=20)
+            assert (answer.status_code, "Cannot connect" in answer.json()["error"]) == (502, True)
+            until(lambda: tools.states() == ["used"])
+        tools.acquire("w")
+        tools.release(used["id"])  # it may be there still, so it counts until it is gone
+        until(lambda: tools.states() == ["removing"])
+        (containers / "down").unlink()
+        until(lambda: tools.states() == [])
+        assert tools.acquire("x")
+
+
 def test_containers_that_no_row_knows_are_removed_at_the_start_and_those_of_others_are_not(
     containers: Path, tmp_path: Path
 ) -> None:

@@ -141,7 +141,8 @@ def test_a_tenant_at_its_limit_waits_and_holds_up_nobody(tmp_path: Path) -> None
         until(lambda: httpx.get(tools.url + "/status").json()["workflows"] == 6)
         tools.acquire("b", tenant="b")
         tools.acquire("c", tenant="c")
-        assert tools.ask("d", tenant="d", timeout_s=0.1).status_code == 503
+        assert "raise most" in tools.ask("d", tenant="d", timeout_s=0.1).json()["error"]
+        assert "1 of most_per_tenant" in tools.ask("a9", tenant="a", timeout_s=0.1).json()["error"]
         assert not any(one.done() for one in waiting)
         tools.release(used["id"])
         until(lambda: any(one.done() for one in waiting))
@@ -333,6 +334,29 @@ def test_only_who_has_the_token_and_the_secret_is_heard(tmp_path: Path, monkeypa
     monkeypatch.delenv("PRESAGE_WEBHOOK_SECRET")
     with tools_service(tmp_path, {"sandbox": AT_ONCE}) as tools:
         assert httpx.post(tools.url + "/events", content=b"[]").status_code == 403
+
+
+def test_a_tenant_acts_for_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", "of a")
+    monkeypatch.setenv("B_TOKEN", "of b")
+    with tools_service(tmp_path, {"sandbox": AT_ONCE}, tenants={"a": "A_TOKEN", "b": "B_TOKEN"}) as tools:
+        a, b = ({"authorization": f"Bearer of {name}"} for name in "ab")
+        body = {"tool": "sandbox", "workflow_type": "app", "workflow_id": "w"}
+        assert httpx.post(tools.url + "/acquire", json=body).status_code == 401
+        assert httpx.post(tools.url + "/acquire", json={**body, "tenant": "b"}, headers=a).status_code == 403
+        used = httpx.post(tools.url + "/acquire", json=body, headers=a).json()
+        assert httpx.post(tools.url + "/release", json={"id": used["id"]}, headers=b).status_code == 204
+
+        def shown(headers: dict[str, str]) -> list[str]:
+            listed = httpx.get(tools.url + "/resources", headers=headers).json()["resources"]
+            return [one["tenant"] for one in listed if one["state"] == "used"]
+
+        assert (shown(a), shown(b)) == (["a"], [])
+        httpx.post(tools.url + "/release", json={"id": used["id"]}, headers=a)
+        assert shown(a) == []
+    monkeypatch.delenv("B_TOKEN")
+    with pytest.raises(ConfigurationError, match="'b' has no token: set B_TOKEN"):
+        build(config(tmp_path / "other", tenants={"a": "A_TOKEN", "b": "B_TOKEN"}))
 
 
 @pytest.mark.parametrize(
