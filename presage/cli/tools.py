@@ -22,23 +22,30 @@ _CONFIG = typer.Argument(help="File of the tool service (TOML); docs/programs.md
 def serve(
     config: Annotated[Path, _CONFIG],
     check: Annotated[
-        bool, typer.Option("--check", help="Check the file, print it with all defaults, and stop.")
+        bool, typer.Option("--check", help="Check the file and what it names, print it with all defaults, and exit.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --check: print JSON.")] = False,
 ) -> None:
     """Prepare tools as the events of a gateway or an engine tell, and hand them to agents over HTTP.
 
     Tools outlive the service: after a restart those in use are used further, and all others are removed.
     """
     try:
+        from presage.serving_hooks.gateway.check import as_toml
         from presage.serving_hooks.tool_service.app import serve as serve_tools
-        from presage.serving_hooks.tool_service.config import ToolServiceConfig, read_config
+        from presage.serving_hooks.tool_service.config import ToolServiceConfig, check_named, read_config
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "presage":
             raise
         raise ConfigurationError(f"presage tools needs the extra gateway: {install('gateway')}") from None
     made = read_config(config, ToolServiceConfig)
+    if as_json and not check:
+        raise ConfigurationError("--json is for --check")
     if check:
-        Output(as_json=True).result(made.model_dump(mode="json"), "")
+        for warning in check_named(made):
+            Output.note(warning)
+        settings = made.model_dump(mode="json")
+        Output(as_json).result(settings, as_toml(settings))
         return
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     serve_tools(made)

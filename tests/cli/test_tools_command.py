@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,32 @@ SANDBOX = '[tools.sandbox.subprocess]\ncommand = ["sleep", "1"]\n'
 def test_check_prints_the_settings_with_their_defaults(tmp_path: Path) -> None:
     file = tmp_path / "tools.toml"
     file.write_text('folder = "x"\n' + SANDBOX)
-    found = presage("tools", "serve", str(file), "--check")
+    found = presage("tools", "serve", str(file), "--check", "--json")
     assert found.exit_code == 0, found.output
     settings = json.loads(found.stdout)
+    assert tomllib.loads(presage("tools", "serve", str(file), "--check").stdout)["folder"] == "x"
     assert settings["listen"] == "127.0.0.1:8790"
     assert settings["tools"]["sandbox"]["wait_cost"] == 10.0
     assert not (tmp_path / "x").exists()
+
+
+def test_check_looks_for_programs_and_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PRESAGE_WEBHOOK_SECRET", raising=False)
+    file = tmp_path / "tools.toml"
+    file.write_text('tenants = { a = "NO_SUCH_TOKEN" }\n' + SANDBOX)
+    found = presage("tools", "serve", str(file), "--check")
+    assert found.exit_code == 0, found.output
+    assert "PRESAGE_WEBHOOK_SECRET is not set: no events are taken" in found.stderr
+    assert "NO_SUCH_TOKEN is not set: no start" in found.stderr
+    for tool, of in (
+        ('[tools.box.subprocess]\ncommand = ["no-such-program"]', "tools.box.subprocess.command"),
+        ('[tools.box.subprocess]\ncommand = ["true"]\nready = ["no-such-program"]', "tools.box.subprocess.ready"),
+        ('[tools.box.docker]\nimage = "i"\nprogram = "no-such-program"', "tools.box.docker.program"),
+    ):
+        file.write_text(tool)
+        refused = presage("tools", "serve", str(file), "--check")
+        assert refused.exit_code == 2
+        assert f"{of}: there is no program 'no-such-program'" in refused.stderr.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,11 @@ image = "chromium:latest"
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shutil import which
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
@@ -141,6 +143,28 @@ class ToolServiceConfig(BaseModel):
         """Host and port."""
         host, _, port = self.listen.rpartition(":")
         return host.strip("[]"), int(port)
+
+
+def check_named(config: ToolServiceConfig) -> list[str]:
+    """Warnings of what a file names and is not there yet: secrets, which may come with the service's environment.
+
+    Raises:
+        ConfigurationError: a program of a tool is missing, which no start of it would survive.
+    """
+    for name, tool in config.tools.items():
+        process, container = tool.subprocess, tool.docker
+        programs = [] if container is None else [("docker.program", container.program)]
+        if process is not None:
+            commands = (("subprocess.command", process.command), ("subprocess.ready", process.ready))
+            programs = [(of, command[0]) for of, command in commands if command]
+        for of, program in programs:
+            plain = "/" not in program or Path(program).is_absolute()  # others are of the tool's folder, made later
+            if plain and "{" not in program and which(program) is None:
+                raise ConfigurationError(
+                    f"tools.{name}.{of}: there is no program {program!r}; install it, or correct it"
+                )
+    wanted = {config.secret_variable: "no events are taken", **dict.fromkeys(config.tenants.values(), "no start")}
+    return [f"{variable} is not set: {without}" for variable, without in wanted.items() if variable not in os.environ]
 
 
 ConfigKind = TypeVar("ConfigKind", bound=ToolServiceConfig)
