@@ -147,8 +147,8 @@ def reasons(explanation: dict[str, Any]) -> list[str]:
     if explanation["returns"] is not None:
         sentences.append(_away(explanation["returns"]))
         sentences += _kept(explanation["returns"])
-    if explanation["in_engine"] > MOST_SHOWN:
-        sentences.append(f"it has {explanation['in_engine']} requests in the engine; the first {MOST_SHOWN} are shown")
+    if (in_engine := explanation.get("in_engine", 0)) > MOST_SHOWN:  # earlier engines do not tell
+        sentences.append(f"it has {in_engine} requests in the engine; the first {MOST_SHOWN} are shown")
     if blocks is not None and blocks["free"]:
         places = [group["before"] for group in blocks["groups"] if group["before"] is not None]
         first = f"{min(places)} others are evicted before the first" if places else "many others are evicted first"
