@@ -111,11 +111,11 @@ def by_level(hooked: type[Any]) -> type[Any]:
     class LevelScheduler(hooked):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._off: set[str] = set()
+            self._preempted: set[str] = set()
             allocate = self.kv_cache_manager.allocate_slots
 
             def allocated(request: Any, *more: Any, **named: Any) -> Any:
-                return None if request.request_id in self._off else allocate(request, *more, **named)
+                return None if request.request_id in self._preempted else allocate(request, *more, **named)
 
             self.kv_cache_manager.allocate_slots = allocated
 
@@ -123,9 +123,9 @@ def by_level(hooked: type[Any]) -> type[Any]:
             return Priorities(FeedbackQueue(), medians, self.engine_port.by_priority, switch)  # type: ignore[arg-type]
 
         def schedule(self, throttle_prefills: bool = False) -> Any:
-            self._off = self._to_preempt()
+            self._preempted = self._to_preempt()
             output = super().schedule(throttle_prefills)
-            self._off = set()
+            self._preempted = set()
             return output
 
         def update_from_output(self, output: Any, computed: Any) -> Any:
