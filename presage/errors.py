@@ -29,8 +29,8 @@ def without_passwords(text: str) -> str:
 class PresageError(Exception):
     """Base of all errors raised on purpose; the commands print it as one line, without a traceback."""
 
-    def __init__(self, *told: object) -> None:
-        super().__init__(*(without_passwords(one) if isinstance(one, str) else one for one in told))
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(without_passwords(value) if isinstance(value, str) else value for value in arguments))
 
 
 class InputError(PresageError, ValueError):

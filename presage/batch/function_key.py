@@ -34,8 +34,12 @@ from typing import Any, Final
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
 _MOST_OBJECTS: Final = 100_000
 _NO_BEHAVIOUR: Final = frozenset(
-    {"__dict__", "__weakref__", "__doc__", "__module__", "_abc_impl", "__dataclass_fields__", "__dataclass_params__"}
-)
+    (
+        "__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
+        "__static_attributes__", "__dataclass_fields__", "__dataclass_params__", "_abc_impl",
+    )
+)  # fmt: skip
+"""Members of a class that say nothing of what it does; in some the order changes from process to process."""
 _NAMES: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 
 
@@ -92,7 +96,7 @@ class _Walk:
         elif type(value) in (dict, MappingProxyType):
             self._add_all("dict", *(part for item in value.items() for part in item))
         elif type(value) in (set, frozenset):  # their order changes from process to process
-            self._add_all(type(value).__name__, *sorted(_Walk().key(one) for one in value))
+            self._add_all(type(value).__name__, *sorted(_Walk().key(element) for element in value))
         elif isinstance(value, ModuleType):
             self._write("module", value.__name__.encode())
         elif isinstance(value, CodeType):
@@ -134,15 +138,15 @@ class _Walk:
         if function.__dict__:
             self._add_all("attributes", function.__dict__)
 
-    def _add_class(self, of: type) -> None:
+    def _add_class(self, user_class: type) -> None:
         """A class of the user's: its bases, and what it defines."""
-        self._write("class", of.__qualname__.encode())
+        self._write("class", user_class.__qualname__.encode())
         own = {
             name: member
-            for name, member in sorted(vars(of).items())
+            for name, member in sorted(vars(user_class).items())
             if name not in _NO_BEHAVIOUR and not isinstance(member, GetSetDescriptorType)
         }
-        self._add_all("defines", *of.__bases__, *(part for item in own.items() for part in item))
+        self._add_all("defines", *user_class.__bases__, *(part for item in own.items() for part in item))
 
     def _add_object(self, value: Any) -> None:
         try:
@@ -174,7 +178,7 @@ def _named(code: CodeType, names: Mapping[str, Any]) -> Iterator[tuple[str, Any]
         if instruction.opname in _NAMES and name in names:
             yield name, names[name]
             yield from _attributes(name, names[name], code.co_names)
-        elif instruction.opname == "IMPORT_NAME" and name:
+        elif instruction.opname == "IMPORT_NAME":
             if name in sys.modules:
                 yield from _attributes(name, sys.modules[name], code.co_names)
             elif not _can_be_imported(name):
@@ -214,7 +218,7 @@ def _is_library(module: ModuleType) -> bool:
 
 def _can_be_imported(module: str) -> bool:
     try:
-        spec = find_spec(module)
+        spec = find_spec(module.partition(".")[0])  # that of a module inside a package would import the package
     except (ImportError, ValueError):
         spec = None
     return spec is not None and (not spec.has_location or is_installed(spec.origin or ""))

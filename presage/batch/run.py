@@ -544,9 +544,8 @@ class _Row:
     def __init__(self, run: BatchRun, number: int, rank: int, engine: _Engine) -> None:
         self.run, self.number, self.rank, self.engine = run, number, rank, engine
         self.row = run.rows[number]
-        self.name = valid_text(
-            f"{run.name}/{row_id(self.row, number)}"
-        )  # unique to the run, at an engine that forecasts
+        # Unique to the run, at an engine that forecasts.
+        self.name = valid_text(f"{run.name}/{row_id(self.row, number)}")
         self.calls = self.answers = 0
         self.samples: Counter[str] = Counter()  # how often a program asked the same
         self._values: dict[tuple[str, Place], asyncio.Task[Any]] = {}
@@ -686,7 +685,7 @@ def answer_text(choice: Mapping[str, Any], agent: str) -> str:
     elif reason in _UNFINISHED:
         why = f"an answer that ended unfinished (finish_reason {reason})"
     elif not isinstance(content, str) or (not content and reason == "length"):
-        thought = message.get("reasoning_content") or message.get("reasoning")
+        thought = reason == "length" and (message.get("reasoning_content") or message.get("reasoning"))
         why = f"an answer without text (finish_reason {reason})"
         why += "; its tokens went into reasoning: raise max_tokens" if thought else ""
     else:

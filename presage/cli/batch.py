@@ -150,11 +150,11 @@ def explain(
     chosen = _plan(plan, outputs, rows)
     expected = field_tokens(chosen, rows) if rows is not None else {}
     tree = tree_of(chosen, expected)
-    places = soft_order(chosen, tree, []).places
+    runs_in = soft_order(chosen, tree, rows or [])
     agents = {node.key: node.operator.agent for node in chosen.calls if isinstance(node.operator, Call)}
     order = [
         {"agent": agents[key], "sequence": sequence, "place": place}
-        for key, (sequence, place) in sorted(places.items(), key=lambda item: item[1])
+        for key, (sequence, place) in sorted(runs_in.places.items(), key=lambda item: item[1])
     ]
     of = chosen.optimised
     graphs = [list(node.operator.known) for node in chosen.nodes if isinstance(node.operator, CallingProgram)]
@@ -167,6 +167,7 @@ def explain(
         "",
         "order of calls; those of one sequence run row by row, sequences one after the other over all rows:",
         *(f"  {one['sequence']}.{one['place']}  {one['agent']}" for one in order),
+        *(["  so few rows that their calls are ordered one by one"] if runs_in.positions else []),
         *(line for known in graphs for line in ("", *known)),
     ]
     known = {"calls": len(chosen.calls), "order": order, "tree": _data(tree, agents), "graphs": graphs}
