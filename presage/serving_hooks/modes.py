@@ -103,7 +103,7 @@ class Switch:
         frames = traceback.extract_tb(error.__traceback__)
         where = f"{frames[-1].name}, line {frames[-1].lineno}" if frames else "unknown place"
         then = "" if (again := self._wait()) is None else f"; it is tried again in {again:g} s"
-        logger.error("%s is switched off: %s in %s; vLLM continues without it%s", self.name, reason, where, then)
+        logger.error("%s is switched off: %s in %s; requests are served without it%s", self.name, reason, where, then)
         for other in self.takes:
             other.off(error)
 
@@ -140,6 +140,43 @@ class Switch:
             pause_s = self.retry.retry_s
         self._pause_s, self.retry_at = min(2 * pause_s, LONGEST_RETRY_S), now + pause_s
         return pause_s
+
+
+def nothing_to_renew() -> bool:
+    """Of a part that keeps nothing, or that begins anew with each workflow."""
+    return True
+
+
+class Parts:
+    """Parts that may fail, each with what makes it anew: that returns False if it has to be called again."""
+
+    def __init__(self, renewals: Mapping[Switch, Callable[[], bool]]) -> None:
+        self._renewals = renewals
+
+    @property
+    def off(self) -> list[Switch]:
+        """Those that have failed."""
+        return [switch for switch in self._renewals if not switch.on]
+
+    def retry(self, now: float) -> bool:
+        """Makes those anew whose pause is over, and that no failed part takes with it; returns whether any is on again.
+
+        Args:
+            now: seconds of the clock of their `Retry`.
+        """
+        returned = False
+        for switch in self.off:
+            if now >= switch.retry_at and not any(switch in failed.takes for failed in self.off):
+                returned |= switch.revive(self._renewals[switch])
+        return returned
+
+    def end_pauses(self, name: str | None) -> None:
+        """The next `retry` does not wait: for the parts of a name and those that take them along; for all, if None."""
+        wanted = {switch for switch in self._renewals if name in (None, switch.name)}
+        while needed := {switch for switch in self._renewals if wanted.intersection(switch.takes)} - wanted:
+            wanted |= needed
+        for switch in wanted.intersection(self.off):
+            switch.retry_at = -math.inf
 
 
 class Mode(IntEnum):

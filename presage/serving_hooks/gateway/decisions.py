@@ -34,7 +34,7 @@ from presage.serving_hooks.gateway.ranks import KnownRanks, shrunk
 from presage.serving_hooks.gateway.request import ApiRequest
 from presage.serving_hooks.lifecycle.emitter import LifecycleEvents
 from presage.serving_hooks.lifecycle.webhook import Webhook
-from presage.serving_hooks.modes import Mode, Modes, Switch
+from presage.serving_hooks.modes import Mode, Modes, Parts, Retry, Switch, nothing_to_renew
 from presage.serving_hooks.policies.wait_bounds import Objectives
 from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder
 from presage.serving_hooks.recorder.rows import LateColumns, RecordedStep
@@ -44,6 +44,8 @@ from presage.serving_hooks.workflows.identity import Step, tenant_of, unscoped
 
 _FIRST_RATIO: Final = 4.0
 """Characters of a token, before any answer told."""
+_MOST_CLEARED: Final = 500
+"""Workflows that are ended in a second, after a failure."""
 _NEW: Final = 0.05
 """Weight of a new answer in a model's characters of a token."""
 
@@ -167,12 +169,15 @@ class Decisions:
         self.lifecycle, self._webhook = LifecycleEvents("gateway", forecasts.returns, counts), webhook
         if webhook is not None:
             self.lifecycle.subscribe(webhook)
-        self._workflows = Switch("bookkeeping of workflows", counts)
-        self._agents_switch = Switch("forecasts of next agents", counts)
-        self._returns_switch = Switch("forecasts of return times", counts)
-        self._recorder_switch = Switch("recorder", counts)
-        self._models_switch = Switch("reload of models", counts)
-        self._status_switch = Switch("status of models", counts)
+        retry = Retry(clock)
+        self._workflows = Switch("bookkeeping of workflows", counts, retry=retry)
+        self._agents_switch = Switch("forecasts of next agents", counts, retry=retry)
+        self._returns_switch = Switch("forecasts of return times", counts, retry=retry)
+        self._models_switch = Switch("reload of models", counts, retry=retry)
+        self._status_switch = Switch("status of models", counts, retry=retry)
+        self._recorder_switch = Switch("recorder", counts)  # its files would have a gap
+        forecasting = (self._agents_switch, self._returns_switch, self._models_switch, self._status_switch)
+        self._parts = Parts({self._workflows: self._begin_anew, **dict.fromkeys(forecasting, nothing_to_renew)})
         self.table.subscribe(self._ended)
         self.table.subscribe(identifier.ended)
         identifier.agents.take_names(forecasts.agent_names)
@@ -256,11 +261,19 @@ class Decisions:
         return explanation
 
     def tick(self) -> None:
-        """Once a second: workflows expire, and newer models go live."""
+        """Once a second: workflows expire, newer models go live, and what has failed is tried again."""
+        self._parts.retry(self._clock())
         self._workflows.attempt(self.table.expire)
         self.reportable.expire()
         if self._forecasts.upkeep is not None:
             self._models_switch.attempt(self._renew, self._forecasts.upkeep)
+
+    def set_mode(self, mode: str, policy: str | None, workflow_type: str | None) -> None:
+        """Sets a mode; "on" tries again what has failed. Raises ConfigurationError for an unknown mode or policy."""
+        self.modes.set(mode, policy, workflow_type)
+        if mode == Mode.ON.word:
+            self._parts.end_pauses(None)
+            self._parts.retry(self._clock())
 
     def close(self) -> None:
         """Writes what is recorded and which events wait."""
@@ -269,6 +282,13 @@ class Decisions:
         self._recorder_switch.attempt(self.recorder.close)
         if self._webhook is not None:
             self._webhook.close()
+
+    def _begin_anew(self) -> bool:
+        """Ends workflows in whatever state a failure has left them; whether all are."""
+        cleared = self.table.clear_some(_MOST_CLEARED)
+        if cleared:
+            self._courses.clear()
+        return cleared
 
     def _renew(self, upkeep: Upkeep) -> None:
         if upkeep.renew():
@@ -282,6 +302,9 @@ class Decisions:
             upkept or EngineStatus(),
             name="Gateway",
             on={policy: mode is Mode.ON for policy, mode in self.modes.whole.items()},
+            off={
+                switch.name: switch.why_off() for switch in (*self._parts.off, self._recorder_switch) if not switch.on
+            },
             modes=self.modes.status(),
             workflows=len(self.table),
             ended={reason.value: ends[reason] for reason in EndReason},

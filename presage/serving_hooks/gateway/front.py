@@ -418,7 +418,7 @@ class Front:
             async with self.bodies.held(request.receive, "") as raw:
                 asked = parsed_body(raw, self.config.limits)
             try:
-                modes.set(asked["mode"], asked.get("policy"), asked.get("workflow_type"))
+                self.decisions.set_mode(asked["mode"], asked.get("policy"), asked.get("workflow_type"))
             except (ConfigurationError, KeyError, TypeError) as error:
                 raise Refusal(422, f"No such mode: {error}.", "invalid_mode") from None
         return JSONResponse({"engines": [asdict(modes.status())]})

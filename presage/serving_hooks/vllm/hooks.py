@@ -9,7 +9,6 @@ nothing runs, this work is done before the next iteration is scheduled.
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ from presage.serving_hooks.explain import LastForecasts, RecentAnswers
 from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.lifecycle.emitter import LifecycleEvents
 from presage.serving_hooks.lifecycle.webhook import Webhook
-from presage.serving_hooks.modes import Evidence, Mode, Modes, Retry, Switch
+from presage.serving_hooks.modes import Evidence, Mode, Modes, Parts, Retry, Switch, nothing_to_renew
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
 from presage.serving_hooks.status import EngineStatus, as_json
@@ -48,10 +47,6 @@ logger = logging.getLogger(__name__)
 
 _MOST_CLEARED: Final = 500
 """Workflows that are ended before one iteration, after a failure."""
-
-
-def _nothing_to_renew() -> bool:
-    return True
 
 
 class Hooks(engine.SchedulerSeam):
@@ -170,20 +165,21 @@ class Hooks(engine.SchedulerSeam):
         self._timing, file = Switch("step times", self._counts), config.step_times_file
         self._step_times = StepTimesFile(Path(file), port.described()) if file is not None else None
         self._renewal = switch("reload of models")
-        self._parts: dict[Switch, Callable[[], bool]] = {
+        renewals: dict[Switch, Callable[[], bool]] = {
             self._presage: self._return,
             self._bookkeeping: partial(self.workflow_table.clear_some, _MOST_CLEARED),
             eviction: partial(self._begin_anew, self.block_order),
             prefetch: partial(self._begin_anew, self.prefetcher),
-            self._renewal: _nothing_to_renew,
-            **dict.fromkeys(self.step_forecasts.sources_switches, _nothing_to_renew),
+            self._renewal: nothing_to_renew,
+            **dict.fromkeys(self.step_forecasts.sources_switches, nothing_to_renew),
         }
         if priority is not None:
-            self._parts[priority] = self.queue_policies.drop_priorities
+            renewals[priority] = self.queue_policies.drop_priorities
         if admission is not None:
-            self._parts[admission] = self.queue_policies.drop_admission
+            renewals[admission] = self.queue_policies.drop_admission
         if self.identity is not None:
-            self._parts[self.identity.switch] = partial(self._begin_anew, self.identity)
+            renewals[self.identity.switch] = partial(self._begin_anew, self.identity)
+        self._parts = Parts(renewals)
         as_json(EngineStatus())  # builds the schema now, and not between two iterations
         if self.upkeep is not None:
             self._renewal.attempt(self.upkeep.start)
@@ -269,24 +265,8 @@ class Hooks(engine.SchedulerSeam):
 
     def _retry(self) -> None:
         """Makes parts anew that have failed, once their pause is over. Between two iterations only."""
-        now, returned = type(self).clock(), False
-        for switch, renew in self._parts.items():
-            if not switch.on and now >= switch.retry_at and not any(switch in of.takes for of in self._off()):
-                returned |= switch.revive(renew)
-        if returned:
+        if self._parts.retry(type(self).clock()):
             self._modes.changed()  # all are told anew what they are to do
-
-    def _off(self) -> list[Switch]:
-        return [switch for switch in self._parts if not switch.on]
-
-    def _retry_at_once(self, policy: str | None) -> None:
-        """As `_retry`, without a pause, for a policy and what it needs; for all parts if None is given."""
-        wanted = {switch for switch in self._parts if policy in (None, switch.name)}
-        while needed := {switch for switch in self._parts if wanted.intersection(switch.takes)} - wanted:
-            wanted |= needed
-        for switch in wanted.intersection(self._off()):
-            switch.retry_at = -math.inf
-        self._retry()
 
     def _return(self) -> bool:
         self._withdrawn, self._prepared, self._unnoted = False, False, None

@@ -165,8 +165,9 @@ class OperatorCalls(Hooks):
             ConfigurationError: the mode or policy is unknown.
         """
         self._modes.set(mode, policy, workflow_type)
-        if mode == Mode.ON.word and self._off():
-            self._retry_at_once(policy)
+        if mode == Mode.ON.word and self._parts.off:
+            self._parts.end_pauses(policy)
+            self._retry()
         types = "all workflow types" if workflow_type is None else "one workflow type"
         logger.warning("mode %s of %s, %s", mode, policy or "all policies", types)
         return self.modes()
@@ -218,7 +219,7 @@ class OperatorCalls(Hooks):
     def _failed(self) -> list[Switch]:
         """Parts that are off after a failure, of which some stay so until a restart."""
         for_good = (self._observing.switch, self._timing, self.lifecycle.switch)
-        return self._off() + [switch for switch in for_good if not switch.on]
+        return self._parts.off + [switch for switch in for_good if not switch.on]
 
     def _modes_status(self) -> ModesStatus:
         shadow = self.queue_policies.shadow

@@ -47,7 +47,7 @@ class Policies(OperatorCalls):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedules one iteration."""
-        if self._off():
+        if self._parts.off:
             self._retry()
         if not self._presage.on:
             self._withdraw()
