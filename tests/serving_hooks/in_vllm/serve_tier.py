@@ -35,6 +35,8 @@ def main(model: str, settings: Any) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
+    from presage.serving_hooks.status import as_json
+
     tier = {"spec_name": "MemcpySpec", "spec_module_path": "memcpy_tier", "cpu_bytes_to_use": 2**26}
     llm = LLM(
         model=model,
@@ -62,7 +64,7 @@ def main(model: str, settings: Any) -> dict[str, Any]:
         prompt = {"prompt_token_ids": [(start + i) % 500 for i in range(length)]}
         (answer,) = llm.generate([prompt], [wanted], use_tqdm=False)
         tokens[name] = list(answer.outputs[0].token_ids)
-        said[name] = core.scheduler.presage_status()
+        said[name] = as_json(core.scheduler.engine_status())
     for _ in range(200):
         if not core.scheduler.has_requests():
             break

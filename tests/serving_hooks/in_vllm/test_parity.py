@@ -240,7 +240,7 @@ def test_predictors_are_given_the_bits_that_they_learnt_from(
     asked = VersionedForecaster(Watched(given, begun, agents, lengths=lengths, budget=PATIENT))
     kind = hooked(WorkflowScheduler if ahead else SyncWorkflowScheduler, asked)
     kind.forecasts = lambda self, config: Forecasts(asked, asked)
-    scheduler = build(tmp_path / "m", kind, blocks=130, presage={}, seqs=12, tokens=192, connector=ALONE)
+    scheduler = build(tmp_path / "m", kind, blocks=100, presage={}, seqs=12, tokens=192, connector=ALONE)
     steps: dict[str, Step] = {}
     engine = Model(scheduler, ahead, steps)
     serve(engine, workflows, steps, seed=int(ahead))
