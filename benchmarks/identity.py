@@ -4,9 +4,10 @@
   answered before the next one comes. A link is right if the first request of the workflow that it names is of the same
   session. Recall is over the requests that are not the first of their session; once without the requests of which the
   log has no input, which nothing can recognise. Pairs of requests count as right if both are of one session
-- claude_code: real sessions without text, 40 at a time. A prompt is its whole blocks of 64 tokens, each a hash. This
-  tells recall by beginnings alone: answers are unknown, and precision cannot be judged, since blocks are local to their
-  session. Misses are split by the share of their blocks that were seen in an earlier prompt of the session
+- claude_code: real sessions without text, 40 at a time. A prompt is its whole blocks of 64 tokens, each a hash.
+  An answer is as many blocks as its length fills, of those that the next prompt to go on from it has behind it. This
+  tells recall by beginnings alone, and no precision, since blocks are local to their session. Misses are split by the
+  share of their blocks that were seen in an earlier prompt of the session
 - single chats: unrelated requests with one system prompt, a tenth of them one of eight popular questions, answered by
   one of three refusals, by the popular question's answer, or by a text of their own. Whatever is linked is wrong
 - cost: CPU time of this thread for a prompt that goes on from an earlier one (rule 1), and for a new one, whose windows
@@ -152,22 +153,41 @@ def lmcache(data: Path, at_a_time: bool) -> Judged:
     return judged
 
 
+def with_answers(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A session whose requests have the hashes of the blocks of their prompts, and of their answers."""
+    prompts = [
+        [f"{row['workflow_id']} {at}".encode() for first, last in row["prefix_blocks"] for at in range(first, last + 1)]
+        for row in rows
+    ]
+    made = []
+    for place, (row, blocks) in enumerate(zip(rows, prompts, strict=True)):
+        size, known = len(blocks), row["output_tokens"] // CLAUDE_BLOCK
+        later = (other for other in prompts[place + 1 :] if len(other) > size and other[:size] == blocks)
+        answer = next(later, [])[size : size + known]
+        made.append({**row, "blocks": blocks, "answer": answer})
+    return made
+
+
 def claude_code(data: Path) -> dict[str, int]:
     """Counts of requests that are not the first of their session: linked, and missed by what was seen of them."""
     runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows_of(data / "workflows" / "claude_code.jsonl.gz"):
         runs[row["workflow_id"]].append(row)
-    flows, count = list(runs.values()), Counter[str]()
+    flows, count, other_tokens = list(runs.values()), Counter[str](), itertools.count(10**7)
     for start in range(0, len(flows), AT_ONCE):
         engine, seen = Engine(CLAUDE_BLOCK), defaultdict[str, set[bytes]](set)
-        for row in in_turns(flows[start : start + AT_ONCE]):
-            run = row["workflow_id"]
-            blocks = [f"{run} {at}".encode() for first, last in row["prefix_blocks"] for at in range(first, last + 1)]
+        for row in in_turns(list(map(with_answers, flows[start : start + AT_ONCE]))):
+            run, blocks, answer = row["workflow_id"], row["blocks"], row["answer"]
             if not blocks:
                 count["without a whole block"] += 1
                 continue
             # Tokens stand only for their number: what is compared are the hashes of the blocks.
-            _, link = engine.ask(TokenPrompt("", blocks, range(len(blocks) * CLAUDE_BLOCK)))
+            of, link = engine.ask(TokenPrompt("", blocks, range(len(blocks) * CLAUDE_BLOCK)))
+            if answer:
+                both = [*blocks, *answer]
+                unheard = [next(other_tokens) for _ in range(len(answer) * CLAUDE_BLOCK)]
+                prompt = range(len(blocks) * CLAUDE_BLOCK)
+                engine.index.answered(of, TokenPrompt("", both, [*prompt, *unheard]), len(prompt))
             if seen[run]:
                 share = len(seen[run].intersection(blocks)) / len(blocks)
                 missed = "none seen" if not share else "less than half seen" if share < 0.5 else "half or more seen"
