@@ -32,7 +32,7 @@ MetadataField = Literal[
 
 Part = Literal[
     "priority", "eviction", "admission", "prefetch", "bookkeeping of workflows", "forecasts of next agents",
-    "forecasts of remaining tokens", "forecasts of contexts", "forecasts of return times", "evidence of forecasts",
+    "forecasts of remaining tokens", "forecasts of contexts", "forecasts of return times",
     "reload of models", "status of models", "recorder", "step times", "identity", "demand of models",
     "prefill ahead", "lifecycle events", "presage",
 ]  # fmt: skip

@@ -131,8 +131,6 @@ class ForecastSettings(BaseModel):
     online counts"""
     recorder: RecorderConfig | None = None
     """records served workflows as traces: an object with at least `folder`"""
-    evidence: int = Field(0, ge=0)
-    """workflows of a type that a model must have forecast well before policies act on it; 0: at once"""
     explain: int = Field(2000, ge=0)
     """latest forecasts kept for `presage explain`, over all workflows"""
     admin_key_variable: str = Field(ADMIN_KEY_VARIABLE, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")

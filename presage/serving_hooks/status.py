@@ -41,15 +41,6 @@ class ModeRule:
 
 
 @dataclass(frozen=True)
-class EvidenceStatus:
-    """Evidence for the forecasts of one workflow type and model; see `modes.Evidence`."""
-
-    workflows: int
-    odds: float
-    suffices: bool
-
-
-@dataclass(frozen=True)
 class ModesStatus:
     """The modes in force.
 
@@ -57,14 +48,12 @@ class ModesStatus:
         rules: exceptions from `default`.
         policies: the highest mode of each policy.
         would: what policies in shadow would have done, by policy.
-        evidence: by workflow type and model; None where none is needed.
     """
 
     default: str
     rules: Sequence[ModeRule] = ()
     policies: Mapping[str, str] = field(default_factory=dict)
     would: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    evidence: Mapping[str, Mapping[str, EvidenceStatus]] | None = None
 
 
 def model_versions(models: Mapping[str, ModelStatus | str]) -> dict[str, ModelStatus]:
@@ -452,7 +441,6 @@ _BY_TYPE: Final = (
     ("monitor", "profile_against_counts"),
     ("monitor", "workflow_types"),
     ("returns", "workflow_types"),
-    ("modes", "evidence"),
     ("admission", "growth_over_forecast"),
 )
 """Sections and tables in them by workflow type, some with its tenant (`Step.stats_key`)."""

@@ -21,7 +21,7 @@ from presage.serving_hooks.explain import LastForecasts, RecentAnswers
 from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.lifecycle.emitter import LifecycleEvents
 from presage.serving_hooks.lifecycle.webhook import Webhook
-from presage.serving_hooks.modes import Evidence, Mode, Modes, Parts, Retry, Switch, nothing_to_renew
+from presage.serving_hooks.modes import Mode, Modes, Parts, Retry, Switch, nothing_to_renew
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
 from presage.serving_hooks.status import EngineStatus, as_json
@@ -85,11 +85,10 @@ class Hooks(engine.SchedulerSeam):
         self.workflow_table = WorkflowTable(config.time_to_live_s, type(self).clock, self._counts, config.max_workflows)
         self.identity = self._make_identity(config.retry_s) if config.infer_workflows and port.caches_prefixes else None
         self._observing = Observing(port, config.recorder, self.workflow_table, self._counts, self._state_layer)
-        self._evidence = Evidence(config.evidence, lambda: self._modes.changed()) if config.evidence else None
         self._last_forecasts = LastForecasts(config.explain, type(self).clock) if config.explain else None
         self._answers = RecentAnswers(type(self).clock)
-        given, suffices = config.modes(), self._evidence.suffices if self._evidence is not None else None
-        self._modes = Modes(given.default, given.policies, given.workflow_types, suffices)
+        given = config.modes()
+        self._modes = Modes(given.default, given.policies, given.workflow_types)
         self.left_out = port.cannot_lay()
         for policies, reason in self.left_out.items():
             logger.warning("this engine starts without the policies of %s: %s", policies, reason)
@@ -114,7 +113,6 @@ class Hooks(engine.SchedulerSeam):
             switch=self._bookkeeping,
             texts=RequestTexts(forecasts, self._counts, config.texts),
             record=self._observing.forecast if config.recorder is not None else None,
-            evidence=self._evidence,
             last=self._last_forecasts,
         )
         self.lifecycle = LifecycleEvents("engine", self._returns, self._counts)

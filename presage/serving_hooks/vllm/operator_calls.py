@@ -209,7 +209,6 @@ class OperatorCalls(Hooks):
             "vLLM requests": len(self.engine_port.requests),
             "waiting": len(self.engine_port.waiting_queues[0]),
             "recent forecasts": len(self._last_forecasts) if self._last_forecasts is not None else 0,
-            "evidence": len(self._evidence.tracker) if self._evidence is not None else 0,
         }
         found |= getattr(self._returns, "debug_state", dict)()
         for part in (self.workflow_table, self.step_forecasts, self._observing, *parts):
@@ -227,11 +226,7 @@ class OperatorCalls(Hooks):
             "priority": shadow.counts if shadow is not None else {},
             "eviction": self.block_order.watched if self.block_order is not None else {},
         }
-        return replace(
-            self._modes.status(),
-            would={policy: dict(counts) for policy, counts in would.items()},
-            evidence=self._evidence.status() if self._evidence is not None else None,
-        )
+        return replace(self._modes.status(), would={policy: dict(counts) for policy, counts in would.items()})
 
     def _explain_requests(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
         places = self.queue_policies.places(request_ids)

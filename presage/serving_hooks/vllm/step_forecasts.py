@@ -21,8 +21,7 @@ from presage.serving_hooks.counts import FORECASTS, HIDDEN_STATES, EventCounts
 from presage.serving_hooks.explain import LastForecasts
 from presage.serving_hooks.forecasting.forecasts import Forecasts, ReadsStates, ReadsTools
 from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths, LiveReturn
-from presage.serving_hooks.modes import Evidence, Mode, Modes, Switch
-from presage.serving_hooks.monitoring.outcomes import OutcomeTracker
+from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.next_use import READY, ReturnCurve, StepPace, paced
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
 from presage.serving_hooks.vllm.engine import EngineRequest, Found
@@ -75,7 +74,6 @@ class StepForecasts(Listener):
         switch: of what all policies but priority build on.
         texts: the features of texts that reach the engine.
         record: records each forecast, by request id; None records nothing.
-        evidence: judges forecasts against outcomes; None if no policy needs evidence.
         last: keeps recent forecasts for `explain`; None keeps none.
 
     Attributes:
@@ -97,7 +95,6 @@ class StepForecasts(Listener):
         switch: Switch | None = None,
         texts: RequestTexts | None = None,
         record: Callable[[str, LiveForecast], object] | None = None,
-        evidence: Evidence | None = None,
         last: LastForecasts | None = None,
     ) -> None:
         self.switch = switch or Switch("bookkeeping of workflows", counts)
@@ -112,17 +109,18 @@ class StepForecasts(Listener):
         self._tools_source = self._next_agents if isinstance(self._next_agents, ReadsTools) else None
         self._returns, self._pace, self._clock = forecasts.returns, StepPace(), clock
         self._score, self._counts, self._modes = score, counts, modes
-        self._record, self._evidence, self._last = record, evidence, last
+        self._record, self._last = record, last
         self._pending: list[Workflow] = []
         self._contexts = forecasts.contexts
         self._contexts_switch = Switch("forecasts of contexts", counts, retry=retry)
         self._next_agents_switch = Switch("forecasts of next agents", counts, retry=retry)
         self._remaining_switch = Switch("forecasts of remaining tokens", counts, retry=retry)
         self._returns_switch = Switch("forecasts of return times", counts, retry=retry)
-        self._evidence_switch = Switch("evidence of forecasts", counts, retry=retry)
         self.sources_switches = (
-            *(self._contexts_switch, self._next_agents_switch, self._remaining_switch),
-            *(self._returns_switch, self._evidence_switch),
+            self._contexts_switch,
+            self._next_agents_switch,
+            self._remaining_switch,
+            self._returns_switch,
         )
         close = self._next_agents.close if self._next_agents is not None else None
         self._takes_reason = close is not None and "reason" in inspect.signature(close).parameters
@@ -178,7 +176,6 @@ class StepForecasts(Listener):
         make = partial(source.on_prefill, of.workflow_type, of.workflow_id, of.agent, **given)
         known.unanswered = known.calling = None
         self._forecast(step, request.request_id, make)
-        self._show(step, lambda tracker, made: tracker.begun(*_names(of), of.agent, made, of.number))
         if self.state_source is not None:
             step.awaits_state = known.next_agents
 
@@ -246,7 +243,6 @@ class StepForecasts(Listener):
                 known.unanswered = request_id, latest
             if self._tools_source is not None and self._tools_source.reads_tools and latest is not None:
                 known.calling = request_id, latest
-            self._show(running, lambda tracker, made: tracker.completed(*_names(step), made))
         elif not step.last:
             self._change(workflow, step, None)
 
@@ -374,8 +370,6 @@ class StepForecasts(Listener):
             self._returns_switch.attempt(self._returns.ended, step.workflow, reason)
         if self._contexts is not None:
             self._contexts_switch.attempt(self._contexts.ended, step, reason)
-        if self._evidence is not None:
-            self._evidence_switch.attempt(self._evidence.tracker.ended, *_names(step), reason)
         if self._next_agents is not None:
             why = (reason,) if self._takes_reason else ()
             self._next_agents_switch.attempt(self._next_agents.close, step.workflow_type, step.workflow_id, *why)
@@ -413,12 +407,6 @@ class StepForecasts(Listener):
         if forecast.moment == PREFILL:  # requests are ranked by this one
             self._counts.add(FORECASTS, "remaining-length", forecast.remaining.source)
         return forecast
-
-    def _show(self, running: RunningStep, event: Callable[[OutcomeTracker, LiveForecast], object]) -> None:
-        forecast = running.workflow.forecasts.next_agents
-        if self._evidence is not None and forecast is not None:
-            self._evidence_switch.attempt(self._evidence.forecast, running.step.stats_key, forecast)
-            self._evidence_switch.attempt(event, self._evidence.tracker, forecast)
 
     def _change(self, workflow: Workflow, step: Step, change: slice | None, curve: ReturnCurve | None = None) -> None:
         known = workflow.forecasts
@@ -477,11 +465,6 @@ class StepForecasts(Listener):
             self._next_agents_switch.off(error)
             known.next_agents = None
             return UNKNOWN
-
-
-def _names(step: Step) -> tuple[str, str]:
-    """Keys of the statistics of the step's workflow."""
-    return step.stats_key, step.workflow_id
 
 
 def _rows(forecast: LiveForecast, agent: str, change: slice | None) -> NDArray[np.float32]:

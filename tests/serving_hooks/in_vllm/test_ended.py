@@ -16,7 +16,6 @@ pytestmark = pytest.mark.vllm
 
 KEEP = (
     "workflows",
-    "evidence",
     "forecaster",
     "monitor",
     "admission accounts",
@@ -38,9 +37,9 @@ class Clock:
 
 
 def hooked(folder: Path) -> tuple[Engine, Clock]:
-    """All policies, evidence, monitor and recorder are on."""
+    """All policies, monitor and recorder are on."""
     clock, forecaster = Clock(), Forecaster(None, back_off=OnlineCounts(), monitor=ForecastMonitor())
-    settings: dict[str, Any] = {"prefetch": True, "evidence": 5, "time_to_live_s": 1000.0}
+    settings: dict[str, Any] = {"prefetch": True, "time_to_live_s": 1000.0}
     settings["recorder"] = {"folder": str(folder / "recording")}
     scheduler = build(folder, told(forecaster, clock=clock), blocks=90, presage=settings)
     engine = Engine(scheduler)

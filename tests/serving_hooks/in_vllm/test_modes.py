@@ -69,19 +69,6 @@ def test_off_and_in_shadow_each_step_is_vllms_own(
         assert status["counts"]["forecast: champion"] > 100
 
 
-def test_evidence_that_nobody_has_yet_leaves_each_step_to_vllm(tmp_path: Path) -> None:
-    logs = []
-    for kind, presage in ((Scheduler, None), (GuessingSync, {"evidence": 20})):
-        engine = Engine(build(tmp_path, kind, blocks=70, presage=presage))
-        answered(engine, pressed(engine, 300, seed=2))
-        logs.append(engine.log)
-    assert logs[0] == logs[1]
-    shown = engine.scheduler.presage_status()["modes"]["evidence"]
-    assert set(shown) <= {"review", "search"}
-    assert shown
-    assert not any(of["suffices"] for models in shown.values() for of in models.values())  # chance is over-confident
-
-
 def test_admission_in_shadow_decides_and_holds_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, lambda workflow: hash(workflow.id) % 2 == 0)
     logs = []
@@ -149,18 +136,6 @@ def test_the_first_request_after_a_change_is_treated_by_it(tmp_path: Path) -> No
         ["begins", "completes"],
         1,
     )
-
-
-def test_a_type_that_has_shown_enough_is_acted_on(tmp_path: Path) -> None:
-    engine, _ = served(tmp_path, returns=dict.fromkeys("abc", 0.9), presage={"evidence": 5})
-    modes = [engine.scheduler.presage_status()["modes"]["policies"]["eviction"]]
-    for number in range(60):  # the planner comes back nine times of ten, as is said
-        for again in range(10):
-            step(engine, f"a{number}.{again}", 0, 20)
-        step(engine, f"a{number}.x", 0, 20, workflow_end=1)
-        modes.append(engine.scheduler.presage_status()["modes"]["policies"]["eviction"])
-    assert (modes[0], modes[5], modes[-1]) == ("shadow", "shadow", "on")
-    assert engine.scheduler.presage_status()["on"]["eviction"]
 
 
 def test_who_came_while_priority_was_off_is_ranked_when_it_is_on_and_nobody_is_lost(tmp_path: Path) -> None:

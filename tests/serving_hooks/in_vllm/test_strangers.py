@@ -99,7 +99,7 @@ def test_100_000_requests_raise_nothing_and_memory_is_flat() -> None:
 
 @pytest.mark.vllm
 def test_strange_requests_are_served_by_the_engine_like_any_other(tmp_path: Path) -> None:
-    engine, draw, due = Engine(build(tmp_path, GuessingSync, blocks=70, presage={"evidence": 3})), random.Random(6), {}
+    engine, draw, due = Engine(build(tmp_path, GuessingSync, blocks=70)), random.Random(6), {}
     for number in range(400):
         request = ask(f"r{number}", [number % 500] * 20, 2)
         extra = sent(draw, number)
