@@ -123,21 +123,6 @@ def replay(
             help="TOML file of several engines (docs/fleet.md): --policy then names routing policies, all by default."
         ),
     ] = None,
-    tools: Annotated[
-        Path | None,
-        typer.Option(
-            help="TOML file of tools that take time to set up, as of `presage tools serve` (docs/replay_tools.md): "
-            "every policy is replayed with every --prepare. Default policy: stock."
-        ),
-    ] = None,
-    prepare: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="With --tools, when they are set up: on-demand, at-start (of the workflow), expected (by --forecasts "
-            "and --returns, as the tool service does), no-setup (a bound). Default: all.",
-        ),
-    ] = None,
     cache_tokens: Annotated[int | None, typer.Option(help="Cache size in tokens; overrides the file.")] = None,
     host_cache_tokens: Annotated[
         int | None,
@@ -165,17 +150,8 @@ def replay(
     from presage.report.files import check_folder, document, write_metrics, write_report
     from presage.serving_hooks.replay.engine_file import read_engine
     from presage.serving_hooks.replay.fleet_file import FleetPlan, read_fleet
-    from presage.serving_hooks.replay.policies import (
-        PREPARATIONS,
-        ROUTING,
-        STOCK,
-        crossed,
-        named,
-        prepared,
-        routing_named,
-    )
+    from presage.serving_hooks.replay.policies import ROUTING, STOCK, crossed, named, routing_named
     from presage.serving_hooks.replay.runs import Setting, by_policy, check_vllm, result, run_all
-    from presage.serving_hooks.replay.tools_file import check_called, described_tools, read_tools
     from presage.serving_hooks.replay.verdict import verdict
     from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, check_fits, workload
 
@@ -195,14 +171,9 @@ def replay(
                 raise ConfigurationError(f"{option} applies to one engine: omit it, or say it in the file of --fleet")
         policies = routing_named(policy or ",".join(ROUTING))
     else:
-        policies = named(policy or (_POLICIES if scheduler is None and tools is None else STOCK))
+        policies = named(policy or (_POLICIES if scheduler is None else STOCK))
         if scheduler is not None:
             policies = crossed(policies, scheduler)
-    needed = {} if tools is None else read_tools(tools)
-    if needed:
-        policies = prepared(policies, prepare or ",".join(PREPARATIONS))
-    elif prepare is not None:
-        raise ConfigurationError("--prepare says when tools are set up: give their file with --tools, or leave it out")
     users = [*policies, *(member.policy for member in members)]
     arrivals = Arrivals(concurrency, rate, cv, as_recorded)
     convention = PromptConvention(prompts, opening_tokens, closing_tokens)  # type: ignore[arg-type]  # it checks the name
@@ -223,7 +194,6 @@ def replay(
                 "--contexts": contexts,
                 "--returns": returns,
                 "--scheduler": scheduler,
-                "--tools": tools,
             }
             held, rule = read_plain_requests(traces, of_workflows, forecasts, out, report), None
             sources: dict[str, Any] = {"forecasts": forecasts}
@@ -249,8 +219,6 @@ def replay(
                 out.note(f"prompts of {held.recorded} of {len(held.jobs)} workflows are as prefix_blocks recorded them")
             elif prompts == "recorded":
                 convention = replace(convention, prompts="history-first")
-            if needed:
-                check_called(held.jobs, needed)
         setting = Setting(
             *(held.jobs, convention, arrivals, machine),
             **sources,
@@ -258,7 +226,6 @@ def replay(
             fleet=members,
             models=plan.agents,
             scaling=plan.scaling,
-            tools=needed,
         )
         forecasting = not plain and any("asked" in one.sources for one in users)
         for one in members:
@@ -285,7 +252,6 @@ def replay(
                 "with_pauses": with_pauses,
             },
             "engine": machine.model_dump(),
-            "tools": described_tools(needed) if needed else None,
             "forecasts": forecasts if forecasting else None,
             "lengths": lengths if forecasting else None,
             "profile": profile if forecasting else None,
@@ -319,14 +285,9 @@ def _row(one: Done, policies: Sequence[Policy]) -> str:
     """A finished run in a line."""
     limit = f", {one.at_once} at once" if one.at_once is not None else ""
     width = max(len(policy.name) for policy in policies)
-    waited = ""
-    if "tool_setup_waited_s" in one.figures:
-        setup_s, limit_s = one.figures["tool_setup_waited_s"], one.figures["tool_limit_waited_s"]
-        waited = f", waits for tools: set-up {setup_s:.1f} s, limit {limit_s:.1f} s"
     return (
         f"{one.policy:{width}}  seed {one.seed}{limit}: hit rate {one.figures['hit_rate']:.3f}, "
         f"mean completion {one.figures['completion_mean_s']:.1f} s, queueing {one.figures['queueing_mean_s']:.2f} s"
-        f"{waited}"
     )
 
 

@@ -33,12 +33,12 @@ def serve(
     try:
         from presage.serving_hooks.gateway.check import as_toml
         from presage.serving_hooks.tool_service.app import serve as serve_tools
-        from presage.serving_hooks.tool_service.config import ToolServiceConfig, check_named, read_config
+        from presage.serving_hooks.tool_service.config import check_named, read_config
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "presage":
             raise
         raise ConfigurationError(f"presage tools needs the extra gateway: {install('gateway')}") from None
-    made = read_config(config, ToolServiceConfig)
+    made = read_config(config)
     if as_json and not check:
         raise ConfigurationError("--json is for --check")
     if check:

@@ -53,18 +53,6 @@ _ROUTED: Final = {
     "unused": ("unused_share", 2),
 }
 
-_TOOLS: Final = {
-    "set up": ("tools_set_up", 0),
-    "never needed": ("tools_unused", 0),
-    "share of set-up hidden": ("tool_hidden_share", 3),
-    "waited for set-up s": ("tool_setup_waited_s", 1),
-    "waits at the limit": ("tool_limit_waits", 1),
-    "waited there s": ("tool_limit_waited_s", 1),
-    "idle before use, tool s": ("tool_idle_s", 1),
-    "there, tool s": ("tool_held_s", 0),
-    "most at once": ("tools_at_once", 1),
-}
-
 _BY_AGENT: Final = "ttft_mean_s of "
 
 
@@ -79,7 +67,6 @@ def document(metrics: Metrics) -> Document:
         _pictures(metrics),
         Section(f"Policies side by side, {_pauses(metrics)}", [_side_by_side(metrics), *_notes(policies)], True),
         Section("Tails", [_table(policies, _TAILS)], True),
-        _tools(policies),
         _shares(policies),
         _routing(policies),
         _placed(policies),
@@ -162,10 +149,7 @@ def _lead(metrics: Metrics) -> str:
     if load.get("with_pauses"):
         lead += "Completion is from arrival to end, pauses between steps included."
     else:
-        late = " or waits for a tool that is late" if metrics.get("tools") else ""
-        lead += (
-            f"Completion leaves out pauses: it is the time in which a workflow has a request waiting or running{late}."
-        )
+        lead += "Completion leaves out pauses: it is the time in which a workflow has a request waiting or running."
     verdict = metrics.get("verdict") or {}
     if verdict.get("nothing_to_gain"):
         lead = f"Nothing can be gained from the cache here: {verdict['nothing_to_gain']}. {lead}"
@@ -192,12 +176,8 @@ def _shares(policies: Mapping[str, Any]) -> Section | None:
         for name, of in policies.items()
         if "share_of_oracle" in of
     ]
-    if any("tools_set_up" in of for of in policies.values()):
-        gain = "set-up in no time gains over set-up on demand, with the same policy"
-    elif any("+" in name for name in policies):
-        gain = "stjf-oracle gains over fcfs, with the same policy"
-    else:
-        gain = "the oracle gains over stock"
+    crossed = any("+" in name for name in policies)
+    gain = "stjf-oracle gains over fcfs, with the same policy" if crossed else "the oracle gains over stock"
     text = Text("A dash: what the oracle gains is within the noise of the seeds, so no share of it means anything.")
     table = Table(["policy", *_FIGURES], rows)
     return Section(f"Share of what {gain}", [text, table], in_terminal=True) if rows else None
@@ -286,11 +266,6 @@ def _courses(
     return Picture(name, caption, panels, tuple(series))
 
 
-def _tools(policies: Mapping[str, Any]) -> Section | None:
-    with_tools = {name: of for name, of in policies.items() if "tools_set_up" in of}
-    return Section("Tools", [_table(with_tools, _TOOLS)], in_terminal=True) if with_tools else None
-
-
 def _tiers(policies: Mapping[str, Any]) -> Section | None:
     with_host = {name: of for name, of in policies.items() if "loaded_tokens" in of}
     return Section("Hit tokens by tier", [_table(with_host, _TIERS)], in_terminal=True) if with_host else None
@@ -337,8 +312,6 @@ def _facts(metrics: Metrics) -> dict[str, str]:
     engine = {name: str(value) for name, value in metrics["engine"].items() if name != "cost"}
     cost = {name: str(value) for name, value in metrics["engine"]["cost"].items() if value is not None}
     everything = held | engine | cost | {"forecasts": metrics["forecasts"] or "none"}
-    for name, of in (metrics.get("tools") or {}).items():
-        everything[f"tool {name}"] = ", ".join(f"{key} {value}" for key, value in of.items() if value is not None)
     if metrics.get("replayed"):
         everything["learnt from"] = metrics["replayed"]
     return {name.replace("_", " "): value for name, value in everything.items()}

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.forecasts import ReturnTimes
-from presage.serving_hooks.forecasting.live import LiveForecast, LiveReturn
+from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.lifecycle.event import LifecycleEvent, LifecycleKind, Subscriber
 from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.workflows import EmittedEvents, EndReason, RunningStep, Workflow
@@ -21,19 +21,6 @@ _FINISH_REASONS: Final = frozenset(
     ("stop", "length", "tool_calls", "function_call", "content_filter", "repetition", "abort", "error")
 )
 """Those that are shown; servers behind a gateway may answer with any text in their place."""
-
-
-def expectation(live: LiveForecast | None, back: LiveReturn | None) -> dict[str, Any]:
-    """What `expected` holds, of forecasts that say anything: fields of a `LifecycleEvent`."""
-    details: dict[str, Any] = {}
-    if live is not None:
-        details |= {"next_agents": dict(live.next_agents()), "end": live.end}
-    elif back is not None:
-        details["end"] = back.end
-    if back is not None:
-        seconds = zip(map(str, back.quantiles), back.seconds, strict=True)
-        details["return_s"] = {quantile: round(value, 3) for quantile, value in seconds if isfinite(value)}
-    return details
 
 
 class LifecycleEvents:
@@ -107,7 +94,15 @@ class LifecycleEvents:
         before, emitted.expected = emitted.expected, (live, back)
         if (live is None and back is None) or (live is before[0] and back is before[1]):
             return
-        self._latest("expected", workflow, **expectation(live, back))
+        details: dict[str, Any] = {}
+        if live is not None:
+            details |= {"next_agents": dict(live.next_agents()), "end": live.end}
+        elif back is not None:
+            details["end"] = back.end
+        if back is not None:
+            seconds = zip(map(str, back.quantiles), back.seconds, strict=True)
+            details["return_s"] = {quantile: round(value, 3) for quantile, value in seconds if isfinite(value)}
+        self._latest("expected", workflow, **details)
 
     def held(self, workflow: Workflow, at_most_s: float | None) -> None:
         """A workflow waits until there is room for it; reported once until it is resumed."""

@@ -15,10 +15,10 @@ import heapq
 import math
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from presage.errors import EngineError
 from presage.serving_hooks.policies.workload import attention_pairs
@@ -27,12 +27,9 @@ from presage.serving_hooks.replay.engine_file import Cost
 from presage.serving_hooks.replay.metrics import PolicyRun, RequestOutcome, VirtualClock
 from presage.serving_hooks.replay.prompts import HASH_BYTES, LazyTokens, PromptIds
 from presage.serving_hooks.replay.vllm_scheduler import make_request
-from presage.serving_hooks.replay.workload import JobStep, ReplayJob, Schedule, again_tokens
+from presage.serving_hooks.replay.workload import ReplayJob, Schedule, again_tokens
 from presage.serving_hooks.workflows.identity import tenant_of, unscoped
 from presage.serving_hooks.workflows.tenants import ARGUMENT
-
-if TYPE_CHECKING:
-    from presage.serving_hooks.replay.tools import ReplayTools
 
 _LOOK_AGAIN_S: Final = 0.01
 """Seconds until an engine calls its scheduler again when requests wait and none is admitted."""
@@ -47,9 +44,6 @@ _ANSWER: Final = -2
 
 _TICK: Final = -3
 """Likewise when a router acts by itself."""
-
-_CALL: Final = -4
-"""Likewise when tools act."""
 
 
 class Watcher(Protocol):
@@ -146,7 +140,6 @@ class ReplayEngine:
         engines: at least one; a router may add more.
         at_once: limit on running jobs; more wait in the order of arrival. None for no limit.
         router: None for a single engine.
-        tools: None without.
     """
 
     def __init__(
@@ -158,7 +151,6 @@ class ReplayEngine:
         at_once: int | None = None,
         watchers: Sequence[Watcher] = (),
         router: ReplayRouter | None = None,
-        tools: ReplayTools | None = None,
     ) -> None:
         self._jobs, self._prompts, self._schedule = jobs, prompts, schedule
         self._engines, self._router = engines, router
@@ -170,10 +162,6 @@ class ReplayEngine:
         self._under_way: dict[int, _UnderWay] = {}
         self._held: deque[tuple[float, int]] = deque()  # jobs waiting to begin
         self._answers: dict[int, tuple[RequestOutcome, bool]] = {}  # on their way to the router
-        self._tools = tools
-        self._calls: dict[int, Callable[[], None]] = {}
-        if tools is not None:
-            tools.attach(self._call_at)
         self.run = PolicyRun()
 
     def play(self) -> PolicyRun:
@@ -193,9 +181,6 @@ class ReplayEngine:
             else:
                 self._event(*heapq.heappop(self._coming))
         run, engines = self.run, self._engines
-        if self._tools is not None:
-            self._tools.check_ended()
-            run.tools, run.tool_waits = self._tools.lives, self._tools.waits
         if self._under_way:
             raise EngineError(
                 f"{len(self._under_way)} workflows wait and none is placed: the router holds them forever"
@@ -207,19 +192,16 @@ class ReplayEngine:
             run.add_counters(engine.run)
         return run
 
-    def _event(self, at_s: float, order: int, number: int, index: int) -> None:
+    def _event(self, at_s: float, _: int, number: int, index: int) -> None:
         if index == _JOB:
             self._begin(number, at_s)
-        elif index == _CALL:
-            self._calls.pop(order)()
         elif index == _ANSWER:
             assert self._router is not None
             self._place(self._router.answered(*self._answers.pop(number)), at_s)
         elif index == _TICK:
             assert self._router is not None
             self._place(self._router.tick(at_s), at_s)
-            coming = self._under_way or any(one[3] != _CALL for one in self._coming)
-            if self._router.tick_s is not None and coming:
+            if self._router.tick_s is not None and (self._under_way or self._coming):
                 self._come(at_s + self._router.tick_s, 0, _TICK)
         else:
             self._arrive(Arrival(at_s, number, index))
@@ -265,8 +247,6 @@ class ReplayEngine:
         job = self._jobs[number]
         waits_for = [len(step.parents) for step in job.steps]
         self._under_way[number] = _UnderWay(at_s, waits_for, len(job.steps))
-        if self._tools is not None:
-            self._tools.began(number, at_s)
         for index, step in enumerate(job.steps):
             if not step.parents:
                 self._arrive(Arrival(at_s, number, index))
@@ -275,30 +255,7 @@ class ReplayEngine:
         self._order += 1
         heapq.heappush(self._coming, (at_s, self._order, number, index))
 
-    def _call_at(self, at_s: float, call: Callable[[], None]) -> None:
-        self._order += 1
-        self._call_in_turn(self._order, at_s, call)
-
-    def _call_in_turn(self, order: int, at_s: float, call: Callable[[], None]) -> None:
-        self._calls[order] = call
-        heapq.heappush(self._coming, (at_s, order, 0, _CALL))
-
-    def _follow(self, ended_s: float, number: int, index: int, step: JobStep) -> None:
-        """The last parent of a step has ended: it comes after its pause, once its tools are there."""
-        self._order += 1
-        order, at_s = self._order, ended_s + step.pause_s
-
-        def arrive(late_s: float) -> None:
-            heapq.heappush(self._coming, (at_s + late_s, order, number, index))
-
-        if self._tools is None:
-            arrive(0.0)
-        else:
-            self._tools.follow(step, number, ended_s, partial(self._call_in_turn, order), arrive)
-
     def _arrive(self, arrival: Arrival) -> None:
-        if self._tools is not None:
-            self._tools.arrived(arrival.job, arrival.step, arrival.at_s)
         if self._router is None:
             self._place([(arrival, self._engines[0])], arrival.at_s)
         else:
@@ -430,8 +387,6 @@ class ReplayEngine:
             else:
                 scheduler.request_answered(name, step.finish_reason, step.tools)
         under_way.left -= 1
-        if self._tools is not None:
-            self._tools.answered(asked.job, asked.step, now, not under_way.left)
         if self._router is not None:
             self._answers[self._order + 1] = asked, not under_way.left
             self._come(now, self._order + 1, _ANSWER)
@@ -439,7 +394,7 @@ class ReplayEngine:
             if asked.step in one.parents:
                 under_way.waits_for[index] -= 1
                 if not under_way.waits_for[index]:
-                    self._follow(now, asked.job, index, one)
+                    self._come(now + one.pause_s, asked.job, index)
         if under_way.left:
             return
         self.run.completions_s.append(now - under_way.began_s)

@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -56,27 +55,6 @@ class RequestOutcome:
     starts: bool = False
 
 
-@dataclass(slots=True)
-class ToolLife:
-    """The record of a tool that was set up; times in seconds of the virtual clock.
-
-    Attributes:
-        job: number of the workflow for which it was set up.
-        ready_s: when it could be used.
-        needed_s: when a call first needed it, or waited for it; None if none did.
-        waited_s: of its set-up, what that call waited for.
-        gone_s: when it was removed.
-    """
-
-    tool: str
-    job: int
-    began_s: float
-    ready_s: float
-    needed_s: float | None = None
-    waited_s: float = 0.0
-    gone_s: float = math.inf
-
-
 @dataclass
 class PolicyRun:
     """One run of a workload under a policy.
@@ -91,8 +69,6 @@ class PolicyRun:
         busy_s: seconds of all iterations.
         recomputing_s: of these, what tokens cost that had been computed before.
         scaling: what the autoscaler of a fleet saw and did.
-        tools: that were set up, in the order in which that began.
-        tool_waits: of jobs for a tool that was late: number of the job, from when to when.
     """
 
     asked: list[RequestOutcome] = field(default_factory=list)
@@ -108,8 +84,6 @@ class PolicyRun:
     busy_s: float = 0.0
     recomputing_s: float = 0.0
     scaling: list[ScalingTick] = field(default_factory=list)
-    tools: list[ToolLife] = field(default_factory=list)
-    tool_waits: list[tuple[int, float, float]] = field(default_factory=list)
 
     def add_counters(self, other: PolicyRun) -> None:
         """Adds the counters of one engine."""
@@ -126,8 +100,7 @@ def figures(run: PolicyRun, with_pauses: bool = False) -> Figures:
     """The figures of one run, by name.
 
     Args:
-        with_pauses: whether completion times include pauses, in which a workflow has no request in the engine. Waits
-            for a tool that is late are no pauses.
+        with_pauses: whether completion times include pauses, in which a workflow has no request in the engine.
 
     Returns:
         hit_rate: share of prompt tokens found at the first selection, in the GPU's cache or the host's.
@@ -199,15 +172,14 @@ def _mean_and_p99(name: str, seconds: NDArray[np.float64]) -> Figures:
 
 
 def in_engine_s(run: PolicyRun) -> list[float]:
-    """Seconds in which a job had at least one request waiting or running, or waited for a late tool, by job: its
-    completion without pauses."""
+    """Seconds in which a job had at least one request waiting or running, by job: its completion without pauses."""
     busy_s: dict[int, float] = defaultdict(float)
     until_s: dict[int, float] = {}
-    there = [(one.job, one.came_s, one.came_s if one.ended_s is None else one.ended_s) for one in run.asked]
-    for job, came_s, ended_s in sorted(there + run.tool_waits, key=itemgetter(1)):
-        before_s = until_s.get(job, came_s)
-        busy_s[job] += max(0.0, ended_s - max(came_s, before_s))
-        until_s[job] = max(before_s, ended_s)
+    for one in sorted(run.asked, key=lambda one: one.came_s):
+        ended_s = one.came_s if one.ended_s is None else one.ended_s
+        before_s = until_s.get(one.job, one.came_s)
+        busy_s[one.job] += max(0.0, ended_s - max(one.came_s, before_s))
+        until_s[one.job] = max(before_s, ended_s)
     return list(busy_s.values())
 
 
@@ -226,7 +198,7 @@ def interval(values: Sequence[float], low: float = -math.inf, high: float = math
     return {"mean": mean, "ci95": [max(low, mean - half), min(high, mean + half)]}
 
 
-_RATES: Final = ("hit_rate", "reusable_share", "recomputing_share", "tool_hidden_share")
+_RATES: Final = ("hit_rate", "reusable_share", "recomputing_share")
 
 
 def over_seeds(runs: Sequence[Figures]) -> dict[str, Any]:

@@ -39,7 +39,6 @@ class Policy:
             other processes.
         named: whether clients name their workflows; if not, the hooks infer them from prompts, and ends are not told.
         routing: name of a routing policy, or your own; only for a fleet, whose engines have hooks of their own.
-        preparation: when tools are set up, one of `PREPARATIONS`; None without tools.
     """
 
     name: str
@@ -54,7 +53,6 @@ class Policy:
     scheduler: Callable[[type[Any]], type[Any]] | None = None
     named: bool = True
     routing: str | Callable[[], RoutingPolicy] | None = None
-    preparation: str | None = None
 
     def presage(self) -> dict[str, Any] | None:
         """The object `presage` of `--additional-config`; None without hooks."""
@@ -66,24 +64,13 @@ class Policy:
     @property
     def sources(self) -> set[Forecasting | Source | Returns]:
         """Its sources of forecasts."""
-        tools: Forecasting | None = "asked" if self.preparation == EXPECTED else None
-        return {who for who in (self.forecasts, self.ranked, self.returns, tools) if who is not None}
+        return {who for who in (self.forecasts, self.ranked, self.returns) if who is not None}
 
     @property
     def is_bound(self) -> bool:
         """Whether it knows what no engine can: the recorded future, or the best limit on this workload."""
-        knows = self.foresight or self.swept or self.preparation == NO_SETUP
-        return knows or not {"oracle", "output"}.isdisjoint(self.sources)
+        return self.foresight or self.swept or not {"oracle", "output"}.isdisjoint(self.sources)
 
-
-ON_DEMAND: Final = "on-demand"
-AT_START: Final = "at-start"
-EXPECTED: Final = "expected"
-NO_SETUP: Final = "no-setup"
-
-PREPARATIONS: Final = (ON_DEMAND, AT_START, EXPECTED, NO_SETUP)
-"""When tools are set up: once a call needs one; all as the workflow starts (ThunderAgent, section 4.4); by forecasts,
-as the tool service does; in no time, a bound."""
 
 SWITCHES: Final = ("priority", "eviction", "admission", "prefetch")
 
@@ -196,21 +183,8 @@ def crossed(policies: Sequence[Policy], schedulers: str) -> list[Policy]:
     return found
 
 
-def prepared(policies: Sequence[Policy], preparations: str) -> list[Policy]:
-    """Every policy with every preparation of tools, named policy+preparation.
-
-    Raises:
-        ConfigurationError: unknown name.
-    """
-    names = _each(preparations, PREPARATIONS, "--prepare")
-    return [replace(one, name=f"{one.name}+{name}", preparation=name) for one in policies for name in names]
-
-
 def ends(name: str) -> tuple[str, str]:
     """Names of the baseline and of the oracle between which a policy's gain is measured."""
-    policy, plus, last = name.rpartition("+")
-    if last in PREPARATIONS:
-        return f"{policy}+{ON_DEMAND}", f"{policy}+{NO_SETUP}"
     policy, plus, _ = name.partition("+")
     return (f"{policy}+{FIRST_COME}", f"{policy}+{CLAIRVOYANT}") if plus else (STOCK, ORACLE)
 

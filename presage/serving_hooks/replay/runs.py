@@ -39,7 +39,7 @@ from presage.serving_hooks.replay.forecasts import (
     source,
 )
 from presage.serving_hooks.replay.metrics import Figures, PolicyRun, VirtualClock, figures, over_seeds, shares
-from presage.serving_hooks.replay.policies import EXPECTED, Forecasting, Policy, ends
+from presage.serving_hooks.replay.policies import Forecasting, Policy, ends
 from presage.serving_hooks.replay.prompts import PromptIds
 from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, ReplayJob, schedule
 from presage.serving_hooks.status import EngineStatus
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from presage.serving_hooks.replay.belady import NextUses
     from presage.serving_hooks.replay.engine import EngineLoop
     from presage.serving_hooks.replay.fleet_file import FleetMember
-    from presage.serving_hooks.replay.tools import ReplayTools
-    from presage.serving_hooks.tool_service.config import ToolSettings
 
 Point = TypeVar("Point", bound=Hashable)
 
@@ -76,7 +74,6 @@ class Setting:
         contexts: folder of a context-growth model, or what makes a source, for the admission of policies that ask for
             forecasts.
         profile: folder of a profile behind `forecasts` and `lengths`.
-        tools: by name, for policies with a preparation.
     """
 
     jobs: tuple[ReplayJob, ...]
@@ -92,7 +89,6 @@ class Setting:
     scaling: ScalingConfig | None = None
     contexts: str | ContextSource | None = None
     profile: str | None = None
-    tools: Mapping[str, ToolSettings] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -197,7 +193,6 @@ def run_one(
     evictions = Evictions(jobs, prompts)
     for loop in loops:
         EnginePort(loop.scheduler).on_reuse(evictions.gives_up)
-    tools = _tools(setting, policy, seed)
     replay = ReplayEngine(
         jobs,
         prompts,
@@ -206,7 +201,6 @@ def run_one(
         policy.at_once,
         (evictions,) if next_uses is None else (evictions, next_uses),
         router,
-        tools,
     )
     with _seldom_collected():
         run = replay.play()
@@ -223,8 +217,6 @@ def run_one(
         made.update({source: n for (kind, source), n in status.by_labels(FORECASTS).items() if kind == "next-agent"})
     if router is not None:
         found |= router.figures(run)
-    if tools is not None:
-        found |= tools.figures()
     placed = {} if router is None else router.placed
     course = None if router is None else fleet_course(run, loops, [member.name for member in setting.fleet])
     return Done(policy.name, seed, found, dict(made), tuple(sorted(off)), policy.at_once, placed, course)
@@ -252,18 +244,6 @@ def _loop(
     with tempfile.TemporaryDirectory() as folder:
         scheduler = vllm_scheduler.make_scheduler(kind, engine, longest, policy.presage(), Path(folder))
     return EngineLoop(scheduler, engine.cost, engine.block_tokens, clock, named=policy.named)
-
-
-def _tools(setting: Setting, policy: Policy, seed: int) -> ReplayTools | None:
-    """The tools under a policy's preparation, with forecasts of their own, as a gateway in front of all engines has."""
-    from presage.serving_hooks.replay.tools import ReplayTools
-
-    if policy.preparation is None:
-        return None
-    clock = VirtualClock()
-    asked: Forecasting | None = "asked" if policy.preparation == EXPECTED else None
-    agents, returns = forecaster_for(setting, asked, clock), return_times_for(setting, asked, clock)
-    return ReplayTools(setting.jobs, setting.tools, policy.preparation, seed, clock, agents, returns)
 
 
 def forecaster_for(setting: Setting, who: Forecasting | Source | None, clock: Callable[[], float]) -> Any:
@@ -313,7 +293,6 @@ def run_all(
         for who in (policy.forecasts, policy.ranked):
             forecaster_for(setting, who, time.monotonic)
         return_times_for(setting, policy.returns, time.monotonic)
-        _tools(setting, policy, 0)
     unlimited = [policy for policy in policies if policy.swept]
     most = most_at_once(setting.arrivals.concurrency, setting.engine.most_requests, setting.jobs)
     tasks = [(0, policy, seed) for seed in seeds for policy in policies if not policy.swept]

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from presage.serving_hooks.replay.metrics import Figures, interval
-from presage.serving_hooks.replay.policies import FIRST_COME, ON_DEMAND, STOCK
+from presage.serving_hooks.replay.policies import FIRST_COME, STOCK
 
 _LEAST: Final = 0.0005
 """Smallest share of time that is called a difference: below it, it would be printed as 0.0 %."""
@@ -47,9 +47,7 @@ def verdict(
         regime: name ("thrashing", "eviction gains" or "no headroom"), recomputing_share of the policy that the others
             are compared with, mean over seeds, and a sentence, text.
     """
-    alone = (STOCK, f"{STOCK}+{FIRST_COME}")
-    baselines = (*alone, *(f"{name}+{ON_DEMAND}" for name in alone))
-    against = next((name for name in baselines if name in runs), next(iter(runs)))
+    against = next((name for name in (STOCK, f"{STOCK}+{FIRST_COME}") if name in runs), next(iter(runs)))
     compared = {name: saved(of, runs[against]) for name, of in runs.items() if name != against}
     sooner = {name: of for name, of in compared.items() if of is not None}
     better = sorted((name for name in sooner if _above(sooner[name])), key=lambda name: -sooner[name]["mean"])

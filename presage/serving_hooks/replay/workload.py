@@ -17,12 +17,12 @@ without a workflow, whose `hash_ids` define what its prompt shares.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -176,13 +176,6 @@ class PromptConvention:
         return self.prompts == "recorded" and all(one.prefix is not None for one in asked)
 
 
-class ToolCall(NamedTuple):
-    """A call of a tool for which a step waits: its name, and seconds from the end of the step's last parent to it."""
-
-    tool: str
-    after_s: float
-
-
 @dataclass(frozen=True, slots=True)
 class JobStep:
     """One request of a job.
@@ -198,7 +191,6 @@ class JobStep:
         pause_s: from the end of the last parent to its arrival.
         hashed: hash ids of a plain request's prompt, of `hash_tokens` each.
         finish_reason, tools: of the answer, and the tools that it calls; None if not recorded.
-        after_tools: the calls within the pause, in order.
     """
 
     agent: str
@@ -215,7 +207,6 @@ class JobStep:
     hash_tokens: int = 0
     finish_reason: str | None = None
     tools: tuple[str, ...] | None = None
-    after_tools: tuple[ToolCall, ...] = ()
 
     @property
     def sequence_tokens(self) -> int:
@@ -266,8 +257,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """A request as recorded: sizes, parents, pause, the runs of `prefix_blocks`, finish reason and tools called;
-    whether `input_tokens` were not recorded, but estimated; and the calls of tools in the pause.
+    """A request as recorded: sizes, parents, pause, the runs of `prefix_blocks`, finish reason and tools called; and
+    whether `input_tokens` were not recorded, but estimated.
     """
 
     agent: str
@@ -279,7 +270,6 @@ class RecordedRequest:
     finish_reason: str | None = None
     tools: tuple[str, ...] | None = None
     estimated_prompt: bool = False
-    after_tools: tuple[ToolCall, ...] = ()
 
 
 def workload(table: pa.Table, convention: PromptConvention, pause_s: float | None = None, seed: int = 0) -> Workload:
@@ -375,27 +365,22 @@ def _asked(group: Sequence[dict[str, Any]], drawn_s: Any, records_tools: bool) -
     """The requests of one workflow; parents are numbers of requests. Tools called are those of `running_steps`."""
     called = [step.get(TOOLS_CALLED) for step in running_steps(group)]
     waited: dict[int, tuple[int, ...]] = {}  # by step: the requests to wait for in its place
-    ran: dict[int, dict[int, dict[str, Any]]] = {}  # by step: the tool calls since these requests, by their steps
     found: list[RecordedRequest] = []
     ended: list[Any] = []
     last: int | None = None
     for at, row in enumerate(group):
         parents = row["parent_steps"] if row["parent_steps"] is not None else ([] if last is None else [last])
         before = tuple(sorted({request for parent in parents for request in waited.get(parent, ())}))
-        calls = {step: call for parent in parents for step, call in ran.get(parent, {}).items()}
         last = row["step"]
         if row["kind"] != "llm":
-            waited[last], ran[last] = before, {**calls, last: row}
+            waited[last] = before
             continue
         waited[last] = (len(found),)
         tools = called[len(found)]
-        if not before:
-            pause_s, since = 0.0, None
-        elif drawn_s is not None:
-            pause_s, since = float(drawn_s[at]), None
+        if drawn_s is not None:
+            pause_s = float(drawn_s[at]) if before else 0.0
         else:
-            since = max(ended[i] for i in before)
-            pause_s = max(0.0, (row["started_at"] - since).total_seconds())
+            pause_s = max(0.0, (row["started_at"] - max(ended[i] for i in before)).total_seconds()) if before else 0.0
         found.append(
             RecordedRequest(
                 row["agent"],
@@ -407,21 +392,10 @@ def _asked(group: Sequence[dict[str, Any]], drawn_s: Any, records_tools: bool) -
                 row.get("finish_reason"),
                 tuple(tools or ()) if records_tools or tools is not None else None,
                 row["estimated_prompt"],
-                _calls(calls, since, pause_s) if before else (),
             )
         )
         ended.append(row["ended_at"])
     return found
-
-
-def _calls(rows: Mapping[int, Mapping[str, Any]], since: Any, pause_s: float) -> tuple[ToolCall, ...]:
-    """Tool rows as calls in a pause that began at `since`; where times are unknown, at its beginning."""
-    found = []
-    for _, row in sorted(rows.items()):
-        timed = since is not None and row["started_at"] is not None
-        after_s = (row["started_at"] - since).total_seconds() if timed else 0.0
-        found.append(ToolCall(row["agent"], min(max(0.0, after_s), pause_s)))
-    return tuple(sorted(found, key=lambda call: call.after_s))
 
 
 def assemble(asked: Sequence[RecordedRequest], convention: PromptConvention) -> tuple[JobStep, ...]:
@@ -462,7 +436,6 @@ def assemble(asked: Sequence[RecordedRequest], convention: PromptConvention) -> 
                 prompt_tokens=one.input_tokens,
                 finish_reason=one.finish_reason,
                 tools=one.tools,
-                after_tools=one.after_tools,
             )
         )
     return tuple(steps)

@@ -21,7 +21,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shutil import which
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
@@ -31,7 +31,7 @@ from presage.serving_hooks.settings import STRICT
 
 _Seconds = Annotated[float, Field(gt=0)]
 _Cost = Annotated[float, Field(gt=0)]
-ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 _Command = Annotated[Sequence[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 
 
@@ -76,17 +76,6 @@ class CustomSettings(BaseModel):
     """what it is made with"""
 
 
-class ReplaySettings(BaseModel):
-    """What a replay of traces reads besides, and the service does not."""
-
-    model_config = STRICT
-
-    calls: Annotated[Sequence[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = ("*",)
-    """names of the calls, as the traces have them, that run in this tool; * and ? stand for any text and letter"""
-    setup_sigma: Annotated[float, Field(ge=0, le=5)] = 0.0
-    """standard deviation of the logarithm of the time of set-up, whose median is `setup_s`; 0: it is always the same"""
-
-
 class ToolSettings(BaseModel):
     """One tool: exactly one of `subprocess`, `docker` and `custom`."""
 
@@ -107,8 +96,6 @@ class ToolSettings(BaseModel):
     """prepared and used at once"""
     most_per_tenant: Annotated[int, Field(ge=1)] | None = None
     """used by the workflows of one tenant at once"""
-    replay: ReplaySettings = ReplaySettings()
-    """for `presage replay --tools`"""
 
     @model_validator(mode="after")
     def _one_driver(self) -> Self:
@@ -135,7 +122,7 @@ class ToolServiceConfig(BaseModel):
     its own workflows alone; the token above is the operator's, who acts for all"""
     expire_s: _Seconds = 3600.0
     """seconds without an event or a call after which a workflow has ended: of one whose server is gone"""
-    tools: Annotated[Mapping[ToolName, ToolSettings], Field(min_length=1)]
+    tools: Annotated[Mapping[_Name, ToolSettings], Field(min_length=1)]
     """its tools by name"""
 
     @property
@@ -167,11 +154,8 @@ def check_named(config: ToolServiceConfig) -> list[str]:
     return [f"{variable} is not set: {without}" for variable, without in wanted.items() if variable not in os.environ]
 
 
-ConfigKind = TypeVar("ConfigKind", bound=ToolServiceConfig)
-
-
-def read_config(file: Path, kind: type[ConfigKind]) -> ConfigKind:
-    """Reads a file of this kind.
+def read_config(file: Path) -> ToolServiceConfig:
+    """Reads a file of the tool service.
 
     Raises:
         ConfigurationError: it cannot be read, or a value is not what is wanted.
@@ -185,7 +169,7 @@ def read_config(file: Path, kind: type[ConfigKind]) -> ConfigKind:
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{file}: is no TOML ({error}); correct it") from None
     try:
-        return kind.model_validate(given)
+        return ToolServiceConfig.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         at = ".".join(map(str, first["loc"])) or "it"

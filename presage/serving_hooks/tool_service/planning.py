@@ -5,7 +5,7 @@ A tool is prepared for a workflow when a step that is expected, or that runs, is
 was prepared for it, else one that nobody needs, else a new one. It keeps the tool until it gives it back or ends. What
 was prepared for a workflow that did not need it is kept for others while that may pay, and then removed.
 
-The tool service carries the decisions out with processes and a database (`service.py`), a replay in virtual time.
+`service.py` carries the decisions out with processes and a database.
 """
 
 from __future__ import annotations
