@@ -3,9 +3,7 @@
 What the model would compute is made up: a row says whose it is and at which position it stands.
 """
 
-import importlib
 import pickle
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -288,10 +286,3 @@ def test_a_model_that_hands_out_no_layers_is_refused_before_it_serves() -> None:
 
 def test_the_installed_workers_are_those_we_know() -> None:
     assert engine_check.differences(signatures=engine_worker.SIGNATURES, methods={}) == []
-
-
-def test_the_former_path_of_the_connector_still_works_and_warns() -> None:
-    sys.modules.pop("presage.serving_hooks.vllm.tap.connector", None)
-    with pytest.warns(FutureWarning, match=r"give presage\.serving_hooks\.vllm\.hidden_states\.connector"):
-        old = importlib.import_module("presage.serving_hooks.vllm.tap.connector")
-    assert old.StatesConnector is StatesConnector

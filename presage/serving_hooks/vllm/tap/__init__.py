@@ -1,1 +1,0 @@
-"""The former name of `hidden_states`; only the path of its connector still works."""
