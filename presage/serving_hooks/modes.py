@@ -136,7 +136,11 @@ class Parts:
     """Parts that may fail, each with what makes it anew: that returns False if it has to be called again."""
 
     def __init__(self, renewals: Mapping[Switch, Callable[[], bool]]) -> None:
-        self._renewals = renewals
+        self._renewals = dict(renewals)
+
+    def add(self, switch: Switch, renew: Callable[[], bool]) -> None:
+        """Adds a part."""
+        self._renewals[switch] = renew
 
     @property
     def off(self) -> list[Switch]:

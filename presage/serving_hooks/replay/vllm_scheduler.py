@@ -161,7 +161,7 @@ class HookedScheduler(Policies, FastPathScheduler):
 
     def may_fast_forward(self) -> bool:
         """Whether only the order of free blocks acts, which has no work in a decode-only iteration."""
-        return not self.queue_policies.active and self.prefetcher is None
+        return not self.queue_policies.active
 
     def make_block_order(self, config: PresageConfig, switch: Switch) -> Any:
         """The scored order, which takes many blocks at once."""

@@ -228,15 +228,15 @@ class ScoredBlocks(Listener):
         """Entries of each table, to find leaks."""
         return self._order.debug_state(NO_WORKFLOW)
 
-    # Prefetch.
+    # Blocks filled ahead of requests.
 
     def spare(self, found: Iterable[int]) -> int:
-        """S_a: blank and retired free blocks, except those in `found`, which the prefetch itself would use."""
+        """Blank and retired free blocks (PBKV's S_a), except those in `found`."""
         self._settle_uses()
         return self._order.spare() - self._order.spared(found) if self.switch.on else 0
 
-    def fetched(self, workflow: str, agents: Iterable[str], blocks: list[int]) -> None:
-        """A prefetch uses these blocks for these agents; no sharing is learnt from that."""
+    def filled_for(self, workflow: str, agents: Iterable[str], blocks: list[int]) -> None:
+        """These blocks are filled for these agents of a workflow; no sharing is learnt from that."""
         self.settle()
         for agent in agents:
             self.switch.attempt(self._order.filled, workflow, agent, blocks)

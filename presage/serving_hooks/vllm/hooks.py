@@ -35,7 +35,6 @@ from presage.serving_hooks.vllm.inferred import InferredIdentity
 from presage.serving_hooks.vllm.lifecycle import LifecycleListener
 from presage.serving_hooks.vllm.listeners import Listeners
 from presage.serving_hooks.vllm.observing import Observing
-from presage.serving_hooks.vllm.prefetch import Prefetcher
 from presage.serving_hooks.vllm.queues import Priorities, QueuePolicies
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.vllm.step_texts import RequestTexts
@@ -55,7 +54,6 @@ class Hooks(engine.SchedulerSeam):
     Attributes:
         lifecycle: events of workflows, for whoever subscribes.
         block_order: eviction; None if it is not configured.
-        prefetcher: None if prefetch is not configured or not possible.
         left_out: policies for which vLLM could not be changed, and why.
 
     Raises:
@@ -94,9 +92,8 @@ class Hooks(engine.SchedulerSeam):
             logger.warning("this engine starts without the policies of %s: %s", policies, reason)
         retry = Retry(type(self).clock, config.retry_s)
         switch = partial(Switch, counts=self._counts, retry=retry)
-        prefetch, caches = switch("prefetch"), port.caches_prefixes
-        orders = "queues" not in self.left_out
-        eviction = switch("eviction", takes=(prefetch,))
+        caches, orders = port.caches_prefixes, "queues" not in self.left_out
+        eviction = switch("eviction")
         admission = switch("admission") if config.admission and caches and orders else None
         takes = (eviction,) if admission is None else (eviction, admission)
         self._bookkeeping = switch("bookkeeping of workflows", takes=takes)
@@ -135,7 +132,6 @@ class Hooks(engine.SchedulerSeam):
         )
         evicts = config.eviction and caches and "eviction" not in self.left_out
         self.block_order = self.make_block_order(config, eviction) if evicts else None
-        self.prefetcher = self._make_prefetcher(config, prefetch) if config.prefetch else None
         if self.block_order is not None:
             self.block_order.rank = partial(self._bookkeeping.attempt, self.step_forecasts.pass_on)
         self._apply_to_blocks(self._modes.whole["eviction"])  # whether states are read depends on it
@@ -143,12 +139,10 @@ class Hooks(engine.SchedulerSeam):
         self._states = RequestStates(
             port, forecasts, self.step_forecasts, self.workflow_table, self._observing, recorded
         )
-        # In this order: a request is known before anything is done for it, a prompt is kept before its completion is
-        # forecast, a step is recorded before its forecast, the queues rank by what was forecast, and lifecycle events
-        # tell of it. Admission follows while it is on.
+        # In this order: a request is known before anything is done for it, a step is recorded before its forecast, the
+        # queues rank by what was forecast, and lifecycle events tell of it. Admission follows while it is on.
         for listener in (
             self.identity,
-            self.prefetcher,
             self._states,
             self._observing if self._observing.on else None,
             self.block_order,
@@ -167,7 +161,6 @@ class Hooks(engine.SchedulerSeam):
             self._presage: self._return,
             self._bookkeeping: partial(self.workflow_table.clear_some, _MOST_CLEARED),
             eviction: partial(self._begin_anew, self.block_order),
-            prefetch: partial(self._begin_anew, self.prefetcher),
             self._renewal: nothing_to_renew,
             **dict.fromkeys(self.step_forecasts.sources_switches, nothing_to_renew),
         }
@@ -203,8 +196,6 @@ class Hooks(engine.SchedulerSeam):
         if self._withdrawn:
             return
         self._withdrawn, self._unnoted, self._step_times = True, None, None
-        if self.prefetcher is not None:
-            self.prefetcher.drop()
         for restore in (self.queue_policies.withdraw, partial(self._apply_to_blocks, Mode.OFF)):
             try:
                 restore()
@@ -229,7 +220,7 @@ class Hooks(engine.SchedulerSeam):
             if (step := table.step(request_id)) is not None:
                 self._listeners.request_resumed(step)
         for request, found in self.engine_port.first_found(output):
-            if self.prefetcher is not None and self.prefetcher.fetches(request.request_id):
+            if self._is_own(request.request_id):
                 continue
             step = table.step(request.request_id)
             if step is not None:
@@ -271,9 +262,7 @@ class Hooks(engine.SchedulerSeam):
         return True
 
     @staticmethod
-    def _begin_anew(part: ScoredBlocks | Prefetcher | InferredIdentity | None) -> bool:
-        if isinstance(part, Prefetcher):
-            part.drop()
+    def _begin_anew(part: ScoredBlocks | InferredIdentity | None) -> bool:
         if part is not None:
             part.begin()
         return True
@@ -296,15 +285,12 @@ class Hooks(engine.SchedulerSeam):
             return
         attends = self.engine_port.free_queue is scored
         if mode is Mode.OFF and attends:
-            if self.prefetcher is not None:
-                self.prefetcher.drop()
-                self.prefetcher.begin()
             self.engine_port.restore_blocks(scored.vllm_queue)
         elif mode is not Mode.OFF and not attends:
             scored.switch.attempt(scored.begin)
             self.engine_port.order_blocks(scored)
         scored.in_use, scored.acts = mode is not Mode.OFF, mode is Mode.ON
-        self.step_forecasts.retention = None if mode is Mode.OFF else self.prefetcher or scored
+        self.step_forecasts.retention = None if mode is Mode.OFF else scored
 
     # Parts. Subclasses may replace the public ones.
 
@@ -353,31 +339,16 @@ class Hooks(engine.SchedulerSeam):
             self.engine_port, self.workflow_table, self._counts, kind.clock, kind.identity_key(), retry_s
         )
 
-    def _make_prefetcher(self, config: PresageConfig, switch: Switch) -> Prefetcher | None:
-        if self.block_order is None:
-            return None
-        reason = self.engine_port.why_no_prefetch()
-        if reason is not None:
-            logger.warning("prefetch is off on this engine: %s", reason)
-            return None
-        return Prefetcher(
-            self.engine_port,
-            self._add_internal,
-            self.block_order,
-            config.prefetch_settings(),
-            config.prefetch_memory_mb * 2**20,
-            switch,
-            type(self).clock,
-            self._modes,
-            self.step_forecasts.returning if config.eviction_rule == "next-use" else None,
-        )
+    # Requests of Presage's own, which some guest may send.
+
+    def add_behind_all(self, request: EngineRequest) -> None:
+        """Queues a request of Presage's own behind all others; no listener hears of its arrival."""
+        self.queue_policies.queue_last(request)
+        super().add_request(request)  # type: ignore[misc]
+
+    def _is_own(self, request_id: str) -> bool:
+        return False
 
     def _step_of(self, request_id: str) -> Step | None:
         running = self.workflow_table.step(request_id)
-        if running is not None:
-            return running.step
-        return self.prefetcher.step(request_id) if self.prefetcher is not None else None
-
-    def _add_internal(self, request: EngineRequest) -> None:
-        self.queue_policies.arrives_internally(request)
-        super().add_request(request)  # type: ignore[misc]
+        return running.step if running is not None else None

@@ -62,9 +62,9 @@ class Listeners(Listener):
         self._listeners: list[Listener] = []
         self._arrange()
 
-    def add(self, listener: Listener) -> None:
-        """Adds a listener behind the others."""
-        self._listeners.append(listener)
+    def add(self, listener: Listener, first: bool = False) -> None:
+        """Adds a listener behind the others, or before them."""
+        self._listeners.insert(0 if first else len(self._listeners), listener)
         self._arrange()
 
     def remove(self, listener: Listener) -> None:

@@ -140,7 +140,7 @@ class OperatorCalls(Hooks):
             model_versions=model_versions(self._models),
             states=self._states.predictor_states,
             state_layer=self._state_layer,
-            prefetch=PrefetchStatus() if self.prefetcher is None else self.prefetcher.status(),
+            prefetch=PrefetchStatus(),
             counts=self._counts.by_key(),
             examples={f"{field}: {reason}": key for (field, reason), key in self._counts.examples.items() if key},
             counted=self._counts.by_metric()
@@ -204,7 +204,7 @@ class OperatorCalls(Hooks):
     def debug_state(self) -> dict[str, int]:
         """Entries of each table that grows with requests and workflows, to find leaks."""
         queues = self.queue_policies
-        parts = (self.identity, queues.priorities, self.block_order, queues.admission, self.prefetcher)
+        parts = (self.identity, queues.priorities, self.block_order, queues.admission)
         found = {
             "vLLM requests": len(self.engine_port.requests),
             "waiting": len(self.engine_port.waiting_queues[0]),

@@ -212,8 +212,8 @@ class QueuePolicies(Listener):
             workflow_type = of.workflow_type if of is not None else ""
             self.priorities.add(request, self._iteration, workflow_type, remaining_tokens, self._ranks(of))
 
-    def arrives_internally(self, request: EngineRequest) -> None:
-        """A prefetch is about to be queued, behind all others."""
+    def queue_last(self, request: EngineRequest) -> None:
+        """A request of Presage's own is about to be queued, behind all others."""
         if self.priorities is not None:
             self.priorities.add(request, self._iteration, "", math.inf)
 

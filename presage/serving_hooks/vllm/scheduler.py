@@ -15,6 +15,7 @@ from typing import Any
 from presage.serving_hooks.counts import EVENTS
 from presage.serving_hooks.vllm import engine, engine_check
 from presage.serving_hooks.vllm.engine import EngineRequest, Iteration
+from presage.serving_hooks.vllm.guests import with_guests
 from presage.serving_hooks.vllm.operator_calls import OperatorCalls
 from presage.serving_hooks.vllm.step_times_file import StepTimesFile
 from presage.serving_hooks.workflows import EndReason, RunningStep
@@ -32,7 +33,14 @@ logger = logging.getLogger(__name__)
 
 
 class Policies(OperatorCalls):
-    """The policies, as a mixin before a vLLM scheduler class; raises as `Hooks`."""
+    """The policies, as a mixin before a vLLM scheduler class, with the guests that its settings ask for.
+
+    Raises as `Hooks`.
+    """
+
+    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """Constructs a class with the guests."""
+        return super().__new__(with_guests(cls, vllm_config))
 
     # What vLLM calls. An exception of ours never reaches it: whatever no switch of a policy has caught switches all of
     # Presage off, and vLLM gets its own queues and free blocks back before it schedules again. Each passes on whatever
@@ -67,34 +75,15 @@ class Policies(OperatorCalls):
         return grammar
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """Processes the output of an iteration: reads hidden states, then removes internal requests."""
+        """Processes the output of an iteration: reads hidden states."""
         now = type(self).clock()
         self._presage.attempt(self._before_update, scheduler_output, model_runner_output, now)
         answers = super().update_from_output(scheduler_output, model_runner_output, *args, **kwargs)  # type: ignore[misc]
         if self.schedules_ahead and self._presage.on:
             self._bookkeeping.attempt(self.step_forecasts.flush)
-        if self.prefetcher is not None:
-            self.prefetcher.done(scheduler_output, answers)
         if self._step_times is not None:
             self._timing.attempt(self._step_times.updated, scheduler_output, now, self.engine_port.busy)
         return answers
-
-    def has_requests(self, *args: Any, **kwargs: Any) -> bool:
-        """Whether the engine has anything to do."""
-        return bool(super().has_requests(*args, **kwargs)) or bool(self._presage.attempt(self._has_internal_work))  # type: ignore[misc]
-
-    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """Aborts prefetches, whose blocks would prevent the reset, then calls vLLM's own."""
-        if self.prefetcher is not None:
-            self.prefetcher.drop()
-        return bool(super().reset_prefix_cache(*args, **kwargs))  # type: ignore[misc]
-
-    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's own, without internal requests."""
-        stats = super().make_stats(*args, **kwargs)  # type: ignore[misc]
-        if self.prefetcher is not None:
-            self._presage.attempt(self.prefetcher.hide_from_stats, stats)
-        return stats
 
     def request_leaves(self, request: EngineRequest) -> None:
         """A request has finished or was aborted; vLLM still knows it.
@@ -132,8 +121,6 @@ class Policies(OperatorCalls):
             return None
         began_at = type(self).clock()
         self.queue_policies.before()
-        if self.prefetcher is not None:
-            self.prefetcher.before()
         return began_at
 
     def _beside_model(self) -> None:
@@ -145,12 +132,6 @@ class Policies(OperatorCalls):
         self._note()
         self.queue_policies.updated(output, now)
         self._bookkeeping.attempt(self._states.read, output, computed)
-
-    def _has_internal_work(self) -> bool:
-        if self.prefetcher is None:
-            return False
-        self._bookkeeping.attempt(self.step_forecasts.flush)  # an idle engine has no iterations
-        return self.prefetcher.wants()
 
     def _scheduled(self, file: StepTimesFile, output: Iteration, began_at: float) -> None:
         port = self.engine_port
@@ -194,8 +175,6 @@ class Policies(OperatorCalls):
         return made
 
     def _leaves(self, request: EngineRequest) -> None:
-        if self.prefetcher is not None:
-            self.prefetcher.left(request.request_id)
         step, left = self._bookkeeping.attempt(self._as_left, request) or (None, None)
         self._listeners.request_finished(request, step, left)
         if step is not None and left is not None and (step.step.last or _given_up(step, left)):
@@ -231,4 +210,4 @@ class WorkflowScheduler(Policies, AsyncScheduler):  # type: ignore[misc]
         """Constructs a `SyncWorkflowScheduler` if the engine does not schedule ahead."""
         if cls is WorkflowScheduler and not vllm_config.scheduler_config.async_scheduling:
             return SyncWorkflowScheduler(vllm_config, *args, **kwargs)
-        return super().__new__(cls)
+        return super().__new__(cls, vllm_config)

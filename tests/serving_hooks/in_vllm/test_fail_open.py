@@ -20,7 +20,7 @@ from presage.serving_hooks.policies.eviction import FreeOrder
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
 from presage.serving_hooks.vllm.admission import AdmissionController
 from presage.serving_hooks.vllm.config import PresageConfig
-from presage.serving_hooks.vllm.prefetch_prompts import ExpectedPrompts
+from presage.serving_hooks.vllm.prefetch.prompts import ExpectedPrompts
 from presage.serving_hooks.vllm.queues import QueuePolicies
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.workflows import WorkflowTable

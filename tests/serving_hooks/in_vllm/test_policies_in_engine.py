@@ -16,6 +16,7 @@ from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.engine import SchedulerSeam
 from presage.serving_hooks.vllm.hooks import Hooks
 from presage.serving_hooks.vllm.operator_calls import OperatorCalls
+from presage.serving_hooks.vllm.prefetch.scheduler import Prefetching
 from presage.serving_hooks.vllm.scheduler import Policies, SyncWorkflowScheduler
 from presage.serving_hooks.workflows.identity import Step
 
@@ -216,10 +217,11 @@ def test_after_a_reset_of_the_cache_nothing_is_kept_and_all_is_free(tmp_path: Pa
 
 
 def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
-    own, hooked = build(tmp_path, Scheduler, blocks=90), build(tmp_path, SyncWorkflowScheduler, blocks=90)
+    own = build(tmp_path, Scheduler, blocks=90)
+    hooked = build(tmp_path, SyncWorkflowScheduler, blocks=90, presage={"prefetch": True})
     ours = {
         name
-        for kind in (Policies, OperatorCalls, Hooks, SchedulerSeam)
+        for kind in (Prefetching, Policies, OperatorCalls, Hooks, SchedulerSeam)
         for name in vars(kind)
         if not name.startswith("__")
     }
@@ -238,7 +240,6 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
         "_wait_bounds",
         "_returns",
         "_counts",
-        "_evidence",
         "_last_forecasts",
         "_lifecycle_listener",
         "_listeners",

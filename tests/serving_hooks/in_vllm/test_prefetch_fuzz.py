@@ -11,8 +11,8 @@ from test_fuzz import answered
 from vllm_samples import TIER, Request, ask, build, everything_is_free
 
 from presage.serving_hooks.vllm.engine import EnginePort
-from presage.serving_hooks.vllm.prefetch import Pace, Prefetcher, Yield
-from presage.serving_hooks.vllm.prefetch_prompts import CachedConversation, Habits, LastConversations
+from presage.serving_hooks.vllm.prefetch.prefetcher import Pace, Prefetcher, Yield
+from presage.serving_hooks.vllm.prefetch.prompts import CachedConversation, Habits, LastConversations
 
 pytestmark = pytest.mark.vllm
 BOTH = pytest.mark.parametrize("ahead", [False, True])

@@ -8,7 +8,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.interface import PauseState
 from vllm_samples import TIER, ask, everything_is_free
 
-from presage.serving_hooks.vllm.prefetch import Pace
+from presage.serving_hooks.vllm.prefetch.prefetcher import Pace
 
 pytestmark = pytest.mark.vllm
 BOTH = pytest.mark.parametrize("ahead", [False, True])

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.score import ScoreConfig, lookahead
 from presage.serving_hooks.vllm.engine import EnginePort
-from presage.serving_hooks.vllm.prefetch import Pace, Yield
-from presage.serving_hooks.vllm.prefetch_prompts import (
+from presage.serving_hooks.vllm.prefetch.prefetcher import Pace, Yield
+from presage.serving_hooks.vllm.prefetch.prompts import (
     ENTRY,
     CachedConversation,
     ExpectedPrompts,

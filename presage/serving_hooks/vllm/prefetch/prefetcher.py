@@ -1,6 +1,6 @@
 """Prefetches the prompt of the next agent into idle blocks: PBKV §4.3 inside vLLM's scheduler.
 
-A prefetch is an internal one-token request over as much of a known prompt (prefetch_prompts.py) as one iteration may
+A prefetch is an internal one-token request over as much of a known prompt (prompts.py) as one iteration may
 fetch (policies/prefetch.py). vLLM finds the cached part, loads or prefills the rest, and keeps the blocks when the
 request ends. It lasts one iteration, longer only while a connector loads:
 
@@ -37,7 +37,7 @@ from presage.serving_hooks.vllm.blocks import ScoredBlocks
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Found, Iteration
 from presage.serving_hooks.vllm.iteration_times import IterationTimer
 from presage.serving_hooks.vllm.listeners import Listener
-from presage.serving_hooks.vllm.prefetch_prompts import ExpectedPrompts, Prompt
+from presage.serving_hooks.vllm.prefetch.prompts import ExpectedPrompts, Prompt
 from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow
 from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step
@@ -324,7 +324,7 @@ class Prefetcher(Listener):
             prompt = self._alive.get(new.req_id)
             if prompt is not None:
                 blocks = new.block_ids[0][: requests[new.req_id].num_prompt_tokens // self._block]
-                self._blocks.fetched(prompt.step.workflow, prompt.agents, blocks)
+                self._blocks.filled_for(prompt.step.workflow, prompt.agents, blocks)
                 self._yield.add(blocks[len(prompt.found) :])
         ours = any(name in output.num_scheduled_tokens for name in self._alive)
         counts = bool(output.num_scheduled_tokens) and not ours
