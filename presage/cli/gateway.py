@@ -141,7 +141,7 @@ def _hosts(ext_proc: str | None, planner: str | None) -> list[Any]:
     if ext_proc is None and planner is None:
         return []
     try:
-        from presage.serving_hooks.gateway.exporters import dynamo_planner
+        from presage.serving_hooks.gateway.hosts import dynamo_planner
         from presage.serving_hooks.gateway.hosts import ext_proc as envoy
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "presage":

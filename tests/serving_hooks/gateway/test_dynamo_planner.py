@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from presage.serving_hooks.gateway.exporters.demand import ModelDemand
-from presage.serving_hooks.gateway.exporters.dynamo_planner import MESSAGES, PACKAGE, RequestPredictor, serving
+from presage.serving_hooks.gateway.hosts.dynamo_planner import MESSAGES, PACKAGE, RequestPredictor, serving
 
 DEMAND = [
     ModelDemand("small", 0.0, {0.5: 4.0, 0.9: 4.0}),

@@ -1,1 +1,1 @@
-"""The gateway's decisions inside systems that route requests themselves: Envoy and Ray Serve."""
+"""The gateway's decisions inside systems that route or scale themselves: Envoy, Ray Serve and Dynamo."""

@@ -31,7 +31,7 @@ from presage.serving_hooks.gateway.dialects import ORDER_HEADERS, answer_headers
 from presage.serving_hooks.gateway.dialects.answer import HEADER as FORECAST_HEADER
 from presage.serving_hooks.gateway.forward import is_encoded, is_stream
 from presage.serving_hooks.gateway.front import Front, wants_usage
-from presage.serving_hooks.gateway.grpc_messages import messages, serve_method
+from presage.serving_hooks.gateway.hosts.grpc_messages import messages, serve_method
 from presage.serving_hooks.gateway.identity.sent_names import NAME_HEADERS
 from presage.serving_hooks.gateway.refusal import Refusal
 from presage.serving_hooks.gateway.request import PATHS, ApiRequest

@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from presage.serving_hooks.gateway.exporters.demand import ModelDemand
-from presage.serving_hooks.gateway.grpc_messages import messages, serve_method
+from presage.serving_hooks.gateway.hosts.grpc_messages import messages, serve_method
 
 PACKAGE: Final = "dynamo.planner.plugin.v1"
 PLUGIN: Final = "presage"
