@@ -193,7 +193,7 @@ def plan(
     `steps` are the columns NUMBERS of its steps, `ends` the columns END_NUMBERS of its ends, which must be read first;
     `records` is whether the engine is still recording.
     """
-    ended = ended_runs(ends)
+    ended = _ended_runs(ends)
     numbers = _numbers(steps, skipped)
     run, step, client, aborted = numbers[:4]
     # As the engine's forecasters know it: the same run, client's number, agent and prompt tokens.
@@ -230,7 +230,7 @@ def _unbroken(client: NDArray[np.int64]) -> NDArray[np.bool_]:
     return by_client
 
 
-def ended_runs(ends: Iterable[pa.RecordBatch]) -> dict[int, int]:
+def _ended_runs(ends: Iterable[pa.RecordBatch]) -> dict[int, int]:
     """The number of steps of each ended run, from the columns END_NUMBERS of the ends."""
     found: dict[int, int] = {}
     for batch in ends:

@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+from recorded_forecasts import read_forecasts
 from served import gateway, served
 from text_samples import so_far, text_predictor, text_workflows
 
 from presage.datasets.read import read_traces
-from presage.datasets.recorded_forecasts import read_forecasts
 from presage.features.moment import COMPLETION, PREFILL
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine
@@ -74,7 +74,7 @@ def test_forecasts_on_texts_are_those_of_the_recorded_steps_offline(model: Path,
         int(name.rpartition(".")[2]): list(steps)  # by the number of the run
         for name, steps in groupby(trace, lambda row: str(row["workflow_id"]))
     }
-    made = {(row["run"], row["step"], row["moment"]): row for row in read_forecasts(tmp_path)[0].to_pylist()}
+    made = {(row["run"], row["step"], row["moment"]): row for row in read_forecasts(tmp_path).to_pylist()}
     assert (len(workflows), len(made)) == (4, 2 * len(trace))
     changed = 0
     for run, steps in workflows.items():

@@ -14,6 +14,7 @@ import random
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(
@@ -185,8 +186,9 @@ def hugging_face(model: str, tokens: dict[str, list[int]]) -> Callable[[str, lis
 def recorded(noted: Noted, reference: Any, tokens: dict[str, list[int]]) -> dict[str, Any]:
     """How many states were read back from the recording, and their largest differences: to Hugging Face's rows, by
     what is left of a number in float16; to the rows that the tap has taken, in that type."""
+    from recorded_forecasts import read_forecasts
+
     from presage.datasets.read import read_traces
-    from presage.datasets.recorded_forecasts import read_forecasts
 
     off: dict[str, float] = defaultdict(float)
     checked: dict[str, int] = defaultdict(int)
@@ -206,7 +208,7 @@ def recorded(noted: Noted, reference: Any, tokens: dict[str, list[int]]) -> dict
             if own is not None:
                 off["rows"] = max(off["rows"], float(np.abs(state - noted.rows[moment][own].astype(np.float16)).max()))
     layers = table["state_layer"].filter(table["prefill_state"].is_valid()).unique().to_pylist()
-    why = read_forecasts(os.environ["RECORDING"])[0]["reason"].unique().to_pylist()
+    why = read_forecasts(Path(os.environ["RECORDING"]))["reason"].unique().to_pylist()
     return {"off": dict(off), "checked": dict(checked), "layers": layers, "why": why}
 
 

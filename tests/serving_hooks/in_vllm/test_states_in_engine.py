@@ -45,7 +45,7 @@ def served(model: Path, name: str, registry: dict[str, str], recording: Path, *h
 
 
 def ran(*program: str, **environment: str) -> Any:
-    paths = os.pathsep.join([str(HERE.parents[2]), str(HERE)])
+    paths = os.pathsep.join(map(str, (HERE.parents[2], HERE.parents[1], HERE)))
     done = subprocess.run(
         [sys.executable, *program],
         cwd=HERE,
