@@ -36,8 +36,8 @@ from presage.batch.plan import Node
 from presage.batch.prefix_tree import field_tokens, pieces_of, tree_of
 from presage.batch.rows_under_way import RowsUnderWay
 from presage.batch.schedule import callers, depths, soft_order
+from presage.serving_hooks.engine_file import read_engine
 from presage.serving_hooks.replay.engine import Arrival, EngineLoop, ReplayEngine
-from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.metrics import RequestOutcome, VirtualClock
 from presage.serving_hooks.replay.policies import POLICIES
 from presage.serving_hooks.replay.runs import check_vllm

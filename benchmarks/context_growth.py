@@ -36,11 +36,11 @@ from presage.datasets.schema import conform
 from presage.predictors.length.context import ContextGrowthPredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.context_growth import ContextForecaster
-from presage.serving_hooks.forecasting.live import LiveLengths
 from presage.serving_hooks.replay.runs import Setting, check_vllm
 from presage.serving_hooks.replay.workload import ReplayJob
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.live import LiveLengths
 from presage.training.length.train import fit_lengths
 
 PATIENT: Final = Budget(deadline_s=math.inf, hang_s=None)

@@ -86,8 +86,8 @@ def main() -> None:
         folder = Path(scratch)
         llm = start(folder / "model", hidden_size=args.hidden_size, inner=4 * args.hidden_size)
         # vLLM looks through all modules that are loaded when it starts, and stumbles over some.
+        from presage.serving_hooks.engine_file import checked, engine_text
         from presage.serving_hooks.replay.calibrate import calibrate, read_step_times
-        from presage.serving_hooks.replay.engine_file import checked, engine_text
         from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
         known, others = draw(args.workflows, 0), draw(args.workflows, 1)

@@ -31,10 +31,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from presage.serving_hooks.engine_file import EngineFile, read_engine
 from presage.serving_hooks.policies.routing.fleet import Fleet, Placement, RoutingRequest
 from presage.serving_hooks.policies.routing.placement import FEWEST, LeastLoaded
 from presage.serving_hooks.policies.scaling import ScalingConfig
-from presage.serving_hooks.replay.engine_file import EngineFile, read_engine
 from presage.serving_hooks.replay.fleet_file import FleetMember
 from presage.serving_hooks.replay.metrics import Figures, interval
 from presage.serving_hooks.replay.policies import POLICIES, Policy

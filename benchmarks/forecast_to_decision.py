@@ -36,10 +36,10 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL
 from presage.serving_hooks.forecasting.forecasts import Forecasts
-from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.live import LiveForecast
 from presage.testing.engine import QWEN, ask, build
 from presage.testing.engine import ScriptedEngine as Engine
 from presage.testing.forecasts import AGENTS, Noise

@@ -39,7 +39,7 @@ from presage.predictors.router.transformer import TransformerScorer
 from presage.serving_hooks.gateway.models.model_choice import AUTO, TOO_FAR, ModelChooser, Pool
 from presage.serving_hooks.gateway.models.router_client import RouterAnswer, RouterClient
 from presage.serving_hooks.gateway.monitor.fleet_monitor import FleetMonitor, FleetUpstream
-from presage.serving_hooks.gateway.request import ApiRequest
+from presage.serving_hooks.identity.request import ApiRequest
 from presage.serving_hooks.policies.routing.chimera import WORTH
 from presage.testing.models import MODELS, planted, save_encoder
 

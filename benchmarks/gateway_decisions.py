@@ -19,8 +19,8 @@ import numpy as np
 
 from presage.serving_hooks.answer_reader import AnswerReader
 from presage.serving_hooks.gateway.config import gateway_config
-from presage.serving_hooks.gateway.request import ApiRequest
 from presage.serving_hooks.gateway.serve import build
+from presage.serving_hooks.identity.request import ApiRequest
 
 STEPS: Final = 3
 AT_ONCE: Final = 500

@@ -42,9 +42,9 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.gateway.identity.identifier import Identifier
-from presage.serving_hooks.gateway.identity.turns import MOST_TURNS
-from presage.serving_hooks.gateway.request import ApiRequest, Endpoint
+from presage.serving_hooks.identity.identifier import Identifier
+from presage.serving_hooks.identity.request import ApiRequest, Endpoint
+from presage.serving_hooks.identity.turns import MOST_TURNS
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 NOUNS = (

@@ -38,7 +38,7 @@ import torch
 
 from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.forecasting.forecasts import Forecasts
-from presage.serving_hooks.forecasting.live import LiveForecast
+from presage.serving_hooks.workflows.live import LiveForecast
 from presage.testing.forecasts import AGENTS, Noise
 
 WORKFLOWS, STEPS, PROMPT, ADDED, OUTPUT = 64, 2, (200, 400), (30, 90), 96

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.replay.policies import Policy
 from presage.serving_hooks.replay.workload import ReplayJob
 from presage.serving_hooks.vllm.listeners import Listener
+from presage.serving_hooks.workflows.live import LiveForecast
 
 if TYPE_CHECKING:
     from presage.serving_hooks.modes import Switch

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from presage.datasets.read import read_traces
-from presage.serving_hooks.replay.engine_file import read_engine
+from presage.serving_hooks.engine_file import read_engine
 from presage.serving_hooks.replay.metrics import gained
 from presage.serving_hooks.replay.policies import POLICIES
 from presage.serving_hooks.replay.runs import Setting, check_vllm, swept

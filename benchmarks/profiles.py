@@ -68,10 +68,10 @@ from presage.predictors.profile.predictor import ProfilePredictor
 from presage.predictors.profile.profile import ProfileConfig, TypeProfile, profile_of
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
-from presage.serving_hooks.forecasting.live import LiveLengths
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.outcomes import AgainstCounts, Followed, likeliest
+from presage.serving_hooks.workflows.live import LiveLengths
 from presage.training.length.train import fit_lengths
 from presage.training.next_agent.train import fit_predictor
 from presage.training.profile.evaluate import NGRAM, ProfileCounts, count_sets, evaluate, fit_profile_baseline

@@ -33,10 +33,10 @@ import numpy as np
 
 from presage.datasets.adapters.recording import batches, engines
 from presage.datasets.recording import RECORDED_FINISHED
-from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import StepRecorder, start
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.live import LiveForecast, LiveLengths
 
 STEPS_A_WORKFLOW = 10
 COPY = "copy of the states alone"

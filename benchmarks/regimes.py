@@ -47,7 +47,7 @@ from retry_loops import Written, draw
 
 from presage.datasets.read import read_traces
 from presage.datasets.requests import HASH_TOKENS, read_requests
-from presage.serving_hooks.replay.engine_file import Cost, EngineFile, read_engine
+from presage.serving_hooks.engine_file import Cost, EngineFile, read_engine
 from presage.serving_hooks.replay.policies import POLICIES, STOCK, Policy
 from presage.serving_hooks.replay.runs import Setting, best, check_vllm, most_at_once, run_one, tried
 from presage.serving_hooks.replay.workload import (

@@ -19,7 +19,7 @@ import json
 import random
 import time
 
-from presage.serving_hooks.replay.engine_file import read_engine
+from presage.serving_hooks.engine_file import read_engine
 from presage.serving_hooks.replay.policies import named
 from presage.serving_hooks.replay.runs import Done, Setting, check_vllm, run_one
 from presage.serving_hooks.replay.workload import (

@@ -29,7 +29,7 @@ from pathlib import Path
 from replay import CONVENTIONS, draw
 
 from presage.datasets.read import read_traces
-from presage.serving_hooks.replay.engine_file import read_engine
+from presage.serving_hooks.engine_file import read_engine
 from presage.serving_hooks.replay.policies import named
 from presage.serving_hooks.replay.prompts import PromptIds
 from presage.serving_hooks.replay.runs import Setting, check_vllm, run_one

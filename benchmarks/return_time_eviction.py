@@ -41,12 +41,12 @@ import pyarrow as pa
 
 from presage.datasets.read import read_traces
 from presage.datasets.split import split
-from presage.serving_hooks.forecasting.live import NO_RETURN, LiveReturn
-from presage.serving_hooks.replay.engine_file import Cost, EngineFile
+from presage.serving_hooks.engine_file import Cost, EngineFile
 from presage.serving_hooks.replay.forecasts import OracleReturnTimes
 from presage.serving_hooks.replay.policies import POLICIES, Policy
 from presage.serving_hooks.replay.runs import Setting, check_vllm, side_by_side
 from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, ReplayJob, workload
+from presage.serving_hooks.workflows.live import NO_RETURN, LiveReturn
 
 LEVELS = (0.25, 0.5, 0.9, 0.99)
 FIGURES = ("hit_rate", "ttft_mean_s", "completion_mean_s", "recomputed_tokens")

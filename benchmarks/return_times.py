@@ -33,9 +33,9 @@ from presage.datasets.tasks import task_folds, task_keys
 from presage.features.return_times import ENGINE_REASONS, LEAST_MS, return_rows
 from presage.predictors.return_time.predictor import ReturnTimePredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
-from presage.serving_hooks.forecasting.live import LiveReturn
 from presage.serving_hooks.forecasting.return_times import ReturnTimeForecaster
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.live import LiveReturn
 from presage.training.return_time.train import train_return_times
 
 RIVAL = "agent-and-reason"

@@ -6,7 +6,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its o
 
 from papers import THUNDERAGENT, static_graph
 
-from presage.serving_hooks.replay.engine_file import EngineFile
+from presage.serving_hooks.engine_file import EngineFile
 from presage.serving_hooks.replay.metrics import VirtualClock
 from presage.serving_hooks.replay.policies import Policy
 from presage.serving_hooks.replay.runs import Setting, run_one

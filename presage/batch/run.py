@@ -34,7 +34,7 @@ from presage.batch.rows_under_way import RowsUnderWay
 from presage.batch.schedule import SoftOrder
 from presage.client import AGENT_HEADER, ID_HEADER, TYPE_HEADER
 from presage.errors import ConfigurationError, EngineError, InputError, OutputError, PresageError
-from presage.serving_hooks.gateway.monitor.engine_metrics import read_engine_load
+from presage.serving_hooks.engine_metrics import read_engine_load
 
 _AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _OPEN_ROWS: Final = 1000

@@ -26,8 +26,8 @@ def calibrate_cost(
 ) -> None:
     """Fit a cost model to step times and write it, with cache size and limits as an engine file (`presage replay`)."""
     from presage.report.files import write_file
+    from presage.serving_hooks.engine_file import checked, engine_text
     from presage.serving_hooks.replay.calibrate import calibrate, read_step_times
-    from presage.serving_hooks.replay.engine_file import checked, engine_text
 
     out = Output(as_json)
     with out.working() as report:

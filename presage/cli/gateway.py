@@ -129,7 +129,7 @@ def gateway(
 
 def _hosts(ext_proc: str | None, planner: str | None) -> list[Any]:
     """What runs beside the gateway's HTTP."""
-    from presage.serving_hooks.gateway.config import host_and_port
+    from presage.serving_hooks.addresses import host_and_port
 
     for option, address in (("--ext-proc", ext_proc), ("--dynamo-planner", planner)):
         if address is None:

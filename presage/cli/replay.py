@@ -148,7 +148,7 @@ def replay(
     from presage.errors import ConfigurationError
     from presage.kinds.replay_gate import load_of
     from presage.report.files import check_folder, document, write_metrics, write_report
-    from presage.serving_hooks.replay.engine_file import read_engine
+    from presage.serving_hooks.engine_file import read_engine
     from presage.serving_hooks.replay.fleet_file import FleetPlan, read_fleet
     from presage.serving_hooks.replay.policies import ROUTING, STOCK, crossed, named, routing_named
     from presage.serving_hooks.replay.runs import Setting, by_policy, check_vllm, result, run_all

@@ -59,7 +59,7 @@ class ReplayGate:
         seeds: int = SEEDS,
         processes: int | None = None,
     ) -> None:
-        from presage.serving_hooks.replay.engine_file import read_engine
+        from presage.serving_hooks.engine_file import read_engine
         from presage.serving_hooks.replay.fleet_file import FleetPlan, read_fleet
         from presage.serving_hooks.replay.runs import check_vllm
         from presage.serving_hooks.replay.workload import Arrivals, PromptConvention

@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable
 from itertools import islice
 from typing import Any, Final
 
-from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths, LiveReturn
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.live import LiveForecast, LiveLengths, LiveReturn
 
 MOST_SHOWN: Final = 50
 """Latest forecasts of one workflow, and requests of it in the engine."""

@@ -188,7 +188,7 @@ class WebhookStatus:
 
 @dataclass(frozen=True)
 class IdentityStatus:
-    """How requests were identified whose clients name no workflow; see `workflows/inference.py`.
+    """How requests were identified whose clients name no workflow; see `identity/inference.py`.
 
     Attributes:
         inferred: workflows that run now without a name from their clients.

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from presage.features.moment import PREFILL
-from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.live import LiveForecast
 
 AGENTS: Final = ("coder", "tester", "writer")
 

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "serving_hooks" / "
 
 from step_time_samples import TRUE, iterations, measured, times_of, write_steps
 
-from presage.serving_hooks.replay.engine_file import read_engine
+from presage.serving_hooks.engine_file import read_engine
 
 TIMES = measured(iterations(1000), times_of(iterations(1000)))
 

@@ -14,7 +14,7 @@ from serving_samples import Clock
 
 from presage.errors import ArtefactError, InputError
 from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker, Refused
-from presage.serving_hooks.forecasting.live import NOT_BACK, SWITCHED_OFF
+from presage.serving_hooks.workflows.live import NOT_BACK, SWITCHED_OFF
 
 BUDGET = Budget(deadline_s=1.0, window=10, share=0.2, at_least=5)
 

@@ -8,9 +8,9 @@ from context_samples import loops
 from presage.predictors.length.context import ContextGrowthConfig, ContextGrowthPredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.context_growth import ContextForecaster
-from presage.serving_hooks.forecasting.live import NO_LENGTHS, LiveLengths
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Step, scoped
+from presage.serving_hooks.workflows.live import NO_LENGTHS, LiveLengths
 from presage.training.length.train import fit_lengths
 
 PROMPTS = (4000, 5500, 7100)

@@ -9,7 +9,7 @@ from tool_samples import QUICK, tool_led
 
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
-from presage.serving_hooks.forecasting.live import MISSED_STEP, NO_MODEL, NO_STEP, LiveForecast
+from presage.serving_hooks.workflows.live import MISSED_STEP, NO_MODEL, NO_STEP, LiveForecast
 from presage.training.next_agent.train import fit_predictor
 
 INPUTS = ("input_tokens", "input_text", "prefill_state")

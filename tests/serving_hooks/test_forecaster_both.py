@@ -17,7 +17,9 @@ from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
-from presage.serving_hooks.forecasting.live import (
+from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
+from presage.serving_hooks.workflows import EndReason
+from presage.serving_hooks.workflows.live import (
     LAYER_LEFT_OUT,
     LITTLE_SEEN,
     MISSED_STEP,
@@ -26,8 +28,6 @@ from presage.serving_hooks.forecasting.live import (
     SWITCHED_OFF,
     LiveForecast,
 )
-from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
-from presage.serving_hooks.workflows import EndReason
 
 LENGTH_INPUTS = ("input_tokens", "input_text", "system_prompt", "model", "prefill_state")
 ROUTE = ("draft", "check", "draft", "check")

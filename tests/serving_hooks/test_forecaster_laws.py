@@ -11,10 +11,10 @@ from tiny_model import STATE_SIZE, Tiny
 
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
-from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import LONGEST_NAME, short
+from presage.serving_hooks.workflows.live import LiveForecast
 
 MOST = 4
 

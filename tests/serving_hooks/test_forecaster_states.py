@@ -12,8 +12,8 @@ from tiny_model import WORKFLOWS, Tiny
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
-from presage.serving_hooks.forecasting.live import NOT_AWAITED, STATES_LEFT_OUT, LiveForecast
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
+from presage.serving_hooks.workflows.live import NOT_AWAITED, STATES_LEFT_OUT, LiveForecast
 
 OUTPUTS = ("output_tokens", "output_text", "completion_state")
 

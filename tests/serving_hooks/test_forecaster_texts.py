@@ -20,12 +20,12 @@ from presage.serving_hooks.forecasting.champions import load_forecasts
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.forecasts import ReadsTexts, TextModel
-from presage.serving_hooks.forecasting.live import NOT_AWAITED, LiveForecast
 from presage.serving_hooks.monitoring.drift import Drift
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.settings import ForecastSettings
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.live import NOT_AWAITED, LiveForecast
 from presage.training.length.train import fit_lengths
 
 PATIENT = Budget(deadline_s=60.0)

@@ -7,7 +7,6 @@ from tiny_model import Tiny
 
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
-from presage.serving_hooks.forecasting.live import DRIFTED, LESS_ACCURATE, LiveForecast
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig, Reason
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
@@ -16,6 +15,7 @@ from presage.serving_hooks.monitoring.promoted import Figure
 from presage.serving_hooks.monitoring.stand_back import STEPS
 from presage.serving_hooks.workflows import EndReason, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.live import DRIFTED, LESS_ACCURATE, LiveForecast
 
 AGENTS = ("planner", "coder", "tester")
 

@@ -9,10 +9,10 @@ import pytest
 from serving_samples import Clock
 
 from presage.continuation import NAMED_FROM, REMEMBERED_S, UNKNOWN, TokenPrompt, chained
+from presage.serving_hooks.identity.inference import MEASURED, SINGLE_S, Inference
 from presage.serving_hooks.vllm.engine import EngineRequest, prompt_of
 from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.identity import LONGEST_NAME, Step
-from presage.serving_hooks.workflows.inference import MEASURED, SINGLE_S, Inference
 from presage.serving_hooks.workflows.observed import NOTHING, Observed
 
 BLOCK = 16

@@ -18,11 +18,11 @@ from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.explain import LastForecasts, reasons
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
-from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Step, scoped
+from presage.serving_hooks.workflows.live import LiveForecast
 from presage.training.next_agent.train import fit_predictor
 
 PLANS = (("plan", "code", "test", "code", "test", "write"), ("plan", "read", "read", "write"))

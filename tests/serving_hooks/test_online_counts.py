@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.serving_hooks.forecasting.online_counts import STEPS_KEPT, BackoffConfig, OnlineCounts, WorkflowHistory
+from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts, WorkflowHistory
+from presage.serving_hooks.workflows.live import STEPS_KEPT
 
 SMALL = BackoffConfig(types=2, agents=3, contexts=4, lengths=4, min_evidence=1)
 

@@ -9,10 +9,10 @@ from tiny_model import Tiny
 
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster
-from presage.serving_hooks.forecasting.live import BESIDE, MISSED_STEP
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
 from presage.serving_hooks.workflows.choices import Choices, LeftStep
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.live import BESIDE, MISSED_STEP
 
 PLAN, SEARCH, CODE, JOIN = [(0, "plan", 100), (1, "search", 1000), (2, "code", 20), (3, "join", 10)]
 

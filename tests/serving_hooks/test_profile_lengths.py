@@ -14,12 +14,12 @@ from presage.features.sequences import sequences_of
 from presage.predictors.profile.automaton import QUANTILES
 from presage.predictors.profile.predictor import ProfilePredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
-from presage.serving_hooks.forecasting.live import DRIFTED, NO_MODEL, LiveLengths
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.drift import Alarm, Reason
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.promoted import Figure
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.live import DRIFTED, NO_MODEL, LiveLengths
 
 PLAN = coding(300)
 TOKENS = 7

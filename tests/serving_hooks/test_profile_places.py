@@ -19,7 +19,6 @@ from presage.serving_hooks.explain import reasons
 from presage.serving_hooks.forecasting.champions import Champions, load_forecasts
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
-from presage.serving_hooks.forecasting.live import DRIFTED, LESS_ACCURATE, LITTLE_SEEN, NO_MODEL, LiveForecast
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig, Reason
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
@@ -28,6 +27,7 @@ from presage.serving_hooks.monitoring.promoted import Figure
 from presage.serving_hooks.monitoring.stand_back import STEPS
 from presage.serving_hooks.settings import ForecastSettings
 from presage.serving_hooks.status import ModelStatus
+from presage.serving_hooks.workflows.live import DRIFTED, LESS_ACCURATE, LITTLE_SEEN, NO_MODEL, LiveForecast
 
 PLAN = coding(300)
 HALVES = [["a", "b", "c"], ["a", "c"]] * 50

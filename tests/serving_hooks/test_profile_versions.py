@@ -14,10 +14,10 @@ from presage.predictors.profile.versions import application_of, latest_versions
 from presage.serving_hooks.explain import reasons
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
-from presage.serving_hooks.forecasting.live import DRIFTED, NO_MODEL, OTHER_VERSION, LiveForecast
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.outcomes import AgainstCounts
+from presage.serving_hooks.workflows.live import DRIFTED, NO_MODEL, OTHER_VERSION, LiveForecast
 
 PLAN = coding(200)
 PATIENT = Budget(deadline_s=1e9, hang_s=None)

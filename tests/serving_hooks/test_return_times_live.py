@@ -17,12 +17,12 @@ from presage.features.return_times import ReturnEncoder, return_rows
 from presage.predictors.return_time.predictor import ReturnTimeConfig, ReturnTimePredictor
 from presage.serving_hooks.forecasting import return_times
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
-from presage.serving_hooks.forecasting.live import DRIFTED, NO_MODEL, NO_STEP, SWITCHED_OFF, LiveReturn
 from presage.serving_hooks.forecasting.return_counts import QUANTILES, ReturnCounts, ReturnCountsConfig
 from presage.serving_hooks.forecasting.return_times import ReturnTimeForecaster
 from presage.serving_hooks.monitoring.live_returns import LiveReturns
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Step, scoped
+from presage.serving_hooks.workflows.live import DRIFTED, NO_MODEL, NO_STEP, SWITCHED_OFF, LiveReturn
 
 WAITS = Budget(hang_s=None)
 

@@ -18,8 +18,8 @@ from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.registry.connect import Registry, open_registry
 from presage.registry.package import register
 from presage.serving_hooks.forecasting.forecaster import Forecaster
-from presage.serving_hooks.forecasting.live import NO_MODEL
 from presage.serving_hooks.forecasting.sources import resolve_predictors
+from presage.serving_hooks.workflows.live import NO_MODEL
 
 CHAMPION = "models:/next-agent@champion"
 

@@ -7,8 +7,8 @@ from tiny_model import WORKFLOWS, Tiny
 from presage.features.moment import COMPLETION, PREFILL
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
-from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
+from presage.serving_hooks.workflows.live import LiveForecast
 
 STEPS = WORKFLOWS["loop"]
 

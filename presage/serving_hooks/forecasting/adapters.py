@@ -23,7 +23,7 @@ from presage.features.states import StateSource
 from presage.predictors.common.steps import log_tokens
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.predictor import NextAgentPredictor, Workflow
-from presage.serving_hooks.forecasting.live import (
+from presage.serving_hooks.workflows.live import (
     LAYER_LEFT_OUT,
     STATES_LEFT_OUT,
     LiveForecast,

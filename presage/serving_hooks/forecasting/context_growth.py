@@ -14,9 +14,9 @@ from presage.predictors.length.context import ContextGrowthPredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.forecasts import LoadedPredictor
-from presage.serving_hooks.forecasting.live import LiveLengths
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Step, unscoped
+from presage.serving_hooks.workflows.live import LiveLengths
 
 
 class ContextForecaster:

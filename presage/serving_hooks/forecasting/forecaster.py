@@ -38,7 +38,14 @@ from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthAdapter, NextAgentAdapter
 from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker, Refused
 from presage.serving_hooks.forecasting.forecasts import LoadedPredictor, TextModel
-from presage.serving_hooks.forecasting.live import (
+from presage.serving_hooks.forecasting.new_agents import Expected, NewAgents
+from presage.serving_hooks.forecasting.online_counts import MOST_OPEN, OnlineCounts, WorkflowHistory
+from presage.serving_hooks.forecasting.profile_places import ProfileAdapter, ProfiledWorkflow
+from presage.serving_hooks.monitoring.monitor import ForecastMonitor
+from presage.serving_hooks.monitoring.outcomes import likeliest
+from presage.serving_hooks.workflows import EndReason
+from presage.serving_hooks.workflows.identity import Key, Step, scoped, shared, short, tenant_of
+from presage.serving_hooks.workflows.live import (
     BESIDE,
     LITTLE_SEEN,
     MISSED_STEP,
@@ -53,13 +60,6 @@ from presage.serving_hooks.forecasting.live import (
     Projection,
     no_lengths,
 )
-from presage.serving_hooks.forecasting.new_agents import Expected, NewAgents
-from presage.serving_hooks.forecasting.online_counts import MOST_OPEN, OnlineCounts, WorkflowHistory
-from presage.serving_hooks.forecasting.profile_places import ProfileAdapter, ProfiledWorkflow
-from presage.serving_hooks.monitoring.monitor import ForecastMonitor
-from presage.serving_hooks.monitoring.outcomes import likeliest
-from presage.serving_hooks.workflows import EndReason
-from presage.serving_hooks.workflows.identity import Key, Step, scoped, shared, short, tenant_of
 
 _NONE: Final = Refused(NO_MODEL)
 _NO_NUMBERS: Final[frozenset[int]] = frozenset()

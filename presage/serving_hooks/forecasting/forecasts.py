@@ -16,10 +16,10 @@ from presage.features.agent_names import AgentNames, Name, recognised_as
 from presage.features.moment import Moment
 from presage.features.vocabulary import Vocabulary
 from presage.serving_hooks.counts import EVENTS, EventCounts, ModelKind
-from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths, LiveReturn, Projection
 from presage.serving_hooks.status import ModelStatus
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.live import LiveForecast, LiveLengths, LiveReturn, Projection
 
 RECOGNISED: Final = "agents recognised by their system prompts"
 """The event that is counted for each step of a renamed agent."""

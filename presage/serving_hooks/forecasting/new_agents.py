@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from presage.predictors.next_agent.predictor import NextAgentPredictor
-    from presage.serving_hooks.forecasting.live import LiveForecast
+    from presage.serving_hooks.workflows.live import LiveForecast
 
 LEAST_STEPS: Final = 5
 LEAST_WORKFLOWS: Final = 3

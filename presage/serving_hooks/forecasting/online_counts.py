@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.serving_hooks.workflows.identity import tenant_of
+from presage.serving_hooks.workflows.live import STEPS_KEPT, Counted, token_count
 
 ORDER: Final = 2
 """Agents in the longest context."""
@@ -45,20 +46,6 @@ class BackoffConfig:
     contexts: int = 256
     lengths: int = 64
     min_evidence: int = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """A forecast of next agents from counts.
-
-    Attributes:
-        evidence: steps of the current agent whose next outcome was seen.
-        probabilities: float32 [K, V+1] over `agents`, END last, row k given that the workflow gets that far.
-    """
-
-    evidence: int
-    probabilities: NDArray[np.float32]
-    agents: tuple[str, ...]
 
 
 class OnlineCounts:
@@ -204,16 +191,6 @@ class _LatestValues:
     def median(self) -> float:
         middle = len(self._sorted) // 2
         return (self._sorted[middle] + self._sorted[~middle]) / 2
-
-
-STEPS_KEPT: Final = 64
-"""Steps of a workflow, from its first, whose remaining tokens are learnt."""
-_NO_COUNT: Final = 2**63
-
-
-def token_count(value: object) -> float | None:
-    """Output tokens as a number; None if the value is no count."""
-    return float(value) if isinstance(value, int | float | np.number) and 0 <= value < _NO_COUNT else None
 
 
 MOST_OPEN: Final = 64

@@ -24,8 +24,8 @@ from presage.predictors.profile.profile import TypeProfile
 from presage.predictors.profile.steps_ahead import StepsAhead
 from presage.predictors.profile.versions import application_of, latest_versions
 from presage.serving_hooks.forecasting.adapters import check_distributions, checked_quantiles
-from presage.serving_hooks.forecasting.live import OTHER_VERSION, LiveForecast, LiveLengths
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig
+from presage.serving_hooks.workflows.live import OTHER_VERSION, LiveForecast, LiveLengths
 
 _BESIDE: Final = ()
 """The parents of a step that began while another ran: it waits for none of its block."""

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from presage.predictors.return_time.predictor import ReturnTimeConfig
-from presage.serving_hooks.forecasting.live import LiveReturn
 from presage.serving_hooks.forecasting.online_counts import type_to_drop
 from presage.serving_hooks.workflows.identity import shared, short, tenant_of
+from presage.serving_hooks.workflows.live import LiveReturn
 
 QUANTILES: Final = ReturnTimeConfig.quantiles
 """Those of a model's default."""

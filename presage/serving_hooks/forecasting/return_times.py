@@ -23,7 +23,13 @@ from presage.predictors.return_time.predictor import ReturnForecast, ReturnTimeP
 from presage.serving_hooks.forecasting.adapters import checked_quantiles
 from presage.serving_hooks.forecasting.circuit_breaker import Budget, CircuitBreaker, Refused
 from presage.serving_hooks.forecasting.forecasts import LoadedPredictor
-from presage.serving_hooks.forecasting.live import (
+from presage.serving_hooks.forecasting.return_counts import ReturnCounts
+from presage.serving_hooks.forecasting.trials import TRIAL_STEPS
+from presage.serving_hooks.monitoring.live_returns import LiveReturns
+from presage.serving_hooks.policies.next_use import LONGEST_S
+from presage.serving_hooks.workflows import EndReason
+from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.live import (
     DRIFTED,
     LITTLE_SEEN,
     NO_MODEL,
@@ -31,14 +37,8 @@ from presage.serving_hooks.forecasting.live import (
     LiveReturn,
     NotAForecast,
     no_return,
+    token_count,
 )
-from presage.serving_hooks.forecasting.online_counts import token_count
-from presage.serving_hooks.forecasting.return_counts import ReturnCounts
-from presage.serving_hooks.forecasting.trials import TRIAL_STEPS
-from presage.serving_hooks.monitoring.live_returns import LiveReturns
-from presage.serving_hooks.policies.next_use import LONGEST_S
-from presage.serving_hooks.workflows import EndReason
-from presage.serving_hooks.workflows.identity import Step
 
 MOST_FLYING: Final = 1024
 """Steps of one workflow that run at once; with more, it starts anew."""

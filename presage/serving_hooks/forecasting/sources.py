@@ -20,8 +20,8 @@ from presage.predictors.common.artefact import artefact_digest
 from presage.registry.connect import Registry, attached
 from presage.registry.promote import PROFILE
 from presage.registry.resolve import ResolvedModel, resolve
-from presage.serving_hooks.forecasting.live import NO_MODEL
 from presage.serving_hooks.monitoring.promoted import PROMOTED_FILE, PROMOTED_FOLDER, Promoted, read_promoted
+from presage.serving_hooks.workflows.live import NO_MODEL
 
 _TEXTS: Final = {"input_text": "a trial", "output_text": "a trial"}
 

@@ -18,8 +18,8 @@ from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.predictors.profile.predictor import ProfilePredictor
 from presage.predictors.router.predictor import RouterPredictor
 from presage.serving_hooks.forecasting.adapters import LengthAdapter, NextAgentAdapter
-from presage.serving_hooks.forecasting.live import NO_LENGTHS
 from presage.serving_hooks.forecasting.profile_places import ProfileAdapter
+from presage.serving_hooks.workflows.live import NO_LENGTHS
 
 TRIAL_STEPS: Final = 3
 """Steps of a trial; the later ones have a prefix."""

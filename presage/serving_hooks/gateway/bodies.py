@@ -22,7 +22,7 @@ import msgspec
 from presage.serving_hooks.gateway.config import Limits
 from presage.serving_hooks.gateway.dialects.isolation import HOLDERS, IDS
 from presage.serving_hooks.gateway.refusal import Message, Refusal
-from presage.serving_hooks.gateway.request import is_tokens
+from presage.serving_hooks.identity.request import is_tokens
 
 Receive = Callable[[], Awaitable[Message]]
 

@@ -13,9 +13,9 @@ import httpx
 from presage.errors import ConfigurationError, PresageError
 from presage.features.agent_names import AgentNames
 from presage.serving_hooks import admin
+from presage.serving_hooks.engine_file import read_engine
 from presage.serving_hooks.gateway.config import GatewayConfig, UpstreamSettings
 from presage.serving_hooks.gateway.forward import listed_models
-from presage.serving_hooks.replay.engine_file import read_engine
 
 _TIMEOUT_S = 3.0
 

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from presage.errors import ConfigurationError
+from presage.serving_hooks.addresses import host_and_port, split_address
 from presage.serving_hooks.gateway.dialects import DIALECTS
 from presage.serving_hooks.gateway.models.model_choice import AUTO, Pool
 from presage.serving_hooks.lifecycle.config import WebhookConfig
@@ -40,24 +41,6 @@ _MOST_PROBLEMS: Final = 20
 PREFILL_AHEAD: Final = "prefill-ahead"
 
 _Seconds = Annotated[float, Field(gt=0)]
-
-
-def host_and_port(value: str) -> str:
-    """An address to listen on, as it came.
-
-    Raises:
-        ValueError: it is not HOST:PORT, or there is no such port.
-    """
-    host, _, port = value.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise ValueError(f"{value!r:.100}; give HOST:PORT, such as 127.0.0.1:9002")
-    return value
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of an address as `host_and_port` accepts it."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def _url(value: str) -> str:

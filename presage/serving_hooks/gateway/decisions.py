@@ -24,14 +24,13 @@ from presage.serving_hooks.answer_reader import AnswerReader
 from presage.serving_hooks.counts import DEADLINES, FORECASTS, EventCounts
 from presage.serving_hooks.explain import MOST_SHOWN, LastForecasts, reasons, return_as_plain
 from presage.serving_hooks.forecasting.forecasts import Forecasts, NextAgents, Upkeep, position
-from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.gateway.agent_quantiles import RecentQuantiles
 from presage.serving_hooks.gateway.annotation import Annotation
 from presage.serving_hooks.gateway.dialects.names import SafeNames
-from presage.serving_hooks.gateway.identity.identifier import Identifier, Identity
 from presage.serving_hooks.gateway.outcomes import ReportableOutcomes
 from presage.serving_hooks.gateway.ranks import KnownRanks, shrunk
-from presage.serving_hooks.gateway.request import ApiRequest
+from presage.serving_hooks.identity.identifier import Identifier, Identity
+from presage.serving_hooks.identity.request import ApiRequest
 from presage.serving_hooks.lifecycle.emitter import LifecycleEvents
 from presage.serving_hooks.lifecycle.webhook import Webhook
 from presage.serving_hooks.modes import Mode, Modes, Parts, Retry, Switch, nothing_to_renew
@@ -41,6 +40,7 @@ from presage.serving_hooks.recorder.rows import LateColumns, RecordedStep
 from presage.serving_hooks.status import EngineStatus, model_versions, read_status
 from presage.serving_hooks.workflows import EndReason, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step, tenant_of, unscoped
+from presage.serving_hooks.workflows.live import LiveForecast
 
 _FIRST_RATIO: Final = 4.0
 """Characters of a token, before any answer told."""

@@ -16,8 +16,8 @@ from yarl import URL
 
 from presage.serving_hooks.gateway.client_keys import KEY_HEADERS, ClientKeys
 from presage.serving_hooks.gateway.config import Limits, UpstreamSettings
-from presage.serving_hooks.gateway.identity.sent_names import NAME_HEADERS
 from presage.serving_hooks.gateway.refusal import Refusal
+from presage.serving_hooks.identity.sent_names import NAME_HEADERS
 
 _HOP_BY_HOP: Final = frozenset(
     (

@@ -52,11 +52,11 @@ from presage.serving_hooks.gateway.metrics import GatewayMetrics
 from presage.serving_hooks.gateway.outcomes import outcome_report
 from presage.serving_hooks.gateway.prefill.ahead import PrefillAhead
 from presage.serving_hooks.gateway.refusal import Message, Refusal, Send
-from presage.serving_hooks.gateway.request import PATHS, ApiRequest
 from presage.serving_hooks.gateway.routes import ResponseHomes, check_route, check_shared, model_in
 from presage.serving_hooks.gateway.streams import UsageFilter
 from presage.serving_hooks.gateway.tolerance import REFUSED, Additions, Tolerance
 from presage.serving_hooks.gateway.upstreams import Upstreams
+from presage.serving_hooks.identity.request import PATHS, ApiRequest
 from presage.serving_hooks.mode_names import ADMIN_KEY_HEADER
 from presage.serving_hooks.status import as_json
 from presage.serving_hooks.workflows.identity import scoped

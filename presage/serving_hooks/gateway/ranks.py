@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from typing import Final, Literal
 
-from presage.serving_hooks.forecasting.live import LiveLengths
+from presage.serving_hooks.workflows.live import LiveLengths
 
 LATEST: Final = 256
 """Forecasts that median and worst rank are of."""

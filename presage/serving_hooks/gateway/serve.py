@@ -20,16 +20,17 @@ from starlette.applications import Starlette
 from presage.errors import ConfigurationError, PresageError
 from presage.features.agent_names import AgentNames
 from presage.predictor_kinds import KINDS
+from presage.serving_hooks.addresses import split_address
 from presage.serving_hooks.counts import DEADLINES, FORECASTS, RECORDER, EventCounts
 from presage.serving_hooks.forecasting.champions import load_forecasts
-from presage.serving_hooks.gateway.config import GatewayConfig, split_address
+from presage.serving_hooks.gateway.config import GatewayConfig
 from presage.serving_hooks.gateway.decisions import Decisions
 from presage.serving_hooks.gateway.dialects.names import SafeNames
 from presage.serving_hooks.gateway.front import Front
 from presage.serving_hooks.gateway.heads import BoundedHeads
-from presage.serving_hooks.gateway.identity.identifier import Identifier
 from presage.serving_hooks.gateway.metrics import GatewayMetrics
 from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine
+from presage.serving_hooks.identity.identifier import Identifier
 from presage.serving_hooks.lifecycle.webhook import Webhook
 from presage.serving_hooks.modes import Modes
 from presage.serving_hooks.recorder.recorder import start

@@ -16,6 +16,7 @@ from typing import Any, Final
 import httpx
 
 from presage.serving_hooks.answer_reader import AnswerReader
+from presage.serving_hooks.engine_file import read_engine
 from presage.serving_hooks.forecasting.champions import resolve_registry_uri
 from presage.serving_hooks.forecasting.reload import RegistryClient
 from presage.serving_hooks.gateway.config import GatewayConfig
@@ -34,7 +35,6 @@ from presage.serving_hooks.gateway.refusal import Refusal
 from presage.serving_hooks.modes import Mode, Switch
 from presage.serving_hooks.policies.routing import ROUTERS
 from presage.serving_hooks.policies.routing.fleet import FleetEngine
-from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.workflows import EndReason, Workflow
 
 MOST_FLEETS: Final = 1000

@@ -11,11 +11,11 @@ from typing import Any, Final, Literal
 
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.forecasts import ReturnTimes
-from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.lifecycle.event import LifecycleEvent, LifecycleKind, Subscriber
 from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.workflows import EmittedEvents, EndReason, RunningStep, Workflow
 from presage.serving_hooks.workflows.identity import Step, tenant_of, unscoped
+from presage.serving_hooks.workflows.live import LiveForecast
 
 _FINISH_REASONS: Final = frozenset(
     ("stop", "length", "tool_calls", "function_call", "content_filter", "repetition", "abort", "error")

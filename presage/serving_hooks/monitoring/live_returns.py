@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from presage.features.return_times import LEAST_MS
 from presage.serving_hooks.counts import MOST_TYPES, OTHER
-from presage.serving_hooks.forecasting.live import LiveReturn
+from presage.serving_hooks.workflows.live import LiveReturn
 
 JUDGED: Final = (0.1, 0.5, 0.9, 0.99)
 """Quantiles that are judged, as far as a forecast has them."""

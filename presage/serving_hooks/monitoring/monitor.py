@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from presage.serving_hooks.counts import ModelKind
-from presage.serving_hooks.forecasting.live import DRIFTED, LESS_ACCURATE, LiveForecast
 from presage.serving_hooks.monitoring.drift import Alarm, Drift, Recovered
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.outcomes import Followed, OutcomeTracker
 from presage.serving_hooks.monitoring.stand_back import StandBack
 from presage.serving_hooks.workflows import EndReason
+from presage.serving_hooks.workflows.live import DRIFTED, LESS_ACCURATE, LiveForecast
 
 Result = TypeVar("Result")
 

@@ -27,10 +27,17 @@ from numpy.typing import NDArray
 from presage.features.moment import MOMENTS, Moment
 from presage.predictors.common.forecast import Source
 from presage.predictors.common.probabilities import BINS
-from presage.serving_hooks.forecasting.live import LAYER_LEFT_OUT, STATES_LEFT_OUT, LiveForecast, LiveLengths
-from presage.serving_hooks.forecasting.online_counts import STEPS_KEPT, Counted, token_count
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Key, shared, short
+from presage.serving_hooks.workflows.live import (
+    LAYER_LEFT_OUT,
+    STATES_LEFT_OUT,
+    STEPS_KEPT,
+    Counted,
+    LiveForecast,
+    LiveLengths,
+    token_count,
+)
 
 COUNTS: Final = "counts"
 """The model of forecasts from online counts (`online_counts.py`)."""

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from presage.datasets.schema import workflow_codes
 from presage.features.moment import COMPLETION, PREFILL, Moment
-from presage.serving_hooks.forecasting.live import NO_LENGTHS, NOTHING, LiveForecast, LiveLengths
 from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.outcomes import Followed, OutcomeTracker
 from presage.serving_hooks.monitoring.promoted import Promoted
 from presage.serving_hooks.workflows import EndReason
+from presage.serving_hooks.workflows.live import NO_LENGTHS, NOTHING, LiveForecast, LiveLengths
 
 _COLUMNS: Final = ("workflow_type", "workflow_id", "step", "agent", "output_tokens", "complete")
 

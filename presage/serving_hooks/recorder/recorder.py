@@ -40,8 +40,8 @@ from presage.serving_hooks.status import RecorderStatus
 from presage.serving_hooks.workflows.identity import tenant_of, unscoped
 
 if TYPE_CHECKING:
-    from presage.serving_hooks.forecasting.live import LiveForecast
     from presage.serving_hooks.workflows.identity import Step
+    from presage.serving_hooks.workflows.live import LiveForecast
 
 _log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from presage.features.moment import PREFILL, Moment
 from presage.serving_hooks.counts import RECORDER, EventCounts
 
 if TYPE_CHECKING:
-    from presage.serving_hooks.forecasting.live import LiveForecast
     from presage.serving_hooks.workflows.identity import Step
+    from presage.serving_hooks.workflows.live import LiveForecast
 
 NO_NAME: Final = f"no name, or none of at most {MAX_NAME} printable characters"
 FULL: Final = "queue full"

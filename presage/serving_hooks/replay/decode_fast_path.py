@@ -23,8 +23,8 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 
+from presage.serving_hooks.engine_file import Cost
 from presage.serving_hooks.replay.block_fast_path import take_fast_path
-from presage.serving_hooks.replay.engine_file import Cost
 from presage.serving_hooks.replay.metrics import VirtualClock
 from presage.serving_hooks.vllm.engine import EngineRequest, SchedulerSeam, token_lists
 

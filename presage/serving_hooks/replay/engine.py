@@ -21,9 +21,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from presage.errors import EngineError
+from presage.serving_hooks.engine_file import Cost
 from presage.serving_hooks.policies.workload import attention_pairs
 from presage.serving_hooks.replay.decode_fast_path import model_output
-from presage.serving_hooks.replay.engine_file import Cost
 from presage.serving_hooks.replay.metrics import PolicyRun, RequestOutcome, VirtualClock
 from presage.serving_hooks.replay.prompts import HASH_BYTES, LazyTokens, PromptIds
 from presage.serving_hooks.replay.vllm_scheduler import make_request

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.policies.routing import ROUTERS
 from presage.serving_hooks.policies.routing.fleet import Fleet, FleetEngine, Placement, RoutingRequest
 from presage.serving_hooks.policies.routing.placement import RoutingPolicy
@@ -20,6 +19,7 @@ from presage.serving_hooks.replay.metrics import Figures, PolicyRun, RequestOutc
 from presage.serving_hooks.replay.prompts import PromptIds
 from presage.serving_hooks.replay.workload import ReplayJob
 from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of
+from presage.serving_hooks.workflows.live import LiveForecast
 
 _LOOK_S: Final = 1.0
 """Seconds between two looks at which engines are open, if engines are added or drained."""

@@ -43,8 +43,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from presage.errors import ConfigurationError
+from presage.serving_hooks.engine_file import EngineFile, read_engine, shipped
 from presage.serving_hooks.policies.scaling import ScalingConfig
-from presage.serving_hooks.replay.engine_file import EngineFile, read_engine, shipped
 from presage.serving_hooks.replay.policies import POLICIES, STOCK, Policy, crossed
 
 MOST_ENGINES = 1024

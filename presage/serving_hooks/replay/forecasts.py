@@ -22,11 +22,11 @@ from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.predictor_kinds import KINDS, Kind
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
-from presage.serving_hooks.forecasting.live import NO_RETURN, NOTHING, LiveForecast, LiveReturn
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.forecasting.return_counts import QUANTILES
 from presage.serving_hooks.replay.workload import ReplayJob
 from presage.serving_hooks.workflows import EndReason
+from presage.serving_hooks.workflows.live import NO_RETURN, NOTHING, LiveForecast, LiveReturn
 
 if TYPE_CHECKING:
     from presage.serving_hooks.forecasting.forecasts import Contexts, NextAgents, RemainingTokens, ReturnTimes

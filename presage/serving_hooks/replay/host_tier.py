@@ -21,7 +21,7 @@ from typing import Any, Final
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, SupportsHMA
 
-from presage.serving_hooks.replay.engine_file import EngineFile
+from presage.serving_hooks.engine_file import EngineFile
 
 
 class HostCache:

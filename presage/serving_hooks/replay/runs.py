@@ -26,7 +26,7 @@ import numpy as np
 
 from presage.errors import EngineError, TraceError
 from presage.serving_hooks.counts import FORECASTS
-from presage.serving_hooks.replay.engine_file import EngineFile
+from presage.serving_hooks.engine_file import EngineFile
 from presage.serving_hooks.replay.fleet_course import fleet_course
 from presage.serving_hooks.replay.forecasts import (
     COUNTS,

@@ -21,11 +21,11 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from presage.serving_hooks.engine_file import EngineFile
 from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.replay.belady import BeladyBlocks, NextUses
 from presage.serving_hooks.replay.decode_fast_path import FastPathScheduler
-from presage.serving_hooks.replay.engine_file import EngineFile
 from presage.serving_hooks.replay.forecasts import LengthsOnly
 from presage.serving_hooks.replay.host_tier import transfer_config
 from presage.serving_hooks.replay.policies import Policy

@@ -31,7 +31,7 @@ from presage.datasets.schema import PREFIX_BLOCK_TOKENS
 from presage.errors import ConfigurationError, TraceError
 from presage.features.missing_counts import COUNTS, CountEstimates
 from presage.features.served_steps import TOOLS_CALLED, running_steps
-from presage.serving_hooks.replay.engine_file import EngineFile
+from presage.serving_hooks.engine_file import EngineFile
 
 if TYPE_CHECKING:
     from presage.datasets.requests import PlainRequest

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.gateway.config import host_and_port
+from presage.serving_hooks.addresses import host_and_port
 from presage.serving_hooks.settings import STRICT
 
 _Seconds = Annotated[float, Field(gt=0)]

@@ -1,4 +1,4 @@
-"""Infers the workflow of requests whose clients name none; see `workflows/inference.py`."""
+"""Infers the workflow of requests whose clients name none; see `identity/inference.py`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 from presage.datasets.schema.names import NameMapping
 from presage.serving_hooks.counts import EventCounts
+from presage.serving_hooks.identity.inference import Candidate, Inference
 from presage.serving_hooks.modes import Retry, Switch
 from presage.serving_hooks.status import IdentityStatus
 from presage.serving_hooks.vllm import engine
@@ -17,7 +18,6 @@ from presage.serving_hooks.vllm.listeners import Listener
 from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import BY_ID, Step, scoped
-from presage.serving_hooks.workflows.inference import Candidate, Inference
 from presage.serving_hooks.workflows.metadata import sent_tenant
 from presage.serving_hooks.workflows.observed import Observed, observed, request_name
 

@@ -9,7 +9,6 @@ from typing import Any
 from presage.datasets.recording import RECORDED_EXPIRED, RECORDED_FINISHED
 from presage.features.moment import Moment
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder, start
@@ -18,6 +17,7 @@ from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Found
 from presage.serving_hooks.vllm.listeners import Listener
 from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
+from presage.serving_hooks.workflows.live import LiveForecast
 
 
 class Observing(Listener):

@@ -2,7 +2,7 @@
 
 An engine sees token ids alone. This process sees headers and body: ids of sessions, traces, cached prompts and earlier
 responses, and what recognises the agent, its system prompt and the names of its tools. They are read by the gateway's
-code (`gateway/identity`), so an agent has one name before and behind a gateway. Ids and names go to the engine
+code (`identity`), so an agent has one name before and behind a gateway. Ids and names go to the engine
 (`workflows/observed.py`), which decides whose request it is; texts are neither stored nor logged.
 
 `user`, `safety_identifier` and a `metadata.user_id` without a session name a person, who has many workflows: they are
@@ -29,12 +29,12 @@ import msgspec
 from presage.features.agent_fingerprint import LONGEST_SYSTEM
 from presage.features.agent_names import AgentNames, Name
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.gateway.identity.agents import MOST_TOOLS, Agents
-from presage.serving_hooks.gateway.identity.identifier import CONFIDENCE
-from presage.serving_hooks.gateway.identity.sent_names import sent_session
-from presage.serving_hooks.gateway.identity.trace_context import TraceContext, trace_context
-from presage.serving_hooks.gateway.identity.turns import MOST_TURNS, is_unique, system_text
-from presage.serving_hooks.gateway.request import PATHS, ApiRequest, Endpoint
+from presage.serving_hooks.identity.agents import MOST_TOOLS, Agents
+from presage.serving_hooks.identity.identifier import CONFIDENCE
+from presage.serving_hooks.identity.request import PATHS, ApiRequest, Endpoint
+from presage.serving_hooks.identity.sent_names import sent_session
+from presage.serving_hooks.identity.trace_context import TraceContext, trace_context
+from presage.serving_hooks.identity.turns import MOST_TURNS, is_unique, system_text
 from presage.serving_hooks.vllm.texts import follow
 from presage.serving_hooks.workflows.metadata import name
 from presage.serving_hooks.workflows.observed import KNOWN_AS

@@ -20,7 +20,6 @@ from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.counts import FORECASTS, HIDDEN_STATES, EventCounts
 from presage.serving_hooks.explain import LastForecasts
 from presage.serving_hooks.forecasting.forecasts import Forecasts, ReadsStates, ReadsTools
-from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths, LiveReturn
 from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.next_use import READY, ReturnCurve, StepPace, paced
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
@@ -30,6 +29,7 @@ from presage.serving_hooks.vllm.step_texts import PROJECTED, PROMPT_READ, Reques
 from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow, WorkflowForecasts, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.live import LiveForecast, LiveLengths, LiveReturn
 
 
 class Retention(Protocol):

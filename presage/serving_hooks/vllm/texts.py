@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.answer_reader import AnswerReader
-from presage.serving_hooks.gateway.request import PATHS, ApiRequest, Endpoint
+from presage.serving_hooks.identity.request import PATHS, ApiRequest, Endpoint
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.observed import answers_to
 from presage.serving_hooks.workflows.tenants import arguments_of

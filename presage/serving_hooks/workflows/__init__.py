@@ -19,9 +19,9 @@ from presage.serving_hooks.workflows.identity import Step, tenant_of
 
 if TYPE_CHECKING:
     from presage.continuation import PromptedWorkflow
-    from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths, LiveReturn
     from presage.serving_hooks.policies.accounts import Account
     from presage.serving_hooks.policies.next_use import ReturnCurve
+    from presage.serving_hooks.workflows.live import LiveForecast, LiveLengths, LiveReturn
 
 TIME_TO_LIVE_S: Final = 600.0
 """The default: longer than most tools take."""

@@ -13,9 +13,9 @@ from typing import Annotated, Any, TypedDict
 from served import gateway, served
 
 from presage.serving_hooks.gateway.front import Front
-from presage.serving_hooks.gateway.identity.identifier import Identity
-from presage.serving_hooks.gateway.request import ApiRequest
 from presage.serving_hooks.gateway.simulated_engine import Reply, SimulatedEngine
+from presage.serving_hooks.identity.identifier import Identity
+from presage.serving_hooks.identity.request import ApiRequest
 
 RUN: ContextVar[str] = ContextVar("run", default="")
 """The run of an application that sends a request; the gateway does not read it."""

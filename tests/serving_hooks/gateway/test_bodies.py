@@ -19,8 +19,8 @@ from presage.serving_hooks.gateway.bodies import parsed_body, top_of_body
 from presage.serving_hooks.gateway.config import Limits, gateway_config
 from presage.serving_hooks.gateway.outcomes import outcome_report
 from presage.serving_hooks.gateway.refusal import Refusal
-from presage.serving_hooks.gateway.request import ApiRequest, Endpoint
 from presage.serving_hooks.gateway.serve import build_decisions
+from presage.serving_hooks.identity.request import ApiRequest, Endpoint
 
 CHAT: Final = "/v1/chat/completions"
 BODY: Final[dict[str, Any]] = {"model": "m", "messages": [{"role": "user", "content": "Where is parcel 17?"}]}

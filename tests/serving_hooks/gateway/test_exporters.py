@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from presage.datasets.read import read_traces
 from presage.errors import TraceError
+from presage.serving_hooks.engine_file import Cost, EngineFile
 from presage.serving_hooks.gateway.annotation import Annotation
 from presage.serving_hooks.gateway.dialects import DIALECTS
 from presage.serving_hooks.gateway.exporters import router_profile as profiles
@@ -29,7 +30,6 @@ from presage.serving_hooks.gateway.exporters.router_profile import (
     profile_settings,
     router_profile,
 )
-from presage.serving_hooks.replay.engine_file import Cost, EngineFile
 from presage.serving_hooks.workflows.identity import Step
 
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import InputError
-from presage.serving_hooks.gateway.monitor.engine_metrics import EngineLoad, read_engine_load
+from presage.serving_hooks.engine_file import read_engine
+from presage.serving_hooks.engine_metrics import EngineLoad, read_engine_load
 from presage.serving_hooks.gateway.monitor.fleet_monitor import (
     DEAD,
     HANGS,
@@ -28,7 +29,6 @@ from presage.serving_hooks.gateway.monitor.fleet_monitor import (
 from presage.serving_hooks.gateway.monitor.polling import poll, watch
 from presage.serving_hooks.gateway.monitor.upstream_speed import LARGEST_BIAS, UpstreamSpeed
 from presage.serving_hooks.policies.routing.chimera import last_token_s
-from presage.serving_hooks.replay.engine_file import read_engine
 
 A, B = FleetUpstream("a", "http://a", ("small",)), FleetUpstream("b", "http://b/", ("large",))
 ALIVE = Poll("alive")

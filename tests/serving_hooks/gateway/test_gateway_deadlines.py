@@ -9,8 +9,8 @@ from presage.serving_hooks.gateway.config import gateway_config
 from presage.serving_hooks.gateway.decisions import GatewayDecision
 from presage.serving_hooks.gateway.metrics import GatewayMetrics
 from presage.serving_hooks.gateway.placement import Placements
-from presage.serving_hooks.gateway.request import ApiRequest
 from presage.serving_hooks.gateway.serve import build_decisions
+from presage.serving_hooks.identity.request import ApiRequest
 from presage.serving_hooks.policies.routing.fleet import FleetEngine
 from presage.serving_hooks.policies.routing.programs import ForecastPrograms, Programs, ProgramScheduling, ThunderAgent
 

@@ -9,8 +9,8 @@ from served import WITHOUT_MODELS
 
 from presage.serving_hooks.gateway.config import gateway_config
 from presage.serving_hooks.gateway.decisions import Decisions, GatewayDecision
-from presage.serving_hooks.gateway.request import ApiRequest
 from presage.serving_hooks.gateway.serve import build_decisions
+from presage.serving_hooks.identity.request import ApiRequest
 
 CONFIG = {"upstreams": [{"url": "http://127.0.0.1:1"}], "forecasts": WITHOUT_MODELS}
 PARTS = {

@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 
 from presage.datasets.read import read_traces
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.gateway.identity.identifier import Identifier, Identity
-from presage.serving_hooks.gateway.request import ApiRequest
+from presage.serving_hooks.identity.identifier import Identifier, Identity
+from presage.serving_hooks.identity.request import ApiRequest
 
 PATH: Final = "/v1/messages"
 TOOLS: Final = [{"name": "read", "description": "Reads a file.", "input_schema": {"type": "object"}}]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.gateway.identity.identifier import Identifier, Identity
 from presage.serving_hooks.gateway.metrics import GatewayMetrics
-from presage.serving_hooks.gateway.request import ApiRequest, Endpoint
+from presage.serving_hooks.identity.identifier import Identifier, Identity
+from presage.serving_hooks.identity.request import ApiRequest, Endpoint
 from presage.serving_hooks.status import EngineStatus
 from presage.serving_hooks.workflows import EndReason, Workflow
 from presage.serving_hooks.workflows.identity import Step, scoped

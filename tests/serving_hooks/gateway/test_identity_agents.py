@@ -11,9 +11,9 @@ from presage.errors import ArtefactError, InputError, OutputError
 from presage.features.agent_fingerprint import masked_prompt
 from presage.features.agent_names import FEW_PROMPTS, MOST_PROMPTS, AgentNames
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.gateway.identity.agents import CONFIDENCE, MOST_CLUSTERS, MOST_ROLES, UNKNOWN, Agents
-from presage.serving_hooks.gateway.identity.identifier import Identifier
-from presage.serving_hooks.gateway.request import ApiRequest
+from presage.serving_hooks.identity.agents import CONFIDENCE, MOST_CLUSTERS, MOST_ROLES, UNKNOWN, Agents
+from presage.serving_hooks.identity.identifier import Identifier
+from presage.serving_hooks.identity.request import ApiRequest
 
 RULES = " ".join(f"Rule {at}: never change the {noun} of an order that was shipped." for at, noun in enumerate(
     ("price", "address", "buyer", "weight", "carrier", "invoice", "currency", "discount")))  # fmt: skip

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.gateway.identity.identifier import Identifier
-from presage.serving_hooks.gateway.request import ApiRequest, Endpoint
+from presage.serving_hooks.identity.identifier import Identifier
+from presage.serving_hooks.identity.request import ApiRequest, Endpoint
 from presage.serving_hooks.workflows.identity import tenant_of
 
 TEXT = (

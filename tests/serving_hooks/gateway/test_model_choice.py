@@ -50,7 +50,7 @@ from presage.serving_hooks.gateway.models.router_client import MOST_WAITING, Rou
 from presage.serving_hooks.gateway.models.router_process import FILL_S
 from presage.serving_hooks.gateway.models.router_versions import NOT_YET, RouterVersions
 from presage.serving_hooks.gateway.monitor.fleet_monitor import FleetMonitor, FleetUpstream
-from presage.serving_hooks.gateway.request import ApiRequest
+from presage.serving_hooks.identity.request import ApiRequest
 from presage.serving_hooks.policies.routing.chimera import CONFIDENT, FASTEST, WORTH
 from presage.testing.models import MODELS, planted, save_encoder
 

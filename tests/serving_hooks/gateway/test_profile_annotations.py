@@ -8,8 +8,8 @@ from served import WITHOUT_MODELS
 from presage.features.sequences import sequences_of
 from presage.predictors.profile.predictor import ProfilePredictor
 from presage.serving_hooks.gateway.config import gateway_config
-from presage.serving_hooks.gateway.request import ApiRequest
 from presage.serving_hooks.gateway.serve import build_decisions
+from presage.serving_hooks.identity.request import ApiRequest
 
 
 def test_a_request_is_annotated_with_the_tokens_of_the_profile(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from served import gateway, served
 
 from presage.predictors.common.forecast import Source
-from presage.serving_hooks.forecasting.live import NO_LENGTHS, LiveLengths
 from presage.serving_hooks.gateway.ranks import LEAST_SEEN, PRIOR, KnownRanks, shrunk
 from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine
+from presage.serving_hooks.workflows.live import NO_LENGTHS, LiveLengths
 
 CODER: Final = ("review", "coder")
 

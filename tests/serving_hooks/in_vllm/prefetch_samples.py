@@ -9,10 +9,10 @@ from vllm_samples import HASHER, NAMED, Engine, Request, ask, build
 
 from presage.features.moment import COMPLETION, Moment
 from presage.serving_hooks.forecasting.forecasts import Forecasts
-from presage.serving_hooks.forecasting.live import LiveForecast, LiveReturn
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.live import LiveForecast, LiveReturn
 
 AGENTS = ("planner", "coder")
 

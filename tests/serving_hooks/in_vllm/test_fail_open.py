@@ -14,7 +14,7 @@ from presage.errors import ConfigurationError
 from presage.features.moment import PREFILL
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.forecasts import Forecasts
-from presage.serving_hooks.forecasting.live import LiveForecast
+from presage.serving_hooks.identity.inference import Inference
 from presage.serving_hooks.modes import Retry, Switch
 from presage.serving_hooks.policies.eviction import FreeOrder
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
@@ -24,7 +24,7 @@ from presage.serving_hooks.vllm.prefetch.prompts import ExpectedPrompts
 from presage.serving_hooks.vllm.queues import QueuePolicies
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.workflows import WorkflowTable
-from presage.serving_hooks.workflows.inference import Inference
+from presage.serving_hooks.workflows.live import LiveForecast
 from presage.testing.forecasts import Noise
 
 pytestmark = pytest.mark.vllm

@@ -17,11 +17,11 @@ from presage.predictors.common.artefact import CONFIG_FILE
 from presage.registry.connect import Registry
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
-from presage.serving_hooks.forecasting.live import MISSED_STEP, NOT_BACK, SWITCHED_OFF
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.forecasting.sources import resolve_predictors
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
+from presage.serving_hooks.workflows.live import MISSED_STEP, NOT_BACK, SWITCHED_OFF
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]  # a predictor is trained
 ALL_ON = {"priority": True, "eviction": True, "admission": True}

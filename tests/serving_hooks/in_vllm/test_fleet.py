@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from presage.cli.presage import app
+from presage.serving_hooks.engine_file import read_engine
 from presage.serving_hooks.policies.scaling import ScalingConfig
-from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.metrics import PolicyRun
 from presage.serving_hooks.replay.policies import POLICIES, ROUTING
 from presage.serving_hooks.replay.workload import Arrivals, PromptConvention

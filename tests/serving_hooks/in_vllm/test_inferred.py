@@ -9,10 +9,10 @@ import pytest
 from vllm_samples import BLOCK, HASHER, Engine, Request, RequestStatus, ask, build
 
 from presage.datasets.read import read_traces
+from presage.serving_hooks.identity.inference import MEASURED
 from presage.serving_hooks.status import IdentityStatus, read_status
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.serving_hooks.workflows import EndReason
-from presage.serving_hooks.workflows.inference import MEASURED
 from presage.serving_hooks.workflows.observed import OBSERVED, REQUEST
 from presage.serving_hooks.workflows.tenants import ANONYMOUS, ARGUMENT
 

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from presage.serving_hooks import counts
 from presage.serving_hooks.counts import CounterMetric, EventCounts
-from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.metrics import METRICS, MOST_TYPES, OTHER, Sample
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.policies.admission import Admission, Phase
 from presage.serving_hooks.policies.steady_state import Rates
 from presage.serving_hooks.status import EngineStatus, read_status
 from presage.serving_hooks.workflows import EndReason
+from presage.serving_hooks.workflows.live import LiveForecast
 from presage.serving_hooks.workflows.metadata import read
 
 

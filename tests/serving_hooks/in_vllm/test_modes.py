@@ -11,8 +11,8 @@ from turns import Turns, draw
 from vllm_samples import AsyncScheduler, Engine, Scheduler, ask, build, everything_is_free
 
 from presage.serving_hooks.forecasting.forecasts import Forecasts
-from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
+from presage.serving_hooks.workflows.live import LiveForecast
 from presage.testing.forecasts import Noise
 
 pytestmark = pytest.mark.vllm

@@ -11,7 +11,6 @@ from vllm_samples import NAMED, Engine, Scheduler, ask, build
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.forecasts import Forecasts
-from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.engine import SchedulerSeam
 from presage.serving_hooks.vllm.hooks import Hooks
@@ -19,6 +18,7 @@ from presage.serving_hooks.vllm.operator_calls import OperatorCalls
 from presage.serving_hooks.vllm.prefetch.scheduler import Prefetching
 from presage.serving_hooks.vllm.scheduler import Policies, SyncWorkflowScheduler
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.live import LiveForecast
 
 pytestmark = pytest.mark.vllm
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from presage.serving_hooks.replay.engine_file import Cost, EngineFile
+from presage.serving_hooks.engine_file import Cost, EngineFile
 from presage.serving_hooks.replay.metrics import Figures
 from presage.serving_hooks.replay.policies import POLICIES
 from presage.serving_hooks.replay.runs import Setting, run_one

@@ -10,9 +10,9 @@ import pytest
 from vllm_samples import everything_is_free
 
 from presage.errors import TraceError
+from presage.serving_hooks.engine_file import Cost, EngineFile
 from presage.serving_hooks.replay import vllm_scheduler
 from presage.serving_hooks.replay.engine import EngineLoop, Evictions, ReplayEngine
-from presage.serving_hooks.replay.engine_file import Cost, EngineFile
 from presage.serving_hooks.replay.forecasts import source
 from presage.serving_hooks.replay.metrics import PolicyRun, VirtualClock
 from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
 
+from presage.serving_hooks.engine_file import EngineFile
 from presage.serving_hooks.replay import vllm_scheduler
-from presage.serving_hooks.replay.engine_file import EngineFile
 from presage.serving_hooks.replay.metrics import PolicyRun
 from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
 from presage.serving_hooks.replay.prompts import HASH_BYTES

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from presage.errors import ArtefactError
 from presage.features.agent_fingerprint import LONGEST_SYSTEM
 from presage.features.agent_names import AgentNames
-from presage.serving_hooks.gateway.identity.agents import Agents
-from presage.serving_hooks.gateway.identity.turns import system_text
-from presage.serving_hooks.gateway.request import PATHS, ApiRequest
+from presage.serving_hooks.identity.agents import Agents
+from presage.serving_hooks.identity.request import PATHS, ApiRequest
+from presage.serving_hooks.identity.turns import system_text
 from presage.serving_hooks.vllm.carriers import LONGEST, Carriers
 from presage.serving_hooks.vllm.request_sources import MESSAGES, RequestSources, ServerNames
 from presage.serving_hooks.workflows.identity import Step

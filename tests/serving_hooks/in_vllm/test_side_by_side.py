@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
 
 from replay_samples import chain
 
-from presage.serving_hooks.replay.engine_file import read_engine
+from presage.serving_hooks.engine_file import read_engine
 from presage.serving_hooks.replay.metrics import PolicyRun, gained
 from presage.serving_hooks.replay.policies import POLICIES
 from presage.serving_hooks.replay.runs import Setting, run_one, side_by_side, swept

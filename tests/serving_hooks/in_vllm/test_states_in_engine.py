@@ -14,7 +14,7 @@ from tiny_model import STATE_SIZE, Tiny
 from presage.datasets.read import read_traces
 from presage.registry.connect import open_registry
 from presage.registry.package import register
-from presage.serving_hooks.forecasting.live import LAYER_LEFT_OUT
+from presage.serving_hooks.workflows.live import LAYER_LEFT_OUT
 from presage.testing.models import save_qwen
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests start its engine")

@@ -8,7 +8,6 @@ import pytest
 from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.forecasts import Forecasts
-from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.modes import Modes
 from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig
@@ -17,6 +16,7 @@ from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.workflows import EndReason, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.live import LiveForecast
 
 AGENTS = ("coder", "tester")
 CODER = Step("review", "r1", "coder")

@@ -23,7 +23,7 @@ from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.features.rows import SYSTEM_COLUMN, USER_COLUMN
 from presage.features.states import TEXT_COLUMN
 from presage.predictors.common.artefact import artefact_digest
-from presage.serving_hooks.gateway.request import ApiRequest
+from presage.serving_hooks.identity.request import ApiRequest
 from presage.serving_hooks.vllm import plugin, texts
 from presage.serving_hooks.vllm.texts import (
     ARGUMENT,

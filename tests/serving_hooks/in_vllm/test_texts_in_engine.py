@@ -18,10 +18,10 @@ from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.forecasts import Forecasts
-from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.vllm.texts import ARGUMENT, TextFeatures, encoded
+from presage.serving_hooks.workflows.live import LiveForecast
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 AGENTS, LENGTHS = "next-agent", "remaining-length"

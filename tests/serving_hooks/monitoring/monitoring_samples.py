@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
-from presage.serving_hooks.forecasting.live import NO_LENGTHS, NO_MODEL, NOTHING, LiveForecast, LiveLengths
 from presage.serving_hooks.monitoring.outcomes import END, Followed, LengthTally, OutcomeTracker, Tally
 from presage.serving_hooks.workflows import EndReason
+from presage.serving_hooks.workflows.live import NO_LENGTHS, NO_MODEL, NOTHING, LiveForecast, LiveLengths
 
 AGENTS = ("a", "b", "c")
 

@@ -13,7 +13,6 @@ from presage.datasets.synthetic.workflows import generate
 from presage.features.moment import COMPLETION, MOMENTS
 from presage.features.prefixes import MASKED, prefixes_of
 from presage.features.vocabulary import Vocabulary
-from presage.serving_hooks.forecasting.live import LITTLE_SEEN, STATES_LEFT_OUT, LiveForecast
 from presage.serving_hooks.monitoring.outcomes import (
     BINS,
     COUNTS,
@@ -26,6 +25,7 @@ from presage.serving_hooks.monitoring.outcomes import (
 )
 from presage.serving_hooks.monitoring.retrain_check import TraceForecasts, followed_of
 from presage.serving_hooks.workflows import EndReason
+from presage.serving_hooks.workflows.live import LITTLE_SEEN, STATES_LEFT_OUT, LiveForecast
 from presage.training.metrics import measure
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from presage.datasets.recording import RECORDED_FINISHED
-from presage.serving_hooks.forecasting.live import LiveForecast, LiveLengths
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import Recorder
 from presage.serving_hooks.recorder.rows import WallClock
+from presage.serving_hooks.workflows.live import LiveForecast, LiveLengths
 
 SIZE = 4
 

@@ -9,7 +9,7 @@ from recorded_forecasts import read_forecasts
 from recorder_samples import Hands, Named, forecast, recorder
 
 from presage.datasets.recording import FORECASTS
-from presage.serving_hooks.forecasting.live import NO_LENGTHS, NOTHING, LiveForecast
+from presage.serving_hooks.workflows.live import NO_LENGTHS, NOTHING, LiveForecast
 
 
 def test_a_forecast_is_kept_as_it_was_made(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.replay.engine_file import Cost, checked, engine_text, read_engine, shipped
+from presage.serving_hooks.engine_file import Cost, checked, engine_text, read_engine, shipped
 
 GOOD = """
 cache_tokens = 1600

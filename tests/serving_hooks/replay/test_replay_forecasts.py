@@ -11,7 +11,7 @@ from replay_samples import chain
 from presage.errors import ConfigurationError, PresageError
 from presage.features.sequences import sequences_of
 from presage.predictors.profile.predictor import ProfilePredictor
-from presage.serving_hooks.replay.engine_file import read_engine
+from presage.serving_hooks.engine_file import read_engine
 from presage.serving_hooks.replay.forecasts import OracleForecaster, OutputLengthOracle, source
 from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed, ends, named
 from presage.serving_hooks.replay.runs import Setting, forecaster_for

@@ -1,7 +1,7 @@
 """The cost model of an engine file as the coefficients of vllm-router's program scheduling.
 
 The router estimates a cold prefill of x thousand tokens by a + b x + c x², and a decode iteration of B requests with C
-tokens of context by d + e B + f C (its docs/program_scheduling.md). Our model (`replay/engine_file.py`, fitted by
+tokens of context by d + e B + f C (its docs/program_scheduling.md). Our model (`engine_file.py`, fitted by
 `presage calibrate-cost`) is of iterations. A prompt of n tokens takes n / m of them, rounded up, of at most m tokens;
 each attends to all tokens so far. Rounding up adds half an iteration on average, and the sum over the iterations is
 n² / 2m + n / 2 tokens attended to. So
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from presage.serving_hooks.replay.engine_file import EngineFile
+from presage.serving_hooks.engine_file import EngineFile
 
 _THOUSAND: Final = 1000.0
 

@@ -32,10 +32,10 @@ from presage.serving_hooks.gateway.dialects.answer import HEADER as FORECAST_HEA
 from presage.serving_hooks.gateway.forward import is_encoded, is_stream
 from presage.serving_hooks.gateway.front import Front, wants_usage
 from presage.serving_hooks.gateway.hosts.grpc_messages import messages, serve_method
-from presage.serving_hooks.gateway.identity.sent_names import NAME_HEADERS
 from presage.serving_hooks.gateway.refusal import Refusal
-from presage.serving_hooks.gateway.request import PATHS, ApiRequest
 from presage.serving_hooks.gateway.streams import UsageFilter
+from presage.serving_hooks.identity.request import PATHS, ApiRequest
+from presage.serving_hooks.identity.sent_names import NAME_HEADERS
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 DESTINATION: Final = "x-gateway-destination-endpoint"

@@ -35,10 +35,10 @@ from presage.serving_hooks.answer_reader import AnswerReader
 from presage.serving_hooks.gateway.client_keys import ClientKeys
 from presage.serving_hooks.gateway.config import GatewayConfig, gateway_config, read_gateway_given
 from presage.serving_hooks.gateway.decisions import Decisions, GatewayDecision
-from presage.serving_hooks.gateway.identity.sent_names import SESSION_HEADERS
 from presage.serving_hooks.gateway.placement import Placements
-from presage.serving_hooks.gateway.request import ApiRequest, Endpoint
 from presage.serving_hooks.gateway.serve import build_decisions
+from presage.serving_hooks.identity.request import ApiRequest, Endpoint
+from presage.serving_hooks.identity.sent_names import SESSION_HEADERS
 from presage.serving_hooks.modes import Mode
 from presage.serving_hooks.policies.routing import ROUTERS
 from presage.serving_hooks.policies.routing.fleet import FleetEngine

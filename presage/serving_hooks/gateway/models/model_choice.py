@@ -21,7 +21,7 @@ from presage.datasets.schema.messages import routed_prompt
 from presage.errors import ConfigurationError
 from presage.serving_hooks.gateway.models.router_client import RouterAnswer, Skipped
 from presage.serving_hooks.gateway.monitor.fleet_monitor import FleetMonitor
-from presage.serving_hooks.gateway.request import ApiRequest
+from presage.serving_hooks.identity.request import ApiRequest
 from presage.serving_hooks.policies.routing.chimera import (
     CONFIDENT,
     FASTEST,

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from presage.errors import PresageError, why
 from presage.predictors.common.artefact import artefact_digest
-from presage.serving_hooks.forecasting.live import NO_MODEL
 from presage.serving_hooks.forecasting.reload import RegistryClient, Reload
 from presage.serving_hooks.forecasting.sources import Held
 from presage.serving_hooks.gateway.models.router_client import RouterClient
+from presage.serving_hooks.workflows.live import NO_MODEL
 
 NOT_YET: Final = "no version is loaded yet, or there is no registry"
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from presage.serving_hooks.gateway.monitor.engine_metrics import EngineLoad
+from presage.serving_hooks.engine_file import EngineFile
+from presage.serving_hooks.engine_metrics import EngineLoad
 from presage.serving_hooks.gateway.monitor.upstream_speed import UpstreamSpeed
 from presage.serving_hooks.policies.routing.fleet import FleetEngine
-from presage.serving_hooks.replay.engine_file import EngineFile
 
 Outage = Literal[
     "does not accept requests",

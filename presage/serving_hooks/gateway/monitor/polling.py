@@ -13,7 +13,7 @@ from typing import Final
 import httpx
 
 from presage.errors import InputError
-from presage.serving_hooks.gateway.monitor.engine_metrics import read_engine_load
+from presage.serving_hooks.engine_metrics import read_engine_load
 from presage.serving_hooks.gateway.monitor.fleet_monitor import FleetMonitor, FleetUpstream, MonitorSettings, Poll
 
 _HEADERS: Final = {"accept-encoding": "identity", "accept": "text/plain"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from presage.serving_hooks.replay.engine_file import EngineFile
+from presage.serving_hooks.engine_file import EngineFile
 
 TOKEN_S: Final = 0.02
 PREFILL_TOKEN_S: Final = 1e-4

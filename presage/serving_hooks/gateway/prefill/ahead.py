@@ -27,7 +27,6 @@ import numpy as np
 
 from presage.predictors.profile.predictor import ProfilePredictor
 from presage.serving_hooks.answer_reader import AnswerReader
-from presage.serving_hooks.forecasting.live import LiveForecast
 from presage.serving_hooks.gateway.config import PREFILL_AHEAD, PrefillAheadSettings
 from presage.serving_hooks.gateway.decisions import Decisions, GatewayDecision
 from presage.serving_hooks.gateway.forward import Forwarder, Upstream
@@ -38,6 +37,7 @@ from presage.serving_hooks.gateway.refusal import Refusal
 from presage.serving_hooks.gateway.upstreams import Upstreams
 from presage.serving_hooks.modes import Mode, Switch
 from presage.serving_hooks.workflows import EndReason, Workflow
+from presage.serving_hooks.workflows.live import LiveForecast
 
 PATH: Final = "/v1/chat/completions"
 DIALECT: Final = "vllm"

@@ -26,7 +26,7 @@ from presage.serving_hooks.gateway.prefill.messages import (
     prompt_inputs,
     rendered,
 )
-from presage.serving_hooks.gateway.request import ApiRequest
+from presage.serving_hooks.identity.request import ApiRequest
 from presage.serving_hooks.workflows.identity import Step, tenant_of
 
 LEAST_PROMPTS: Final = 2

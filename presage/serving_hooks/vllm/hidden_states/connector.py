@@ -39,9 +39,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
-from presage.serving_hooks.forecasting.live import Projection
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.engine import Iteration
+from presage.serving_hooks.workflows.live import Projection
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.serving_hooks.forecasting.forecasts import Forecasts, ReadsStates
-from presage.serving_hooks.forecasting.live import Projection
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.hidden_states.connector import States, StatesConnector
@@ -26,6 +25,7 @@ from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.workflows import RunningStep, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.live import Projection
 
 logger = logging.getLogger(__name__)
 

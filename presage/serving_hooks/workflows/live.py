@@ -36,6 +36,29 @@ LESS_ACCURATE: Final = "less accurate here than online counts"
 OTHER_VERSION: Final = "the profile is of another version of the application"
 NOT_AWAITED: Final = "a state of a step that is not the one that began last, or had its state"
 
+STEPS_KEPT: Final = 64
+"""Steps of a workflow, from its first, whose remaining tokens are learnt."""
+_NO_COUNT: Final = 2**63
+
+
+def token_count(value: object) -> float | None:
+    """Output tokens as a number; None if the value is no count."""
+    return float(value) if isinstance(value, int | float | np.number) and 0 <= value < _NO_COUNT else None
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A forecast of next agents from counts.
+
+    Attributes:
+        evidence: steps of the current agent whose next outcome was seen.
+        probabilities: float32 [K, V+1] over `agents`, END last, row k given that the workflow gets that far.
+    """
+
+    evidence: int
+    probabilities: NDArray[np.float32]
+    agents: tuple[str, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class LiveLengths:

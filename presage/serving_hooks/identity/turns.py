@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from presage.serving_hooks.gateway.request import ApiRequest
+from presage.serving_hooks.identity.request import ApiRequest
 
 MOST_TURNS: Final = 4096
 LONGEST_TEXT: Final = 2**16

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 from presage.datasets.schema.messages import split_system
-from presage.serving_hooks.gateway.anthropic_messages import chat_messages
+from presage.serving_hooks.identity.anthropic_messages import chat_messages
 
 Endpoint = Literal["chat", "completions", "responses", "messages"]
 

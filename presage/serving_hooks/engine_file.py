@@ -90,7 +90,7 @@ class EngineFile(BaseModel):
 
 def shipped() -> list[str]:
     """Names of the engines that come with the package."""
-    folder = resources.files("presage.serving_hooks.replay") / "engines"
+    folder = resources.files("presage.serving_hooks") / "engines"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
@@ -166,7 +166,7 @@ def _value(value: bool | float | str) -> str:
 
 def _text(name: str) -> str:
     if name in shipped():
-        return (resources.files("presage.serving_hooks.replay") / "engines" / f"{name}.toml").read_text("utf-8")
+        return (resources.files("presage.serving_hooks") / "engines" / f"{name}.toml").read_text("utf-8")
     try:
         return Path(name).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

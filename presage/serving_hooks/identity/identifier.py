@@ -22,7 +22,7 @@ another agent, it is of the same workflow: a router hands a question on, or seve
 from one that several workflows sent belongs to the one whose answer it holds; if they have one answer too, to one of
 them that nobody went on from, or that this agent is new to.
 
-Only digests are kept (`continuation.py`). All of it is a tenant's own: another tenant's id, trace, response or prompt
+Only digests are kept (`conversations.py`). All of it is a tenant's own: another tenant's id, trace, response or prompt
 identifies nothing.
 """
 
@@ -39,11 +39,12 @@ from typing import Any, Final, Literal
 from presage.features.agent_fingerprint import LONGEST_SYSTEM
 from presage.features.agent_names import AgentNames, Name
 from presage.serving_hooks.counts import ERRORS, IDENTITIES, EventCounts
-from presage.serving_hooks.gateway.identity.agents import Agents, RecognisedAgent
-from presage.serving_hooks.gateway.identity.continuation import Conversation, Conversations, Kind, Owners, TenantIndex
-from presage.serving_hooks.gateway.identity.sent_names import sent_names, sent_session
-from presage.serving_hooks.gateway.identity.trace_context import TraceContext, trace_context
-from presage.serving_hooks.gateway.identity.turns import (
+from presage.serving_hooks.identity.agents import Agents, RecognisedAgent
+from presage.serving_hooks.identity.conversations import Conversation, Conversations, Kind, Owners, TenantIndex
+from presage.serving_hooks.identity.request import ApiRequest
+from presage.serving_hooks.identity.sent_names import sent_names, sent_session
+from presage.serving_hooks.identity.trace_context import TraceContext, trace_context
+from presage.serving_hooks.identity.turns import (
     completion_bytes,
     is_unique,
     of_messages,
@@ -53,7 +54,6 @@ from presage.serving_hooks.gateway.identity.turns import (
     turns,
     values_of,
 )
-from presage.serving_hooks.gateway.request import ApiRequest
 from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.identity import BY_ID, Step, scoped, tenant_of, workflow_key
 from presage.serving_hooks.workflows.metadata import SentNames, name

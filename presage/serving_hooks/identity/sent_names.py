@@ -16,8 +16,8 @@ from urllib.parse import unquote
 import msgspec
 
 from presage.serving_hooks.counts import EventCounts, MetadataField
-from presage.serving_hooks.gateway.anthropic_messages import session_of_user
-from presage.serving_hooks.gateway.request import ApiRequest
+from presage.serving_hooks.identity.anthropic_messages import session_of_user
+from presage.serving_hooks.identity.request import ApiRequest
 from presage.serving_hooks.workflows.metadata import NAME_KEYS, SentNames, name, names, table
 
 NAME_HEADERS: Final[Mapping[str, str]] = {

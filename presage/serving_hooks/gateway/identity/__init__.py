@@ -1,1 +1,0 @@
-"""Whose request is it: workflow and agent, from what clients send unchanged."""
