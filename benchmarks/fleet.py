@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from replayed_cells import workload_of
+from replay import CONVENTIONS, draw
 
 from presage.datasets.read import read_traces
+from presage.serving_hooks.engine_file import read_engine
 from presage.serving_hooks.policies.admission import Phase
 from presage.serving_hooks.policies.routing.fleet import Program
 from presage.serving_hooks.policies.routing.programs import ForecastPrograms
-from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.fleet_file import FleetMember
 from presage.serving_hooks.replay.metrics import Figures, interval
 from presage.serving_hooks.replay.policies import POLICIES, ROUTING
@@ -68,8 +68,8 @@ def jobs_of(
 ) -> tuple[tuple[ReplayJob, ...], PromptConvention]:
     """The workflows of a cell that fit its cache, a random choice of the recorded ones."""
     if name == "loops":
-        held = workload_of("history-first", count, None)
-        return held.jobs, held.convention
+        history_first = CONVENTIONS["history-first"]
+        return draw(count, history_first), history_first
     assert real is not None
     convention = PromptConvention("recorded" if name == "claude_code" else "history-first")
     jobs = workload(read_traces([real / f"{name}.jsonl.gz"]).table, convention).jobs

@@ -18,11 +18,11 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-from replayed_cells import workload_of
+from published_routing import StatisticalCapacity
+from replay import CONVENTIONS, draw
 
-from presage.serving_hooks.policies.routing.capacity import StatisticalCapacity
+from presage.serving_hooks.engine_file import read_engine
 from presage.serving_hooks.policies.routing.fleet import Fleet, Placement, Program, RoutingRequest
-from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.fleet_file import FleetMember
 from presage.serving_hooks.replay.metrics import PolicyRun, interval
 from presage.serving_hooks.replay.policies import POLICIES, Policy
@@ -30,6 +30,8 @@ from presage.serving_hooks.replay.runs import Setting, run_one
 from presage.serving_hooks.replay.workload import Arrivals, ReplayJob
 
 RISKS: Final = (0.01, 0.05, 0.2)
+LEARNT_FROM, LEARNT_FROM_SEED = 400, 1000
+"""The other workflows whose output lengths give the quantiles."""
 
 
 class Watched(StatisticalCapacity):
@@ -85,25 +87,26 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
-    held = workload_of("history-first", args.workflows, None)
+    convention = CONVENTIONS["history-first"]
+    jobs = draw(args.workflows, convention)
     outputs: dict[str, list[int]] = defaultdict(list)
-    for job in held.learnt:
+    for job in draw(LEARNT_FROM, convention, LEARNT_FROM_SEED):
         for step in job.steps:
             outputs[step.agent].append(step.output_tokens)
     known = {agent: np.sort(of) for agent, of in outputs.items()}
 
     def quantile(request: RoutingRequest, alpha: float) -> float:
         """The order statistic that a new output passes with probability alpha at most, if it is exchangeable."""
-        of = known[held.jobs[request.id[0]].steps[request.id[1]].agent]
+        of = known[jobs[request.id[0]].steps[request.id[1]].agent]
         rank = math.ceil((1 - alpha) * (len(of) + 1))
         return float(of[rank - 1]) if rank <= len(of) else 1.5 * float(of[-1])
 
     def mean(request: RoutingRequest, alpha: float) -> float:
-        return float(known[held.jobs[request.id[0]].steps[request.id[1]].agent].mean())
+        return float(known[jobs[request.id[0]].steps[request.id[1]].agent].mean())
 
     engine = read_engine("invented", args.cache_tokens)
     members = tuple(FleetMember(f"e{number}", engine, POLICIES["stock"]) for number in range(2))
-    setting = Setting(held.jobs, held.convention, Arrivals(160), engine, "counts", fleet=members)
+    setting = Setting(jobs, convention, Arrivals(160), engine, "counts", fleet=members)
     rules: dict[str, tuple[Any, float]] = {
         f"max_tokens {n}": (lambda r, a, n=n: float(n), 1.0) for n in args.max_tokens
     }
@@ -119,7 +122,7 @@ def main() -> None:
         for seed in range(args.seeds):
             seen: list[bool] = []
             runs: list[PolicyRun] = []
-            policy = Policy(name, None, routing=partial(Watched, held.jobs, seen, bound, risk))
+            policy = Policy(name, None, routing=partial(Watched, jobs, seen, bound, risk))
             figures = run_one(setting, policy, seed, on_run=runs.append).figures
             over.append(float(np.mean(seen)))
             inside.append(at_once(runs[0]) / len(members))

@@ -37,12 +37,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from fleet import ratio
-from fleet_models import scaled
 
+from presage.serving_hooks.engine_file import EngineFile, read_engine
 from presage.serving_hooks.policies.priority import Key, ShortestTotalJobFirst
 from presage.serving_hooks.policies.routing.fleet import Fleet, Placement, RoutingRequest
 from presage.serving_hooks.policies.routing.placement import LeastLoaded
-from presage.serving_hooks.replay.engine_file import read_engine
 from presage.serving_hooks.replay.fleet_file import FleetMember
 from presage.serving_hooks.replay.metrics import Figures
 from presage.serving_hooks.replay.policies import POLICIES, Policy
@@ -287,6 +286,13 @@ def pipeline(rng: np.random.Generator) -> list[ReplayJob]:
     ]
 
 
+def scaled(engine: EngineFile, size: float) -> EngineFile:
+    """The engine with the costs of a larger model."""
+    cost = engine.cost
+    larger = {name: getattr(cost, name) * size for name in ("iteration_s", "prefill_token_s", "decode_token_s")}
+    return engine.model_copy(update={"cost": cost.model_copy(update=larger), "most_requests": MOST_REQUESTS})
+
+
 CELLS: Final = {"branches": branches, "crowded": crowded, "pipeline": pipeline}
 RISKS: Final = (0.0, 0.25, 1.0, 4.0)
 SCALES: Final = (1.0, 4.0)
@@ -303,15 +309,7 @@ def run(cell: str, name: str, seed: int) -> Figures:
         routing = partial(Prioritizing, jobs, scale=scale, oracle="oracle" in name)
     elif name.startswith("w2/w1"):
         engine_hooks, routing = hooks(BaseAndAgeing), partial(Prioritizing, jobs, risk=float(name.rpartition(" ")[2]))
-    members = tuple(
-        FleetMember(
-            model,
-            scaled(base, size).model_copy(update={"most_requests": MOST_REQUESTS}),
-            engine_hooks,
-            model=model,
-        )
-        for model, size in SIZES.items()
-    )
+    members = tuple(FleetMember(model, scaled(base, size), engine_hooks, model=model) for model, size in SIZES.items())
     setting = Setting(
         jobs, CONVENTION, Arrivals(as_recorded=True), members[0].engine, "counts", fleet=members, models=MODELS
     )

@@ -275,17 +275,29 @@ def serve(
     return served
 
 
-def teach(kind: Workload, folder: Path) -> Path:
-    """Trains the three models on other workflows of the same kind; their folders lie in the answer."""
+def teach(kind: Workload, folder: Path) -> None:
+    """Trains a model of each kind on other workflows of the same kind, in folders of `folder`; not if they are there.
+
+    Workflows of one agent have no next-agent model: there is no other agent to forecast.
+    """
     import pyarrow as pa
-    from replayed_cells import train_models
+    import pyarrow.compute as pc
 
     from presage.datasets.schema import conform
     from presage.datasets.schema.validate import validate
+    from presage.training.length.train import train_lengths
+    from presage.training.next_agent.train import train
+    from presage.training.return_time.train import train_return_times
 
+    if (folder / "return-time").is_dir():
+        return
     rows = traced(kind.draw(TAUGHT, TAUGHT_SEED), kind.style, pause_s=PAUSE_S)
-    train_models(validate(conform(pa.Table.from_pylist(rows), "drawn"), "drawn"), folder)
-    return folder
+    table = validate(conform(pa.Table.from_pylist(rows), "drawn"), "drawn")
+    if pc.count_distinct(table["agent"]).as_py() > 1:
+        train(table, None, states="none", baselines=()).save(folder / "next-agent")
+    train_lengths(table, None, baselines=()).save(folder / "lengths")
+    train_lengths(table, None, baselines=(), target="final-context").save(folder / "context-growth")
+    train_return_times(table, None, baselines=()).save(folder / "return-time")
 
 
 def forecasts_of(

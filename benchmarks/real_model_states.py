@@ -76,7 +76,7 @@ class Recorded:
     seconds: float = 0.0
 
 
-def record(model: Path, workflows: int, layer: int, seed: int, folder: Path, dtype: Any = "auto") -> Recorded:
+def record(model: Path, workflows: int, layer: int, seed: int, folder: Path) -> Recorded:
     """Runs the application in a closed loop with `at_once` workflows at a time."""
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
@@ -86,7 +86,6 @@ def record(model: Path, workflows: int, layer: int, seed: int, folder: Path, dty
     llm = LLM(
         model=str(model),
         served_model_name=SERVED,
-        dtype=dtype,
         enforce_eager=True,
         max_model_len=1024,
         max_num_seqs=AT_ONCE,

@@ -3,9 +3,8 @@
 Sends the same workflows to `vllm serve` and to `presage serve`, one after the other, with a tiny model of random
 weights on a cache that is too small: steps of chat and of completions, streamed and not, with pauses between them.
 Some pauses are about as long as vLLM keeps an idle connection (5 s); clients keep theirs for 5, 15 or 90 s. Some
-clients give up. With the hooks one request in a hundred is held for 6 to 20 s, by `holding.py` beside this file,
-besides what admission decides. vLLM runs twice: as it comes, and with the
-keep-alive time-out that `presage serve` sets.
+clients give up. With the hooks one request in a hundred is held for 6 to 20 s, by `tests/holding.py`, besides what
+admission decides. vLLM runs twice: as it comes, and with the keep-alive time-out that `presage serve` sets.
 
 A lost request is one with neither a whole answer nor a client that gave up. Its cause is the client's error, and
 whether the server's log shows that the request had arrived.
@@ -52,7 +51,7 @@ NAME, SECONDS = KEEP_ALIVE
 SERVERS = {
     "vLLM alone": f"env -u {NAME} vllm serve",
     f"vLLM, {SECONDS} s": f"env {NAME}={SECONDS} vllm serve",
-    "with hooks": f"env -u {NAME} PYTHONPATH={HERE.parent}{os.pathsep}{HERE} presage serve",
+    "with hooks": f"env -u {NAME} PYTHONPATH={HERE.parent}{os.pathsep}{HERE / 'tests'} presage serve",
 }
 """Commands by name."""
 OURS = ["--scheduler-cls", "holding.HoldingScheduler", "--additional-config.presage.admission_least_gain", "0"]

@@ -15,7 +15,7 @@ has longer answers. "arrivals", "ends" and "forecasts" are the numbers of each p
 
 "added" is the difference of medians, and of 99th percentiles, to the stock scheduler: the variants choose other
 requests, so single steps cannot be compared. Forecasts are drawn in advance, so the predictor's cost is excluded (see
-forecast_latency.py and circuit_breaker.py).
+forecast_latency.py), and so is its circuit breaker's.
 
     python benchmarks/vllm_overhead.py [--iterations 2000] [--waiting 500] [--output-tokens 10 120] [--ahead]
                                        [--variants …]

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 from presage.errors import InputError
-from presage.serving_hooks.forecasting.live import NOT_BACK, SWITCHED_OFF
+from presage.serving_hooks.workflows.live import NOT_BACK, SWITCHED_OFF
 
 Result = TypeVar("Result")
 
@@ -43,7 +43,7 @@ class Budget:
         share: of those calls that may fail or be late; above it the predictor is switched off.
         at_least: calls before a predictor can be switched off for that.
         hang_s: seconds after which a call is abandoned. None waits for ever and runs calls on the caller's thread,
-            which is faster (benchmarks/circuit_breaker.py).
+            which saves the time of waking another, 20 to 60 µs.
         first_hang_s: the same for the first `at_least` calls, which may include compilation.
         hangs: calls of the window that may be abandoned.
         retry_s: seconds until a predictor that was switched off is tried again.

@@ -1,10 +1,6 @@
 """Workflows wait only where the load would settle badly, new ones first, with a reason, and none for ever."""
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -329,17 +325,6 @@ def test_law_whoever_came_first_is_never_overtaken_by_its_like(turns: list[tuple
             waiting = [w.id for w in here if w.phase is Phase.READY and w.begun == one.begun and w.id in decision.held]
             assert all(one.id < other for other in waiting)
         inside = decision.run
-
-
-def test_in_a_closed_loop_all_workflows_end_however_wrong_their_contexts_are() -> None:
-    """Else the benchmark, which tells what it gains, would not end."""
-    root = Path(__file__).resolve().parents[3]
-    line = [sys.executable, str(root / "benchmarks" / "admission_alone.py"), "--workflows", "80", "--blocks", "4000"]
-    done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=root)
-    runs = json.loads(done.stdout.splitlines()[-1])["runs"]
-    whose = {"everybody", "best fixed", "admission", "half", "double", "noise"}
-    assert {(one["prompts"], one["who"]) for one in runs} == {(of, who) for of in ("shared", "own") for who in whose}
-    assert all(0 < one["makespan"] < 2 for one in runs)
 
 
 def test_who_takes_the_place_of_one_that_has_ended_has_waited_for_nothing() -> None:

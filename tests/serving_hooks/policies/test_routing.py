@@ -8,8 +8,14 @@ from hypothesis import strategies as st
 
 from presage.serving_hooks.policies.admission import Phase
 from presage.serving_hooks.policies.fair_shares import Weights
-from presage.serving_hooks.policies.routing.capacity import StatisticalCapacity
-from presage.serving_hooks.policies.routing.chimera import Chimera, PricedModels, PublishedChimera, last_token_s
+from presage.serving_hooks.policies.routing.chimera import (
+    CONFIDENT,
+    FASTEST,
+    WORTH,
+    last_token_s,
+    net_of_waiting,
+    within_slack,
+)
 from presage.serving_hooks.policies.routing.fleet import Fleet, FleetEngine, Program, RoutingRequest
 from presage.serving_hooks.policies.routing.placement import (
     LeastLoaded,
@@ -262,13 +268,7 @@ def test_every_request_is_placed_once_and_the_table_is_empty_in_the_end(
         assert not engine.programs
 
 
-MODELS = ("small", "large")
-
-
-def chimera(kind: type = Chimera, large: float = 0.9, small: float = 0.5, **more: float) -> Told:
-    of = Fleet([FleetEngine("s", 10_000, 10, 0.01, 1e-4), FleetEngine("l", 10_000, 10, 0.04, 4e-4)])
-    scores = {"small": small, "large": large}
-    return Told(kind(MODELS, lambda request: scores, lambda request: 100.0, **more), of)
+SECONDS, SCORES = {"small": 1.1, "large": 4.4}, {"small": 0.5, "large": 0.9}
 
 
 def test_the_last_token_comes_after_queue_prefill_and_decoding() -> None:
@@ -277,67 +277,18 @@ def test_the_last_token_comes_after_queue_prefill_and_decoding() -> None:
 
 
 def test_the_most_confident_model_needs_the_slack_and_the_margin() -> None:
-    # small: 1000 × 1e-4 + 100 × 0.01 = 1.1 s; large: 0.4 + 4 = 4.4 s, which is 4 times as long
-    assert chimera(slack=2.9).arrives(request("w0", tokens=1000)) == 0
-    assert chimera(slack=3.1).arrives(request("w0", tokens=1000)) == 1
-    assert chimera(slack=3.1, margin=0.5).arrives(request("w0", tokens=1000)) == 0
-    assert chimera(slack=math.inf).arrives(request("w0", tokens=1000)) == 1
-    assert chimera(slack=math.inf, large=0.4).arrives(request("w0", tokens=1000)) == 0
-
-
-def test_a_workflow_returns_to_its_model_while_its_prefix_is_worth_it() -> None:
-    told = chimera(slack=0.0, large=0.5)
-    told.fleet.engines[1].token_s = 0.01  # the models differ by their prefill only
-    cached = request("w0", tokens=1000, cached_tokens=lambda engine: 1000 * engine)
-    assert told.arrives(cached) == 1
-    told.fleet.engines[1].predicted_tokens = 500.0  # half a second of queue
-    assert told.arrives(request("w1", tokens=1000, cached_tokens=lambda engine: 1000 * engine)) == 0
+    assert within_slack(SECONDS, SCORES, slack=2.9, margin=0.05) == ("small", FASTEST)
+    assert within_slack(SECONDS, SCORES, slack=3.1, margin=0.05) == ("large", CONFIDENT)
+    assert within_slack(SECONDS, SCORES, slack=3.1, margin=0.5) == ("small", FASTEST)
+    assert within_slack(SECONDS, SCORES, slack=math.inf, margin=0.05) == ("large", CONFIDENT)
+    assert within_slack(SECONDS, SCORES | {"large": 0.4}, slack=math.inf, margin=0.05) == ("small", FASTEST)
 
 
 def test_a_price_gives_the_accurate_model_the_requests_that_gain_most() -> None:
     # 3.3 s more are worth 0.4 of confidence up to a price of 0.121 a second
-    assert chimera(PricedModels, price=0.12).arrives(request("w0", tokens=1000)) == 1
-    assert chimera(PricedModels, price=0.13).arrives(request("w0", tokens=1000)) == 0
-    assert chimera(PricedModels, price=0.0, large=0.4).arrives(request("w0", tokens=1000)) == 0
-
-
-def test_published_chimera_sees_queues_only_and_never_leaves_a_model() -> None:
-    told = chimera(PublishedChimera, slack=0.0)
-    assert told.arrives(request("w0", tokens=1000)) == 1  # both queues are empty, so both are fastest
-    told.fleet.engines[1].predicted_tokens = 10_000.0
-    assert told.arrives(request("w0", 1, tokens=1000)) == 1
-    assert told.arrives(request("w1", tokens=1000)) == 0
-
-
-def test_capacity_reserves_upper_bounds_and_holds_in_the_order_of_arrival() -> None:
-    told = Told(StatisticalCapacity(lambda request, alpha: 1 / alpha, 0.08), fleet(2))
-    # 8 requests an iteration: α = 0.01, so each reserves its prompt and 100 tokens of 1000
-    assert told.arrives(request("w0", tokens=800)) == 0
-    assert told.arrives(request("w1", tokens=700)) == 1
-    assert told.arrives(request("w2", tokens=200)) is None
-    assert told.arrives(request("w3", tokens=50)) is None  # it would fit, but came later
-    told.answers((1, 0), now=1.0, ended=True)
-    assert (told.where[2, 0], told.where[3, 0]) == (1, 1)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 600), st.integers(1, 300), st.booleans()), max_size=60), st.integers(1, 3))
-def test_bounds_of_several_requests_never_pass_a_cache(events: list[tuple[int, int, bool]], engines: int) -> None:
-    bounds: dict[str, int] = {}
-    told = Told(StatisticalCapacity(lambda request, alpha: bounds[request.program], 0.05), fleet(engines))
-    sizes: dict[tuple[int, int], int] = {}
-    there: list[tuple[int, int]] = []
-    for number, (tokens, bound, answer) in enumerate(events):
-        one = request(f"w{number}", tokens=tokens)
-        bounds[one.program], sizes[one.id] = bound, tokens + bound
-        told.arrives(one)
-        there = [id for id in sizes if id in told.where]
-        if answer and there:
-            sizes.pop(there[0])
-            told.answers(there[0], ended=True)
-        for engine in range(engines):
-            on = [size for id, size in sizes.items() if told.where.get(id) == engine]
-            assert len(on) <= 1 or (sum(on) <= 1000 and len(on) <= 8)
+    assert net_of_waiting(SECONDS, SCORES, price=0.12) == ("large", WORTH)
+    assert net_of_waiting(SECONDS, SCORES, price=0.13) == ("small", WORTH)
+    assert net_of_waiting(SECONDS, SCORES | {"large": 0.4}, price=0.0) == ("small", WORTH)
 
 
 GROUPS = (scoped("key-0", "coding"), scoped("key-1", "coding"))
