@@ -36,6 +36,7 @@ from presage.training.length.texts import LengthTexts
 from presage.training.training import median_us
 
 BATCH = 1024
+LEAST_ROWS = 2500
 STEPS_A_WORKFLOW = 4.0
 
 
@@ -55,6 +56,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000)
     chosen = parser.parse_args()
+    if chosen.rows < LEAST_ROWS:
+        parser.error(f"--rows {chosen.rows}: the reference forest learns from 2,000; give {LEAST_ROWS} or more")
     table = generate_lengths(round(chosen.rows / STEPS_A_WORKFLOW), 0).table
     encoder = LengthEncoder.fit(table)
     texts = LengthTexts.of(table, length_rows(table, encoder), 0)
