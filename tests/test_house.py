@@ -232,3 +232,14 @@ def test_tests_read_no_private_name_of_another_module() -> None:
                 f"{path}:{node.lineno} {name}" for name in names if name.startswith("_") and not name.startswith("__")
             ]
     assert found == []
+
+
+def test_fewer_names_say_nothing() -> None:
+    """The limit only falls: a variable says what it holds."""
+    stored = [
+        name.id
+        for path in (ROOT / "presage").rglob("*.py")
+        for name in ast.walk(ast.parse(path.read_text()))
+        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+    ]
+    assert sum(stored.count(word) for word in ("found", "of", "one", "known", "at")) <= 1735

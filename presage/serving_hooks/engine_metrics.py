@@ -88,5 +88,5 @@ def _number(name: str, text: str) -> float:
 
 
 def _cache_tokens(labels: str) -> list[int]:
-    found = {name: int(value) for name, value in _LABEL.findall(labels)}
-    return [found["num_gpu_blocks"] * found["block_size"]] if len(found) == 2 else []
+    values = {name: int(value) for name, value in _LABEL.findall(labels)}
+    return [values["num_gpu_blocks"] * values["block_size"]] if len(values) == 2 else []

@@ -60,30 +60,30 @@ class OnlineCounts:
 
     def next_agents(self, workflow_type: str, last: Sequence[str]) -> Counted | None:
         """The forecast after the agents `last`, oldest first; None if there is too little evidence of the last one."""
-        of = self._types.get(workflow_type)
-        return of.next_agents(last) if of is not None and last else None
+        counts = self._types.get(workflow_type)
+        return counts.next_agents(last) if counts is not None and last else None
 
     def remaining(self, workflow_type: str, agent: str) -> tuple[int, float] | None:
         """Number and median of the remaining output tokens at steps of `agent`; None if there are too few."""
-        of = self._types.get(workflow_type)
-        return of.remaining(agent) if of is not None else None
+        counts = self._types.get(workflow_type)
+        return counts.remaining(agent) if counts is not None else None
 
     def of_type(self, workflow_type: str) -> _OfType:
         """The counts of a workflow type, to count on; the type is then the most recently used."""
-        of = self._types.get(workflow_type)
-        if of is None:
-            of = self._types[workflow_type] = _OfType(self.config)
+        counts = self._types.get(workflow_type)
+        if counts is None:
+            counts = self._types[workflow_type] = _OfType(self.config)
             if len(self._types) > self.config.types:
                 del self._types[type_to_drop(self._types)]
         self._types.move_to_end(workflow_type)
-        return of
+        return counts
 
 
 def type_to_drop(types: Collection[str]) -> str:
     """The least recently used type, the first, of the tenant with most types, so that no tenant evicts another's."""
-    of = Counter(map(tenant_of, types))
-    most = max(of.values())
-    return next(name for name in types if of[tenant_of(name)] == most)
+    of_tenant = Counter(map(tenant_of, types))
+    most = max(of_tenant.values())
+    return next(name for name in types if of_tenant[tenant_of(name)] == most)
 
 
 class _OfType:
@@ -121,8 +121,8 @@ class _OfType:
         distinct = np.maximum((counted > 0).sum(2, keepdims=True), 1)  # 1 of nothing: the wider row's mixture
         total = counted.sum(2, keepdims=True) + distinct
         mixed: NDArray[np.float64] = np.full(counted.shape[1:], 1.0 / len(used))
-        for count, different, of in zip(counted, distinct, total, strict=True):
-            mixed = (count + different * mixed) / of
+        for count, different, whole in zip(counted, distinct, total, strict=True):
+            mixed = (count + different * mixed) / whole
         return Counted(evidence, mixed.astype(np.float32), self.names)
 
     def left(self, agent: str, tokens: float) -> None:
@@ -259,11 +259,11 @@ class WorkflowHistory:
         """
         if self._within:
             return
-        of = counts.of_type(workflow_type)
-        of.follow(self.recent, None)
-        known = self._open[-1] if self._open else 0
-        for agent, before in zip(self._agents[known:], self._before[known:], strict=True):
-            of.left(agent, self._produced - before)
+        own = counts.of_type(workflow_type)
+        own.follow(self.recent, None)
+        place = self._open[-1] if self._open else 0
+        for agent, before in zip(self._agents[place:], self._before[place:], strict=True):
+            own.left(agent, self._produced - before)
 
     def _unknown(self) -> None:
         """Marks the remaining tokens of all steps so far as unknown."""

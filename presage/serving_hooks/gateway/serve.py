@@ -163,7 +163,7 @@ def serve(config: GatewayConfig, hosts: Sequence[Host] = ()) -> None:
     """
     listening = listening_socket(config.listen)
     front = build(config)
-    names = ", ".join(f"{one.name} ({one.settings.dialect})" for one in front.upstreams.all)
+    names = ", ".join(f"{upstream.name} ({upstream.settings.dialect})" for upstream in front.upstreams.all)
     gc.collect()
     gc.freeze()  # a full collection of what is loaded now stops all requests for 60 ms
     settings = uvicorn.Config(

@@ -87,38 +87,38 @@ class Agents:
 
     def recognise(self, tenant: str, system: str, tools: Sequence[str]) -> RecognisedAgent:
         """The agent with this system prompt ("" for none) and these tools."""
-        of = self._tenants.get(tenant)
-        if of is None:
-            of = self._tenants[tenant] = _Tenant()
+        own = self._tenants.get(tenant)
+        if own is None:
+            own = self._tenants[tenant] = _Tenant()
         offered = "\0".join(tools[:MOST_TOOLS]).encode("utf-8", "surrogatepass")
         text = system.encode("utf-8", "surrogatepass")
         exact = blake2b(text + b"\0" + offered, digest_size=12).digest()
-        known = of.prompts.get(exact)
-        if known is not None:
-            of.prompts.move_to_end(exact)
-            return known
+        agent = own.prompts.get(exact)
+        if agent is not None:
+            own.prompts.move_to_end(exact)
+            return agent
         # A clock in the prompt changes it with each request: most such prompts are known without their numbers.
         timeless = blake2b(_LONG_NUMBERS.sub(b"0", text) + b"\0" + offered, digest_size=12, person=b"timeless").digest()
-        found = of.prompts.get(timeless)
+        agent = own.prompts.get(timeless)
         digests = [exact, timeless]
-        if found is None:
+        if agent is None:
             prompt = masked_prompt(system, self._pieces)
             digests.append(blake2b(prompt.exact.encode() + b"\0" + offered, digest_size=12, person=b"masked").digest())
-            found = of.prompts.get(digests[-1])
-        if found is None:
-            found = self._cluster(of, system, prompt, tools[:MOST_TOOLS])
+            agent = own.prompts.get(digests[-1])
+        if agent is None:
+            agent = self._cluster(own, system, prompt, tools[:MOST_TOOLS])
         for digest in digests:
-            of.prompts[digest] = found
-            of.prompts.move_to_end(digest)
-        while len(of.prompts) > MOST_PROMPTS:
-            of.prompts.popitem(last=False)
-        return found
+            own.prompts[digest] = agent
+            own.prompts.move_to_end(digest)
+        while len(own.prompts) > MOST_PROMPTS:
+            own.prompts.popitem(last=False)
+        return agent
 
     def take_names(self, names: AgentNames | None) -> None:
         """From now on, agents have the names that the models call them by."""
-        known = [one for one in (self._given, names) if one is not None]
-        if known != self._names:
-            self._names, self._models = known, names
+        all_names = [source for source in (self._given, names) if source is not None]
+        if all_names != self._names:
+            self._names, self._models = all_names, names
             self._tenants.clear()  # who an agent is, is asked anew
 
     def may_be_renamed(self, agent: str) -> bool:
@@ -128,38 +128,38 @@ class Agents:
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
         return {
-            "agent_clusters": sum(len(of.clusters) for of in self._tenants.values()),
-            "agent_prompts": sum(len(of.prompts) for of in self._tenants.values()),
+            "agent_clusters": sum(len(agents.clusters) for agents in self._tenants.values()),
+            "agent_prompts": sum(len(agents.prompts) for agents in self._tenants.values()),
         }
 
-    def _cluster(self, of: _Tenant, system: str, prompt: MaskedPrompt, tools: Sequence[str]) -> RecognisedAgent:
+    def _cluster(self, own: _Tenant, system: str, prompt: MaskedPrompt, tools: Sequence[str]) -> RecognisedAgent:
         if not system.strip() and not tools:
             return RecognisedAgent(UNKNOWN, "", prompt.exact[:8], 0.0)
-        one, offered = prompt.fingerprint(), tools_digest(tools)
-        key = blake2b(f"{one.head}\0{offered}".encode(), digest_size=4).hexdigest()
-        found = {id(names): names.find(one) for names in self._names} if system.strip() else {}
-        named = next(filter(None, found.values()), None)
-        of_models = self._models.find_reworded(one) if self._models is not None and system.strip() else None
+        fingerprint, offered = prompt.fingerprint(), tools_digest(tools)
+        key = blake2b(f"{fingerprint.head}\0{offered}".encode(), digest_size=4).hexdigest()
+        by_source = {id(names): names.find(fingerprint) for names in self._names} if system.strip() else {}
+        named = next(filter(None, by_source.values()), None)
+        of_models = self._models.find_reworded(fingerprint) if self._models is not None and system.strip() else None
         if named is not None:
             (workflow_type, name), similarity = named
             return RecognisedAgent(name, workflow_type, key, similarity, of_models and of_models[0])
-        family = [cluster for cluster in of.clusters.values() if _alike(cluster, one, offered)]
-        same = [cluster for cluster in family if cluster.first.same_agent(one)]
+        family = [cluster for cluster in own.clusters.values() if _alike(cluster, fingerprint, offered)]
+        same = [cluster for cluster in family if cluster.first.same_agent(fingerprint)]
         if not same and len(family) >= MOST_ROLES:
             same = family
         if same:
-            nearest = max(same, key=lambda cluster: cluster.first.similarity(one))
-            of.clusters.move_to_end(nearest.agent.key)
+            nearest = max(same, key=lambda cluster: cluster.first.similarity(fingerprint))
+            own.clusters.move_to_end(nearest.agent.key)
             return nearest.agent
-        if key in of.clusters:
-            key = blake2b(f"{one.exact}\0{offered}".encode(), digest_size=4).hexdigest()
+        if key in own.clusters:
+            key = blake2b(f"{fingerprint.exact}\0{offered}".encode(), digest_size=4).hexdigest()
         agent_id = f"agent-{key}"
         given = next(filter(None, (names.of_id(agent_id) for names in self._names)), None)
         workflow_type, name = given or ("", agent_id)
         agent = RecognisedAgent(name, workflow_type, key, CONFIDENCE, of_models and of_models[0])
-        of.clusters[key] = _Cluster(one, offered, agent)
-        if len(of.clusters) > MOST_CLUSTERS:
-            of.clusters.popitem(last=False)
+        own.clusters[key] = _Cluster(fingerprint, offered, agent)
+        if len(own.clusters) > MOST_CLUSTERS:
+            own.clusters.popitem(last=False)
         return agent
 
 

@@ -22,22 +22,22 @@ def chat_messages(body: Mapping[str, Any]) -> Any:
     if not isinstance(given, list):
         return given
     system = _without_attribution(body.get("system"))
-    found = [{"role": "system", "content": system}] if system else []
+    messages = [{"role": "system", "content": system}] if system else []
     for message in given:
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, list):
-            found += _of_blocks(message, content)
+            messages += _of_blocks(message, content)
         else:
-            found.append(message)
-    return found
+            messages.append(message)
+    return messages
 
 
 def session_of_user(body: Mapping[str, Any]) -> str | None:
     """The session that Claude Code writes into `metadata.user_id`; None for the name of a person."""
     metadata = body.get("metadata")
     user = metadata.get("user_id") if isinstance(metadata, Mapping) else None
-    found = _SESSION.search(user) if isinstance(user, str) and len(user) <= _LONGEST_USER else None
-    return None if found is None else found[1]
+    match = _SESSION.search(user) if isinstance(user, str) and len(user) <= _LONGEST_USER else None
+    return None if match is None else match[1]
 
 
 def _of_blocks(message: Mapping[str, Any], blocks: list[Any]) -> list[dict[str, Any]]:

@@ -76,16 +76,16 @@ class TenantIndex:
 
     def chain(self, turns: Iterable[bytes], start: bytes | None = None) -> list[bytes]:
         """The digest of the conversation after each turn; goes on from `start`."""
-        at, found = start or self._start, []
+        digest, digests = start or self._start, []
         for turn in turns:
-            at = blake2b(at + turn, digest_size=DIGEST_BYTES).digest()
-            found.append(at)
-        return found
+            digest = blake2b(digest + turn, digest_size=DIGEST_BYTES).digest()
+            digests.append(digest)
+        return digests
 
     def owners(self, kind: Kind, digest: bytes) -> Owners:
         """The workflows that have a digest."""
-        found = self._owners[kind].get(digest, ())
-        return (found,) if isinstance(found, Conversation) else found
+        owners = self._owners[kind].get(digest, ())
+        return (owners,) if isinstance(owners, Conversation) else owners
 
     def add(self, conversation: Conversation, kind: Kind, digest: bytes) -> None:
         """The workflow has this digest; it forgets its oldest of this kind where it has too many."""
@@ -116,7 +116,7 @@ class TenantIndex:
 
     def links(self, text: bytes) -> list[bytes]:
         """The chain over a prompt of the completions API: a digest before each whole chunk, and after the last."""
-        whole = (text[at : at + CHUNK] for at in range(0, len(text) - CHUNK + 1, CHUNK))
+        whole = (text[start : start + CHUNK] for start in range(0, len(text) - CHUNK + 1, CHUNK))
         return [self._start, *self.chain(whole)]
 
     def add_text(self, conversation: Conversation, kind: Kind, text: bytes, links: Sequence[bytes]) -> None:
@@ -135,16 +135,16 @@ class TenantIndex:
 
     def text_points(self, text: bytes, links: Sequence[bytes]) -> list[tuple[bytes, int]]:
         """Digests of beginnings of a prompt that may be known, the longest first, and their lengths in bytes."""
-        found: list[tuple[bytes, int]] = []
+        points: list[tuple[bytes, int]] = []
         for place in range(len(links) - 1, -1, -1):
             link = links[place]
             for tail in sorted(self._tails.get(link, ()), reverse=True):
                 length = place * CHUNK + tail
                 if length <= len(text):
-                    found.append((_tail(link, text[place * CHUNK : length]), length))
-            if len(found) >= _MOST_TAILS:
+                    points.append((_tail(link, text[place * CHUNK : length]), length))
+            if len(points) >= _MOST_TAILS:
                 break
-        return found
+        return points
 
     def begin(self, conversation: Conversation) -> None:
         """A workflow begins to be known."""
@@ -167,7 +167,7 @@ class TenantIndex:
 
     def _discard(self, kind: Kind, digest: bytes, conversation: Conversation) -> None:
         owners = self._owners[kind]
-        left = tuple(one for one in self.owners(kind, digest) if one is not conversation)
+        left = tuple(owner for owner in self.owners(kind, digest) if owner is not conversation)
         if left:
             owners[digest] = left if len(left) > 1 else left[0]
         else:

@@ -141,7 +141,7 @@ class _Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Link:
     """A workflow, and what identified it.
 
     Attributes:
@@ -176,12 +176,12 @@ class Identifier:
     def identify(self, request: ApiRequest) -> Identity:
         """The identity of a request that has arrived. Does not raise."""
         try:
-            found = self._identify(request)
+            identity = self._identify(request)
         except Exception as error:
             self._counts.add(ERRORS, "identity", type(error).__name__)
-            found = Identity(Step("", scoped(request.tenant, self._new_id()), ""), "new", 0.0, "none", 0.0)
-        self._counts.add(IDENTITIES, found.workflow_source, found.agent_source)
-        return found
+            identity = Identity(Step("", scoped(request.tenant, self._new_id()), ""), "new", 0.0, "none", 0.0)
+        self._counts.add(IDENTITIES, identity.workflow_source, identity.agent_source)
+        return identity
 
     def answered(
         self, identity: Identity, request: ApiRequest, response_id: str | None, answers: Sequence[Any]
@@ -210,13 +210,13 @@ class Identifier:
         sent, trace = sent_names(request, self._counts), trace_context(request.headers)
         index = self._conversations.of(tenant)
         prompt = _read(index, request)
-        found = self._workflow(index, request, sent, trace, prompt, agent, system)
+        link = self._workflow(index, request, sent, trace, prompt, agent, system)
         role, agent_source, agent_confidence = self._role(sent, trace, agent)
-        self._learn(index, found, request, trace, prompt, role)
-        of = found.conversation
-        step = Step(of.workflow_type, of.workflow_id, role, sent.number, sent.last)
+        self._learn(index, link, request, trace, prompt, role)
+        conversation = link.conversation
+        step = Step(conversation.workflow_type, conversation.workflow_id, role, sent.number, sent.last)
         known_as = agent.known_as if self.agents.may_be_renamed(role) else None
-        return Identity(step, found.source, found.confidence, agent_source, agent_confidence, prompt.end, known_as)
+        return Identity(step, link.source, link.confidence, agent_source, agent_confidence, prompt.end, known_as)
 
     def _role(self, sent: SentNames, trace: TraceContext, agent: RecognisedAgent) -> tuple[str, AgentSource, float]:
         if sent.agent:
@@ -235,7 +235,7 @@ class Identifier:
         prompt: _Prompt,
         agent: RecognisedAgent,
         system: str,
-    ) -> _Found:
+    ) -> _Link:
         """The workflow of a request, a new one if it continues none."""
         tenant = request.tenant
         given_type = sent.workflow_type or name(trace.workflow_type, "workflow_type", self._counts)
@@ -244,37 +244,37 @@ class Identifier:
         session = session or name(trace.session, "session_id", self._counts)
         if session:
             named = self._named(index, tenant, session, sent.workflow_type, workflow_type)
-            return _Found(named, "explicit" if sent.workflow_id else "session", CONFIDENCE["session"])
-        known = _only(index, "response", request.body.get("previous_response_id"))
-        if known is not None:
-            return _Found(known, "response", CONFIDENCE["response"])
-        known = _only(index, "trace", trace.trace_id)
-        if known is not None:
-            return _Found(known, "trace", CONFIDENCE["trace"])
+            return _Link(named, "explicit" if sent.workflow_id else "session", CONFIDENCE["session"])
+        owner = _only(index, "response", request.body.get("previous_response_id"))
+        if owner is not None:
+            return _Link(owner, "response", CONFIDENCE["response"])
+        owner = _only(index, "trace", trace.trace_id)
+        if owner is not None:
+            return _Link(owner, "trace", CONFIDENCE["trace"])
         conversation = name(trace.conversation, "session_id", self._counts)
         if conversation:
             named = self._named(index, tenant, conversation, sent.workflow_type, workflow_type)
-            return _Found(named, "session", CONFIDENCE["session"])
-        found = _continued(index, prompt, agent.name, request.headers.get(RETRY_HEADER))
-        if found is not None:
-            return found
-        known = _only(index, "cache key", _cache_key(request))
-        if known is not None:
-            return _Found(known, "session", CONFIDENCE["cache key"])
-        found = _marked(index, request, prompt, system, agent.name)
-        if found is None and agent.confidence:
-            found = _shared(index, prompt, agent.name, request.at_s)
-        if found is not None:
-            return found
+            return _Link(named, "session", CONFIDENCE["session"])
+        link = _continued(index, prompt, agent.name, request.headers.get(RETRY_HEADER))
+        if link is not None:
+            return link
+        owner = _only(index, "cache key", _cache_key(request))
+        if owner is not None:
+            return _Link(owner, "session", CONFIDENCE["cache key"])
+        link = _marked(index, request, prompt, system, agent.name)
+        if link is None and agent.confidence:
+            link = _shared(index, prompt, agent.name, request.at_s)
+        if link is not None:
+            return link
         workflow_id = f"trace-{trace.trace_id}" if trace.trace_id else self._new_id()
         begun: WorkflowSource = "trace" if trace.trace_id else "new"
-        return _Found(self._begin(tenant, workflow_type, workflow_id), begun, CONFIDENCE[begun])
+        return _Link(self._begin(tenant, workflow_type, workflow_id), begun, CONFIDENCE[begun])
 
     def _named(
         self, index: TenantIndex, tenant: str, workflow_id: str, given_type: str | None, workflow_type: str
     ) -> Conversation:
         digest = index.digest("workflow", workflow_id.encode())
-        owners = [one for one in index.owners("ids", digest) if given_type in (None, one.workflow_type)]
+        owners = [owner for owner in index.owners("ids", digest) if given_type in (None, owner.workflow_type)]
         conversation = owners[-1] if owners else self._begin(tenant, workflow_type, workflow_id)
         index.add(conversation, "ids", digest)
         return conversation
@@ -291,13 +291,13 @@ class Identifier:
     def _learn(
         self,
         index: TenantIndex,
-        found: _Found,
+        link: _Link,
         request: ApiRequest,
         trace: TraceContext,
         prompt: _Prompt,
         role: str,
     ) -> None:
-        conversation = found.conversation
+        conversation = link.conversation
         index.conversations.move_to_end(conversation.workflow)
         conversation.active_at = request.at_s
         if len(conversation.agents) < _MOST_AGENTS:
@@ -309,12 +309,12 @@ class Identifier:
             index.add(conversation, "ids", index.digest("tool", tool_id.encode()))
         for result in filter(_is_telling, _tool_results(request)):  # a handoff may pass it on without its call
             index.add(conversation, "marks", index.digest("whole", result))
-        kind: Kind = "answered" if found.own else "prompts"
+        kind: Kind = "answered" if link.own else "prompts"
         if prompt.links:
             index.add_text(conversation, kind, prompt.turns[0], prompt.links)
         elif prompt.turns:
             index.add(conversation, kind, prompt.end)
-            if 0 < found.own < len(prompt.turns) - 1:  # clients change the latest message when it has been answered
+            if 0 < link.own < len(prompt.turns) - 1:  # clients change the latest message when it has been answered
                 index.add(conversation, kind, prompt.points[1][0])
 
     def _answered(self, identity: Identity, request: ApiRequest, response_id: object, answers: Sequence[Any]) -> None:
@@ -354,23 +354,23 @@ def _read(index: TenantIndex, request: ApiRequest) -> _Prompt:
             return _Prompt([], [], [], b"", 0)
         links = index.links(text)
         return _Prompt([text], index.text_points(text, links), links, b"", len(text))
-    found = turns(request)
-    digests = index.chain(found)
-    lengths = list(accumulate(map(len, found)))
+    read_turns = turns(request)
+    digests = index.chain(read_turns)
+    lengths = list(accumulate(map(len, read_turns)))
     points = list(zip(reversed(digests), reversed(lengths), strict=True))
-    return _Prompt(found, points, [], digests[-1] if digests else b"", lengths[-1] if lengths else 0)
+    return _Prompt(read_turns, points, [], digests[-1] if digests else b"", lengths[-1] if lengths else 0)
 
 
-def _continued(index: TenantIndex, prompt: _Prompt, agent: str, retry: object) -> _Found | None:
+def _continued(index: TenantIndex, prompt: _Prompt, agent: str, retry: object) -> _Link | None:
     """The workflow that sent the longest beginning of this prompt."""
     for place, (digest, length) in enumerate(prompt.points):
         own = len(prompt.points) - place
         owners = index.owners("answered", digest)
         if owners:
             alone = len(owners) == 1
-            of = owners[0] if alone else _least_continued(owners, digest, agent)
-            index.continued(of, "answered", digest)
-            return _Found(of, "continuation", CONFIDENCE[ANSWERED] / len(owners), own if alone else 0)
+            owner = owners[0] if alone else _least_continued(owners, digest, agent)
+            index.continued(owner, "answered", digest)
+            return _Link(owner, "continuation", CONFIDENCE[ANSWERED] / len(owners), own if alone else 0)
         retried = length == prompt.size and retry not in (None, "0")
         if length < LEAST_PREFIX and not retried:
             continue
@@ -381,70 +381,70 @@ def _continued(index: TenantIndex, prompt: _Prompt, agent: str, retry: object) -
         # Many workflows may begin like this, but only one did.
         if len(owners) == 1 and (retried or index.goes_on(owners[0], digest, whole)):
             index.continued(owners[0], "prompts", digest)
-            return _Found(owners[0], "continuation", CONFIDENCE[PROMPT])
+            return _Link(owners[0], "continuation", CONFIDENCE[PROMPT])
     return None
 
 
 def _least_continued(owners: Owners, digest: bytes, agent: str) -> Conversation:
-    return min(owners, key=lambda one: (one.digests["answered"].get(digest, 0), agent not in one.agents))
+    return min(owners, key=lambda owner: (owner.digests["answered"].get(digest, 0), agent not in owner.agents))
 
 
-def _shared(index: TenantIndex, prompt: _Prompt, agent: str, now: float) -> _Found | None:
+def _shared(index: TenantIndex, prompt: _Prompt, agent: str, now: float) -> _Link | None:
     """The only workflow with this prompt in which this agent has sent nothing; with several, precision goes first."""
     if prompt.size < LEAST_SHARED or not prompt.points:
         return None
     fits = [
-        one
-        for one in index.owners("prompts", prompt.points[0][0])
-        if agent not in one.agents and now - one.active_at <= SHARED_S
+        owner
+        for owner in index.owners("prompts", prompt.points[0][0])
+        if agent not in owner.agents and now - owner.active_at <= SHARED_S
     ]
-    return _Found(fits[0], "continuation", CONFIDENCE[SHARED]) if len(fits) == 1 else None
+    return _Link(fits[0], "continuation", CONFIDENCE[SHARED]) if len(fits) == 1 else None
 
 
 def _sole(owners: Owners, agent: str) -> Conversation | None:
     """The only workflow, or the only one that this agent is new to."""
-    fits = owners if len(owners) == 1 else [one for one in owners if agent not in one.agents]
+    fits = owners if len(owners) == 1 else [owner for owner in owners if agent not in owner.agents]
     return fits[0] if len(fits) == 1 else None
 
 
-def _marked(index: TenantIndex, request: ApiRequest, prompt: _Prompt, system: str, agent: str) -> _Found | None:
+def _marked(index: TenantIndex, request: ApiRequest, prompt: _Prompt, system: str, agent: str) -> _Link | None:
     """The workflow whose tool calls or answers this prompt holds."""
     for tool_id in _tool_ids(request, _LATEST):
-        known = _only(index, "tool", tool_id)
-        if known is not None:
-            return _Found(known, "continuation", CONFIDENCE[TOOL_ID])
+        owner = _only(index, "tool", tool_id)
+        if owner is not None:
+            return _Link(owner, "continuation", CONFIDENCE[TOOL_ID])
     places = range(len(prompt.turns) - 1, -1, -1)
     for place in (*places[:_LATEST_TURNS], *places[max(_LATEST_TURNS, len(places) - 1) :]):
         digest = index.digest("whole", prompt.turns[place])
-        of = _sole(index.owners("marks", digest), agent)
-        if of is not None:
-            index.add(of, "marks", digest)  # now the latest
+        owner = _sole(index.owners("marks", digest), agent)
+        if owner is not None:
+            index.add(owner, "marks", digest)  # now the latest
             own = place + 1 if place < len(places) - 1 else 0
-            return _Found(of, "continuation", CONFIDENCE[PASSED_ON], own)
+            return _Link(owner, "continuation", CONFIDENCE[PASSED_ON], own)
     matched: dict[Conversation, list[bytes]] = defaultdict(list)
     lengths: Counter[Conversation] = Counter()
     for sentence in _sentences(prompt.turns, system):
         digest = index.digest("sentence", sentence)
-        of = _sole(index.owners("marks", digest), agent)
-        if of is not None:
-            matched[of].append(digest)
-            lengths[of] += len(sentence)
+        owner = _sole(index.owners("marks", digest), agent)
+        if owner is not None:
+            matched[owner].append(digest)
+            lengths[owner] += len(sentence)
     best = lengths.most_common(2)
     if not best or best[0][1] < LEAST_PASSED_ON or (len(best) > 1 and best[1][1] * 2 > best[0][1]):
         return None
-    of = best[0][0]
-    for digest in matched[of]:
-        index.add(of, "marks", digest)
-    return _Found(of, "continuation", CONFIDENCE[PASSED_ON])
+    owner = best[0][0]
+    for digest in matched[owner]:
+        index.add(owner, "marks", digest)
+    return _Link(owner, "continuation", CONFIDENCE[PASSED_ON])
 
 
 def _sentences(texts: Sequence[bytes], system: str) -> dict[bytes, None]:
-    found = dict.fromkeys(sentences(system.encode("utf-8", "surrogatepass"), MOST_LOOKED_UP // 4))
+    unique = dict.fromkeys(sentences(system.encode("utf-8", "surrogatepass"), MOST_LOOKED_UP // 4))
     for text in reversed(texts):
-        if len(found) >= MOST_LOOKED_UP:
+        if len(unique) >= MOST_LOOKED_UP:
             break
-        found |= dict.fromkeys(sentences(text, MOST_LOOKED_UP - len(found)))
-    return found
+        unique |= dict.fromkeys(sentences(text, MOST_LOOKED_UP - len(unique)))
+    return unique
 
 
 def _only(index: TenantIndex, kind: str, sent: object) -> Conversation | None:
@@ -462,7 +462,7 @@ def _cache_key(request: ApiRequest) -> str | None:
 
 def _tool_ids(request: ApiRequest, latest: int) -> list[str]:
     messages: list[Any] = request.messages[-latest:] if isinstance(request.messages, list) else []
-    return list(islice((found for message in reversed(messages) for found in tool_ids(message)), _MOST_IDS))
+    return list(islice((tool_id for message in reversed(messages) for tool_id in tool_ids(message)), _MOST_IDS))
 
 
 def _tool_results(request: ApiRequest) -> list[bytes]:

@@ -120,7 +120,7 @@ class Inference:
         request_id: str,
         prompt: TokenPrompt,
         tenant: str,
-        found: Observed = NOTHING,
+        observed: Observed = NOTHING,
         folded: NameMapping = NO_NAMES,
     ) -> Step | None:
         """The step that a request is whose client names no workflow; None for one that begins what may be one.
@@ -134,33 +134,33 @@ class Inference:
         parent = parent_of(request_id)
         if parent is not None and (choice := self._parents.get((parent, prompt.scope))) is not None:
             number, step = choice
-            if (of := self._known.get(number)) is not None:
-                self._requests[request_id] = of
+            if (candidate := self._known.get(number)) is not None:
+                self._requests[request_id] = candidate
             return step
-        ids = _ids_of(tenant, found)
-        of, source, confidence, link = self._owner(prompt, ids)
+        ids = _ids_of(tenant, observed)
+        candidate, source, confidence, link = self._owner(prompt, ids)
         self._sources[source] += 1
-        head = (tenant, found.agent or head_of(prompt.tokens))
-        if of is None:
-            opening = (tenant, f"{found.workflow_type}\0{head[1]}")
-            of = Candidate(prompt.scope, opening=opening)
-            self._known.begin(of)
+        head = (tenant, observed.agent or head_of(prompt.tokens))
+        if candidate is None:
+            opening = (tenant, f"{observed.workflow_type}\0{head[1]}")
+            candidate = Candidate(prompt.scope, opening=opening)
+            self._known.begin(candidate)
             self._openings.at(opening, _Opening).came += 1
-        elif of.steps == 1 and not of.named:
-            for alike in self._alike(of.opening):
+        elif candidate.steps == 1 and not candidate.named:
+            for alike in self._alike(candidate.opening):
                 alike.went_on += 1
         for kind, digest in ids:
             if kind != "response":
-                self._ids.put(digest, of.number)
+                self._ids.put(digest, candidate.number)
         response = _RESPONSE.match(request_id)
         if response is not None:
-            self._ids.put(_digest(tenant, "response", response[0]), of.number)
-        self._known.asked(of, prompt, self._clock(), link)
-        self._requests[request_id] = of
-        agent = found.agent or self._agent(head, of)
-        step = self._step(of, agent, found.workflow_type, tenant, folded, source, confidence)
+            self._ids.put(_digest(tenant, "response", response[0]), candidate.number)
+        self._known.asked(candidate, prompt, self._clock(), link)
+        self._requests[request_id] = candidate
+        agent = observed.agent or self._agent(head, candidate)
+        step = self._step(candidate, agent, observed.workflow_type, tenant, folded, source, confidence)
         if parent is not None:
-            self._parents.put((parent, prompt.scope), (of.number, step))
+            self._parents.put((parent, prompt.scope), (candidate.number, step))
         return step
 
     def named(self, request_id: str, prompt: TokenPrompt, step: Step, workflow: Workflow | None) -> None:
@@ -170,24 +170,26 @@ class Inference:
         """
         if zlib.crc32(step.workflow.encode("utf-8", "surrogatepass")) % MEASURED:
             return
-        of = workflow.prompted if workflow is not None else None
+        candidate = workflow.prompted if workflow is not None else None
         link = None
-        if isinstance(of, Candidate) and self._known.get(of.number) is of:
+        if isinstance(candidate, Candidate) and self._known.get(candidate.number) is candidate:
             link = self._known.find(prompt)
-            self._checked["missed" if link is None else "right" if link.workflow is of else "wrong"] += 1
+            self._checked["missed" if link is None else "right" if link.workflow is candidate else "wrong"] += 1
         else:
-            of = Candidate(
+            candidate = Candidate(
                 prompt.scope, workflow_type=step.sent[0], workflow_id=step.workflow_id, named=True, runs=True
             )
-            self._known.begin(of)
-        self._known.asked(of, prompt, self._clock(), link if link is not None and link.workflow is of else None)
-        self._requests[request_id] = of
+            self._known.begin(candidate)
+        self._known.asked(
+            candidate, prompt, self._clock(), link if link is not None and link.workflow is candidate else None
+        )
+        self._requests[request_id] = candidate
 
     def runs(self, request_id: str, workflow: Workflow) -> None:
         """The request is a step of this running workflow."""
-        of = self._requests.get(request_id)
-        if of is not None:
-            workflow.prompted = of
+        candidate = self._requests.get(request_id)
+        if candidate is not None:
+            workflow.prompted = candidate
 
     def leaves(self, request_id: str, completed: bool, name: str | None = None) -> Candidate | None:
         """A request has left the engine; returns what it belongs to if its answer is to be read, by `answered`.
@@ -195,33 +197,37 @@ class Inference:
         A client that gives a first request up, and sends it again, has begun nothing with it. By its `name`, if it has
         one, `answered_last` knows the request.
         """
-        of = self._requests.pop(request_id, None)
-        if of is not None and completed and of.runs:
-            self._left.put(name or request_id, (of, of.steps))
-        if of is not None and completed and of.steps == 1 and not of.named:
-            self._unjudged.append((self._clock(), of))
-        if of is not None and not completed and of.steps == 1 and not of.named:
-            self._known.forget(of)
-        return of if completed else None
+        candidate = self._requests.pop(request_id, None)
+        if candidate is not None and completed and candidate.runs:
+            self._left.put(name or request_id, (candidate, candidate.steps))
+        if candidate is not None and completed and candidate.steps == 1 and not candidate.named:
+            self._unjudged.append((self._clock(), candidate))
+        if candidate is not None and not completed and candidate.steps == 1 and not candidate.named:
+            self._known.forget(candidate)
+        return candidate if completed else None
 
     def answered_last(self, name: str) -> str | None:
         """The key of the workflow whose latest step this completed request was, by its name or id."""
-        of, steps = self._left.get(name) or (None, 0)
-        return workflow_key(of.workflow_type, of.workflow_id) if of is not None and of.steps == steps else None
+        candidate, steps = self._left.get(name) or (None, 0)
+        return (
+            workflow_key(candidate.workflow_type, candidate.workflow_id)
+            if candidate is not None and candidate.steps == steps
+            else None
+        )
 
-    def answered(self, of: Candidate, both: TokenPrompt, prompt_tokens: int) -> None:
+    def answered(self, candidate: Candidate, both: TokenPrompt, prompt_tokens: int) -> None:
         """A request of it was answered; see `PromptIndex.answered`."""
-        self._known.answered(of, both, prompt_tokens, self._clock())
+        self._known.answered(candidate, both, prompt_tokens, self._clock())
 
     def ended(self, workflow: Workflow, told: bool) -> None:
         """A workflow has ended: what its prompts were is forgotten, unless nobody `told`, and it may come back."""
-        of = workflow.prompted
-        if not isinstance(of, Candidate):
+        candidate = workflow.prompted
+        if not isinstance(candidate, Candidate):
             return
         if told:
-            self._known.forget(of)
+            self._known.forget(candidate)
         else:
-            of.runs = of.named
+            candidate.runs = candidate.named
 
     def by_source(self) -> dict[str, int]:
         """Requests without a named workflow, by what identified theirs; "new" if nothing did."""
@@ -229,12 +235,12 @@ class Inference:
 
     def checks(self) -> dict[str, int]:
         """Requests of named workflows that were looked up too; see `Checked`."""
-        return {str(found): times for found, times in self._checked.items()}
+        return {str(outcome): times for outcome, times in self._checked.items()}
 
     @property
     def running(self) -> int:
         """Inferred workflows that run."""
-        return sum(of.runs and not of.named for of in self._known)
+        return sum(candidate.runs and not candidate.named for candidate in self._known)
 
     def debug_state(self) -> dict[str, int]:
         """Requests, to find leaks; what is remembered of their prompts outlives them, within bounds."""
@@ -243,29 +249,31 @@ class Inference:
     def _owner(
         self, prompt: TokenPrompt, ids: Sequence[tuple[IdentitySource, bytes]]
     ) -> tuple[Candidate | None, IdentitySource, float, Link[Candidate] | None]:
-        known = {kind: of for kind, digest in ids if (of := self._with_id(digest, prompt.scope)) is not None}
-        for kind, of in known.items():
+        owners = {
+            kind: candidate for kind, digest in ids if (candidate := self._with_id(digest, prompt.scope)) is not None
+        }
+        for kind, candidate in owners.items():
             if kind != "cache key":
-                return of, kind, BY_ID[kind], None
+                return candidate, kind, BY_ID[kind], None
         link = self._known.find(prompt)
         if link is not None:
             return link.workflow, link.by, link.confidence, link
-        if "cache key" in known:
-            return known["cache key"], "cache key", BY_ID["cache key"], None
+        if "cache key" in owners:
+            return owners["cache key"], "cache key", BY_ID["cache key"], None
         return None, "new", 1.0, None
 
     def _with_id(self, digest: bytes, scope: Hashable) -> Candidate | None:
         number = self._ids.get(digest)
-        of = self._known.get(number) if number is not None else None
-        return of if of is not None and of.scope == scope else None
+        candidate = self._known.get(number) if number is not None else None
+        return candidate if candidate is not None and candidate.scope == scope else None
 
     def _judge(self) -> None:
         """Counts the first requests that stayed single, once that is clear."""
         before = self._clock() - SINGLE_S
         while self._unjudged and self._unjudged[0][0] < before:
-            _, of = self._unjudged.popleft()
-            if of.steps == 1:
-                for alike in self._alike(of.opening):
+            _, candidate = self._unjudged.popleft()
+            if candidate.steps == 1:
+                for alike in self._alike(candidate.opening):
                     alike.single += 1
 
     def _goes_on(self, opening: tuple[str, str]) -> bool:
@@ -278,18 +286,18 @@ class Inference:
     def _alike(self, opening: tuple[str, str]) -> tuple[_Opening, _Opening]:
         return self._openings.at(opening, _Opening), self._openings.at((opening[0], ""), _Opening)
 
-    def _agent(self, head: tuple[str, str], of: Candidate) -> str:
+    def _agent(self, head: tuple[str, str], candidate: Candidate) -> str:
         """The name of an agent that only its first tokens identify; `UNKNOWN` until several workflows have shown it."""
         if not head[1]:
             return UNKNOWN
         seen = self._heads.at(head, _Head)
-        if seen.latest != of.number:
-            seen.latest, seen.workflows = of.number, seen.workflows + 1
+        if seen.latest != candidate.number:
+            seen.latest, seen.workflows = candidate.number, seen.workflows + 1
         return intern(f"agent-{head[1]}") if seen.workflows >= NAMED_FROM else UNKNOWN
 
     def _step(
         self,
-        of: Candidate,
+        candidate: Candidate,
         agent: str,
         workflow_type: str,
         tenant: str,
@@ -297,19 +305,21 @@ class Inference:
         source: IdentitySource,
         confidence: float,
     ) -> Step | None:
-        if not of.runs:
-            if source == "new" and not self._goes_on(of.opening):
+        if not candidate.runs:
+            if source == "new" and not self._goes_on(candidate.opening):
                 return None
-            known = self._openings.at(of.opening, _Opening).came >= NAMED_FROM and agent != UNKNOWN
-            of.workflow_type = workflow_type or (f"app-{agent.removeprefix('agent-')}" if known else UNKNOWN_TYPE)
-            of.workflow_id = scoped(tenant, f"inferred-{self._process}-{of.number}")
-            of.runs = True
+            recognised = self._openings.at(candidate.opening, _Opening).came >= NAMED_FROM and agent != UNKNOWN
+            candidate.workflow_type = workflow_type or (
+                f"app-{agent.removeprefix('agent-')}" if recognised else UNKNOWN_TYPE
+            )
+            candidate.workflow_id = scoped(tenant, f"inferred-{self._process}-{candidate.number}")
+            candidate.runs = True
         return Step(
-            workflow_type=intern(folded.workflow_type(of.workflow_type)),
-            workflow_id=of.workflow_id,
+            workflow_type=intern(folded.workflow_type(candidate.workflow_type)),
+            workflow_id=candidate.workflow_id,
             agent=intern(folded.agent(agent)),
-            number=None if of.named else of.steps - 1,
-            sent=(of.workflow_type, agent),
+            number=None if candidate.named else candidate.steps - 1,
+            sent=(candidate.workflow_type, agent),
             source=source,
             confidence=confidence,
         )
@@ -319,14 +329,14 @@ _RESPONSE: Final = re.compile(r"resp_[^_]+(?=_)")
 """The id of a response, with which vLLM's name of its request begins."""
 
 
-def _ids_of(tenant: str, found: Observed) -> list[tuple[IdentitySource, bytes]]:
+def _ids_of(tenant: str, observed: Observed) -> list[tuple[IdentitySource, bytes]]:
     sent: list[tuple[IdentitySource, str | None]] = [
-        ("response", found.response),
-        ("trace", found.trace),
-        ("conversation", found.conversation),
-        ("cache key", found.cache_key),
+        ("response", observed.response),
+        ("trace", observed.trace),
+        ("conversation", observed.conversation),
+        ("cache key", observed.cache_key),
     ]
-    return [(kind, _digest(tenant, kind, one)) for kind, one in sent if one is not None]
+    return [(kind, _digest(tenant, kind, value)) for kind, value in sent if value is not None]
 
 
 def _digest(tenant: str, kind: str, sent: str) -> bytes:
@@ -354,6 +364,6 @@ class _Latest(Generic[_Key, _Value]):
             self._entries.popitem(last=False)
 
     def at(self, key: _Key, make: Callable[[], _Value]) -> _Value:
-        found = self._entries.get(key)
-        self.put(key, found := make() if found is None else found)
-        return found
+        value = self._entries.get(key)
+        self.put(key, value := make() if value is None else value)
+        return value

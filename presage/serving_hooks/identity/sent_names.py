@@ -52,14 +52,14 @@ def sent_session(request: ApiRequest, counts: EventCounts) -> str | None:
     conversation = body.get("conversation")
     if isinstance(conversation, dict):
         conversation = conversation.get("id")
-    for found in (
+    for session in (
         *map(request.headers.get, SESSION_HEADERS),
         body.get("session_id"),
         conversation,
         session_of_user(body),
     ):
-        if found is not None:
-            session = name(found, "session_id", counts)
+        if session is not None:
+            session = name(session, "session_id", counts)
             if session is not None:
                 return session
     return None

@@ -48,9 +48,9 @@ def trace_context(headers: Mapping[str, str]) -> TraceContext:
     parent, baggage = headers.get("traceparent"), headers.get("baggage")
     if not isinstance(parent, str) and not isinstance(baggage, str):
         return _NOTHING
-    found = _TRACEPARENT.fullmatch(parent.strip()) if isinstance(parent, str) and len(parent) <= 512 else None
-    if found is not None and found[1] == "00" and found[3]:  # version 00 ends after the flags
-        found = None
+    traceparent = _TRACEPARENT.fullmatch(parent.strip()) if isinstance(parent, str) and len(parent) <= 512 else None
+    if traceparent is not None and traceparent[1] == "00" and traceparent[3]:  # version 00 ends after the flags
+        traceparent = None
     names: dict[str, str] = {}
     if isinstance(baggage, str) and len(baggage) <= _LONGEST_BAGGAGE:
         for member in baggage.split(","):
@@ -60,4 +60,6 @@ def trace_context(headers: Mapping[str, str]) -> TraceContext:
         next((names[key] for key in keys if names.get(key)), None)
         for keys in (_SESSION, _CONVERSATION, _WORKFLOW, _AGENT)
     )
-    return TraceContext(found[2] if found is not None else None, session, conversation, workflow_type, agent)
+    return TraceContext(
+        traceparent[2] if traceparent is not None else None, session, conversation, workflow_type, agent
+    )

@@ -49,11 +49,11 @@ def turns(request: ApiRequest) -> list[bytes]:
 
 def of_messages(given: Any) -> list[bytes]:
     """The turns of messages or items, in order."""
-    found: list[bytes] = []
+    read: list[bytes] = []
     room = MOST_BYTES
     messages: Sequence[Any] = given if isinstance(given, list) else (given,)
     for message in islice(messages, 2 * MOST_TURNS):
-        if len(found) >= MOST_TURNS:
+        if len(read) >= MOST_TURNS:
             break
         if isinstance(message, dict):
             if message.get("role") in _SYSTEM or message.get("type") == "reasoning":
@@ -70,11 +70,11 @@ def of_messages(given: Any) -> list[bytes]:
         if text:
             turn = _normal(text, LONGEST_TEXT if room > 0 else _LONGEST_LATER)
             if turn:
-                found.append(turn)
+                read.append(turn)
                 room -= len(turn)
         if isinstance(calls, list | tuple):
-            found += [_call(call) for call in calls[:_MOST_CALLS] if isinstance(call, dict)]
-    return found[:MOST_TURNS]
+            read += [_call(call) for call in calls[:_MOST_CALLS] if isinstance(call, dict)]
+    return read[:MOST_TURNS]
 
 
 def completion_bytes(prompt: Any) -> bytes:
@@ -115,9 +115,13 @@ def tool_ids(message: Any) -> Iterator[str]:
         return
     calls = message.get("tool_calls")
     made = calls[:_MOST_CALLS] if isinstance(calls, list) else ()
-    for found in (message.get("tool_call_id"), message.get("call_id"), *(c.get("id") for c in made if type(c) is dict)):
-        if isinstance(found, str) and is_unique(found):
-            yield found
+    for tool_id in (
+        message.get("tool_call_id"),
+        message.get("call_id"),
+        *(c.get("id") for c in made if type(c) is dict),
+    ):
+        if isinstance(tool_id, str) and is_unique(tool_id):
+            yield tool_id
 
 
 _UNIQUE: Final = re.compile(r"(?=[^\d]*\d)(?=[^A-Za-z]*[A-Za-z])[\w.:/-]+")
@@ -148,7 +152,7 @@ def sentences(text: bytes, most: int) -> list[bytes]:
     """Sentences and lines that are long enough to be told apart, without labels, bullets and quotation marks."""
     if len(text) > LONGEST_TEXT:
         text = text[: LONGEST_TEXT // 2] + b"\n" + text[-LONGEST_TEXT // 2 :]
-    found: list[bytes] = []
+    kept: list[bytes] = []
     for end in _ENDS if text.isascii() else (*_ENDS, *_WIDE_ENDS):  # much faster than a pattern
         text = text.replace(end, b"\n")
     for part in text.split(b"\n"):
@@ -157,10 +161,10 @@ def sentences(text: bytes, most: int) -> list[bytes]:
         label = _LABEL.match(part)
         bare = (part[label.end() :] if label else part).strip(_AROUND)
         if len(bare) >= LEAST_SENTENCE:
-            found.append(bare[:_LONGEST_SENTENCE])
-    if len(found) <= most:
-        return found
-    return found[: most // 2] + found[-(most - most // 2) :]
+            kept.append(bare[:_LONGEST_SENTENCE])
+    if len(kept) <= most:
+        return kept
+    return kept[: most // 2] + kept[-(most - most // 2) :]
 
 
 def _normal(text: str, longest: int) -> bytes:
@@ -185,18 +189,18 @@ def _text(content: Any, depth: int = 0) -> str:
         if isinstance(content.get(key), str):
             return str(content[key])
     for key in _URLS:
-        found = content.get(key)
-        if isinstance(found, Mapping):
-            found = next((found[name] for name in ("url", "data", "file_id") if isinstance(found.get(name), str)), None)
-        if isinstance(found, str):
-            return f"{len(found)}\0{found[:_LONGEST_LATER]}\0{found[-_LONGEST_LATER:]}"
+        place = content.get(key)
+        if isinstance(place, Mapping):
+            place = next((place[name] for name in ("url", "data", "file_id") if isinstance(place.get(name), str)), None)
+        if isinstance(place, str):
+            return f"{len(place)}\0{place[:_LONGEST_LATER]}\0{place[-_LONGEST_LATER:]}"
     return ""
 
 
 def _call(call: Mapping[str, Any]) -> bytes:
-    of = call.get("function")
-    of = of if isinstance(of, dict) else call
-    name, arguments = of.get("name"), of.get("arguments", of.get("args"))
+    function = call.get("function")
+    function = function if isinstance(function, dict) else call
+    name, arguments = function.get("name"), function.get("arguments", function.get("args"))
     encoded = b""
     try:
         if isinstance(arguments, str):

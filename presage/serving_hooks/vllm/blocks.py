@@ -160,8 +160,8 @@ class ScoredBlocks(Listener):
     def iter_blocks_after(self, cursor: Any | None) -> Iterator[Any]:
         """Free blocks in eviction order after `cursor`; all, if it is None or not free."""
         blocks = self.get_all_free_blocks()
-        at = next((i for i, block in enumerate(blocks) if block is cursor), -1)
-        return iter(blocks[at + 1 :])
+        start = next((i for i, block in enumerate(blocks) if block is cursor), -1)
+        return iter(blocks[start + 1 :])
 
     # Events of the pool; see `BlockOrder`.
 
@@ -195,8 +195,8 @@ class ScoredBlocks(Listener):
         if step is None:
             self._order.filled(NO_WORKFLOW, "", found.blocks)
         else:
-            of = step.step
-            self._order.found(of.stats_key, of.workflow, of.agent, found.blocks)
+            named = step.step
+            self._order.found(named.stats_key, named.workflow, named.agent, found.blocks)
 
     def iteration(self, output: Iteration, began_at: float) -> None:
         """Records what the iteration has taken and written."""

@@ -219,14 +219,14 @@ class Hooks(engine.SchedulerSeam):
         for request_id in self.engine_port.resumed(output):
             if (step := table.step(request_id)) is not None:
                 self._listeners.request_resumed(step)
-        for request, found in self.engine_port.first_found(output):
+        for request, cached in self.engine_port.first_found(output):
             if self._is_own(request.request_id):
                 continue
             step = table.step(request.request_id)
             if step is not None:
                 for found_in, tokens in zip(self._prompt_tokens, engine.prompt_by_tier(request), strict=True):
                     self._prompt_tokens[found_in] += tokens
-            self._listeners.request_scheduled(request, step, found)
+            self._listeners.request_scheduled(request, step, cached)
 
     def catch_up(self) -> None:
         """Expires workflows, reads answers and passes the latest forecasts to the block order.

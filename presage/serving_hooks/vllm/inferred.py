@@ -57,8 +57,8 @@ class InferredIdentity(Listener):
 
     def step(self, request: EngineRequest, named: Step | None, names: NameMapping) -> Step | None:
         """The step that a request is: as named by its client, else as inferred; None if it is none (yet)."""
-        found: Step | None = self.switch.attempt(self._step, request, named, names)
-        return named if found is None else found
+        inferred: Step | None = self.switch.attempt(self._step, request, named, names)
+        return named if inferred is None else inferred
 
     def request_arrived(self, request: EngineRequest, step: RunningStep | None) -> None:
         """Records which running workflow the request is a step of."""
@@ -68,9 +68,9 @@ class InferredIdentity(Listener):
     def request_finished(self, request: EngineRequest, step: RunningStep | None, left: LeftStep | None) -> None:
         """Keeps the answer of a completed request, to be read later."""
         sent = request.sampling_params.extra_args if request.sampling_params is not None else None
-        of = self._inference.leaves(request.request_id, engine.completed(request), request_name(sent))
-        if of is not None:
-            self._unread.append((of, request, sent_tenant(sent) or ""))
+        candidate = self._inference.leaves(request.request_id, engine.completed(request), request_name(sent))
+        if candidate is not None:
+            self._unread.append((candidate, request, sent_tenant(sent) or ""))
             if len(self._unread) > _MOST_UNREAD:
                 self._read_answers()
 
@@ -90,8 +90,8 @@ class InferredIdentity(Listener):
 
     def status(self) -> IdentityStatus:
         """How workflows were identified, and how often the inference finds a named one."""
-        of = self._inference
-        return IdentityStatus(self.switch.on, of.running, of.by_source(), of.checks())
+        inference = self._inference
+        return IdentityStatus(self.switch.on, inference.running, inference.by_source(), inference.checks())
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks; what waits to be read is read first."""
@@ -107,20 +107,20 @@ class InferredIdentity(Listener):
         if prompt is None:
             return None
         self._read_answers()
-        found = observed(sent, self._counts)
-        if named is None and found.session is not None:
-            named = _of_session(found, found.session, tenant, names)
+        sources = observed(sent, self._counts)
+        if named is None and sources.session is not None:
+            named = _of_session(sources, sources.session, tenant, names)
         if named is not None:
             self._inference.named(request.request_id, prompt, named, self._table.get(named.workflow))
             return named
-        return self._inference.arrives(request.request_id, prompt, tenant, found, names)
+        return self._inference.arrives(request.request_id, prompt, tenant, sources, names)
 
     def _read_answers(self) -> None:
         unread, self._unread = self._unread, []
-        for of, request, tenant in unread:
+        for candidate, request, tenant in unread:
             both = engine.prompt_of(request, tenant)
             if both is not None:
-                self._inference.answered(of, both, request.num_prompt_tokens)
+                self._inference.answered(candidate, both, request.num_prompt_tokens)
 
 
 def _of_session(found: Observed, session: str, tenant: str, names: NameMapping) -> Step:

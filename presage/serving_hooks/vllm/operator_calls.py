@@ -205,15 +205,15 @@ class OperatorCalls(Hooks):
         """Entries of each table that grows with requests and workflows, to find leaks."""
         queues = self.queue_policies
         parts = (self.identity, queues.priorities, self.block_order, queues.admission)
-        found = {
+        entries = {
             "vLLM requests": len(self.engine_port.requests),
             "waiting": len(self.engine_port.waiting_queues[0]),
             "recent forecasts": len(self._last_forecasts) if self._last_forecasts is not None else 0,
         }
-        found |= getattr(self._returns, "debug_state", dict)()
+        entries |= getattr(self._returns, "debug_state", dict)()
         for part in (self.workflow_table, self.step_forecasts, self._observing, *parts):
-            found |= part.debug_state() if part is not None else {}
-        return found
+            entries |= part.debug_state() if part is not None else {}
+        return entries
 
     def _failed(self) -> list[Switch]:
         """Parts that are off after a failure, of which some stay so until a restart."""
@@ -246,10 +246,10 @@ class OperatorCalls(Hooks):
         ]
 
     def _explain_return(self, workflow: str) -> dict[str, Any] | None:
-        found = self._returns.away(workflow) if self._returns is not None else None
-        if found is None:
+        away = self._returns.away(workflow) if self._returns is not None else None
+        if away is None:
             return None
-        return return_as_plain(found[0], max(0.0, type(self).clock() - found[1]), self._retention_target)
+        return return_as_plain(away[0], max(0.0, type(self).clock() - away[1]), self._retention_target)
 
     def _upkept(self) -> EngineStatus:
         """The sections of the models' upkeep."""

@@ -200,17 +200,17 @@ class QueuePolicies(Listener):
         if step is not None and step.workflow.steps == 1:
             self._starts.add(request.request_id)
         if self.priorities is not None:
-            of = step.step if step is not None else None
-            bound_s = self._bounds.of(of)
+            named = step.step if step is not None else None
+            bound_s = self._bounds.of(named)
             deadline = now + (self._bounds.default_s if bound_s is None else bound_s)
             if math.isfinite(deadline):
                 heapq.heappush(self._deadlines, (deadline, request.request_id))
                 if len(self._deadlines) > _FEW + 4 * len(self._arrived_at):  # entries of selected requests
-                    self._deadlines = [one for one in self._deadlines if one[1] in self._arrived_at]
+                    self._deadlines = [entry for entry in self._deadlines if entry[1] in self._arrived_at]
                     heapq.heapify(self._deadlines)
             remaining_tokens = step.remaining_tokens if step is not None else None
-            workflow_type = of.workflow_type if of is not None else ""
-            self.priorities.add(request, self._iteration, workflow_type, remaining_tokens, self._ranks(of))
+            workflow_type = named.workflow_type if named is not None else ""
+            self.priorities.add(request, self._iteration, workflow_type, remaining_tokens, self._ranks(named))
 
     def queue_last(self, request: EngineRequest) -> None:
         """A request of Presage's own is about to be queued, behind all others."""
@@ -298,18 +298,18 @@ class QueuePolicies(Listener):
         """
         waiting = self._port.waiting
         if isinstance(waiting, WaitingQueue):
-            return {of: place for of in request_ids if (place := waiting.place(of)) is not None}
+            return {request_id: place for request_id in request_ids if (place := waiting.place(request_id)) is not None}
         first = enumerate(islice(waiting, _MOST_LOOKED_AT), 1)
         return {request.request_id: place for place, request in first if request.request_id in request_ids}
 
     def explain(self, request: EngineRequest) -> dict[str, Any]:
         """Whether a request is held, and its key."""
-        found: dict[str, Any] = {"held": self.holds(request), "waiting": len(self._port.waiting), "key": None}
+        shown: dict[str, Any] = {"held": self.holds(request), "waiting": len(self._port.waiting), "key": None}
         if self.priorities is not None:
             given, level, remaining, _ = self.priorities.wanted(request)
             tokens = remaining if math.isfinite(remaining) else None
-            found["key"] = {"class": given, "level": level, "remaining_tokens": tokens}
-        return found
+            shown["key"] = {"class": given, "level": level, "remaining_tokens": tokens}
+        return shown
 
     def withdraw(self) -> None:
         """Gives the waiting requests back to vLLM, in its order and none held, and each client its own `priority`."""
@@ -361,8 +361,8 @@ class QueuePolicies(Listener):
         priorities = self.priorities or self._make_priorities(switch)
         priorities.acts = mode is Mode.ON
         for name, request in self._port.requests.items():
-            of = self._workflows.step(name)
-            step = of.step if of is not None else None
+            running = self._workflows.step(name)
+            step = running.step if running is not None else None
             if fresh:
                 priorities.add(request, self._iteration, step.workflow_type if step else "", None)
             priorities.rank(name, self._ranks(step))

@@ -182,9 +182,9 @@ class Policies(OperatorCalls):
             self._bookkeeping.attempt(self.workflow_table.end, step.step.workflow, reason)
 
     def _as_left(self, request: EngineRequest) -> tuple[RunningStep | None, LeftStep | None]:
-        of, completed, reason = request.request_id, engine.completed(request), self.finish_reason(request)
-        left = self.workflow_table.choices.leaves(of, completed, request.num_output_tokens, reason)
-        return self.workflow_table.finished(of), left
+        request_id, completed, reason = request.request_id, engine.completed(request), self.finish_reason(request)
+        left = self.workflow_table.choices.leaves(request_id, completed, request.num_output_tokens, reason)
+        return self.workflow_table.finished(request_id), left
 
 
 def _given_up(step: RunningStep, left: LeftStep) -> bool:

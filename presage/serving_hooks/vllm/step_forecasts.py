@@ -136,15 +136,15 @@ class StepForecasts(Listener):
             step.remaining_tokens = self._remaining_tokens(request, step)
 
     def _arrived(self, running: RunningStep, input_tokens: int) -> None:
-        step, now, known = running.step, self._clock(), running.workflow.forecasts
-        if known.arrived_at is not None:
-            self._pace.observe(step.stats_key, now - known.arrived_at)
-        known.arrived_at = now
+        step, now, forecasts = running.step, self._clock(), running.workflow.forecasts
+        if forecasts.arrived_at is not None:
+            self._pace.observe(step.stats_key, now - forecasts.arrived_at)
+        forecasts.arrived_at = now
         if self._returns is not None:
             self._returns_switch.attempt(self._returns.arrived, step, input_tokens, now)
         if self._contexts is not None and self._modes.of("admission", step.stats_key) is not Mode.OFF:
             growth = self._contexts_switch.attempt(self._contexts.arrived, step, input_tokens)
-            self._grows(known, growth)
+            self._grows(forecasts, growth)
             if growth is not None:
                 self._counts.add(FORECASTS, "context-growth", growth.source)
         self._change(running.workflow, step, _ARRIVED, READY)
@@ -158,26 +158,26 @@ class StepForecasts(Listener):
             return ranking[0]
         given: dict[str, Any] = dict(self.texts.arrived(request)) if self._same_source else {}
         make = partial(self._remaining.remaining_tokens, **given)
-        found = self._remaining_switch.attempt(make, running.step, request.num_prompt_tokens)
-        self._table.choices.ranked(running.request_id, found)
-        return found
+        lengths = self._remaining_switch.attempt(make, running.step, request.num_prompt_tokens)
+        self._table.choices.ranked(running.request_id, lengths)
+        return lengths
 
     def request_scheduled(self, request: EngineRequest, step: RunningStep | None, found: Found) -> None:
         """A step is scheduled for the first time. Its prompt is not read yet; its hidden state may come later."""
         given: dict[str, Any] = dict(self.texts.started(request))
         if step is None or not self._table.choices.begins(request.request_id):
             return
-        of, known, source = step.step, step.workflow.forecasts, self._next_agents
-        known.started, known.curve, known.since = request.request_id, None, self._clock()
+        named, forecasts, source = step.step, step.workflow.forecasts, self._next_agents
+        forecasts.started, forecasts.curve, forecasts.since = request.request_id, None, self._clock()
         if source is None:
-            self._change(step.workflow, of, None)
+            self._change(step.workflow, named, None)
             return
-        given |= {"step": of.number, "input_tokens": request.num_prompt_tokens}
-        make = partial(source.on_prefill, of.workflow_type, of.workflow_id, of.agent, **given)
-        known.unanswered = known.calling = None
+        given |= {"step": named.number, "input_tokens": request.num_prompt_tokens}
+        make = partial(source.on_prefill, named.workflow_type, named.workflow_id, named.agent, **given)
+        forecasts.unanswered = forecasts.calling = None
         self._forecast(step, request.request_id, make)
         if self.state_source is not None:
-            step.awaits_state = known.next_agents
+            step.awaits_state = forecasts.next_agents
 
     def prefill_state(self, request_id: str, projected: NDArray[np.float32]) -> None:
         """Renews the forecast of a step with its prefill state."""
@@ -186,7 +186,7 @@ class StepForecasts(Listener):
         if self.state_source is None or running is None or made is None or not self._next_agents_switch.on:
             return
         running.awaits_state = None
-        step, known = running.step, running.workflow.forecasts
+        step, forecasts = running.step, running.workflow.forecasts
         forecast = self._next_agents_switch.attempt(
             self.state_source[0].on_prefill_state, step.workflow_type, step.workflow_id, projected, made
         )
@@ -196,7 +196,7 @@ class StepForecasts(Listener):
         if forecast is not None:
             if self._record is not None:
                 self._record(request_id, forecast)
-            known.next_agents = forecast
+            forecasts.next_agents = forecast
             self._change(running.workflow, step, _PREEMPTED if running.preempted else None)
 
     def request_preempted(self, step: RunningStep) -> None:
@@ -207,8 +207,8 @@ class StepForecasts(Listener):
     def request_resumed(self, step: RunningStep) -> None:
         """A preempted step is scheduled again."""
         step.preempted = False
-        known = step.workflow.forecasts
-        known.curve, known.since = None, self._clock()
+        forecasts = step.workflow.forecasts
+        forecasts.curve, forecasts.since = None, self._clock()
         self._change(step.workflow, step.step, None)
 
     def request_finished(self, request: EngineRequest, step: RunningStep | None, left: LeftStep | None) -> None:
@@ -219,17 +219,17 @@ class StepForecasts(Listener):
     def _finished(self, running: RunningStep, left: LeftStep) -> None:
         step, workflow, source = running.step, running.workflow, self._next_agents
         request_id, completed, output_tokens, finish_reason = left
-        known = workflow.forecasts
-        known.curve, known.since = None, self._clock()
+        forecasts = workflow.forecasts
+        forecasts.curve, forecasts.since = None, self._clock()
         if self._returns is not None:
             now = self._clock()
             made = self._returns_switch.attempt(self._returns.completed, step, output_tokens, finish_reason, now)
-            self._returning(known, made, now)
+            self._returning(forecasts, made, now)
         if self._contexts is not None and completed:
             growth = self._contexts_switch.attempt(self._contexts.completed, step, output_tokens)
             if growth is not None and growth.tokens:  # else that of a later step stays
-                self._grows(known, growth)
-        beside = known.started != request_id  # another step has started since
+                self._grows(forecasts, growth)
+        beside = forecasts.started != request_id  # another step has started since
         if completed and source is not None:
             of = partial(source.on_completion, step.workflow_type, step.workflow_id, step=step.number)
             make = partial(of, agent=step.agent, output_tokens=output_tokens)
@@ -238,11 +238,11 @@ class StepForecasts(Listener):
         elif completed and source is not None:
             state = self._completion_state(request_id, running.awaits_state is not None)
             self._forecast(running, request_id, partial(make, **state), ends=step.last)
-            latest = known.next_agents
+            latest = forecasts.next_agents
             if self.texts.source is not None and latest is not None:
-                known.unanswered = request_id, latest
+                forecasts.unanswered = request_id, latest
             if self._tools_source is not None and self._tools_source.reads_tools and latest is not None:
-                known.calling = request_id, latest
+                forecasts.calling = request_id, latest
         elif not step.last:
             self._change(workflow, step, None)
 
@@ -276,12 +276,12 @@ class StepForecasts(Listener):
             self._record(request_id, forecast)
         if self._last is not None:
             self._last.add(workflow.step, forecast)
-        known = workflow.forecasts
-        known.next_agents = forecast
-        if known.unanswered is not None:
-            known.unanswered = request_id, forecast
-        if known.calling is not None:
-            known.calling = request_id, forecast
+        forecasts = workflow.forecasts
+        forecasts.next_agents = forecast
+        if forecasts.unanswered is not None:
+            forecasts.unanswered = request_id, forecast
+        if forecasts.calling is not None:
+            forecasts.calling = request_id, forecast
 
     def answer_text(self, workflow: Workflow | None, sent: object) -> None:
         """The features of the answer of a workflow's latest step, as they were sent; None: of an earlier step."""
@@ -328,15 +328,15 @@ class StepForecasts(Listener):
         Without this, retention would keep the blocks of held workflows, as their requests have arrived, and evict those
         of the workflows that run.
         """
-        known = workflow.forecasts
+        forecasts = workflow.forecasts
         if most_s is not None:
-            known.hold = ReturnCurve(_HOLD, [part * most_s for part in _HOLD]), self._clock()
-        elif known.hold is None:
+            forecasts.hold = ReturnCurve(_HOLD, [part * most_s for part in _HOLD]), self._clock()
+        elif forecasts.hold is None:
             return
         else:
-            known.hold = None
+            forecasts.hold = None
         if self._table.get(workflow.key) is workflow:  # else it has ended
-            change = known.pending[2] if known.pending is not None else _ARRIVED if workflow.requests else None
+            change = forecasts.pending[2] if forecasts.pending is not None else _ARRIVED if workflow.requests else None
             self._change(workflow, workflow.step, change)
 
     def flush(self) -> None:
@@ -390,8 +390,9 @@ class StepForecasts(Listener):
         """Makes a forecast; retention does not receive that of the completion of the last step (`ends`)."""
         step, workflow, forecast = running.step, running.workflow, None
         workflow.forecasts.next_agents = None
-        of, key = self._modes.of, step.stats_key
-        if of("eviction", key) or of("priority", key) or of("admission", key):  # remaining tokens need every step
+        mode_of, key = self._modes.of, step.stats_key
+        # Priority and admission go by remaining tokens, whose forecasts need every step.
+        if mode_of("eviction", key) or mode_of("priority", key) or mode_of("admission", key):
             forecast = self._next_agents_switch.attempt(self._make, request_id, running, make)
         if not ends and self.retention is not None:
             self._passes(workflow, step, forecast, None)
@@ -409,11 +410,11 @@ class StepForecasts(Listener):
         return forecast
 
     def _change(self, workflow: Workflow, step: Step, change: slice | None, curve: ReturnCurve | None = None) -> None:
-        known = workflow.forecasts
+        forecasts = workflow.forecasts
         if curve is not None:
-            known.curve, known.since = curve, self._clock()
-        if self.retention is not None and (known.next_agents is not None or self._returns is not None):
-            self._passes(workflow, step, known.next_agents, change)
+            forecasts.curve, forecasts.since = curve, self._clock()
+        if self.retention is not None and (forecasts.next_agents is not None or self._returns is not None):
+            self._passes(workflow, step, forecasts.next_agents, change)
 
     def _passes(self, workflow: Workflow, step: Step, forecast: LiveForecast | None, change: slice | None) -> None:
         """Retention receives this forecast when it needs it, unless another comes before."""

@@ -344,8 +344,8 @@ class Prefetcher(Listener):
         missing = [(prompt.value, prompt.beginning[1] - len(prompt.found)) for prompt in prompts]
         moved = self._pace.prefilled_per_s / self._block * self._pace.step_s
         planned = plan(self._config, self._spare(prompts, decoding), moved, missing)
-        fetches = [(prompts[at], blocks) for at, blocks in planned[: self._port.most_running - decoding]]
-        acted_on = [one for one in fetches if self._modes.of("prefetch", one[0].step.stats_key) is Mode.ON]
+        fetches = [(prompts[place], blocks) for place, blocks in planned[: self._port.most_running - decoding]]
+        acted_on = [fetch for fetch in fetches if self._modes.of("prefetch", fetch[0].step.stats_key) is Mode.ON]
         self._counts["would start"] += len(fetches) - len(acted_on)
         # An idle engine without prompts to fetch has settled some workflows and tries the next ones.
         self._stuck = not acted_on and bool(prompts or decoding)
@@ -353,11 +353,11 @@ class Prefetcher(Listener):
             self._fetch(prompt, blocks, bool(decoding))
 
     def _spare(self, prompts: Iterable[Prompt], decoding: int) -> int:
-        found = {block for prompt in prompts for block in prompt.found}
+        cached = {block for prompt in prompts for block in prompt.found}
         # A load frees its blocks only when it is done; decoding requests need some meanwhile.
-        free = int(self._blocks.num_free_blocks) - len(found) - 2 * decoding
+        free = int(self._blocks.num_free_blocks) - len(cached) - 2 * decoding
         one_iteration = self._port.most_tokens // self._block
-        return min(self._blocks.spare(found), free, one_iteration)
+        return min(self._blocks.spare(cached), free, one_iteration)
 
     def _fetch(self, prompt: Prompt, blocks: int, only_load: bool) -> None:
         if only_load:

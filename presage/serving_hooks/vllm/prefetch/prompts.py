@@ -149,10 +149,10 @@ class LastConversations:
 
     def own(self, workflow: str, agent: str) -> CachedConversation | None:
         """The agent's last conversation."""
-        found = self._kept.get((workflow, agent))
-        if found is not None:
+        conversation = self._kept.get((workflow, agent))
+        if conversation is not None:
             self._kept.move_to_end((workflow, agent))
-        return found
+        return conversation
 
     def latest(self, workflow: str) -> CachedConversation | None:
         """The workflow's last conversation, of any agent."""
@@ -168,16 +168,16 @@ class LastConversations:
         return workflow in self._agents
 
     def _drop(self, key: Key) -> CachedConversation | None:
-        found = self._kept.pop(key, None)
-        if found is None:
+        conversation = self._kept.pop(key, None)
+        if conversation is None:
             return None
-        self.bytes -= found.size
+        self.bytes -= conversation.size
         workflow, agent = key
         agents = self._agents[workflow]
         del agents[agent]
         if not agents:
             del self._agents[workflow]
-        return found
+        return conversation
 
 
 Beginning = tuple[CachedConversation, int]
@@ -377,24 +377,24 @@ class ExpectedPrompts:
         valued.sort(key=lambda one: (-one[0], one[1].back_s))
         for value, due, beginning, agents in valued[:_MOST_LOOKED_UP]:
             conversation, blocks = beginning
-            found = self._port.cached(conversation.hashes(blocks))
-            if due.reached.get(beginning, -1) < len(found) < blocks:
+            cached = self._port.cached(conversation.hashes(blocks))
+            if due.reached.get(beginning, -1) < len(cached) < blocks:
                 step = replace(due.step, agent=min(agents))
-                prompts.append(Prompt(step, value, frozenset(agents), beginning, found))
+                prompts.append(Prompt(step, value, frozenset(agents), beginning, cached))
             else:
                 due.reached[beginning] = blocks
         return prompts
 
     def _next(self, until_s: float) -> list[tuple[float, int, _Due]]:
         """Takes the first entries of the queue that are not after `until_s`; sets `next_s`."""
-        found: list[tuple[float, int, _Due]] = []
+        entries: list[tuple[float, int, _Due]] = []
         queue = self._queue
-        while queue and len(found) < _MOST_VALUED and queue[0][0] <= until_s:
+        while queue and len(entries) < _MOST_VALUED and queue[0][0] <= until_s:
             entry = heapq.heappop(queue)
             if self._stands(entry[-1]):
-                found.append(entry)
+                entries.append(entry)
         self.next_s = queue[0][0] if queue and queue[0][0] > until_s else math.inf
-        return found
+        return entries
 
     def _forget(self, workflow: str) -> None:
         due = self._due.pop(workflow, None)
@@ -410,9 +410,9 @@ class ExpectedPrompts:
         step, most = due.step, (self._port.longest - 1 - self._port.hash_lookahead) // self._port.block_tokens
         prompts: dict[Beginning, set[str]] = {}
         for agent in due.lookahead.next_agents(_LEAST_CHANCE):
-            known = self._habits.next_prompt(step.stats_key, step.workflow, agent)
-            if known is not None:
-                prompts.setdefault((known[0], min(known[1], most)), set()).add(agent)
+            beginning = self._habits.next_prompt(step.stats_key, step.workflow, agent)
+            if beginning is not None:
+                prompts.setdefault((beginning[0], min(beginning[1], most)), set()).add(agent)
         return [
             (value, prompt, agents)
             for prompt, agents in prompts.items()
