@@ -26,6 +26,7 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from vllm.v1.core.sched.request_queue import PriorityRequestQueue
 from vllm_samples import TIER, AsyncScheduler, Scheduler, ask, build, everything_is_free
 
+from presage.serving_hooks.vllm.prefetch.scheduler import Prefetching
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.serving_hooks.workflows import EndReason
 
@@ -337,7 +338,7 @@ def test_random_orders_of_calls_beside_stock_vllm(machine: type[Loop]) -> None:
 
 
 def ours(folder: Path, **given: Any) -> Core:
-    return Core(build(folder, WorkflowScheduler, blocks=300, presage={}, **given))
+    return Core(build(folder, WorkflowScheduler, blocks=300, **{"presage": {}, **given}))
 
 
 def well(core: Core) -> dict[str, Any]:
@@ -380,13 +381,14 @@ def test_a_client_leaves_in_a_chunk_of_its_prompt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["_comes", "_before_iteration", "_beside_model", "_before_update", "_leaves", "_has_internal_work"]
+    "method", ["_comes", "_before_iteration", "_beside_model", "_before_update", "_leaves", "_wants"]
 )
 @pytest.mark.parametrize("after", [0, 7])
 def test_whatever_of_ours_raises_vllm_goes_on_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, after: int
 ) -> None:
-    whole, calls = getattr(WorkflowScheduler, method), [0]
+    kind = Prefetching if method == "_wants" else WorkflowScheduler
+    whole, calls = getattr(kind, method), [0]
 
     def breaks(self: Any, *args: Any) -> Any:
         calls[0] += 1
@@ -394,8 +396,8 @@ def test_whatever_of_ours_raises_vllm_goes_on_alone(
             raise KeyError("what a prompt says")
         return whole(self, *args)
 
-    monkeypatch.setattr(WorkflowScheduler, method, breaks)
-    core = ours(tmp_path, policy="priority", seqs=3)
+    monkeypatch.setattr(kind, method, breaks)
+    core = ours(tmp_path, policy="priority", seqs=3, presage={"prefetch": kind is Prefetching})
     for number in range(20):
         core.core.add_request(
             ask(f"r{number}", list(range(number, number + 50)), 9, priority=number % 3, workflow_id=f"w{number % 4}")
