@@ -9,7 +9,8 @@ back at the end of the step. Each way serves the same workflows with a service o
 - by events: `step.started`, `expected` and `ended`, as a gateway sends them, whose forecasts are counts of the agents
   that followed in the workflows before
 
-A set-up is hidden as far as its step did not wait for it. A preparation is wrong if it was removed unused.
+A set-up is hidden as far as its step did not wait for it. A preparation is wrong if it was removed unused. With
+`--after` the sandbox is needed so many seconds after the answer, with `--needs` in another share of the coder's steps.
 
 Part `leaks`: `--ends` workflows of two requests to a gateway, before an engine without a model, with one or two tools,
 some of which leave the session or lock their folder. All the while gateway, engine, tool service, tools, and the
@@ -54,9 +55,9 @@ from presage.serving_hooks.lifecycle.signature import secret_keys, signed_header
 from presage.testing.servers import free_port
 
 WAYS = ("on demand", "at the start", "by events")
+ONLY_FRESH = httpx.Limits(keepalive_expiry=2.0)
+"""Connections that a client uses again: the service closes those that are idle for 5 s."""
 SETUP_S = 2.0
-NEEDS = 0.9
-"""Share of the coder's steps that need the sandbox."""
 NEXT = {
     "planner": {"coder": 0.9, "tester": 0.1},
     "coder": {"coder": 0.35, "tester": 0.6, "end": 0.05},
@@ -188,22 +189,24 @@ Step = tuple[str, float, float, bool]
 """Agent, seconds that its request runs, seconds that its tool or its client then takes, and is the sandbox needed?"""
 
 
-def drawn(count: int, seed: int) -> list[list[Step]]:
-    """Workflows; the sandbox is needed as the answer of a step has come."""
+def drawn(count: int, needs: float, seed: int) -> list[list[Step]]:
+    """Workflows, of whose coder's steps such a share needs the sandbox."""
     chosen, found = random.Random(seed), []
     for _ in range(count):
         steps: list[Step] = []
         agent = "planner"
         while agent != "end" and len(steps) < 8:
             runs = {"planner": 2.5, "coder": 3.0, "tester": 1.5}[agent] * chosen.lognormvariate(0, 0.25)
-            needed = agent == "coder" and chosen.random() < NEEDS
+            needed = agent == "coder" and chosen.random() < needs
             steps.append((agent, runs, 1.0 * chosen.lognormvariate(0, 0.3), needed))
             agent = chosen.choices([*NEXT[agent]], [*NEXT[agent].values()])[0]
         found.append(steps)
     return found
 
 
-def run_way(way: str, workflows: Sequence[Sequence[Step]], learning: int, at_once: int, secret: str) -> dict[str, Any]:
+def run_way(
+    way: str, workflows: Sequence[Sequence[Step]], after_s: float, learning: int, at_once: int, secret: str
+) -> dict[str, Any]:
     """Serves all workflows one way; the first `learning` are not counted."""
     forecasts, waits, calls = Forecasts(), [], Counter[str]()
     with service(FILE.format(python=sys.executable)) as served:
@@ -217,7 +220,7 @@ def run_way(way: str, workflows: Sequence[Sequence[Step]], learning: int, at_onc
 
         def run(number: int, steps: Sequence[Step]) -> None:
             name, events = f"w{number}", way == "by events"
-            with httpx.Client(base_url=served.url, timeout=120) as client:
+            with httpx.Client(base_url=served.url, timeout=120, limits=ONLY_FRESH) as client:
                 early: threading.Thread | None = None
                 held: list[str] = []
                 used = False
@@ -236,6 +239,7 @@ def run_way(way: str, workflows: Sequence[Sequence[Step]], learning: int, at_onc
                             send("expected", name, agent, **expected)
                     if needed:
                         used = True
+                        time.sleep(after_s)
                         tool, waited = acquire(client, name)
                         if number >= learning:
                             waits.append(waited)
@@ -277,13 +281,13 @@ def run_way(way: str, workflows: Sequence[Sequence[Step]], learning: int, at_onc
     }
 
 
-def part_hidden(count: int, learning: int, at_once: int, secret: str) -> dict[str, Any]:
-    workflows = drawn(count + learning, seed=24)
+def part_hidden(count: int, needs: float, after_s: float, learning: int, at_once: int, secret: str) -> dict[str, Any]:
+    workflows = drawn(count + learning, needs, seed=24)
     result = {}
     print(f"{count} workflows after {learning} that are learnt from, {at_once} at a time; set-up {SETUP_S} s\n")
     print(f"{'':14}{'hidden':>8}{'waited':>10}{'prepared':>10}{'wrong':>8}")
     with ThreadPoolExecutor(len(WAYS)) as beside:  # each has its own service, and all of them mostly sleep
-        measured = beside.map(lambda way: run_way(way, workflows, learning, at_once, secret), WAYS)
+        measured = beside.map(lambda way: run_way(way, workflows, after_s, learning, at_once, secret), WAYS)
     for way, of in zip(WAYS, measured, strict=True):
         result[way] = of
         wrong = "-" if of["wrong"] is None else f"{of['wrong']:.1%}"
@@ -475,6 +479,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", choices=("hidden", "leaks"), default=["hidden", "leaks"])
     parser.add_argument("--workflows", type=int, default=60)
+    parser.add_argument("--needs", type=float, default=0.9, help="share of the coder's steps that need the sandbox")
+    parser.add_argument("--after", type=float, default=0.0, help="seconds from the answer until they need it")
     parser.add_argument("--learning", type=int, default=24)
     parser.add_argument("--at-once", type=int, default=12)
     parser.add_argument("--ends", type=int, default=2000)
@@ -485,7 +491,7 @@ def main() -> None:
     os.environ.pop("PRESAGE_TOOLS_TOKEN", None)
     result: dict[str, Any] = {}
     if "hidden" in given.part:
-        result["hidden"] = part_hidden(given.workflows, given.learning, given.at_once, secret)
+        result["hidden"] = part_hidden(given.workflows, given.needs, given.after, given.learning, given.at_once, secret)
     if "leaks" in given.part:
         result["leaks"] = part_leaks(given.ends, given.kill_every)
     print(json.dumps(result))

@@ -1,4 +1,4 @@
-"""Files of the tool service (TOML): its tools, what idle and waiting cost, and limits.
+"""Files of the tool service (TOML): its tools, what waiting costs, and limits.
 
 listen = "127.0.0.1:8790"
 folder = "tools"                # its database, and the folders of prepared tools
@@ -30,7 +30,6 @@ from presage.serving_hooks.addresses import host_and_port
 from presage.serving_hooks.settings import STRICT
 
 _Seconds = Annotated[float, Field(gt=0)]
-_Cost = Annotated[float, Field(gt=0)]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 _Command = Annotated[Sequence[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 
@@ -84,10 +83,8 @@ class ToolSettings(BaseModel):
     subprocess: SubprocessSettings | None = None
     docker: DockerSettings | None = None
     custom: CustomSettings | None = None
-    idle_cost: _Cost = 1.0
-    """of a second in which one is prepared and not used"""
-    wait_cost: _Cost = 10.0
-    """of a second in which a step waits for one"""
+    wait_cost: Annotated[float, Field(gt=0)] = 10.0
+    """seconds in which one is prepared and not used that cost as much as a second in which a step waits for one"""
     setup_s: _Seconds = 2.0
     """how long preparing takes, until that is measured"""
     ready_within_s: _Seconds = 120.0

@@ -11,7 +11,7 @@ was prepared for a workflow that did not need it is kept for others while that m
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -59,6 +59,7 @@ class RunningWorkflow:
         seen: when something of it was last heard, seconds of the port's `now`.
         agent, began: agent of the step that runs or ran last, and when it began; None before the first.
         unneeded: tools that this step could still turn out to need, which the workflow did not have as it began.
+        likely: those of them that it will probably ask for. A forecast of the next step changes nothing for these.
         planned: what will prepare a tool later.
     """
 
@@ -66,6 +67,7 @@ class RunningWorkflow:
     agent: str | None = None
     began: float = 0.0
     unneeded: set[str] = field(default_factory=set)
+    likely: set[str] = field(default_factory=set)
     planned: dict[str, Later] = field(default_factory=dict)
 
 
@@ -109,6 +111,8 @@ class ToolPlan:
         elif event.kind == "expected" and event.next_agents is not None and event.at >= workflow.began:
             returns = sorted((event.return_s or {"0.5": 0.0}).values())
             for name in self._without(key):
+                if name in workflow.likely:
+                    continue
                 usage = self.usage[name]
                 shares = {
                     agent: share * usage.probability(event.workflow_type, agent)
@@ -138,13 +142,12 @@ class ToolPlan:
         for name in workflow.unneeded & self._tools.keys():
             self.usage[name].stepped(event.workflow_type, workflow.agent or "", None)
         workflow.agent, workflow.began = event.agent, event.at
-        workflow.unneeded = set(self._without(key))
-        for name in self._tools:
-            if name in workflow.unneeded:
-                usage = self.usage[name]
-                probability = usage.probability(event.workflow_type, event.agent)
-                after = list(usage.after_s(event.workflow_type, event.agent))
-                self._plan(key, workflow, name, probability, after, event.at)
+        workflow.unneeded, workflow.likely = set(self._without(key)), set()
+        for name in self._without(key):
+            usage = self.usage[name]
+            probability = usage.probability(event.workflow_type, event.agent)
+            if self._plan(key, workflow, name, probability, usage.after_s(event.workflow_type, event.agent), event.at):
+                workflow.likely.add(name)
 
     def _plan(
         self,
@@ -152,29 +155,27 @@ class ToolPlan:
         workflow: RunningWorkflow,
         name: str,
         probability: float,
-        needed: list[float],
+        needed: Sequence[float],
         at: float,
-    ) -> None:
+    ) -> bool:
         """Prepares a tool for a workflow now or later, or frees what is prepared for it, if it will hardly need it.
 
-        `needed` are seconds from `at`.
+        `needed` are seconds from `at`. Returns whether it may well need it.
         """
-        settings, planned = self._tools[name], workflow.planned.pop(name, None)
+        planned = workflow.planned.pop(name, None)
         if planned is not None:
             planned.cancel()
-        costs = {"idle_cost": settings.idle_cost, "wait_cost": settings.wait_cost}
-        passed = max(0.0, self._port.now() - at)
-        ahead = [max(0.0, seconds - passed) for seconds in needed]
-        begin = start_in(ahead, min(1.0, probability), self.usage[name].setup_s, **costs)
-        mine = [of for of in self._of(key, name) if of.state in ("preparing", "ready")]
-        if mine:
+        passed, setup_s = max(0.0, self._port.now() - at), self.usage[name].setup_s
+        begin = start_in([seconds - passed for seconds in needed], probability, setup_s, self._tools[name].wait_cost)
+        mine = self.mine(key, name)
+        if mine is not None:
             if begin is None and key not in self.waiting[name]:
-                for resource in mine:
-                    self._free(resource)
+                self._free(mine)
         elif begin is not None and begin <= 0:
             self._prepare_for(key, name)
         elif begin is not None:
             workflow.planned[name] = self._port.later(begin, partial(self._prepare_for, key, name))
+        return begin is not None
 
     def _prepare_for(self, key: WorkflowKey, name: str) -> None:
         """Prepares a tool for a workflow, if there is room; one that nobody needs becomes its own."""
@@ -206,6 +207,7 @@ class ToolPlan:
         workflow = self.workflows.get(key)
         if workflow is not None and name in workflow.unneeded:
             workflow.unneeded.discard(name)
+            workflow.likely.discard(name)
             after_s = max(0.0, self._port.now() - workflow.began)
             self.usage[name].stepped(key[1], workflow.agent or "", after_s)
         self.waiting[name].append(key)
@@ -325,9 +327,7 @@ class ToolPlan:
         resource.workflow, resource.at = workflow, self._port.now()
         self._port.keep(resource)
         if resource.state == "ready" and workflow is None:
-            settings = self._tools[resource.tool]
-            costs = {"idle_cost": settings.idle_cost, "wait_cost": settings.wait_cost}
-            kept_s = spare_s(self.usage[resource.tool].setup_s, **costs)
+            kept_s = spare_s(self.usage[resource.tool].setup_s, self._tools[resource.tool].wait_cost)
             self._port.later(kept_s, partial(self._unneeded, resource, resource.at))
 
     def _unneeded(self, resource: Resource, since: float) -> None:

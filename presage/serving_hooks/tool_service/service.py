@@ -132,7 +132,10 @@ class ToolService:
         kept = self._table.fact("settings")
         for name, text in (msgspec.json.decode(kept) if kept is not None else {}).items():
             try:
-                settings = ToolSettings.model_validate_json(text)
+                given = msgspec.json.decode(text)  # perhaps with settings that only an earlier version had
+                settings = ToolSettings.model_validate(
+                    {of: given[of] for of in given.keys() & ToolSettings.model_fields}
+                )
                 if name not in self._tools:
                     self._gone[name] = _Tool(name, settings, driver_of(settings))
                 elif _kind(settings) != _kind(self._tools[name].settings):

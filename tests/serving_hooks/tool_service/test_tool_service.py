@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from tool_services import AT_ONCE, SECRET, event, slow, tools_service, until
 from presage.errors import ConfigurationError, OutputError
 from presage.serving_hooks.tool_service.app import build, serve
 from presage.serving_hooks.tool_service.config import ToolServiceConfig
+from presage.serving_hooks.tool_service.resources import ResourceTable
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +85,25 @@ def test_a_tool_that_is_needed_late_is_prepared_late(tmp_path: Path) -> None:
         assert of["workflow_id"] == "v"
 
 
+def test_a_tool_that_is_called_long_after_the_answer_is_prepared_whatever_comes_next(tmp_path: Path) -> None:
+    with tools_service(tmp_path, {"sandbox": slow(0.1)}) as tools:
+        for number in range(4):
+            tools.hear(event("step.started", f"learn{number}", "coder"))
+            time.sleep(0.8)
+            tools.acquire(f"learn{number}")
+            tools.hear(event("ended", f"learn{number}"))
+        until(tools.nothing_left)
+        begun = time.monotonic()
+        tools.hear(event("step.started", "w", "coder"))
+        tools.hear(event("expected", "w", "coder", next_agents={"planner": 0.9}, return_s={"0.5": 1.0}))
+        assert tools.states() == []
+        until(lambda: tools.states() == ["ready"])
+        assert time.monotonic() - begun > 0.4
+        tools.hear(event("expected", "w", "coder", next_agents={"planner": 0.9}, return_s={"0.5": 1.0}))
+        assert tools.acquire("w")["waited_s"] < 0.1
+        assert "unneeded" not in tools.counts()
+
+
 def test_what_one_workflow_did_not_need_another_gets_and_what_nobody_needs_is_removed(tmp_path: Path) -> None:
     with tools_service(tmp_path, {"sandbox": {**slow(0.1), "wait_cost": 60.0}}) as tools:
         tools.learn()
@@ -93,7 +114,7 @@ def test_what_one_workflow_did_not_need_another_gets_and_what_nobody_needs_is_re
         assert tools.acquire("v")["id"] == prepared
         tools.hear(event("ended", "v"))
         until(tools.nothing_left)
-    with tools_service(tmp_path, {"sandbox": {**slow(0.1), "idle_cost": 2.0, "wait_cost": 4.0}}) as tools:
+    with tools_service(tmp_path, {"sandbox": {**slow(0.1), "wait_cost": 2.0}}) as tools:
         tools.hear(event("expected", "w2", "planner", next_agents={"coder": 0.95}, return_s={"0.5": 0.0}))
         until(lambda: tools.states() == ["ready"])
         tools.hear(event("ended", "w2"))
@@ -423,6 +444,11 @@ def test_a_tool_that_left_the_file_or_has_another_driver_is_removed_as_it_was_st
     with tools_service(tmp_path, both, keep=True) as tools:
         tools.acquire("w", "old")
         tools.acquire("w", "sandbox")
+    table = ResourceTable(tmp_path / "tools/tools.sqlite")
+    kept = {name: json.loads(text) for name, text in json.loads(table.fact("settings") or b"").items()}
+    former = {name: json.dumps({**of, "a former setting": 1}) for name, of in kept.items()}
+    table.keep_fact("settings", json.dumps(former).encode())
+    table.close()
     with tools_service(tmp_path, {"sandbox": docker}) as tools:
         until(lambda: len(tools.processes()) == 1)  # the one in use whose driver is still known
         tools.hear(event("ended", "w"))

@@ -80,7 +80,7 @@ def test_a_service_that_is_told_to_stop_stops_though_tools_are_prepared_and_clie
 
 def test_what_it_has_learnt_survives_a_restart(tmp_path: Path) -> None:
     # Idle time is cheap, so that it is prepared for at once however slowly this machine answers.
-    cheap = '[tools.cheap]\nidle_cost = 0.001\n[tools.cheap.subprocess]\ncommand = ["sleep", "1000"]\n'
+    cheap = '[tools.cheap]\nwait_cost = 10000.0\n[tools.cheap.subprocess]\ncommand = ["sleep", "1000"]\n'
     with tools_process(tmp_path, cheap) as tools:
         tools.learn(tool="cheap")
         tools.kill(signal.SIGTERM)
