@@ -70,6 +70,11 @@ def test_a_crash_and_an_error_of_collection_get_no_second_attempt(tmp_path: Path
     assert len(summary) == 2  # a line a group
 
 
+def test_files_that_take_long_are_named_with_their_seconds(tmp_path: Path) -> None:
+    _, summary = run(tmp_path, good=PASSES, slow="import time\ndef test_sleeps(): time.sleep(1.2)\n")
+    assert [line.split() for line in summary if "test_" in line] == [["1", "s", "test_slow.py"]]
+
+
 def test_a_group_without_tests_is_no_failure_and_no_test_at_all_is(tmp_path: Path) -> None:
     assert run(tmp_path, good=PASSES)[0] == 0
     assert run(tmp_path, "-k", "nothing")[0] == 1

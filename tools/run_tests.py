@@ -9,8 +9,9 @@ as failed if it fails again, and as flaky if it passes. `--summary` appends the 
 `FLAKY NAME` lines to a file, for the end of a log.
 
 A crash of a process of tests, an error of collection and an internal error are failures without a second attempt, and
-so are more than MOST failed tests. Other arguments are those of pytest. This file is also the plugin (`-p run_tests`)
-that writes the names of the failed tests of one run.
+so are more than MOST failed tests. The closing lines name the files that took longest, for each run. Other arguments
+are those of pytest. This file is also the plugin (`-p run_tests`) that writes the names of the failed tests and the
+seconds of each file of one run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,26 +31,31 @@ if TYPE_CHECKING:
     import pytest
 
 MOST: Final = 20
+SLOWEST: Final = 12
+"""Files that the closing lines name, if they took a second."""
 _OK, _FAILED, _NONE = 0, 1, 5  # exit codes of pytest
 _RESULTS: Final = "PRESAGE_TEST_RESULTS"
 _failed: dict[str, bool] = {}
 """Failed tests, and whether the test itself failed; else its process has crashed."""
+_seconds: Counter[str] = Counter()
+"""Seconds by file, of fixtures and tests."""
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note a failed test; pytest-xdist reports a crash as a failure of no phase of it."""
+    """Note the seconds, and a failed test; pytest-xdist reports a crash as a failure of no phase of it."""
+    _seconds[report.nodeid.split("::")[0]] += report.duration
     if report.failed:
         _failed[report.nodeid] = _failed.get(report.nodeid, True) and report.when in ("setup", "call", "teardown")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write what failed; processes of pytest-xdist leave it to the one that they report to."""
+    """Write what failed and how long files took; processes of pytest-xdist leave it to the one that they report to."""
     if not hasattr(session.config, "workerinput"):
-        Path(os.environ[_RESULTS]).write_text(json.dumps(_failed), encoding="utf-8")
+        Path(os.environ[_RESULTS]).write_text(json.dumps([_failed, _seconds]), encoding="utf-8")
 
 
 class Run:
-    """One run of pytest: its exit code, closing line, failed tests, and whether running these again makes sense."""
+    """One run of pytest: exit code, closing line, failed tests, whether running these again makes sense, seconds."""
 
     def __init__(self, *arguments: str) -> None:
         with tempfile.TemporaryDirectory() as scratch:
@@ -56,6 +64,7 @@ class Run:
             environment = os.environ | {_RESULTS: str(results), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
             command = [sys.executable, "-m", "pytest", "-q", "-p", "run_tests", *arguments]
             self.last = ""
+            start = time.monotonic()
             with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
                 assert process.stdout is not None
                 for line in process.stdout:
@@ -63,8 +72,10 @@ class Run:
                     self.last = line.strip() or self.last
             ended = results.exists()  # else the process of pytest itself has crashed
             self.code = process.returncode if ended else process.returncode or _FAILED
-            failed = json.loads(results.read_text(encoding="utf-8")) if ended else {}
+            failed, seconds = json.loads(results.read_text(encoding="utf-8")) if ended else ({}, {})
+        self.wall = time.monotonic() - start
         self.failed = list(failed)
+        self.seconds: Counter[str] = Counter(seconds)
         self.repeatable = self.code == _FAILED and all(failed.values()) and 0 < len(failed) <= MOST
 
 
@@ -93,7 +104,10 @@ def main() -> int:
         if again.code in (_OK, _FAILED):
             flaky = [name for name in first if name not in again.failed]
         broken = [again] if again.code != _OK else []
-    lines = [*(f"FLAKY {name}" for name in flaky), *(run.last for run in runs)]
+    lines = [f"FLAKY {name}" for name in flaky]
+    for run in runs:
+        lines.append(f"{run.last} ({run.wall:.0f} s with start and collection)")
+        lines += [f"    {seconds:6.0f} s  {file}" for file, seconds in run.seconds.most_common(SLOWEST) if seconds >= 1]
     if ours.summary is not None:
         with ours.summary.open("a", encoding="utf-8") as file:
             file.write("".join(f"{line}\n" for line in lines))
