@@ -36,13 +36,13 @@ from presage.batch.plan import Node
 from presage.batch.prefix_tree import field_tokens, pieces_of, tree_of
 from presage.batch.rows_under_way import RowsUnderWay
 from presage.batch.schedule import callers, depths, soft_order
+from presage.replay.engine import Arrival, EngineLoop, ReplayEngine
+from presage.replay.metrics import RequestOutcome, VirtualClock
+from presage.replay.policies import POLICIES
+from presage.replay.runs import check_vllm
+from presage.replay.vllm_scheduler import make_scheduler, scheduler_class
+from presage.replay.workload import JobStep, ReplayJob, Schedule
 from presage.serving_hooks.engine_file import read_engine
-from presage.serving_hooks.replay.engine import Arrival, EngineLoop, ReplayEngine
-from presage.serving_hooks.replay.metrics import RequestOutcome, VirtualClock
-from presage.serving_hooks.replay.policies import POLICIES
-from presage.serving_hooks.replay.runs import check_vllm
-from presage.serving_hooks.replay.vllm_scheduler import make_scheduler, scheduler_class
-from presage.serving_hooks.replay.workload import JobStep, ReplayJob, Schedule
 
 Rows = list[dict[str, str]]
 COMES, OURS = "as they come", "presage"

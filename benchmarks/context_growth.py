@@ -34,10 +34,10 @@ from regimes import CELLS, played, policies_of
 
 from presage.datasets.schema import conform
 from presage.predictors.length.context import ContextGrowthPredictor
+from presage.replay.runs import Setting, check_vllm
+from presage.replay.workload import ReplayJob
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.context_growth import ContextForecaster
-from presage.serving_hooks.replay.runs import Setting, check_vllm
-from presage.serving_hooks.replay.workload import ReplayJob
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.live import LiveLengths

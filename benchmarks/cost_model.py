@@ -33,12 +33,12 @@ OFF = {"priority": False, "eviction": False, "admission": False, "next_agent": N
 
 def replay(workflows: Mapping[str, Sequence[Planned]], at_once: int, engine: Any, folder: Path) -> Served:
     """The same in virtual time: vLLM's scheduler with the cost model instead of the model."""
-    from presage.serving_hooks.replay.engine import EngineLoop, ReplayEngine
-    from presage.serving_hooks.replay.metrics import VirtualClock
-    from presage.serving_hooks.replay.policies import POLICIES
-    from presage.serving_hooks.replay.prompts import PromptIds
-    from presage.serving_hooks.replay.vllm_scheduler import make_scheduler, scheduler_class
-    from presage.serving_hooks.replay.workload import PromptConvention, RecordedRequest, ReplayJob, Schedule, assemble
+    from presage.replay.engine import EngineLoop, ReplayEngine
+    from presage.replay.metrics import VirtualClock
+    from presage.replay.policies import POLICIES
+    from presage.replay.prompts import PromptIds
+    from presage.replay.vllm_scheduler import make_scheduler, scheduler_class
+    from presage.replay.workload import PromptConvention, RecordedRequest, ReplayJob, Schedule, assemble
 
     convention = PromptConvention("history-first", opening_tokens=100, closing_tokens=20)
     jobs = []
@@ -86,8 +86,8 @@ def main() -> None:
         folder = Path(scratch)
         llm = start(folder / "model", hidden_size=args.hidden_size, inner=4 * args.hidden_size)
         # vLLM looks through all modules that are loaded when it starts, and stumbles over some.
+        from presage.replay.calibrate import calibrate, read_step_times
         from presage.serving_hooks.engine_file import checked, engine_text
-        from presage.serving_hooks.replay.calibrate import calibrate, read_step_times
         from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
         known, others = draw(args.workflows, 0), draw(args.workflows, 1)

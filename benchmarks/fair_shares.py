@@ -29,9 +29,9 @@ from typing import Any, Final
 from fleet import ratio
 from regimes import CELLS, KNOWN, SWE
 
-from presage.serving_hooks.replay.metrics import PolicyRun, interval
-from presage.serving_hooks.replay.runs import Setting, check_vllm, run_one
-from presage.serving_hooks.replay.workload import Arrivals, ReplayJob
+from presage.replay.metrics import PolicyRun, interval
+from presage.replay.runs import Setting, check_vllm, run_one
+from presage.replay.workload import Arrivals, ReplayJob
 from presage.serving_hooks.workflows.identity import scoped
 
 MANY: Final = 64

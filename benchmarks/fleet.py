@@ -26,15 +26,15 @@ import numpy as np
 from replay import CONVENTIONS, draw
 
 from presage.datasets.read import read_traces
+from presage.replay.fleet_file import FleetMember
+from presage.replay.metrics import Figures, interval
+from presage.replay.policies import POLICIES, ROUTING
+from presage.replay.runs import Setting, side_by_side
+from presage.replay.workload import Arrivals, PromptConvention, ReplayJob, workload
 from presage.serving_hooks.engine_file import read_engine
 from presage.serving_hooks.policies.admission import Phase
 from presage.serving_hooks.policies.routing.fleet import Program
 from presage.serving_hooks.policies.routing.programs import ForecastPrograms
-from presage.serving_hooks.replay.fleet_file import FleetMember
-from presage.serving_hooks.replay.metrics import Figures, interval
-from presage.serving_hooks.replay.policies import POLICIES, ROUTING
-from presage.serving_hooks.replay.runs import Setting, side_by_side
-from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, ReplayJob, workload
 
 ENGINES: Final = 4
 CELLS: Final = {

@@ -21,13 +21,13 @@ import numpy as np
 from published_routing import StatisticalCapacity
 from replay import CONVENTIONS, draw
 
+from presage.replay.fleet_file import FleetMember
+from presage.replay.metrics import PolicyRun, interval
+from presage.replay.policies import POLICIES, Policy
+from presage.replay.runs import Setting, run_one
+from presage.replay.workload import Arrivals, ReplayJob
 from presage.serving_hooks.engine_file import read_engine
 from presage.serving_hooks.policies.routing.fleet import Fleet, Placement, Program, RoutingRequest
-from presage.serving_hooks.replay.fleet_file import FleetMember
-from presage.serving_hooks.replay.metrics import PolicyRun, interval
-from presage.serving_hooks.replay.policies import POLICIES, Policy
-from presage.serving_hooks.replay.runs import Setting, run_one
-from presage.serving_hooks.replay.workload import Arrivals, ReplayJob
 
 RISKS: Final = (0.01, 0.05, 0.2)
 LEARNT_FROM, LEARNT_FROM_SEED = 400, 1000

@@ -38,15 +38,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from fleet import ratio
 
+from presage.replay.fleet_file import FleetMember
+from presage.replay.metrics import Figures
+from presage.replay.policies import POLICIES, Policy
+from presage.replay.runs import Setting, run_one
+from presage.replay.workload import Arrivals, PromptConvention, RecordedRequest, ReplayJob, assemble
 from presage.serving_hooks.engine_file import EngineFile, read_engine
 from presage.serving_hooks.policies.priority import Key, ShortestTotalJobFirst
 from presage.serving_hooks.policies.routing.fleet import Fleet, Placement, RoutingRequest
 from presage.serving_hooks.policies.routing.placement import LeastLoaded
-from presage.serving_hooks.replay.fleet_file import FleetMember
-from presage.serving_hooks.replay.metrics import Figures
-from presage.serving_hooks.replay.policies import POLICIES, Policy
-from presage.serving_hooks.replay.runs import Setting, run_one
-from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, RecordedRequest, ReplayJob, assemble
 
 if TYPE_CHECKING:
     from presage.serving_hooks.modes import Switch

@@ -31,15 +31,15 @@ from typing import Any, Final
 
 import numpy as np
 
+from presage.replay.fleet_file import FleetMember
+from presage.replay.metrics import Figures, interval
+from presage.replay.policies import POLICIES, Policy
+from presage.replay.runs import Setting, side_by_side
+from presage.replay.workload import Arrivals, PromptConvention, RecordedRequest, ReplayJob, assemble
 from presage.serving_hooks.engine_file import EngineFile, read_engine
 from presage.serving_hooks.policies.routing.fleet import Fleet, Placement, RoutingRequest
 from presage.serving_hooks.policies.routing.placement import FEWEST, LeastLoaded
 from presage.serving_hooks.policies.scaling import ScalingConfig
-from presage.serving_hooks.replay.fleet_file import FleetMember
-from presage.serving_hooks.replay.metrics import Figures, interval
-from presage.serving_hooks.replay.policies import POLICIES, Policy
-from presage.serving_hooks.replay.runs import Setting, side_by_side
-from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, RecordedRequest, ReplayJob, assemble
 
 POOL: Final = {"large": 4, "small": 10}
 MODELS: Final = {"planner": "large", "verifier": "large", "explorer": "small", "single": "small"}

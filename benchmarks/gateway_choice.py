@@ -33,12 +33,12 @@ import numpy as np
 
 from presage.datasets.outcomes.split import split_outcomes
 from presage.datasets.synthetic.outcomes import generate_outcomes
+from presage.gateway.models.model_choice import AUTO, TOO_FAR, ModelChooser, Pool
+from presage.gateway.models.router_client import RouterAnswer, RouterClient
+from presage.gateway.monitor.fleet_monitor import FleetMonitor, FleetUpstream
 from presage.predictors.common.artefact import artefact_digest
 from presage.predictors.router.predictor import RouterConfig, RouterPredictor
 from presage.predictors.router.transformer import TransformerScorer
-from presage.serving_hooks.gateway.models.model_choice import AUTO, TOO_FAR, ModelChooser, Pool
-from presage.serving_hooks.gateway.models.router_client import RouterAnswer, RouterClient
-from presage.serving_hooks.gateway.monitor.fleet_monitor import FleetMonitor, FleetUpstream
 from presage.serving_hooks.identity.request import ApiRequest
 from presage.serving_hooks.policies.routing.chimera import WORTH
 from presage.testing.models import MODELS, planted, save_encoder

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from presage.gateway.config import gateway_config
+from presage.gateway.serve import build
 from presage.serving_hooks.answer_reader import AnswerReader
-from presage.serving_hooks.gateway.config import gateway_config
-from presage.serving_hooks.gateway.serve import build
 from presage.serving_hooks.identity.request import ApiRequest
 
 STEPS: Final = 3

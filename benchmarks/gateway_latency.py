@@ -33,9 +33,9 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from presage.serving_hooks.gateway.config import gateway_config
-from presage.serving_hooks.gateway.serve import serve
-from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine
+from presage.gateway.config import gateway_config
+from presage.gateway.serve import serve
+from presage.gateway.simulated_engine import SimulatedEngine
 
 PATH: Final = "/v1/chat/completions"
 HOP: Final = frozenset(("host", "content-length", "connection", "transfer-encoding"))

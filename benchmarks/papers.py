@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
+from presage.replay.policies import Policy
+from presage.replay.workload import ReplayJob
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.replay.policies import Policy
-from presage.serving_hooks.replay.workload import ReplayJob
 from presage.serving_hooks.vllm.listeners import Listener
 from presage.serving_hooks.workflows.live import LiveForecast
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from presage.datasets.read import read_traces
+from presage.replay.metrics import gained
+from presage.replay.policies import POLICIES
+from presage.replay.runs import Setting, check_vllm, swept
+from presage.replay.workload import Arrivals, PromptConvention, check_fits, workload
 from presage.serving_hooks.engine_file import read_engine
-from presage.serving_hooks.replay.metrics import gained
-from presage.serving_hooks.replay.policies import POLICIES
-from presage.serving_hooks.replay.runs import Setting, check_vllm, swept
-from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, check_fits, workload
 
 SHOWN = {"hit_rate": 1e2, "ttft_mean_s": 1e3, "completion_mean_s": 1e3}
 """Figures of the table, and their factors."""

@@ -38,9 +38,9 @@ from typing import Any, Final
 from fleet import ratio
 from regimes import CELLS, KINDS, KNOWN, SWE, Jobs, mixed
 
-from presage.serving_hooks.replay.metrics import PolicyRun
-from presage.serving_hooks.replay.runs import Setting, check_vllm, run_one
-from presage.serving_hooks.replay.workload import Arrivals
+from presage.replay.metrics import PolicyRun
+from presage.replay.runs import Setting, check_vllm, run_one
+from presage.replay.workload import Arrivals
 
 POLICIES_RUN: Final = ("stock", "thunderagent", "full")
 SERVING: Final = (16, 32, 48, 64, 96)

@@ -304,9 +304,9 @@ def forecasts_of(
     kind: str, workflows: Mapping[str, Sequence[Planned]], models: Path, clock: Callable[[], float]
 ) -> Forecasts:
     """The sources of forecasts: none, counts, models, or truth."""
+    from presage.replay.forecasts import contexts, return_times, source
+    from presage.replay.workload import JobStep, ReplayJob
     from presage.serving_hooks.forecasting.forecasts import Forecasts
-    from presage.serving_hooks.replay.forecasts import contexts, return_times, source
-    from presage.serving_hooks.replay.workload import JobStep, ReplayJob
 
     if kind == "none":
         return Forecasts()

@@ -47,10 +47,9 @@ from retry_loops import Written, draw
 
 from presage.datasets.read import read_traces
 from presage.datasets.requests import HASH_TOKENS, read_requests
-from presage.serving_hooks.engine_file import Cost, EngineFile, read_engine
-from presage.serving_hooks.replay.policies import POLICIES, STOCK, Policy
-from presage.serving_hooks.replay.runs import Setting, best, check_vllm, most_at_once, run_one, tried
-from presage.serving_hooks.replay.workload import (
+from presage.replay.policies import POLICIES, STOCK, Policy
+from presage.replay.runs import Setting, best, check_vllm, most_at_once, run_one, tried
+from presage.replay.workload import (
     Arrivals,
     PromptConvention,
     RecordedRequest,
@@ -59,6 +58,7 @@ from presage.serving_hooks.replay.workload import (
     requests_workload,
     workload,
 )
+from presage.serving_hooks.engine_file import Cost, EngineFile, read_engine
 
 BLOCK: Final = 64
 LONGEST_PAUSE_S: Final = 600.0

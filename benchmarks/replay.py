@@ -19,16 +19,16 @@ import json
 import random
 import time
 
-from presage.serving_hooks.engine_file import read_engine
-from presage.serving_hooks.replay.policies import named
-from presage.serving_hooks.replay.runs import Done, Setting, check_vllm, run_one
-from presage.serving_hooks.replay.workload import (
+from presage.replay.policies import named
+from presage.replay.runs import Done, Setting, check_vllm, run_one
+from presage.replay.workload import (
     Arrivals,
     PromptConvention,
     RecordedRequest,
     ReplayJob,
     assemble,
 )
+from presage.serving_hooks.engine_file import read_engine
 
 CONVENTIONS = {
     "history-first": PromptConvention("history-first", opening_tokens=300, closing_tokens=40),

@@ -29,11 +29,11 @@ from pathlib import Path
 from replay import CONVENTIONS, draw
 
 from presage.datasets.read import read_traces
+from presage.replay.policies import named
+from presage.replay.prompts import PromptIds
+from presage.replay.runs import Setting, check_vllm, run_one
+from presage.replay.workload import Arrivals, PromptConvention, workload
 from presage.serving_hooks.engine_file import read_engine
-from presage.serving_hooks.replay.policies import named
-from presage.serving_hooks.replay.prompts import PromptIds
-from presage.serving_hooks.replay.runs import Setting, check_vllm, run_one
-from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, workload
 
 AT_ONCE, CACHE_TOKENS, MOST_STEPS = 48, 64_000, 8
 LONG_AT_ONCE, LONG_CACHE_TOKENS, LONG_BLOCK_TOKENS = 32, 2_000_000, 64

@@ -41,11 +41,11 @@ import pyarrow as pa
 
 from presage.datasets.read import read_traces
 from presage.datasets.split import split
+from presage.replay.forecasts import OracleReturnTimes
+from presage.replay.policies import POLICIES, Policy
+from presage.replay.runs import Setting, check_vllm, side_by_side
+from presage.replay.workload import Arrivals, PromptConvention, ReplayJob, workload
 from presage.serving_hooks.engine_file import Cost, EngineFile
-from presage.serving_hooks.replay.forecasts import OracleReturnTimes
-from presage.serving_hooks.replay.policies import POLICIES, Policy
-from presage.serving_hooks.replay.runs import Setting, check_vllm, side_by_side
-from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, ReplayJob, workload
 from presage.serving_hooks.workflows.live import NO_RETURN, LiveReturn
 
 LEVELS = (0.25, 0.5, 0.9, 0.99)

@@ -299,7 +299,7 @@ EXPIRE_S = 20.0
 EXPIRES = f"expire_s = {EXPIRE_S}\n"
 ENGINE = """
 import uvicorn
-from presage.serving_hooks.gateway.simulated_engine import SimulatedEngine
+from presage.gateway.simulated_engine import SimulatedEngine
 uvicorn.run(SimulatedEngine(slots=64).app(), port={port}, log_level="error")
 """
 

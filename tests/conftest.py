@@ -12,6 +12,9 @@ from tiny_model import Tiny
 
 TESTS = Path(__file__).resolve().parent
 
+SERVING = {"gateway", "replay", "serving_hooks", "tool_service"}
+"""Folders of the tests of serving."""
+
 STARTERS = {"subprocess", "multiprocessing", "uvicorn", "own_engine", "presage.testing.servers"}
 """Modules that start or end processes and servers."""
 
@@ -26,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
     for item in items:
-        if item.get_closest_marker("any_load") or "serving_hooks" not in item.path.parts:
+        if item.get_closest_marker("any_load") or SERVING.isdisjoint(item.path.parts):
             continue
         if _starts(item.module):  # type: ignore[attr-defined]
             item.add_marker(pytest.mark.engine)

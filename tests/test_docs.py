@@ -26,7 +26,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 PATH = re.compile(r"(?<![\w/~.-])(?:presage(?!/auto\b)|docs|tests|benchmarks|notebooks|tools)/[\w./-]*\w")
 FILE = re.compile(r"`(\w+\.py)`")
 MODULE = re.compile(
-    r"(?<![\w/.-])presage\.(?:datasets|features|predictors|training|registry|serving_hooks|cli)[\w.]*\w"
+    r"(?<![\w/.-])presage\.(?:datasets|features|predictors|training|registry|serving_hooks|gateway|replay|tool_service|cli)[\w.]*\w"
 )
 TEST = re.compile(r"`(\w+\.py|…)::(\w+)`")
 RETIRED = re.compile(

@@ -1,6 +1,7 @@
 """The package structure: imports point one way, and heavy libraries are loaded only where they are used."""
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -124,8 +125,8 @@ def test_only_commands_import_commands() -> None:
 
 ENGINE = ROOT / "presage/serving_hooks/vllm"
 MAY_IMPORT_VLLM = {
-    "vllm/hidden_states/connector.py": {"vllm.distributed.kv_transfer.kv_connector.v1.base"},
-    "vllm/scheduler.py": {"vllm.v1.core.sched.async_scheduler", "vllm.v1.core.sched.scheduler"},
+    "serving_hooks/vllm/hidden_states/connector.py": {"vllm.distributed.kv_transfer.kv_connector.v1.base"},
+    "serving_hooks/vllm/scheduler.py": {"vllm.v1.core.sched.async_scheduler", "vllm.v1.core.sched.scheduler"},
     "replay/host_tier.py": {"vllm.config", "vllm.distributed.kv_transfer.kv_connector.v1.base"},
     "replay/block_fast_path.py": {
         "vllm.v1.core.block_pool",
@@ -155,12 +156,12 @@ NOT_OF_VLLM = {"_exit", "_processes"}
 
 
 def _modules_of_hooks() -> list[tuple[str, ast.Module]]:
-    """All modules that may know vLLM, without the port, by their path below serving_hooks/."""
-    hooks = ENGINE.parent
-    paths = [*ENGINE.rglob("*.py"), *(hooks / "replay").rglob("*.py")]
+    """All modules that may know vLLM, without the port, by their path in the package."""
+    package = ROOT / "presage"
+    paths = [*ENGINE.rglob("*.py"), *(package / "replay").rglob("*.py")]
     port = {ENGINE / f"engine{part}.py" for part in ("", "_check", "_worker")}
     return [
-        (path.relative_to(hooks).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
+        (path.relative_to(package).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
         for path in paths
         if path not in port
     ]
@@ -243,3 +244,11 @@ def test_fewer_names_say_nothing() -> None:
         if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
     ]
     assert sum(stored.count(word) for word in ("found", "of", "one", "known", "at")) <= 1735
+
+
+def test_a_room_that_moved_answers_to_its_former_path() -> None:
+    from presage.gateway.models import model_choice
+
+    with pytest.warns(FutureWarning, match=r"presage\.serving_hooks\.gateway is now presage\.gateway"):
+        former = importlib.import_module("presage.serving_hooks.gateway.models.model_choice")
+    assert former is model_choice

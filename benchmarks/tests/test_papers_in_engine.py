@@ -6,12 +6,12 @@ pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its o
 
 from papers import THUNDERAGENT, static_graph
 
+from presage.replay.metrics import VirtualClock
+from presage.replay.policies import Policy
+from presage.replay.runs import Setting, run_one
+from presage.replay.vllm_scheduler import HookedScheduler, scheduler_class
+from presage.replay.workload import Arrivals, PromptConvention, RecordedRequest, ReplayJob, assemble
 from presage.serving_hooks.engine_file import EngineFile
-from presage.serving_hooks.replay.metrics import VirtualClock
-from presage.serving_hooks.replay.policies import Policy
-from presage.serving_hooks.replay.runs import Setting, run_one
-from presage.serving_hooks.replay.vllm_scheduler import HookedScheduler, scheduler_class
-from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, RecordedRequest, ReplayJob, assemble
 
 pytestmark = pytest.mark.vllm
 

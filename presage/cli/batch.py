@@ -79,7 +79,7 @@ def run(
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "presage":
             raise
-        raise ConfigurationError(f"presage batch run needs the extra gateway: {install('gateway')}") from None
+        raise ConfigurationError(f"presage batch run needs the extra batch: {install('batch')}") from None
     from presage.batch.answers import Answers
     from presage.batch.prefix_tree import field_tokens, tree_of
     from presage.batch.rows import RowFile

@@ -25,9 +25,9 @@ def calibrate_cost(
     as_json: options.Json = False,
 ) -> None:
     """Fit a cost model to step times and write it, with cache size and limits as an engine file (`presage replay`)."""
+    from presage.replay.calibrate import calibrate, read_step_times
     from presage.report.files import write_file
     from presage.serving_hooks.engine_file import checked, engine_text
-    from presage.serving_hooks.replay.calibrate import calibrate, read_step_times
 
     out = Output(as_json)
     with out.working() as report:

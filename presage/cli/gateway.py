@@ -73,9 +73,9 @@ def gateway(
     request is forwarded as it came.
     """
     try:
-        from presage.serving_hooks.gateway.check import as_toml, check_settings
-        from presage.serving_hooks.gateway.config import gateway_config, read_gateway_given
-        from presage.serving_hooks.gateway.serve import listening_socket, serve, simulated
+        from presage.gateway.check import as_toml, check_settings
+        from presage.gateway.config import gateway_config, read_gateway_given
+        from presage.gateway.serve import listening_socket, serve, simulated
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "presage":
             raise
@@ -141,8 +141,8 @@ def _hosts(ext_proc: str | None, planner: str | None) -> list[Any]:
     if ext_proc is None and planner is None:
         return []
     try:
-        from presage.serving_hooks.gateway.hosts import dynamo_planner
-        from presage.serving_hooks.gateway.hosts import ext_proc as envoy
+        from presage.gateway.hosts import dynamo_planner
+        from presage.gateway.hosts import ext_proc as envoy
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "presage":
             raise

@@ -19,10 +19,10 @@ from presage.wording import counted
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from presage.serving_hooks.replay.fleet_file import FleetMember
-    from presage.serving_hooks.replay.policies import Policy
-    from presage.serving_hooks.replay.runs import Done
-    from presage.serving_hooks.replay.workload import Workload
+    from presage.replay.fleet_file import FleetMember
+    from presage.replay.policies import Policy
+    from presage.replay.runs import Done
+    from presage.replay.workload import Workload
 
 _CONCURRENCY: Final = 16
 """Concurrent workflows, unless --concurrency, --rate or --as-recorded is given."""
@@ -147,13 +147,13 @@ def replay(
     """
     from presage.errors import ConfigurationError
     from presage.kinds.replay_gate import load_of
+    from presage.replay.fleet_file import FleetPlan, read_fleet
+    from presage.replay.policies import ROUTING, STOCK, crossed, named, routing_named
+    from presage.replay.runs import Setting, by_policy, check_vllm, result, run_all
+    from presage.replay.verdict import verdict
+    from presage.replay.workload import Arrivals, PromptConvention, check_fits, workload
     from presage.report.files import check_folder, document, write_metrics, write_report
     from presage.serving_hooks.engine_file import read_engine
-    from presage.serving_hooks.replay.fleet_file import FleetPlan, read_fleet
-    from presage.serving_hooks.replay.policies import ROUTING, STOCK, crossed, named, routing_named
-    from presage.serving_hooks.replay.runs import Setting, by_policy, check_vllm, result, run_all
-    from presage.serving_hooks.replay.verdict import verdict
-    from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, check_fits, workload
 
     if concurrency is None and rate is None and not as_recorded:
         concurrency = _CONCURRENCY
@@ -314,7 +314,7 @@ def _held_out(
 ) -> tuple[pa.Table, dict[str, Any], str | None]:
     """The workflows that no model was trained on, the sources of forecasts of a `Setting`, and a note if any is left
     out. Models that no policy uses are not loaded."""
-    from presage.serving_hooks.replay.forecasts import COUNTS, check_beside, known
+    from presage.replay.forecasts import COUNTS, check_beside, known
 
     forecasts, returns = wanted["forecasts"] or COUNTS, wanted["returns"]
     check_beside(forecasts, wanted["lengths"], wanted["profile"])
@@ -370,8 +370,8 @@ def read_plain_requests(
     """
     from presage.datasets.requests import HASH_TOKENS, read_requests
     from presage.errors import ConfigurationError
-    from presage.serving_hooks.replay.forecasts import known
-    from presage.serving_hooks.replay.workload import requests_workload
+    from presage.replay.forecasts import known
+    from presage.replay.workload import requests_workload
 
     for option, value in of_workflows.items():
         if value:

@@ -31,13 +31,13 @@ def serve(
     Tools outlive the service: after a restart those in use are used further, and all others are removed.
     """
     try:
-        from presage.serving_hooks.gateway.check import as_toml
-        from presage.serving_hooks.tool_service.app import serve as serve_tools
-        from presage.serving_hooks.tool_service.config import check_named, read_config
+        from presage.gateway.check import as_toml
+        from presage.tool_service.app import serve as serve_tools
+        from presage.tool_service.config import check_named, read_config
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "presage":
             raise
-        raise ConfigurationError(f"presage tools needs the extra gateway: {install('gateway')}") from None
+        raise ConfigurationError(f"presage tools needs the extra tools: {install('tools')}") from None
     made = read_config(config)
     if as_json and not check:
         raise ConfigurationError("--json is for --check")

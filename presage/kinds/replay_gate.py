@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from presage.progress import Progress
     from presage.registry.connect import Registry
     from presage.registry.gates import Gate
-    from presage.serving_hooks.replay.runs import Done, Setting
-    from presage.serving_hooks.replay.workload import Workload
+    from presage.replay.runs import Done, Setting
+    from presage.replay.workload import Workload
 
 _POLICY: Final = "next-use"
 _ROUTED: Final = "session-affinity"
@@ -59,10 +59,10 @@ class ReplayGate:
         seeds: int = SEEDS,
         processes: int | None = None,
     ) -> None:
+        from presage.replay.fleet_file import FleetPlan, read_fleet
+        from presage.replay.runs import check_vllm
+        from presage.replay.workload import Arrivals, PromptConvention
         from presage.serving_hooks.engine_file import read_engine
-        from presage.serving_hooks.replay.fleet_file import FleetPlan, read_fleet
-        from presage.serving_hooks.replay.runs import check_vllm
-        from presage.serving_hooks.replay.workload import Arrivals, PromptConvention
 
         if concurrency is None and rate is None:
             concurrency = CONCURRENCY
@@ -108,10 +108,10 @@ class ReplayGate:
             note: receives notes on workflows left out, and on replays in which the cache was never full.
         """
         from presage.registry.evidence import judge_replay
-        from presage.serving_hooks.replay.forecasts import COUNTS
-        from presage.serving_hooks.replay.policies import POLICIES, ROUTING, STOCK
-        from presage.serving_hooks.replay.runs import Setting, contest, result
-        from presage.serving_hooks.replay.workload import check_fits, workload
+        from presage.replay.forecasts import COUNTS
+        from presage.replay.policies import POLICIES, ROUTING, STOCK
+        from presage.replay.runs import Setting, contest, result
+        from presage.replay.workload import check_fits, workload
 
         held = workload(table, self._convention, self._pause_s)
         for engine in {self._engine, *(member.engine for member in self._fleet)}:

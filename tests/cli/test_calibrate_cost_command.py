@@ -1,13 +1,9 @@
 """`presage calibrate-cost` from step times to an engine file that a replay reads."""
 
-import sys
 from pathlib import Path
 
 import pytest
 from cli_samples import run
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "serving_hooks" / "replay"))
-
 from step_time_samples import TRUE, iterations, measured, times_of, write_steps
 
 from presage.serving_hooks.engine_file import read_engine

@@ -3,9 +3,9 @@
 from typing import Any
 from xml.etree.ElementTree import tostring
 
+from presage.replay.metrics import over_seeds
+from presage.replay.verdict import verdict
 from presage.report.files import document, markdown, page
-from presage.serving_hooks.replay.metrics import over_seeds
-from presage.serving_hooks.replay.verdict import verdict
 
 RUNS = {
     "stock": {0: 0.0, 1: 4.0, 2: 0.1},

@@ -25,9 +25,9 @@ from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.predictors.profile.predictor import ProfilePredictor
 from presage.predictors.quantiles.choice import QuantileConfig
 from presage.predictors.return_time.predictor import ReturnTimeConfig, ReturnTimePredictor
+from presage.replay.forecasts import COUNTS, source
+from presage.replay.workload import PromptConvention, workload
 from presage.serving_hooks.forecasting.forecaster import Forecaster
-from presage.serving_hooks.replay.forecasts import COUNTS, source
-from presage.serving_hooks.replay.workload import PromptConvention, workload
 from presage.training.length.train import fit_lengths
 from presage.training.next_agent.train import evaluate_model, fit_predictor
 from presage.training.profile.train import fit_profiles

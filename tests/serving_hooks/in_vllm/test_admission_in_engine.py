@@ -1,7 +1,6 @@
 """Workflows are held where it pays and nowhere else; whoever is held is counted, can go, and is answered."""
 
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +8,6 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "policies"))
-
 import turns
 from crowds import Workflow, rows
 from test_fuzz import GuessingAsync, GuessingSync, answered, drawn, pressed

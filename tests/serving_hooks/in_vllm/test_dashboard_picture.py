@@ -13,11 +13,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from ask import NoAnswerError, Prometheus, Query, Span, fill, read
 from dashboard import DOCS, of_dashboard
 from PIL import Image
-
-sys.path.insert(0, str(DOCS / "dashboard"))
-from ask import NoAnswerError, Prometheus, Query, Span, fill, read
 
 SPAN = Span(1000.0, 1060.0, 10.0, 2.0)
 

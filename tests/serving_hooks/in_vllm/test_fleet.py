@@ -1,7 +1,6 @@
 """A replay of several engines: one engine behind a router is that engine; the same seed gives the same figures."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,20 +8,19 @@ import pytest
 from typer.testing import CliRunner
 
 from presage.cli.presage import app
+from presage.replay.metrics import PolicyRun
+from presage.replay.policies import POLICIES, ROUTING
+from presage.replay.workload import Arrivals, PromptConvention
 from presage.serving_hooks.engine_file import read_engine
 from presage.serving_hooks.policies.scaling import ScalingConfig
-from presage.serving_hooks.replay.metrics import PolicyRun
-from presage.serving_hooks.replay.policies import POLICIES, ROUTING
-from presage.serving_hooks.replay.workload import Arrivals, PromptConvention
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
 
 from replay_samples import chain
 
-from presage.serving_hooks.replay.fleet_file import FleetMember
-from presage.serving_hooks.replay.runs import Setting, run_one
+from presage.replay.fleet_file import FleetMember
+from presage.replay.runs import Setting, run_one
 
 pytestmark = pytest.mark.vllm
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("vllm", reason="vLLM is not installed; the host's cache is a connector of its scheduler")
 
-from presage.serving_hooks.replay.host_tier import HostCache
+from presage.replay.host_tier import HostCache
 
 pytestmark = pytest.mark.vllm
 

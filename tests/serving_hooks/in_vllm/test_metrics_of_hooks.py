@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "policies"))
 
 import numpy as np
 from crowds import Workflow, decide

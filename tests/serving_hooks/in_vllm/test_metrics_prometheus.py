@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="prometheus_client comes with vLLM")
 
+from ask import Prometheus, Query, Span, read
 from dashboard import DOCS, alerts, of_documentation
 from prefetch_samples import prefetching, served
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -24,9 +25,6 @@ from test_policies_in_engine import prompt
 
 from presage.serving_hooks.vllm.metrics_page import exposition
 from presage.testing.servers import prometheus
-
-sys.path.insert(0, str(DOCS / "dashboard"))
-from ask import Prometheus, Query, Span, read
 
 PROGRAM = shutil.which("prometheus")
 pytestmark = [

@@ -1,7 +1,6 @@
 """`presage promote --replay`: one version passes, one that foretells wrongly is refused, both keep their report."""
 
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cli"))
 
 from cli_samples import FAST, Ran, run, train, write
 
@@ -19,7 +17,7 @@ from presage.errors import ConfigurationError
 from presage.kinds.replay_gate import ReplayGate
 from presage.predictor_kinds import KINDS
 from presage.registry.connect import open_registry
-from presage.serving_hooks.replay.runs import half
+from presage.replay.runs import half
 
 pytestmark = [pytest.mark.vllm, pytest.mark.one_version, pytest.mark.slow]
 

@@ -7,12 +7,12 @@ import random
 
 import pytest
 
+from presage.replay.metrics import Figures
+from presage.replay.policies import POLICIES
+from presage.replay.runs import Setting, run_one
+from presage.replay.verdict import verdict
+from presage.replay.workload import Arrivals, PromptConvention, RecordedRequest, ReplayJob, assemble
 from presage.serving_hooks.engine_file import Cost, EngineFile
-from presage.serving_hooks.replay.metrics import Figures
-from presage.serving_hooks.replay.policies import POLICIES
-from presage.serving_hooks.replay.runs import Setting, run_one
-from presage.serving_hooks.replay.verdict import verdict
-from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, RecordedRequest, ReplayJob, assemble
 
 pytestmark = pytest.mark.vllm
 

@@ -1,25 +1,24 @@
 """vLLM's own scheduler in virtual time: quick and step by step decide alike, and figures are what they must be."""
 
 import random
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from replay_samples import chain
 from vllm_samples import everything_is_free
 
 from presage.errors import TraceError
-from presage.serving_hooks.engine_file import Cost, EngineFile
-from presage.serving_hooks.replay import vllm_scheduler
-from presage.serving_hooks.replay.engine import EngineLoop, Evictions, ReplayEngine
-from presage.serving_hooks.replay.forecasts import source
-from presage.serving_hooks.replay.metrics import PolicyRun, VirtualClock
-from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
-from presage.serving_hooks.replay.prompts import HASH_BYTES, PromptIds
-from presage.serving_hooks.replay.runs import Setting, result, run_all, run_one
-from presage.serving_hooks.replay.vllm_scheduler import scheduler_class
-from presage.serving_hooks.replay.workload import (
+from presage.replay import vllm_scheduler
+from presage.replay.engine import EngineLoop, Evictions, ReplayEngine
+from presage.replay.forecasts import source
+from presage.replay.metrics import PolicyRun, VirtualClock
+from presage.replay.policies import POLICIES, Policy, crossed
+from presage.replay.prompts import HASH_BYTES, PromptIds
+from presage.replay.runs import Setting, result, run_all, run_one
+from presage.replay.vllm_scheduler import scheduler_class
+from presage.replay.workload import (
     STAGGER_S,
     Arrivals,
     PromptConvention,
@@ -29,11 +28,8 @@ from presage.serving_hooks.replay.workload import (
     check_fits,
     schedule,
 )
+from presage.serving_hooks.engine_file import Cost, EngineFile
 from presage.serving_hooks.vllm.engine import EnginePort
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
-
-from replay_samples import chain
 
 pytestmark = pytest.mark.vllm
 
@@ -344,7 +340,7 @@ def test_an_interrupt_keeps_what_was_run(monkeypatch: pytest.MonkeyPatch) -> Non
             raise KeyboardInterrupt
         return run_one(*args)
 
-    monkeypatch.setattr("presage.serving_hooks.replay.runs.run_one", stopped)
+    monkeypatch.setattr("presage.replay.runs.run_one", stopped)
     done, interrupted = run_all(setting(), [POLICIES["stock"]], range(4), 1)
     assert interrupted
     assert result(done)["stock"]["runs"] == 2

@@ -13,7 +13,7 @@ from presage.cli.presage import app
 from presage.datasets.ingest import append
 from presage.datasets.read import read_traces
 from presage.predictors.length.context import ContextGrowthConfig
-from presage.serving_hooks.replay.runs import run_one
+from presage.replay.runs import run_one
 from presage.training.length.train import fit_lengths
 from presage.training.profile.train import fit_profiles
 
@@ -151,7 +151,7 @@ def test_an_interrupt_prints_what_was_run_and_says_so(store: Path, monkeypatch: 
             raise KeyboardInterrupt
         return run_one(*args)
 
-    monkeypatch.setattr("presage.serving_hooks.replay.runs.run_one", stopped)
+    monkeypatch.setattr("presage.replay.runs.run_one", stopped)
     done = ran("replay", store, *CHEAP, "--policy", "stock", "--json")
     assert done.exit_code == 130
     found = json.loads(done.stdout)

@@ -1,25 +1,21 @@
 """The host behind the GPU's cache: what was given up there comes back at the time that the way takes."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
 
-from presage.serving_hooks.engine_file import EngineFile
-from presage.serving_hooks.replay import vllm_scheduler
-from presage.serving_hooks.replay.metrics import PolicyRun
-from presage.serving_hooks.replay.policies import POLICIES, Policy, crossed
-from presage.serving_hooks.replay.prompts import HASH_BYTES
-from presage.serving_hooks.replay.runs import Setting, run_one
-from presage.serving_hooks.replay.workload import Arrivals, PromptConvention, RecordedRequest, ReplayJob, assemble
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
-
 from replay_samples import chain
+
+from presage.replay import vllm_scheduler
+from presage.replay.metrics import PolicyRun
+from presage.replay.policies import POLICIES, Policy, crossed
+from presage.replay.prompts import HASH_BYTES
+from presage.replay.runs import Setting, run_one
+from presage.replay.workload import Arrivals, PromptConvention, RecordedRequest, ReplayJob, assemble
+from presage.serving_hooks.engine_file import EngineFile
 
 pytestmark = pytest.mark.vllm
 

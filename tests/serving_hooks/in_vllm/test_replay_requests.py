@@ -1,14 +1,12 @@
 """`presage replay` of plain requests: prefixes are found again by their ids, and policies of workflows are idle."""
 
 import random
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cli"))
 
 from cli_samples import run, write
 

@@ -1,22 +1,19 @@
 """Runs of settings of their own come out as they would alone, in the order asked for."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
 
 from replay_samples import chain
 
+from presage.replay.metrics import PolicyRun, gained
+from presage.replay.policies import POLICIES
+from presage.replay.runs import Setting, run_one, side_by_side, swept
+from presage.replay.workload import Arrivals, PromptConvention
 from presage.serving_hooks.engine_file import read_engine
-from presage.serving_hooks.replay.metrics import PolicyRun, gained
-from presage.serving_hooks.replay.policies import POLICIES
-from presage.serving_hooks.replay.runs import Setting, run_one, side_by_side, swept
-from presage.serving_hooks.replay.workload import Arrivals, PromptConvention
 
 pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 

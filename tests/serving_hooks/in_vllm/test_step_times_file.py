@@ -10,7 +10,7 @@ import pytest
 from vllm_samples import AsyncScheduler, Engine, Scheduler, ask, build
 
 from presage.errors import ConfigurationError
-from presage.serving_hooks.replay.calibrate import read_step_times
+from presage.replay.calibrate import read_step_times
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.serving_hooks.vllm.step_times_file import StepTimesFile
 
