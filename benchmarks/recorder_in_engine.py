@@ -93,7 +93,7 @@ class Recorded(Run):
         from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-        from presage.serving_hooks.vllm.multi_connector import ALONE
+        from presage.serving_hooks.vllm.start.multi_connector import ALONE
         from presage.testing.engine import ScriptedEngine, build
 
         recorder = {"recorder": {"folder": str(folder / "recording"), "states": states, "max_mb": 2**20}}

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.vllm import plugin
+from presage.serving_hooks.vllm.http import plugin
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.metadata import check, read
 from presage.serving_hooks.workflows.observed import Observed, observed

@@ -159,7 +159,7 @@ def _modules_of_hooks() -> list[tuple[str, ast.Module]]:
     """All modules that may know vLLM, without the port, by their path in the package."""
     package = ROOT / "presage"
     paths = [*ENGINE.rglob("*.py"), *(package / "replay").rglob("*.py")]
-    port = {ENGINE / f"engine{part}.py" for part in ("", "_check", "_worker")}
+    port = {ENGINE / "engine.py", ENGINE / "engine_worker.py", ENGINE / "start" / "engine_check.py"}
     return [
         (path.relative_to(package).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
         for path in paths

@@ -22,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from presage.serving_hooks.vllm import engine_check, engine_worker  # noqa: E402
+from presage.serving_hooks.vllm import engine_worker  # noqa: E402
+from presage.serving_hooks.vllm.start import engine_check  # noqa: E402
 
 Read = Callable[[str], str | None]
 """The source of a module of vLLM; None if there is none."""

@@ -18,7 +18,7 @@ from presage.errors import EngineError
 from presage.wording import install
 
 if TYPE_CHECKING:
-    from presage.serving_hooks.vllm.command import Finding
+    from presage.serving_hooks.vllm.start.command import Finding
 
 KEEP_ALIVE: Final = ("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "120")
 """Seconds after which the server closes an idle connection. With vLLM's 5 s a request that a client sends over it at
@@ -55,8 +55,8 @@ def serve(
     All other arguments are passed to vLLM unchanged. Set the hooks with --additional-config.presage.NAME VALUE;
     `presage vllm-check --settings` lists the settings.
     """
-    from presage.serving_hooks.vllm.command import command, loaded_by_default
-    from presage.serving_hooks.vllm.states_needed import decided
+    from presage.serving_hooks.vllm.start.command import command, loaded_by_default
+    from presage.serving_hooks.vllm.start.states_needed import decided
 
     plugins = os.environ.get("VLLM_PLUGINS")
     made = command(arguments, plugins, loaded_by_default(), layer, decide=partial(decided, states))
@@ -115,8 +115,8 @@ def vllm_check(
         out.result({"settings": known}, table("", ["setting", "default", ""], rows, left=range(3)), usage)
         return
     _check_vllm()
-    from presage.serving_hooks.vllm.command import findings
-    from presage.serving_hooks.vllm.engine_check import VERIFIED
+    from presage.serving_hooks.vllm.start.command import findings
+    from presage.serving_hooks.vllm.start.engine_check import VERIFIED
 
     with out.working() as report:
         found = findings(registry, lambda doing: report(doing, None))

@@ -125,7 +125,7 @@ def check_vllm() -> None:
             ".venv-vllm/bin/presage replay"
         )
     _quiet()
-    from presage.serving_hooks.vllm import engine_check
+    from presage.serving_hooks.vllm.start import engine_check
 
     engine_check.check()
 

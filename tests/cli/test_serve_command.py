@@ -20,11 +20,11 @@ from tiny_model import Tiny
 from presage.errors import ConfigurationError, RegistryError
 from presage.registry.connect import open_registry
 from presage.registry.package import register
-from presage.serving_hooks.vllm import command as serving
-from presage.serving_hooks.vllm.command import CONNECTOR, SCHEDULER, WORKER, Command, loaded_by_default
 from presage.serving_hooks.vllm.config import PresageConfig
-from presage.serving_hooks.vllm.multi_connector import ALONE
-from presage.serving_hooks.vllm.states_needed import StatesDecision, decided
+from presage.serving_hooks.vllm.start import command as serving
+from presage.serving_hooks.vllm.start.command import CONNECTOR, SCHEDULER, WORKER, Command, loaded_by_default
+from presage.serving_hooks.vllm.start.multi_connector import ALONE
+from presage.serving_hooks.vllm.start.states_needed import StatesDecision, decided
 
 without_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 STATES = ("--worker-cls", WORKER, "--kv-transfer-config", CONNECTOR)

@@ -2,7 +2,7 @@
 
 `EnginePort` reads and changes one live scheduler, `EngineConfig` reads its configuration, `EngineClient` calls engines
 from the HTTP server. The protocols list what is read of vLLM's requests, blocks and outputs. `engine_worker.py` is the
-port for worker processes; `engine_check.py` compares the names used in both with the installed vLLM.
+port for worker processes; `start/engine_check.py` compares the names used in both with the installed vLLM.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from presage.continuation import TokenPrompt
 from presage.errors import EngineError
 from presage.serving_hooks.policies.workload import attention_pairs
-from presage.serving_hooks.vllm.engine_check import check_scheduler, installed, lacking
+from presage.serving_hooks.vllm.start.engine_check import check_scheduler, installed, lacking
 from presage.serving_hooks.vllm.waiting import WaitingQueue
 from presage.serving_hooks.workflows.identity import short
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from presage.errors import EngineError
-from presage.serving_hooks.vllm import engine_check
 from presage.serving_hooks.vllm.engine import call_before, of_kind
+from presage.serving_hooks.vllm.start import engine_check
 
 Connector = TypeVar("Connector")
 Captured = Callable[[Sequence[str], Callable[[], Any]], None]

@@ -13,10 +13,11 @@ from itertools import islice
 from typing import Any
 
 from presage.serving_hooks.counts import EVENTS
-from presage.serving_hooks.vllm import engine, engine_check
+from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.engine import EngineRequest, Iteration
 from presage.serving_hooks.vllm.guests import with_guests
 from presage.serving_hooks.vllm.operator_calls import OperatorCalls
+from presage.serving_hooks.vllm.start import engine_check
 from presage.serving_hooks.vllm.step_times_file import StepTimesFile
 from presage.serving_hooks.workflows import EndReason, RunningStep
 from presage.serving_hooks.workflows.choices import LeftStep

@@ -1,4 +1,4 @@
-"""The features of texts that reach an engine, where its predictors read texts (`texts.py`).
+"""The features of texts that reach an engine, where its predictors read texts (`http/texts.py`).
 
 Those of a prompt are in the request's `extra_args`, those of its answer come by a call after the step. Features for
 another version than the engine's are left out and counted.
@@ -16,7 +16,7 @@ from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.counts import EVENTS, EventCounts, ModelKind
 from presage.serving_hooks.forecasting.forecasts import Forecasts, ReadsTexts, TextModel
 from presage.serving_hooks.vllm.engine import EngineRequest
-from presage.serving_hooks.vllm.texts import ARGUMENT, INVALID, decoded
+from presage.serving_hooks.vllm.http.texts import ARGUMENT, INVALID, decoded
 
 PROJECTED: Final = "projected"
 PROMPT_READ: Final = "prompt_read"

@@ -1,7 +1,7 @@
 """What the HTTP server observed of a request whose client names no workflow, or an agent that the models do not know.
 
-The server writes ids and names into `extra_args`, and no text (`vllm/request_sources.py` says where it finds them).
-Nothing here decides whose request it is.
+The server writes ids and names into `extra_args`, and no text (`vllm/http/request_sources.py` says where it finds
+them). Nothing here decides whose request it is.
 
 This input is untrusted, since without our plugin in the HTTP server it may be a client's: reading it never raises,
 it is never logged, and what is no sound name is left out and counted.

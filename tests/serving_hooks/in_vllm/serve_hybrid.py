@@ -16,7 +16,7 @@ def main(model: str, recording: str | None) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
-    from presage.serving_hooks.vllm.multi_connector import ALONE
+    from presage.serving_hooks.vllm.start.multi_connector import ALONE
 
     hooks = {
         "scheduler_cls": "presage.serving_hooks.vllm.WorkflowScheduler",

@@ -26,7 +26,7 @@ import numpy as np
 from own_engine import end
 
 from presage.features.moment import COMPLETION, PREFILL
-from presage.serving_hooks.vllm.multi_connector import with_states
+from presage.serving_hooks.vllm.start.multi_connector import with_states
 
 APART, COMPILED = "apart" in sys.argv, "compiled" in sys.argv
 STOCK = "stock" in sys.argv

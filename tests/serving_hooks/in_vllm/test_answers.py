@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from fastapi.testclient import TestClient
 
-from presage.serving_hooks.vllm import answers, plugin
+from presage.serving_hooks.vllm.http import answers, plugin
 from presage.serving_hooks.workflows.identity import scoped
 from presage.serving_hooks.workflows.observed import REQUEST
 

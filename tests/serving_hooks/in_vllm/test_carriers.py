@@ -11,9 +11,9 @@ import pytest
 from http_routes import CHAT, Served
 
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.vllm import carriers
-from presage.serving_hooks.vllm.carriers import LONGEST, Carriers
-from presage.serving_hooks.vllm.request_sources import RequestSources
+from presage.serving_hooks.vllm.http import carriers
+from presage.serving_hooks.vllm.http.carriers import LONGEST, Carriers
+from presage.serving_hooks.vllm.http.request_sources import RequestSources
 from presage.serving_hooks.workflows import metadata
 from presage.serving_hooks.workflows.identity import Step, scoped
 from presage.serving_hooks.workflows.metadata import LONGEST_KEY, MISTAKES, MOST_KEYS, check, read, warning
@@ -242,7 +242,7 @@ def test_if_marking_fails_a_client_keeps_its_own_arguments_and_is_of_no_tenant(
     def fails(*_: Any) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(f"presage.serving_hooks.vllm.plugin.{failing}", fails)
+    monkeypatch.setattr(f"presage.serving_hooks.vllm.http.plugin.{failing}", fails)
     served, own = Served(*keys), {**NAMES, "repetition": 3}
     forged = {ARGUMENT: "key-0", MISTAKES: {}, OBSERVED: {}, REQUEST: "r"}
     body, headers = {"vllm_xargs": {**own, **forged}}, {"Authorization": "Bearer two"}

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from presage.errors import EngineError
-from presage.serving_hooks.vllm import engine_check, engine_worker
+from presage.serving_hooks.vllm import engine_worker
+from presage.serving_hooks.vllm.start import engine_check
 
 
 def made_up() -> dict[str, ModuleType]:

@@ -23,11 +23,12 @@ from vllm_samples import QWEN, AsyncScheduler, Engine, Scheduler, ask, build
 from presage.errors import EngineError
 from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.forecasting.forecasts import Forecasts
-from presage.serving_hooks.vllm import engine, engine_check, engine_worker
+from presage.serving_hooks.vllm import engine, engine_worker
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.hidden_states import steps
 from presage.serving_hooks.vllm.hidden_states.connector import States, StatesConnector
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
+from presage.serving_hooks.vllm.start import engine_check
 from presage.serving_hooks.workflows.live import LiveForecast
 from presage.testing.forecasts import Noise
 

@@ -13,7 +13,7 @@ from vllm_samples import NAMED, Engine, ask, build
 from presage.errors import ConfigurationError
 from presage.serving_hooks.lifecycle.event import LifecycleEvent
 from presage.serving_hooks.vllm.config import read_config
-from presage.serving_hooks.vllm.plugin import call_scheduler
+from presage.serving_hooks.vllm.http.plugin import call_scheduler
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.serving_hooks.workflows.identity import scoped
 from presage.serving_hooks.workflows.tenants import ARGUMENT

@@ -18,7 +18,7 @@ from dashboard import (
 )
 
 from presage.serving_hooks.metrics import HISTOGRAMS, METRICS
-from presage.serving_hooks.vllm.metrics_page import ANSWERED, ANSWERED_HELP
+from presage.serving_hooks.vllm.http.metrics_page import ANSWERED, ANSWERED_HELP
 
 SPREAD = {
     f"{one.name}_{part}": {"engine", *more}

@@ -23,7 +23,7 @@ from prefetch_samples import prefetching, served
 from prometheus_client import CONTENT_TYPE_LATEST
 from test_policies_in_engine import prompt
 
-from presage.serving_hooks.vllm.metrics_page import exposition
+from presage.serving_hooks.vllm.http.metrics_page import exposition
 from presage.testing.servers import prometheus
 
 PROGRAM = shutil.which("prometheus")

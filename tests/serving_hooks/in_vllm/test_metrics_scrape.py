@@ -21,9 +21,17 @@ from fastapi.testclient import TestClient
 from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 
-from presage.serving_hooks.vllm import metrics_page
+from presage.serving_hooks.vllm.http import metrics_page
+from presage.serving_hooks.vllm.http.metrics_page import (
+    ANSWERED,
+    FRESH_S,
+    PATH,
+    Appended,
+    Engines,
+    StatusCache,
+    exposition,
+)
 from presage.serving_hooks.vllm.iteration_times import Seconds
-from presage.serving_hooks.vllm.metrics_page import ANSWERED, FRESH_S, PATH, Appended, Engines, StatusCache, exposition
 
 pytestmark = pytest.mark.vllm
 THEIRS = '# HELP vllm:requests Of vLLM.\n# TYPE vllm:requests gauge\nvllm:requests{engine="0"} 3.0\n'

@@ -13,7 +13,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from presage.errors import EngineError
-from presage.serving_hooks.vllm import engine, plugin
+from presage.serving_hooks.vllm import engine
+from presage.serving_hooks.vllm.http import plugin
 
 
 class Engines:
@@ -99,7 +100,7 @@ def test_the_engine_has_the_method_after_registering() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["presage.serving_hooks.vllm.plugin", "presage.serving_hooks.vllm.hidden_states.connector"]
+    "module", ["presage.serving_hooks.vllm.http.plugin", "presage.serving_hooks.vllm.hidden_states.connector"]
 )
 def test_what_vllm_loads_before_its_engine_starts_does_without_numba(module: str) -> None:
     """vLLM's CPU worker looks through the objects of all modules that are loaded, and breaks at one of llvmlite's."""

@@ -24,8 +24,8 @@ from presage.features.agent_names import AgentNames
 from presage.serving_hooks.identity.agents import Agents
 from presage.serving_hooks.identity.request import PATHS, ApiRequest
 from presage.serving_hooks.identity.turns import system_text
-from presage.serving_hooks.vllm.carriers import LONGEST, Carriers
-from presage.serving_hooks.vllm.request_sources import MESSAGES, RequestSources, ServerNames
+from presage.serving_hooks.vllm.http.carriers import LONGEST, Carriers
+from presage.serving_hooks.vllm.http.request_sources import MESSAGES, RequestSources, ServerNames
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.observed import KNOWN_AS, NOTHING, OBSERVED, Observed
 from presage.serving_hooks.workflows.tenants import ARGUMENT

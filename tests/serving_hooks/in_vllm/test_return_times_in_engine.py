@@ -13,7 +13,7 @@ from presage.features.return_times import ReturnEncoder, return_rows
 from presage.predictors.return_time.predictor import ReturnTimeConfig, ReturnTimePredictor
 from presage.serving_hooks.metrics import METRICS
 from presage.serving_hooks.status import read_status
-from presage.serving_hooks.vllm.plugin import call_scheduler
+from presage.serving_hooks.vllm.http.plugin import call_scheduler
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.training.next_agent.train import fit_predictor
 

@@ -31,7 +31,7 @@ from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.serving_hooks.explain import FRESH_S as OLD_S
 from presage.serving_hooks.metrics import HISTOGRAMS, METRICS
-from presage.serving_hooks.vllm.metrics_page import ANSWERED, FRESH_S
+from presage.serving_hooks.vllm.http.metrics_page import ANSWERED, FRESH_S
 from presage.testing.models import WORDS, save_qwen, save_tokenizer
 from presage.testing.servers import free_port, stop
 

@@ -30,8 +30,8 @@ from presage.serving_hooks.status import (
     of_tenant,
     read_status,
 )
-from presage.serving_hooks.vllm import plugin
-from presage.serving_hooks.vllm.plugin import admin_key
+from presage.serving_hooks.vllm.http import plugin
+from presage.serving_hooks.vllm.http.plugin import admin_key
 from presage.serving_hooks.workflows import MOST_TYPES_OF_TENANT, TENANT_SHARE, EndReason, WorkflowTable
 from presage.serving_hooks.workflows.identity import MARK, Step, scoped, tenant_of, unscoped, workflow_key
 from presage.serving_hooks.workflows.metadata import MISTAKES, check, read

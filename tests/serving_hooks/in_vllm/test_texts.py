@@ -24,8 +24,8 @@ from presage.features.rows import SYSTEM_COLUMN, USER_COLUMN
 from presage.features.states import TEXT_COLUMN
 from presage.predictors.common.artefact import artefact_digest
 from presage.serving_hooks.identity.request import ApiRequest
-from presage.serving_hooks.vllm import plugin, texts
-from presage.serving_hooks.vllm.texts import (
+from presage.serving_hooks.vllm.http import plugin, texts
+from presage.serving_hooks.vllm.http.texts import (
     ARGUMENT,
     MOST_VALUES,
     Exchange,

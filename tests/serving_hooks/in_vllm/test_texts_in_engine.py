@@ -19,8 +19,8 @@ from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.vllm.config import PresageConfig
+from presage.serving_hooks.vllm.http.texts import ARGUMENT, TextFeatures, encoded
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
-from presage.serving_hooks.vllm.texts import ARGUMENT, TextFeatures, encoded
 from presage.serving_hooks.workflows.live import LiveForecast
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

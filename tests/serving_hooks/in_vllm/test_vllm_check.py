@@ -13,8 +13,9 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests look at it")
 
-from presage.serving_hooks.vllm import command, engine, engine_check
-from presage.serving_hooks.vllm.command import Finding, findings
+from presage.serving_hooks.vllm import engine
+from presage.serving_hooks.vllm.start import command, engine_check
+from presage.serving_hooks.vllm.start.command import Finding, findings
 
 pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).resolve().parents[3]

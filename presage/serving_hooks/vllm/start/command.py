@@ -21,10 +21,11 @@ from presage.errors import ConfigurationError, without_passwords
 from presage.registry.connect import open_existing
 from presage.serving_hooks.forecasting.champions import model_status, predictors, resolve_registry_uri
 from presage.serving_hooks.forecasting.sources import Held
-from presage.serving_hooks.vllm import engine, engine_check
+from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.config import PresageConfig, read_config
-from presage.serving_hooks.vllm.multi_connector import ALONE, has_states, with_states
-from presage.serving_hooks.vllm.states_needed import StatesDecision
+from presage.serving_hooks.vllm.start import engine_check
+from presage.serving_hooks.vllm.start.multi_connector import ALONE, has_states, with_states
+from presage.serving_hooks.vllm.start.states_needed import StatesDecision
 
 SCHEDULER: Final = "presage.serving_hooks.vllm.WorkflowScheduler"
 WORKER: Final = "presage.serving_hooks.vllm.StatesWorker"

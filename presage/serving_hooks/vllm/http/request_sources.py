@@ -35,7 +35,7 @@ from presage.serving_hooks.identity.request import PATHS, ApiRequest, Endpoint
 from presage.serving_hooks.identity.sent_names import sent_session
 from presage.serving_hooks.identity.trace_context import TraceContext, trace_context
 from presage.serving_hooks.identity.turns import MOST_TURNS, is_unique, system_text
-from presage.serving_hooks.vllm.texts import follow
+from presage.serving_hooks.vllm.http.texts import follow
 from presage.serving_hooks.workflows.metadata import name
 from presage.serving_hooks.workflows.observed import KNOWN_AS
 from presage.serving_hooks.workflows.tenants import ANONYMOUS

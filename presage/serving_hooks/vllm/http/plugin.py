@@ -34,14 +34,15 @@ from presage.errors import ConfigurationError, EngineError
 from presage.features.agent_names import AgentNames
 from presage.serving_hooks import admin
 from presage.serving_hooks.mode_names import ADMIN_KEY_HEADER, ModeName, PolicyName
-from presage.serving_hooks.vllm import answers, carriers, engine, texts
-from presage.serving_hooks.vllm.answers import AnswerMiddleware
-from presage.serving_hooks.vllm.carriers import CarrierMiddleware
+from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.config import read_config
 from presage.serving_hooks.vllm.engine import EngineClient
-from presage.serving_hooks.vllm.metrics_page import Appended, StatusCache
-from presage.serving_hooks.vllm.request_sources import RequestSources, ServerNames
-from presage.serving_hooks.vllm.texts import ServerTexts, TextMiddleware
+from presage.serving_hooks.vllm.http import answers, carriers, texts
+from presage.serving_hooks.vllm.http.answers import AnswerMiddleware
+from presage.serving_hooks.vllm.http.carriers import CarrierMiddleware
+from presage.serving_hooks.vllm.http.metrics_page import Appended, StatusCache
+from presage.serving_hooks.vllm.http.request_sources import RequestSources, ServerNames
+from presage.serving_hooks.vllm.http.texts import ServerTexts, TextMiddleware
 from presage.serving_hooks.workflows.identity import Step, scoped
 from presage.serving_hooks.workflows.metadata import MISTAKES
 from presage.serving_hooks.workflows.observed import OBSERVED, REQUEST, name_unnamed

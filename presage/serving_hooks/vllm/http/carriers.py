@@ -29,7 +29,7 @@ import msgspec
 from presage.datasets.schema.names import MAX_NAME
 from presage.serving_hooks.counts import EventCounts, MetadataField, Reason
 from presage.serving_hooks.identity.sent_names import NAME_HEADERS, NESTED, as_object
-from presage.serving_hooks.vllm.request_sources import READ, RequestSources, Top
+from presage.serving_hooks.vllm.http.request_sources import READ, RequestSources, Top
 from presage.serving_hooks.workflows.metadata import (
     FIELD_OF,
     LONGEST_KEY,
