@@ -6,16 +6,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from presage.cli import options
 from presage.cli.kinds import KindCommand
-from presage.cli.output import Output
 from presage.cli.quantiles import Estimator, train_quantiles
 from presage.cli.remaining_length import forecast_tokens
-from presage.cli.training import TrainingJob
+from presage.cli.training import TrainingJob, training_command
 
 
+@training_command("context-growth")
 def context_growth(
-    traces: options.Traces,
+    job: TrainingJob,
     target: Annotated[
         Literal["final-context", "next-context"],
         typer.Option(
@@ -28,19 +27,6 @@ def context_growth(
         str | None,
         typer.Option(help="Quantiles to predict, ascending. Default: 0.1,0.5,0.9,0.99."),
     ] = None,
-    test: options.Test = None,
-    config: options.ConfigFile = None,
-    settings: options.Settings = None,
-    seed: options.Seed = 0,
-    baselines: options.Baselines = "default",
-    out_folder: options.OutFolder = None,
-    report_folder: options.ReportFolder = None,
-    force: options.Force = False,
-    name: Annotated[str, typer.Option(help="Name of the registered model.")] = "context-growth",
-    register: options.Register = True,
-    skip_bad: options.SkipBad = False,
-    tracking_uri: options.TrackingUri = None,
-    as_json: options.Json = False,
 ) -> None:
     """Train the predictor of context growth, compare it with baselines, and register it.
 
@@ -51,20 +37,13 @@ def context_growth(
     from presage.training.length.train import baselines_of, train_lengths
 
     train_quantiles(
-        TrainingJob(
-            "context-growth", traces, test, skip_bad, out_folder, report_folder, force, name, register, tracking_uri
-        ),
+        job,
         ContextGrowthConfig,
         baselines_of(target),
         train_lengths,
         estimator=estimator,
         quantiles=quantiles,
-        config=config,
-        settings=settings,
-        baselines=baselines,
-        out=Output(as_json),
         target=target,
-        seed=seed,
         texts="none",
     )
 

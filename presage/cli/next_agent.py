@@ -9,8 +9,8 @@ import typer
 
 from presage.cli import options
 from presage.cli.kinds import KindCommand
-from presage.cli.output import Output, table
-from presage.cli.training import TrainingJob, carry_out
+from presage.cli.output import table
+from presage.cli.training import TrainingJob, carry_out, training_command
 from presage.errors import ConfigurationError
 from presage.progress import Progress
 from presage.registry.connect import open_existing
@@ -26,12 +26,27 @@ if TYPE_CHECKING:
 
 _LIKELIEST: Final = 3
 
+_BASELINES: Final = Annotated[
+    str,
+    typer.Option(
+        help="Baselines, separated by commas: default (n-grams, trees, the published predictor), none, names (a wrong "
+        "one lists them), or module:name for a baseline of your own.",
+        metavar="NAMES",
+    ),
+]
+_REPORT: Final = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        help="Folder for the full report: adds the learning curve and an ablation of the parts, which take further "
+        "trainings.",
+    ),
+]
 
+
+@training_command("next-agent", baselines=_BASELINES, report_folder=_REPORT)
 def next_agent(
-    traces: options.Traces,
-    test: options.Test = None,
-    config: options.ConfigFile = None,
-    settings: options.Settings = None,
+    job: TrainingJob,
     start_from: Annotated[
         str | None,
         typer.Option(
@@ -51,7 +66,6 @@ def next_agent(
     horizon: Annotated[
         int | None, typer.Option(help="Number of steps to forecast. Default: 3, or that of --start-from.", min=1)
     ] = None,
-    seed: options.Seed = 0,
     states: Annotated[
         options.States | None,
         typer.Option(
@@ -65,29 +79,6 @@ def next_agent(
             help="For --states text: sketch (seconds; the default), or a folder or hub name of a transformer."
         ),
     ] = None,
-    baselines: Annotated[
-        str,
-        typer.Option(
-            help="Baselines, separated by commas: default (n-grams, trees, the published predictor), "
-            "none, names (a wrong one lists them), or module:name for a baseline of your own.",
-            metavar="NAMES",
-        ),
-    ] = "default",
-    out_folder: options.OutFolder = None,
-    report_folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--report",
-            help="Folder for the full report: adds the learning curve and an ablation of the parts, which take "
-            "further trainings.",
-        ),
-    ] = None,
-    force: options.Force = False,
-    name: Annotated[str, typer.Option(help="Name of the registered model.")] = "next-agent",
-    register: options.Register = True,
-    skip_bad: options.SkipBad = False,
-    tracking_uri: options.TrackingUri = None,
-    as_json: options.Json = False,
 ) -> None:
     """Train the next-agent predictor, compare it with baselines, and register it."""
     from dataclasses import replace
@@ -97,59 +88,56 @@ def next_agent(
     from presage.training.configuration import read_configuration
     from presage.training.next_agent.train import LIMITS, train
 
-    configuration = read_configuration(NextAgentConfig, config, settings or (), LIMITS)
-    wanted, output = choose(baselines), Output(as_json)
+    configuration = read_configuration(NextAgentConfig, job.config, job.settings or (), LIMITS)
+    wanted = choose(job.baselines)
     if start_from is None and old_test:
         raise ConfigurationError("--old-test judges what a model of --start-from keeps: give that model, or use --test")
-    if start_from is not None and (config, settings or None, states, text_encoder, report_folder) != (None,) * 5:
+    if (
+        start_from is not None
+        and (job.config, job.settings or None, states, text_encoder, job.report_folder) != (None,) * 5
+    ):
         raise ConfigurationError(
             "--start-from keeps the settings and states of the model: omit --config, --set, --states and "
             "--text-encoder, and --report, which trains anew (--out has a report too)"
         )
 
-    origin = None if start_from is None else _origin(start_from, horizon, tracking_uri)
+    origin = None if start_from is None else _origin(start_from, horizon, job.tracking_uri)
 
     def fit(table: pa.Table, test_table: pa.Table | None, report: Progress) -> Training[NextAgentPredictor, Evaluation]:
         if origin is not None:
             from presage.training.next_agent.continual import train_further
 
-            older = options.read(old_test, skip_bad, output, report) if old_test else None
+            older = options.read(old_test, job.skip_bad, job.output, report) if old_test else None
             return train_further(
                 table,
                 test_table,
                 replace(origin, test=older),
-                seed=seed,
+                seed=job.seed,
                 baselines=wanted,
-                name=name,
+                name=job.name,
                 progress=report,
             )
-        how = horizon or 3, seed, states or "auto", text_encoder or "sketch"
+        how = horizon or 3, job.seed, states or "auto", text_encoder or "sketch"
         training = train(
             table,
             test_table,
             configuration,
             horizon=how[0],
-            seed=seed,
+            seed=job.seed,
             states=how[2],
             text_encoder=how[3],
             baselines=wanted,
-            name=name,
+            name=job.name,
             progress=report,
         )
-        if report_folder is not None:
+        if job.report_folder is not None:
             from presage.training.next_agent.study import Recipe, further_evidence
 
             recipe = Recipe(configuration, *how)
             training.metrics.update(further_evidence(training, table, test_table, recipe, report))
         return training
 
-    carry_out(
-        TrainingJob(
-            "next-agent", traces, test, skip_bad, out_folder, report_folder, force, name, register, tracking_uri
-        ),
-        fit,
-        output,
-    )
+    carry_out(job, fit)
 
 
 def _origin(reference: str, horizon: int | None, tracking_uri: str | None) -> OldModel:

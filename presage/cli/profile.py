@@ -10,7 +10,7 @@ import typer
 from presage.cli import options
 from presage.cli.kinds import KindCommand
 from presage.cli.output import Output, report_lines, table
-from presage.cli.training import TrainingJob, carry_out
+from presage.cli.training import TrainingJob, carry_out, training_command
 from presage.errors import ArtefactError, InputError
 from presage.kinds.loaded import Loaded, load_at
 from presage.progress import Progress
@@ -26,21 +26,9 @@ app = typer.Typer(no_args_is_help=True, help="What an application does: its prof
 _LIKELIEST = 6
 
 
+@training_command("profile")
 def profile(
-    traces: options.Traces,
-    test: options.Test = None,
-    config: options.ConfigFile = None,
-    settings: options.Settings = None,
-    seed: options.Seed = 0,
-    baselines: options.Baselines = "default",
-    out_folder: options.OutFolder = None,
-    report_folder: options.ReportFolder = None,
-    force: options.Force = False,
-    name: Annotated[str, typer.Option(help="Name of the registered model.")] = "profile",
-    register: options.Register = True,
-    skip_bad: options.SkipBad = False,
-    tracking_uri: options.TrackingUri = None,
-    as_json: options.Json = False,
+    job: TrainingJob,
 ) -> None:
     """Describe what an application does: its calls as an expression and an automaton, and percentiles of its agents.
 
@@ -53,14 +41,15 @@ def profile(
     from presage.training.profile.evaluate import PROFILE_BASELINES
     from presage.training.profile.train import train_profiles
 
-    configuration = read_configuration(ProfileConfig, config, settings or (), LIMITS)
-    wanted = choose_names(baselines, PROFILE_BASELINES)
+    configuration = read_configuration(ProfileConfig, job.config, job.settings or (), LIMITS)
+    wanted = choose_names(job.baselines, PROFILE_BASELINES)
 
     def fit(data: pa.Table, test_data: pa.Table | None, report: Progress) -> ProfileTraining:
-        return train_profiles(data, test_data, configuration, seed=seed, baselines=wanted, name=name, progress=report)
+        return train_profiles(
+            data, test_data, configuration, seed=job.seed, baselines=wanted, name=job.name, progress=report
+        )
 
-    job = TrainingJob("profile", traces, test, skip_bad, out_folder, report_folder, force, name, register, tracking_uri)
-    carry_out(job, fit, Output(as_json))
+    carry_out(job, fit)
 
 
 Which = Annotated[

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.output import Output, table
+from presage.cli.output import table
 from presage.cli.training import TrainingJob, carry_out
 from presage.errors import ConfigurationError
 
@@ -31,10 +30,6 @@ def train_quantiles(
     *,
     estimator: str | None,
     quantiles: str | None,
-    config: Path | None,
-    settings: list[str] | None,
-    baselines: str,
-    out: Output,
     **more: Any,
 ) -> None:
     """Carry out a training; arguments as the commands take them.
@@ -50,10 +45,10 @@ def train_quantiles(
 
     own: dict[str, Any] = {"estimator": estimator} if estimator is not None else {}
     own |= {"quantiles": _quantiles(quantiles)} if quantiles is not None else {}
-    configuration = replace(read_configuration(kind, config, settings or (), LIMITS), **own)
+    configuration = replace(read_configuration(kind, job.config, job.settings or (), LIMITS), **own)
     configuration.check()
-    more |= {"baselines": choose_names(baselines, known), "name": job.name}
-    carry_out(job, lambda data, test, report: train(data, test, configuration, progress=report, **more), out)
+    more |= {"baselines": choose_names(job.baselines, known), "name": job.name, "seed": job.seed}
+    carry_out(job, lambda data, test, report: train(data, test, configuration, progress=report, **more))
 
 
 def _quantiles(text: str) -> tuple[float, ...]:

@@ -6,15 +6,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from presage.cli import options
 from presage.cli.kinds import KindCommand
-from presage.cli.output import Output
 from presage.cli.quantiles import Estimator, forecast_table, train_quantiles
-from presage.cli.training import TrainingJob
+from presage.cli.training import TrainingJob, training_command
 
 
+@training_command("remaining-length")
 def remaining_length(
-    traces: options.Traces,
+    job: TrainingJob,
     target: Annotated[
         Literal["remaining", "step"],
         typer.Option(help="remaining: output tokens of this and all later steps; step: of this step alone."),
@@ -28,39 +27,19 @@ def remaining_length(
         Literal["auto", "text", "none"],
         typer.Option(help="auto: prompts and answers are read where held-out tasks show that it helps; text; or none."),
     ] = "auto",
-    test: options.Test = None,
-    config: options.ConfigFile = None,
-    settings: options.Settings = None,
-    seed: options.Seed = 0,
-    baselines: options.Baselines = "default",
-    out_folder: options.OutFolder = None,
-    report_folder: options.ReportFolder = None,
-    force: options.Force = False,
-    name: Annotated[str, typer.Option(help="Name of the registered model.")] = "remaining-length",
-    register: options.Register = True,
-    skip_bad: options.SkipBad = False,
-    tracking_uri: options.TrackingUri = None,
-    as_json: options.Json = False,
 ) -> None:
     """Train the predictor of remaining output tokens, compare it with baselines, and register it."""
     from presage.predictors.quantiles.choice import QuantileConfig
     from presage.training.length.train import baselines_of, train_lengths
 
     train_quantiles(
-        TrainingJob(
-            "remaining-length", traces, test, skip_bad, out_folder, report_folder, force, name, register, tracking_uri
-        ),
+        job,
         QuantileConfig,
         baselines_of(target),
         train_lengths,
         estimator=estimator,
         quantiles=quantiles,
-        config=config,
-        settings=settings,
-        baselines=baselines,
-        out=Output(as_json),
         target=target,
-        seed=seed,
         texts=states,
     )
 

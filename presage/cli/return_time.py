@@ -6,34 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
-from presage.cli import options
 from presage.cli.kinds import KindCommand
-from presage.cli.output import Output
 from presage.cli.quantiles import Estimator, forecast_table, train_quantiles
-from presage.cli.training import TrainingJob
+from presage.cli.training import TrainingJob, training_command
 from presage.report.blocks import number
 
 
+@training_command("return-time")
 def return_time(
-    traces: options.Traces,
+    job: TrainingJob,
     estimator: Estimator = None,
     quantiles: Annotated[
         str | None,
         typer.Option(help="Quantiles to predict, ascending. Default: 0.05,0.1,0.25,0.5,0.75,0.9,0.95,0.99."),
     ] = None,
-    test: options.Test = None,
-    config: options.ConfigFile = None,
-    settings: options.Settings = None,
-    seed: options.Seed = 0,
-    baselines: options.Baselines = "default",
-    out_folder: options.OutFolder = None,
-    report_folder: options.ReportFolder = None,
-    force: options.Force = False,
-    name: Annotated[str, typer.Option(help="Name of the registered model.")] = "return-time",
-    register: options.Register = True,
-    skip_bad: options.SkipBad = False,
-    tracking_uri: options.TrackingUri = None,
-    as_json: options.Json = False,
 ) -> None:
     """Train the predictor of return times, compare it with baselines, and register it.
 
@@ -45,19 +31,12 @@ def return_time(
     from presage.training.return_time.train import train_return_times
 
     train_quantiles(
-        TrainingJob(
-            "return-time", traces, test, skip_bad, out_folder, report_folder, force, name, register, tracking_uri
-        ),
+        job,
         ReturnTimeConfig,
         RETURN_BASELINES,
         train_return_times,
         estimator=estimator,
         quantiles=quantiles,
-        config=config,
-        settings=settings,
-        baselines=baselines,
-        out=Output(as_json),
-        seed=seed,
     )
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from presage.cli import options, outcomes
+from presage.cli import outcomes
 from presage.cli.kinds import KindCommand
-from presage.cli.output import Output, table
-from presage.cli.training import TrainingJob, carry_out
+from presage.cli.output import table
+from presage.cli.training import TrainingJob, carry_out, training_command
 from presage.errors import ArtefactError, ConfigurationError, InputError
 from presage.progress import Progress
 from presage.registry.connect import open_existing
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 _TRANSFORMER: Final = "Head transformer:"
 
 
+@training_command("router", traces=outcomes.Files, report_folder=None)
 def router(
-    data: outcomes.Files,
+    job: TrainingJob,
     head: Annotated[
         str | None,
         typer.Option(
@@ -61,18 +62,6 @@ def router(
         bool,
         typer.Option("--resume", help=f"{_TRANSFORMER} resume from the last checkpoint of an interrupted training."),
     ] = False,
-    test: options.Test = None,
-    config: options.ConfigFile = None,
-    settings: options.Settings = None,
-    seed: options.Seed = 0,
-    baselines: options.Baselines = "default",
-    out_folder: options.OutFolder = None,
-    force: options.Force = False,
-    name: Annotated[str, typer.Option(help="Name of the registered model.")] = "router",
-    register: options.Register = True,
-    skip_bad: options.SkipBad = False,
-    tracking_uri: options.TrackingUri = None,
-    as_json: options.Json = False,
 ) -> None:
     """Train the router on outcomes, compare it with baselines, and register it."""
     from dataclasses import replace
@@ -83,7 +72,7 @@ def router(
     from presage.training.router.baselines import BASELINES
     from presage.training.router.train import LIMITS, train_router
 
-    configuration = read_configuration(RouterConfig, config, settings or (), LIMITS)
+    configuration = read_configuration(RouterConfig, job.config, job.settings or (), LIMITS)
     if head is None and (encoder is not None or start_from is not None):
         head = "transformer"
     if head is not None:
@@ -91,7 +80,7 @@ def router(
     if encoder is not None and configuration.head == "linear":
         configuration = replace(configuration, encoder=encoder)
     configuration.check()
-    wanted = choose_names(baselines, BASELINES)
+    wanted = choose_names(job.baselines, BASELINES)
     if start_from is not None and (encoder, head_tokens, tail_tokens) != (None, None, None):
         raise ConfigurationError(
             "--start-from keeps the router's encoder and prompt limits: omit --encoder, --head-tokens and --tail-tokens"
@@ -105,20 +94,20 @@ def router(
         from presage.predictors.router.transformer import DEFAULT_ENCODER, HEAD_TOKENS, TAIL_TOKENS, TransformerScorer
         from presage.training.router.finetune import FinetuneConfig, Labelled, finetune
 
-        trained = None if start_from is None else _scorer_of(start_from, tracking_uri)
-        how = FinetuneConfig(epochs, lr, batch_size, gradient_checkpointing=gradient_checkpointing, seed=seed)
+        trained = None if start_from is None else _scorer_of(start_from, job.tracking_uri)
+        how = FinetuneConfig(epochs, lr, batch_size, gradient_checkpointing=gradient_checkpointing, seed=job.seed)
         how.check()
 
         def learn(learnt: Outcomes, validation: Outcomes) -> TransformerScorer:
             if trained is not None:
-                scorer = trained.with_models(learnt.models, seed)
+                scorer = trained.with_models(learnt.models, job.seed)
             else:
                 scorer = TransformerScorer.from_encoder(
                     encoder or DEFAULT_ENCODER,
                     models=learnt.models,
                     head_tokens=HEAD_TOKENS if head_tokens is None else head_tokens,
                     tail_tokens=TAIL_TOKENS if tail_tokens is None else tail_tokens,
-                    seed=seed,
+                    seed=job.seed,
                 )
             train, held_out = (Labelled(part.prompts, part.correct) for part in (learnt, validation))
             done = finetune(scorer, train, held_out, how, checkpoints=checkpoints, resume=resume, progress=report)
@@ -134,20 +123,16 @@ def router(
             learnt,
             test_set,
             configuration,
-            seed=seed,
+            seed=job.seed,
             baselines=wanted,
-            name=name,
+            name=job.name,
             fit_scorer=learner(report),
             progress=report,
         )
         training.metrics["curves"] = curves
         return training
 
-    carry_out(
-        TrainingJob("router", data, test, skip_bad, out_folder, None, force, name, register, tracking_uri),
-        fit,
-        Output(as_json),
-    )
+    carry_out(job, fit)
 
 
 def _scorer_of(reference: str, tracking_uri: str | None) -> TransformerScorer:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
+from functools import cached_property
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+import typer
+
+from presage.cli import options
 from presage.cli.kinds import command_of, read, tables
 from presage.cli.output import Output
 from presage.predictor_kinds import KINDS
@@ -18,28 +23,68 @@ if TYPE_CHECKING:
     from presage.training.training import Training
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """Inputs and outputs of a training: files to train on, files to evaluate on (none: a part of the others), the
-    folder for artefact, metrics and report, the folder for the full report, and whether to replace earlier results."""
+    """What a training command is asked for: the options that all of them share, and the name of the kind."""
 
     kind: str
-    data: list[Path]
-    test: list[Path] | None
-    skip_bad: bool
-    out: Path | None
-    report: Path | None
-    force: bool
-    name: str
-    register: bool
-    tracking_uri: str | None
+    traces: options.Traces
+    test: options.Test = None
+    config: options.ConfigFile = None
+    settings: options.Settings = None
+    seed: options.Seed = 0
+    baselines: options.Baselines = "default"
+    out_folder: options.OutFolder = None
+    report_folder: options.ReportFolder = None
+    force: options.Force = False
+    name: Annotated[str, typer.Option(help="Name of the registered model.")]
+    register: options.Register = True
+    skip_bad: options.SkipBad = False
+    tracking_uri: options.TrackingUri = None
+    as_json: options.Json = False
+
+    @cached_property
+    def output(self) -> Output:
+        """Where the command writes."""
+        return Output(self.as_json)
 
 
-def carry_out(
-    job: TrainingJob,
-    fit: Callable[[Any, Any, Progress], Training[Any, Any]],
-    output: Output,
-) -> None:
+def training_command(kind: str, **replaced: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a subcommand of a function of a job and options of its own: the options of all training commands follow.
+
+    Args:
+        replaced: options of a job as this command declares them; None for one that it does not have.
+    """
+    declared = {**get_type_hints(TrainingJob, include_extras=True), **replaced}
+    shared = {
+        field.name: Parameter(
+            field.name,
+            Parameter.KEYWORD_ONLY,
+            default=kind if field.name == "name" else Parameter.empty if field.default is MISSING else field.default,
+            annotation=declared[field.name],
+        )
+        for field in fields(TrainingJob)
+        if field.name != "kind" and declared[field.name] is not None
+    }
+
+    def decorate(train: Callable[..., None]) -> Callable[..., None]:
+        _, *own = signature(train, eval_str=True).parameters.values()
+
+        def command(**given: Any) -> None:
+            job = TrainingJob(kind=kind, **{name: given.pop(name) for name in shared})
+            train(job, **given)
+
+        keyword = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in own]
+        parameters = [shared["traces"], *keyword, *(shared[name] for name in shared if name != "traces")]
+        command.__name__, command.__doc__ = train.__name__, train.__doc__
+        command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return command
+
+    return decorate
+
+
+def carry_out(job: TrainingJob, fit: Callable[[Any, Any, Progress], Training[Any, Any]]) -> None:
     """Train, write, register and print; `fit` makes a training of data, test data (None to split some off) and the
     progress callback.
     """
@@ -51,14 +96,14 @@ def carry_out(
     from presage.training.baselines import last_words
     from presage.training.sets import SHARED_TASKS
 
-    kind = KINDS[job.kind]
+    kind, output = KINDS[job.kind], job.output
     with output.working() as report, tempfile.TemporaryDirectory() as scratch:
         # Check everything that can fail before spending minutes on training.
-        folder = job.out if job.out is not None else Path(scratch) / "model"
+        folder = job.out_folder if job.out_folder is not None else Path(scratch) / "model"
         foreign_entries(folder)
         check_folder(folder, "--out", job.force)
-        if job.report is not None:
-            check_folder(job.report, "--report", job.force)
+        if job.report_folder is not None:
+            check_folder(job.report_folder, "--report", job.force)
         registry = None
         if job.register:
             check_name(job.name)
@@ -66,7 +111,7 @@ def carry_out(
                 report("opening the registry", None)
                 registry = open_registry(job.tracking_uri)
                 check_artifact_store(registry)
-        data = read(kind, job.data, job.skip_bad, output, report)
+        data = read(kind, job.traces, job.skip_bad, output, report)
         test = read(kind, job.test, job.skip_bad, output, report) if job.test else None
         if job.register and registry is None:
             registry = open_registry(job.tracking_uri)
@@ -78,20 +123,20 @@ def carry_out(
         if registry is not None:
             report("registering", None)
             made = register_training(registry, kind, training, folder, job.name, data)
-            if job.out is not None:
+            if job.out_folder is not None:
                 training.save(folder)
-        if job.report is not None:
-            write_metrics(job.report, training.metrics)
-            write_report(job.report, training.metrics)
+        if job.report_folder is not None:
+            write_metrics(job.report_folder, training.metrics)
+            write_report(job.report_folder, training.metrics)
     metrics = training.metrics
     if shared := metrics["data"].get(SHARED_TASKS):  # prompts of the training set are left out of the test set
         output.note(f"test workflows whose task is in the training traces: {shared}; the figures may be too good")
     for warning in training_warnings(metrics).values():
         output.note(f"warning: {warning}")
     places = {
-        "folder": str(job.out) if job.out is not None else None,
+        "folder": str(job.out_folder) if job.out_folder is not None else None,
         "registered": made.uri if made is not None else None,
-        "report": str(job.report) if job.report is not None else None,
+        "report": str(job.report_folder) if job.report_folder is not None else None,
     }
     lost = last_words(metrics["behind"], command_of(kind).advice)
     if output.as_json:
