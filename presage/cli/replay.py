@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from presage.replay.fleet_file import FleetMember
     from presage.replay.policies import Policy
-    from presage.replay.runs import Done
-    from presage.replay.workload import Workload
+    from presage.replay.runs import Done, Setting
+    from presage.replay.workload import PromptConvention, Workload
 
 _CONCURRENCY: Final = 16
 """Concurrent workflows, unless --concurrency, --rate or --as-recorded is given."""
@@ -145,13 +145,9 @@ def replay(
     Prints each run as it ends, a row for each policy, and a verdict in one sentence. Completion times leave out pauses
     between the steps of a workflow.
     """
-    from presage.errors import ConfigurationError
-    from presage.kinds.replay_gate import load_of
     from presage.replay.fleet_file import FleetPlan, read_fleet
-    from presage.replay.policies import ROUTING, STOCK, crossed, named, routing_named
-    from presage.replay.runs import Setting, by_policy, check_vllm, result, run_all
-    from presage.replay.verdict import verdict
-    from presage.replay.workload import Arrivals, PromptConvention, check_fits, workload
+    from presage.replay.runs import Setting, check_vllm, run_all
+    from presage.replay.workload import Arrivals, PromptConvention, check_fits
     from presage.report.files import check_folder, document, write_metrics, write_report
     from presage.serving_hooks.engine_file import read_engine
 
@@ -159,21 +155,8 @@ def replay(
         concurrency = _CONCURRENCY
     plan = FleetPlan() if fleet is None else read_fleet(fleet)
     members = plan.engines
-    if members:
-        of_an_engine = {
-            "--engine": engine,
-            "--cache-tokens": cache_tokens,
-            "--host-cache-tokens": host_cache_tokens,
-            "--scheduler": scheduler,
-        }
-        for option, value in of_an_engine.items():
-            if value is not None:
-                raise ConfigurationError(f"{option} applies to one engine: omit it, or say it in the file of --fleet")
-        policies = routing_named(policy or ",".join(ROUTING))
-    else:
-        policies = named(policy or (_POLICIES if scheduler is None else STOCK))
-        if scheduler is not None:
-            policies = crossed(policies, scheduler)
+    of_an_engine = {"--engine": engine, "--cache-tokens": cache_tokens, "--host-cache-tokens": host_cache_tokens}
+    policies = _fleet_policies(policy, of_an_engine, scheduler) if members else _engine_policies(policy, scheduler)
     users = [*policies, *(member.policy for member in members)]
     arrivals = Arrivals(concurrency, rate, cv, as_recorded)
     convention = PromptConvention(prompts, opening_tokens, closing_tokens)  # type: ignore[arg-type]  # it checks the name
@@ -183,41 +166,29 @@ def replay(
     check_vllm()
     out = Output(as_json)
     with out.working() as report:
+        wanted = {
+            "forecasts": forecasts,
+            "lengths": lengths,
+            "profile": profile,
+            "contexts": contexts,
+            "returns": returns,
+        }
         plain = are_requests(traces)
         if plain:
             of_workflows = {
                 "--opening-tokens": opening_tokens,
                 "--closing-tokens": closing_tokens,
                 "--pause-s": pause_s,
-                "--lengths": lengths,
-                "--profile": profile,
-                "--contexts": contexts,
-                "--returns": returns,
+                **{f"--{name}": source for name, source in wanted.items() if name != "forecasts"},
                 "--scheduler": scheduler,
             }
             held, rule = read_plain_requests(traces, of_workflows, forecasts, out, report), None
             sources: dict[str, Any] = {"forecasts": forecasts}
         else:
             table = options.read(traces, skip_bad, out, report)
-            wanted = {
-                "forecasts": forecasts,
-                "lengths": lengths,
-                "profile": profile,
-                "contexts": contexts,
-                "returns": returns,
-            }
             table, sources, rule = _held_out(table, users, wanted, tracking_uri, out, report)
-            held = workload(table, convention, pause_s)
-            if held.estimated_sizes:
-                out.note(
-                    f"token counts of {held.estimated_sizes} of {counted(len(held.jobs), 'workflow')} were not all "
-                    "recorded: the missing ones are estimated"
-                )
-            if held.estimated_ends:
-                out.note(f"{held.estimated_ends} requests without ended_at: their ends are estimated by their outputs")
-            if held.recorded:
-                out.note(f"prompts of {held.recorded} of {len(held.jobs)} workflows are as prefix_blocks recorded them")
-            elif prompts == "recorded":
+            held = _read_workflows(table, convention, pause_s, out)
+            if prompts == "recorded" and not held.recorded:
                 convention = replace(convention, prompts="history-first")
         setting = Setting(
             *(held.jobs, convention, arrivals, machine),
@@ -227,58 +198,102 @@ def replay(
             models=plan.agents,
             scaling=plan.scaling,
         )
-        forecasting = not plain and any("asked" in one.sources for one in users)
-        for one in members:
-            check_fits(held.jobs, one.engine)
-        check_fits(held.jobs, machine)
+        for one in (*(member.engine for member in members), machine):
+            check_fits(held.jobs, one)
         if as_recorded and seeds > 1:
             out.note("recorded arrivals do not depend on the seed: one run of each policy")
             seeds = 1
         done, interrupted = run_all(
-            setting, policies, range(seeds), processes, report, lambda one: out.note(_row(one, policies))
+            setting, policies, range(seeds), processes, report, lambda run: out.note(_row(run, policies))
         )
-        found: dict[str, Any] = {
+        forecasting = not plain and any("asked" in one.sources for one in users)
+        shown = {**wanted, "returns": setting.returns} if forecasting else dict.fromkeys(wanted)
+        metrics = {
             "kind": "replay",
-            "workload": {
-                "workflows": len(held.jobs),
-                "left_out": held.left_out,
-                "recorded_prompts": held.recorded,
-                "estimated_sizes": held.estimated_sizes,
-                "estimated_ends": held.estimated_ends,
-                "cut": sum(not job.complete for job in held.jobs),
-                **load_of(setting),
-                "cv": arrivals.cv if arrivals.rate is not None else None,
-                "as_recorded": arrivals.as_recorded,
-                "with_pauses": with_pauses,
-            },
+            "workload": _workload_figures(held, setting, plain),
             "engine": machine.model_dump(),
-            "forecasts": forecasts if forecasting else None,
-            "lengths": lengths if forecasting else None,
-            "profile": profile if forecasting else None,
-            "contexts": contexts if forecasting else None,
-            "returns": setting.returns if forecasting else None,
+            **shown,
             "replayed": rule,
             "seeds": seeds,
             "interrupted": interrupted,
-            "policies": result(done),
-            "verdict": verdict(
-                by_policy(done),
-                {one.name for one in policies if one.is_bound},
-                machine.block_tokens,
-                max(step.prompt_tokens for job in held.jobs for step in job.steps),
-            ),
+            **_run_figures(done, policies, setting),
         }
         if members:
-            found |= {"engines": len(members), "fleet": [described(one) for one in members]}
-        if plain:
-            found["workload"] |= {"workflows": 0, "prompts": "hash-ids" if hashed(held) else "nothing-shared"}
+            metrics |= {"engines": len(members), "fleet": [described(one) for one in members]}
         if report_folder is not None:
-            write_metrics(report_folder, found)
-            write_report(report_folder, found)
-    out.result(found, *report_lines(document(found)))
+            write_metrics(report_folder, metrics)
+            write_report(report_folder, metrics)
+    out.result(metrics, *report_lines(document(metrics)))
     if interrupted:
         out.note(f"interrupted: {len(done)} of {len(policies) * seeds} runs finished; the figures cover these only")
         raise typer.Exit(INTERRUPTED)
+
+
+def _engine_policies(names: str | None, orders: str | None) -> list[Policy]:
+    """The policies of one engine, each with each order of its queue."""
+    from presage.replay.policies import STOCK, crossed, named
+
+    policies = named(names or (_POLICIES if orders is None else STOCK))
+    return policies if orders is None else crossed(policies, orders)
+
+
+def _fleet_policies(names: str | None, of_an_engine: Mapping[str, object], orders: str | None) -> list[Policy]:
+    """The routing policies of a fleet; raises ConfigurationError if an option of one engine is given."""
+    from presage.errors import ConfigurationError
+    from presage.replay.policies import ROUTING, routing_named
+
+    for option, value in {**of_an_engine, "--scheduler": orders}.items():
+        if value is not None:
+            raise ConfigurationError(f"{option} applies to one engine: omit it, or say it in the file of --fleet")
+    return routing_named(names or ",".join(ROUTING))
+
+
+def _read_workflows(table: pa.Table, convention: PromptConvention, pause_s: float | None, out: Output) -> Workload:
+    """The jobs of traces; notes what of them is estimated."""
+    from presage.replay.workload import workload
+
+    held = workload(table, convention, pause_s)
+    if held.estimated_sizes:
+        out.note(
+            f"token counts of {held.estimated_sizes} of {counted(len(held.jobs), 'workflow')} were not all "
+            "recorded: the missing ones are estimated"
+        )
+    if held.estimated_ends:
+        out.note(f"{held.estimated_ends} requests without ended_at: their ends are estimated by their outputs")
+    if held.recorded:
+        out.note(f"prompts of {held.recorded} of {len(held.jobs)} workflows are as prefix_blocks recorded them")
+    return held
+
+
+def _workload_figures(held: Workload, setting: Setting, plain: bool) -> dict[str, Any]:
+    from presage.kinds.replay_gate import load_of
+
+    arrivals = setting.arrivals
+    return {
+        "workflows": 0 if plain else len(held.jobs),
+        "left_out": held.left_out,
+        "recorded_prompts": held.recorded,
+        "estimated_sizes": held.estimated_sizes,
+        "estimated_ends": held.estimated_ends,
+        "cut": sum(not job.complete for job in held.jobs),
+        **load_of(setting),
+        "cv": arrivals.cv if arrivals.rate is not None else None,
+        "as_recorded": arrivals.as_recorded,
+        "with_pauses": setting.with_pauses,
+        **({"prompts": "hash-ids" if hashed(held) else "nothing-shared"} if plain else {}),
+    }
+
+
+def _run_figures(done: Sequence[Done], policies: Sequence[Policy], setting: Setting) -> dict[str, Any]:
+    from presage.replay.runs import by_policy, result
+    from presage.replay.verdict import verdict
+
+    bounds = {policy.name for policy in policies if policy.is_bound}
+    longest = max(step.prompt_tokens for job in setting.jobs for step in job.steps)
+    return {
+        "policies": result(done),
+        "verdict": verdict(by_policy(done), bounds, setting.engine.block_tokens, longest),
+    }
 
 
 def _row(one: Done, policies: Sequence[Policy]) -> str:
