@@ -266,7 +266,7 @@ def _read_workflows(table: pa.Table, convention: PromptConvention, pause_s: floa
 
 
 def _workload_figures(held: Workload, setting: Setting, plain: bool) -> dict[str, Any]:
-    from presage.kinds.replay_gate import load_of
+    from presage.replay.promotion_gate import load_of
 
     arrivals = setting.arrivals
     return {

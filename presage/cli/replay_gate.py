@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from presage.errors import ConfigurationError
-from presage.kinds.replay_gate import CONCURRENCY, SEEDS, ReplayGate
+from presage.replay.promotion_gate import CONCURRENCY, SEEDS, ReplayGate
 
 _option = partial(typer.Option, rich_help_panel="The replay")
 

@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from presage.errors import ArtefactError, ConfigurationError, InputError, RegistryError
 from presage.features.input_profiles import TARGETS
-from presage.kinds.loaded import load
+from presage.kinds.loaded import Loaded, load
 from presage.kinds.reference_figures import keep_figures, promotion_figures
 from presage.predictor_kinds import Kind
 from presage.progress import Progress
 from presage.registry.connect import Registry, attached
-from presage.registry.gates import Verdict, floor_gates, forgetting_gates, types_gate, warning_gates
+from presage.registry.gates import Gate, Verdict, floor_gates, forgetting_gates, types_gate, warning_gates
 from presage.registry.promote import check_alias
 from presage.registry.promote import promote as carry_out
 from presage.report.data_warnings import trace_warnings
 
-if TYPE_CHECKING:
-    from presage.kinds.replay_gate import ReplayGate
-
 _SEED: Final = 0
 """Seed of the gates' bootstrap: the same traces give the same verdict."""
+
+
+class LastGate(Protocol):
+    """Judges both versions by more than their figures (`replay/promotion_gate.py`)."""
+
+    def check(self, kind: Kind, name: str) -> None:
+        """Raise ConfigurationError unless it can judge this kind of predictor."""
+
+    def judge(
+        self,
+        candidate: Loaded,
+        champion: Loaded | None,
+        table: pa.Table,
+        note: Callable[[str], None],
+        report: Progress,
+    ) -> tuple[tuple[Gate, ...], dict[str, Any]]:
+        """The gates, and their figures."""
+
+    def keep(self, registry: Registry, name: str, version: int, found: Mapping[str, Any]) -> None:
+        """Attach the figures to the run of the version; raises RegistryError."""
 
 
 def judge_version(
@@ -40,7 +57,7 @@ def judge_version(
     dry_run: bool,
     note: Callable[[str], None],
     report: Progress,
-    last: ReplayGate | None = None,
+    last: LastGate | None = None,
 ) -> tuple[Verdict, dict[str, Any]]:
     """Judge a version against the holder of an alias, and move the alias if every gate passes.
 
@@ -50,7 +67,7 @@ def judge_version(
         target: the input profile, a key of `TARGETS`; None: `engine`, or none for a router.
         types: the workflow types to judge on; the candidate need not know others of the champion. None: all.
         note: prints a note for people.
-        last: the replay gate.
+        last: judges after all other gates.
 
     Returns:
         The verdict, and the JSON of `presage promote`.

@@ -14,9 +14,9 @@ from cli_samples import FAST, Ran, run, train, write
 
 from presage.cli.train_predictor import app as train_predictor
 from presage.errors import ConfigurationError
-from presage.kinds.replay_gate import ReplayGate
 from presage.predictor_kinds import KINDS
 from presage.registry.connect import open_registry
+from presage.replay.promotion_gate import ReplayGate
 from presage.replay.runs import half
 
 pytestmark = [pytest.mark.vllm, pytest.mark.one_version, pytest.mark.slow]
