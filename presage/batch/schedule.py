@@ -118,19 +118,19 @@ class Costs:
     def ends(self, workers: Sequence[Sequence[int]]) -> dict[int, float]:
         """Token step at which each call has ended; without those that wait forever for another worker."""
         ends: dict[int, float] = {}
-        at, free = [0] * len(workers), [0.0] * len(workers)
+        positions, free = [0] * len(workers), [0.0] * len(workers)
         moved = True
         while moved:
             moved = False
             for worker, order in enumerate(workers):
-                while at[worker] < len(order):
-                    index = order[at[worker]]
+                while positions[worker] < len(order):
+                    index = order[positions[worker]]
                     if any(before not in ends for before in self.calls[index].after):
                         break
                     release = max((ends[before] + self.delay(before) for before in self.calls[index].after), default=0)
-                    last = order[at[worker] - 1] if at[worker] else None
+                    last = order[positions[worker] - 1] if positions[worker] else None
                     ends[index] = free[worker] = max(free[worker], release) + self.usage(index, last)
-                    at[worker] += 1
+                    positions[worker] += 1
                     moved = True
         return ends
 
@@ -191,14 +191,14 @@ def schedule(
         moves: how many; default: 12,000 for at most 64 calls, none for more.
     """
     costs = Costs(calls, cache)
-    found = [_listed(costs, workers, weight) for weight in _WEIGHTS]
-    best = min((costs.makespan(one), number, one) for number, one in enumerate(found))
+    candidates = [_listed(costs, workers, weight) for weight in _WEIGHTS]
+    best = min((costs.makespan(orders), number, orders) for number, orders in enumerate(candidates))
     chosen, makespan = best[2], best[0]
     if moves is None:
         moves = _MOVES if len(calls) < _IMPROVED_BELOW else 0
     if moves and calls:
         draw = random.Random(seed)
-        begun = [(costs.makespan(orders), orders) for orders in found]
+        begun = [(costs.makespan(orders), orders) for orders in candidates]
         tried = [_improved(costs, orders, ends, moves // len(begun), draw) for ends, orders in begun]
         chosen, makespan = min(tried, key=lambda pair: pair[1])
     return BatchSchedule(tuple(map(tuple, chosen)), makespan)
@@ -230,8 +230,8 @@ def _listed(costs: Costs, workers: int, weight: float) -> list[list[int]]:
         last = orders[worker][-1] if orders[worker] else None
         near = {longest[0][1]}
         if last is not None:
-            at = bisect_left(ready, place[last])
-            near |= {by_path[ready[other]] for other in (at - 1, at) if 0 <= other < len(ready)}
+            position = bisect_left(ready, place[last])
+            near |= {by_path[ready[other]] for other in (position - 1, position) if 0 <= other < len(ready)}
         usages = {index: costs.usage(index, last) for index in near}
         index = min(usages, key=lambda index: (usages[index] - weight * costs.chain[index], index))
         done[index] = True
@@ -260,14 +260,14 @@ def _improved(
     for tried in range(moves):
         moved = [list(order) for order in orders]
         worker = draw.choice([number for number, order in enumerate(moved) if order])
-        at = draw.randrange(len(moved[worker]))
+        position = draw.randrange(len(moved[worker]))
         to = draw.randrange(len(moved))
         if draw.random() < 0.5 or not moved[to]:
-            index = moved[worker].pop(at)
+            index = moved[worker].pop(position)
             moved[to].insert(draw.randrange(len(moved[to]) + 1), index)
         else:
             other = draw.randrange(len(moved[to]))
-            moved[worker][at], moved[to][other] = moved[to][other], moved[worker][at]
+            moved[worker][position], moved[to][other] = moved[to][other], moved[worker][position]
         ends = costs.makespan(moved)
         if ends <= now * (1 + 0.5 * max(0.0, 1 - 2 * tried / moves) * draw.random()):
             orders, now = moved, ends
@@ -282,7 +282,7 @@ def paths(tree: PromptNode) -> dict[str, tuple[tuple[tuple[int, bool], float], .
     Returns:
         Of each piece its number and whether rows differ there or before it, and its tokens.
     """
-    found: dict[str, tuple[tuple[tuple[int, bool], float], ...]] = {}
+    by_call: dict[str, tuple[tuple[tuple[int, bool], float], ...]] = {}
     waiting: list[tuple[PromptNode, tuple[tuple[tuple[int, bool], float], ...]]] = [(tree, ())]
     number = 0
     while waiting:
@@ -291,9 +291,9 @@ def paths(tree: PromptNode) -> dict[str, tuple[tuple[tuple[int, bool], float], .
             of_row = piece.of_row or (bool(path) and path[-1][0][1])
             path = (*path, ((number, of_row), piece.tokens))
             number += 1
-        found.update(dict.fromkeys(node.calls, path))
+        by_call.update(dict.fromkeys(node.calls, path))
         waiting.extend((child, path) for child in reversed(node.children.values()))
-    return found
+    return by_call
 
 
 def planned_calls(plan: Plan, tree: PromptNode, rows: int) -> tuple[list[PlannedCall], list[tuple[int, str]]]:
@@ -320,22 +320,22 @@ def planned_calls(plan: Plan, tree: PromptNode, rows: int) -> tuple[list[Planned
 def callers(plan: Plan) -> dict[str, list[str]]:
     """For each call, those whose answers it reads, directly or through operators that ask no model."""
     read: dict[str, frozenset[str]] = {}
-    found: dict[str, list[str]] = {}
+    callers_of: dict[str, list[str]] = {}
     for node in plan.nodes:
         below = frozenset[str]().union(*(read[part.key] for part in node.parts))
         if isinstance(node.operator, Call):
-            found[node.key] = sorted(below)
+            callers_of[node.key] = sorted(below)
             below = frozenset({node.key})
         read[node.key] = below
-    return found
+    return callers_of
 
 
 def depths(plan: Plan) -> dict[str, int]:
     """For each call, how many calls come before it on the longest path."""
-    found: dict[str, int] = {}
+    depth_of: dict[str, int] = {}
     for key, before in callers(plan).items():
-        found[key] = max((found[other] + 1 for other in before), default=0)
-    return found
+        depth_of[key] = max((depth_of[other] + 1 for other in before), default=0)
+    return depth_of
 
 
 @dataclass(frozen=True)
@@ -382,12 +382,12 @@ def soft_order(
     depth = depths(plan)
     keys = sorted(depth, key=lambda key: (depth[key], key))
     row_by_row: Sequences = (tuple(keys),)
-    known = [_grouped(plan, tree, depth), tuple((key,) for key in keys), *([row_by_row] if whole else [])]
-    chosen = trial.best(known)
+    candidates = [_grouped(plan, tree, depth), tuple((key,) for key in keys), *([row_by_row] if whole else [])]
+    chosen = trial.best(candidates)
     places = {key: (number, place) for number, keys in enumerate(chosen) for place, key in enumerate(keys)}
     if not 0 < count <= _SCHEDULED or (single := trial.single(chosen)) is None:
         return SoftOrder(places, ordered)
-    return SoftOrder(places, ordered, {(ordered[row], key): at for at, (row, key) in enumerate(single)})
+    return SoftOrder(places, ordered, {(ordered[row], key): place for place, (row, key) in enumerate(single)})
 
 
 Sequences = tuple[tuple[str, ...], ...]
@@ -408,11 +408,11 @@ class _Trial:
         self._workers = (1, 2) if workers is None else (workers,)
         self._draw = random.Random(0)
 
-    def best(self, known: Sequence[Sequences]) -> Sequences:
+    def best(self, candidates: Sequence[Sequences]) -> Sequences:
         """The best of some orders and those that moves make of them; the first, unless another is clearly better."""
-        first, *_ = known
+        first, *_ = candidates
         keys = [key for keys in first for key in keys]
-        orders: Iterable[Sequences] = known
+        orders: Iterable[Sequences] = candidates
         if self._whole and len(keys) <= _ALL_BELOW:
             orders = _all_orders(keys)
         least, best = min((self._taken(self._order(order)), order) for order in orders)
@@ -438,7 +438,7 @@ class _Trial:
         return sum(count * self._costs.listed(order, count) for count in self._workers)
 
     def _order(self, sequences: Sequences) -> list[int]:
-        place = {key: (number, at) for number, keys in enumerate(sequences) for at, key in enumerate(keys)}
+        place = {key: (number, index) for number, keys in enumerate(sequences) for index, key in enumerate(keys)}
         position = [(place[key][0], row, place[key][1]) for row, key in self._labels]
         return sorted(range(len(position)), key=position.__getitem__)
 
@@ -446,7 +446,7 @@ class _Trial:
 def _all_orders(keys: Sequence[str]) -> Iterator[Sequences]:
     for order in permutations(keys):
         for cuts in range(2 ** (len(order) - 1)):
-            ends = [at for at in range(1, len(order)) if cuts >> (at - 1) & 1]
+            ends = [cut for cut in range(1, len(order)) if cuts >> (cut - 1) & 1]
             yield tuple(order[begin:end] for begin, end in zip([0, *ends], [*ends, len(order)], strict=True))
 
 
@@ -472,7 +472,7 @@ def _grouped(plan: Plan, tree: PromptNode, depth: Mapping[str, int]) -> Sequence
     calls = callers(plan)
     groups = _groups(tree)
     group_of = {key: number for number, group in enumerate(groups) for key in group}
-    reads = {(group_of[before], group_of[key]) for key, found in calls.items() for before in found}
+    reads = {(group_of[before], group_of[key]) for key, sources in calls.items() for before in sources}
     edges = np.array(sorted(reads), dtype=np.int64).reshape(-1, 2)
     graph = coo_array((np.ones(len(edges)), (edges[:, 0], edges[:, 1])), shape=(len(groups), len(groups)))
     _, component = connected_components(graph, connection="strong")
@@ -516,9 +516,9 @@ def _begin(text: str) -> tuple[str, bytes]:
 def _fields(plan: Plan, tree: PromptNode) -> list[str]:
     """Fields of the rows in the order in which prompts have them."""
     names = {node.key: node.operator.field for node in plan.nodes if isinstance(node.operator, Given)}
-    found = dict[str, None]()
+    fields = dict[str, None]()
     for node in tree.walk():
         for piece in node.pieces:
             if piece.filled_by in names:
-                found.setdefault(names[piece.filled_by])
-    return list(found)
+                fields.setdefault(names[piece.filled_by])
+    return list(fields)

@@ -56,26 +56,26 @@ def status(
 
 def _engines(answer: Any, url: str) -> list[Mapping[str, Any]]:
     engines = answer.get("engines") if isinstance(answer, Mapping) else None
-    if not isinstance(engines, list) or not all(isinstance(one, Mapping) for one in engines):
+    if not isinstance(engines, list) or not all(isinstance(engine, Mapping) for engine in engines):
         raise EngineError(f"{url} did not answer with a status; correct the URL")
     return engines
 
 
 def promised_and_live(url: str, api_key: str | None) -> tuple[list[dict[str, Any]], list[Table]]:
     """Of each engine behind a URL the models and how their promises hold, as JSON values and as tables."""
-    found, shown = [], []
+    engines, shown = [], []
     for number, reported in enumerate(_engines(ask(url, PATH, api_key), url)):
         engine = _read(reported)
         if engine is None:
             continue
         monitor = reported.get("monitor") or {}
         kept = {key: monitor.get(key, {}) for key in ("promised", "against_counts", "profile_against_counts", "alarms")}
-        found.append({"engine": number, "models": dict(engine.models), **kept})
+        engines.append({"engine": number, "models": dict(engine.models), **kept})
         rows = [*([kind, model] for kind, model in engine.models.items()), *promises(engine), *_broken(engine)]
         made = table(f"\nLive on {url}" + (f", engine {number}" if number else ""), ["", ""], rows)
         made.show_header, made.columns[1].justify, made.columns[0].min_width = False, "left", _WIDTH
         shown.append(made)
-    return found, shown
+    return engines, shown
 
 
 def _read(engine: Mapping[str, Any]) -> EngineStatus | None:
@@ -112,7 +112,7 @@ def tables(name: str, engine: EngineStatus) -> Iterator[Table]:
 
 def _policies(engine: EngineStatus) -> Rows:
     on = {**(engine.on or {}), **({} if engine.prefetch is None else {"prefetch": engine.prefetch.on})}
-    return [["policies", ", ".join(f"{name} {'on' if of else 'off'}" for name, of in on.items())]]
+    return [["policies", ", ".join(f"{name} {'on' if is_on else 'off'}" for name, is_on in on.items())]]
 
 
 def _models(engine: EngineStatus) -> Rows:
@@ -135,8 +135,13 @@ def _workflows(engine: EngineStatus) -> Rows:
     ends = ", ".join(f"{count} {reason}" for reason, count in (engine.ended or {}).items() if count)
     rows: Rows = [["workflows", f"{engine.workflows or 0} running" + (f", {ends}" if ends else "")]]
     rows += _identity(engine)
-    if (of := engine.webhook) is not None:
-        rows.append(["webhook", f"{of.sent} events sent, {of.failed} failed and tried again, {of.waiting} waiting"])
+    if (webhook := engine.webhook) is not None:
+        rows.append(
+            [
+                "webhook",
+                f"{webhook.sent} events sent, {webhook.failed} failed and tried again, {webhook.waiting} waiting",
+            ]
+        )
     if engine.data_parallel > 1:
         told = f"one of {engine.data_parallel}; send all requests of a workflow to the same one (session affinity)"
         rows.append(["data-parallel engine", told])
@@ -144,17 +149,20 @@ def _workflows(engine: EngineStatus) -> Rows:
 
 
 def _identity(engine: EngineStatus) -> Rows:
-    of = engine.identity
-    if of is None or not (of.sources or of.checked):
+    identity = engine.identity
+    if identity is None or not (identity.sources or identity.checked):
         return []
-    parts = ", ".join(f"{times} {source}" for source, times in sorted(of.sources.items(), key=lambda one: -one[1]))
-    rows: Rows = [["inferred workflows", f"{of.inferred} running; requests: {parts}"]] if parts else []
-    if of.precision is not None:
-        share = f"{of.precision:.1%} of {of.checked.get('right', 0) + of.checked.get('wrong', 0)}"
+    parts = ", ".join(
+        f"{times} {source}"
+        for source, times in sorted(identity.sources.items(), key=lambda source_and_times: -source_and_times[1])
+    )
+    rows: Rows = [["inferred workflows", f"{identity.inferred} running; requests: {parts}"]] if parts else []
+    if identity.precision is not None:
+        share = f"{identity.precision:.1%} of {identity.checked.get('right', 0) + identity.checked.get('wrong', 0)}"
         rows.append(
             [
                 "inference checked",
-                f"right for {share} requests that name a workflow; {of.checked.get('missed', 0)} not found",
+                f"right for {share} requests that name a workflow; {identity.checked.get('missed', 0)} not found",
             ]
         )
     return rows
@@ -176,9 +184,11 @@ def promises(engine: EngineStatus) -> Rows:
         return []
     rows: Rows = []
     for name, promise in engine.monitor.promised.items():
-        for figure, of in promise.figures.items():
-            told = f"{_with_interval(of.promised)} promised, {_with_interval(of.live)} live"
-            rows.append([f"{figure}: {name or '(no type)'}", f"{told} of {counted_of(of.workflows, 'workflow')}"])
+        for figure, comparison in promise.figures.items():
+            told = f"{_with_interval(comparison.promised)} promised, {_with_interval(comparison.live)} live"
+            rows.append(
+                [f"{figure}: {name or '(no type)'}", f"{told} of {counted_of(comparison.workflows, 'workflow')}"]
+            )
     for who, by_type in _against_counts(engine.monitor):
         for name, compared in by_type.items():
             told = f"{compared.model:.3f}, online counts {compared.counts:.3f} at its latest {compared.steps} steps"
@@ -196,19 +206,19 @@ def _with_interval(figure: tuple[float, float, float]) -> str:
 
 
 def _accuracies(engine: EngineStatus) -> Rows:
-    found: dict[str, list[str]] = {}
+    shares_of: dict[str, list[str]] = {}
     for (workflow_type, model, moment, _), share in accuracies(engine):
-        found.setdefault(f"{workflow_type or '(no type)'}, {model}, {_WHEN[moment]}", []).append(f"{share:.3f}")
-    return [[f"accuracy: {of}", " / ".join(shares)] for of, shares in found.items()]
+        shares_of.setdefault(f"{workflow_type or '(no type)'}, {model}, {_WHEN[moment]}", []).append(f"{share:.3f}")
+    return [[f"accuracy: {label}", " / ".join(shares)] for label, shares in shares_of.items()]
 
 
 def _returns(engine: EngineStatus) -> Rows:
     return [
         [
             f"returns: {name or '(no type)'}, {source}",
-            ", ".join(f"{of.within[q] / judged:.3f} within {q}" for q, judged in of.judged.items() if judged),
+            ", ".join(f"{returns.within[q] / judged:.3f} within {q}" for q, judged in returns.judged.items() if judged),
         ]
-        for name, source, of in return_figures(engine)
+        for name, source, returns in return_figures(engine)
     ]
 
 
@@ -223,35 +233,39 @@ def _prompts(engine: EngineStatus) -> Rows:
 
 
 def _evicted(engine: EngineStatus) -> Rows:
-    parts = [f"{times} {of}" for of, times in (engine.evicted or {}).items()]
+    parts = [f"{times} {kind}" for kind, times in (engine.evicted or {}).items()]
     return [["evicted blocks", ", ".join(parts)]] if parts else []
 
 
 def _prefetch(engine: EngineStatus) -> Rows:
-    of = engine.prefetch
-    if of is None or of.memory_bytes is None:
+    prefetch = engine.prefetch
+    if prefetch is None or prefetch.memory_bytes is None:
         return []
     return [
-        ["prefetched tokens", f"{of.tokens}, {of.used_tokens} used, {of.wasted_tokens} wasted"],
-        ["prefetches", f"{of.started} started, {of.aborted} aborted, {of.refused} refused"],
+        ["prefetched tokens", f"{prefetch.tokens}, {prefetch.used_tokens} used, {prefetch.wasted_tokens} wasted"],
+        ["prefetches", f"{prefetch.started} started, {prefetch.aborted} aborted, {prefetch.refused} refused"],
     ]
 
 
 def _ageing(engine: EngineStatus) -> Rows:
-    of = engine.ageing
-    return [["ageing", f"{of.promoted} promoted, {of.demoted} demoted"]] if of is not None else []
+    ageing = engine.ageing
+    return [["ageing", f"{ageing.promoted} promoted, {ageing.demoted} demoted"]] if ageing is not None else []
 
 
 def _admission(engine: EngineStatus) -> Rows:
-    of = engine.admission
-    if of is None:
+    admission = engine.admission
+    if admission is None:
         return []
     rows: Rows = [
-        ["held back now", f"{of.held} held with {of.held_requests} requests, {of.paused} paused while their tools run"],
-        ["held back so far", f"{of.held_s:.1f} s, the longest workflow {of.longest_held_s:.1f} s"],
+        [
+            "held back now",
+            f"{admission.held} held with {admission.held_requests} requests, "
+            f"{admission.paused} paused while their tools run",
+        ],
+        ["held back so far", f"{admission.held_s:.1f} s, the longest workflow {admission.longest_held_s:.1f} s"],
     ]
-    if of.outlook:
-        chosen, everyone = of.outlook["chosen"], of.outlook["everybody"]
+    if admission.outlook:
+        chosen, everyone = admission.outlook["chosen"], admission.outlook["everybody"]
         rows.append(
             [
                 "expected",
@@ -259,10 +273,13 @@ def _admission(engine: EngineStatus) -> Rows:
                 f"contexts lost; all {everyone.workflows}: {everyone.steps_per_s:.2f}, {everyone.miss_share:.0%} lost",
             ]
         )
-    rows.append(["time spent on lost contexts", f"{of.recomputing_share:.0%}"])
-    if of.overdue:
+    rows.append(["time spent on lost contexts", f"{admission.recomputing_share:.0%}"])
+    if admission.overdue:
         rows.append(
-            ["held for longer than allowed", f"{of.overdue} workflows: letting all in would lose more contexts still"]
+            [
+                "held for longer than allowed",
+                f"{admission.overdue} workflows: letting all in would lose more contexts still",
+            ]
         )
     return rows
 

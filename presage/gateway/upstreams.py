@@ -54,9 +54,9 @@ class Upstreams:
     def __init__(
         self, config: GatewayConfig, decisions: Decisions, metrics: GatewayMetrics, clock: Callable[[], float]
     ) -> None:
-        self.all = [Upstream.of(one) for one in config.upstreams]
-        self.monitor = FleetMonitor([_watched(one) for one in self.all], clock)
-        self.pools = {one.name: one.pool() for one in config.pools}
+        self.all = [Upstream.of(settings) for settings in config.upstreams]
+        self.monitor = FleetMonitor([_watched(upstream) for upstream in self.all], clock)
+        self.pools = {pool.name: pool.pool() for pool in config.pools}
         self._config, self._decisions, self._metrics, self._clock = config, decisions, metrics, clock
         self._client = RouterClient(clock)
         self._chooser = ModelChooser(self.monitor, self._client, config.forecasts.max_workflows)
@@ -105,21 +105,23 @@ class Upstreams:
         """
         if decision.request.model in self.pools and without is None:
             await self._choose_model(decision)
-        able = [one for one in self.all if one.serves(decision.model)] or self.all[: len(self.all) == 1]
+        able = [upstream for upstream in self.all if upstream.serves(decision.model)] or self.all[: len(self.all) == 1]
         if not able:
             raise Refusal(404, f"The model {decision.model[:200]!r} does not exist here.", "model_not_found")
-        taking = [one for one in able if one is not without and self.monitor.outage(one.name) is None]
-        found = taking or [one for one in able if one is not without] or able
+        taking = [
+            upstream for upstream in able if upstream is not without and self.monitor.outage(upstream.name) is None
+        ]
+        candidates = taking or [upstream for upstream in able if upstream is not without] or able
         if len(taking) > 1 and without is None:
             return await self._place(decision, able)
-        decision.upstream = found[0].name
-        return found[0]
+        decision.upstream = candidates[0].name
+        return candidates[0]
 
     def home(self, workflow: str, model: str) -> Upstream | None:
         """Where the next request of a workflow to a model most probably goes; None if nothing speaks for a server."""
         if model in self.pools:
             return None
-        able = [one for one in self.all if one.serves(model)] or self.all[: len(self.all) == 1]
+        able = [upstream for upstream in self.all if upstream.serves(model)] or self.all[: len(self.all) == 1]
         if len(able) < 2:
             return able[0] if able else None
         placements, among = self._fleets.get(model, (None, []))
@@ -128,14 +130,14 @@ class Upstreams:
 
     def sent(self, decision: GatewayDecision, upstream: Upstream) -> None:
         """A request goes to a server."""
-        of = decision.annotation
-        predicted = None if of is None or of.output_tokens is None else of.output_tokens[0]
+        annotation = decision.annotation
+        predicted = None if annotation is None or annotation.output_tokens is None else annotation.output_tokens[0]
         self.monitor.sent(
             upstream.name, decision.id, decision.prompt_tokens, predicted, streams=decision.request.streams
         )
         if decision.model in upstream.models:  # names that clients invent have no demand
             step = decision.identity.step
-            chances, end = ({}, 0.0) if of is None else (dict(of.next_agents), of.end or 0.0)
+            chances, end = ({}, 0.0) if annotation is None else (dict(annotation.next_agents), annotation.end or 0.0)
             self._demand_switch.attempt(
                 self._demand.arrived,
                 step.workflow,
@@ -162,11 +164,11 @@ class Upstreams:
 
     def of_model(self, model: object) -> Upstream:
         """A server that lists a model, else the first."""
-        return next((one for one in self.all if model in one.models), self.all[0])
+        return next((upstream for upstream in self.all if model in upstream.models), self.all[0])
 
     def any_serves(self) -> bool:
         """Whether any server answers."""
-        return any(self.monitor.ready(one.name) for one in self.all)
+        return any(self.monitor.ready(upstream.name) for upstream in self.all)
 
     def demands(self) -> list[ModelDemand]:
         """The demand of each model, now and ahead."""
@@ -183,7 +185,7 @@ class Upstreams:
     def status(self) -> dict[str, Any]:
         """As JSON values."""
         reported = self.monitor.status()
-        listed = {one.name: {"models": list(one.models), **reported[one.name]} for one in self.all}
+        listed = {upstream.name: {"models": list(upstream.models), **reported[upstream.name]} for upstream in self.all}
         return {"upstreams": listed, "router": None if self._router is None else self._router.status()}
 
     async def _choose_model(self, decision: GatewayDecision) -> None:
@@ -192,13 +194,15 @@ class Upstreams:
         decision.model, decision.model_reason = pool.default, "model choice is off"
         if mode is Mode.OFF:
             return
-        of = decision.annotation
+        annotation = decision.annotation
         chosen = await self._chooser.choose(
             decision.request,
             pool,
             step.workflow,
             prompt_tokens=decision.prompt_tokens,
-            predicted_tokens=None if of is None or of.output_tokens is None else of.output_tokens[0],
+            predicted_tokens=None
+            if annotation is None or annotation.output_tokens is None
+            else annotation.output_tokens[0],
         )
         self._metrics.model_chosen(chosen.model, chosen.reason, chosen.fallback)
         reason = chosen.reason + " (linear head: the transformer was late)" * chosen.fallback
@@ -221,7 +225,7 @@ class Upstreams:
         if len(self._fleets) >= MOST_FLEETS:
             raise Refusal(503, "Too many models are named here.", "overloaded")
         step_s, prefill_s = 0.02, 1e-4  # until the monitor describes the rows
-        rows = [FleetEngine(one.name, 10**9, 256, step_s, prefill_s) for one in among]
+        rows = [FleetEngine(upstream.name, 10**9, 256, step_s, prefill_s) for upstream in among]
         acts = self._decisions.modes.whole["placement"] is Mode.ON
         policy = self._config.routing if acts else "session-affinity"
         weights = self._config.weights.settings()
@@ -242,5 +246,10 @@ class Upstreams:
 
 
 def _watched(upstream: Upstream) -> FleetUpstream:
-    of = upstream.settings
-    return FleetUpstream(of.label, of.url, of.models, read_engine(str(Path(of.engine))) if of.engine else None)
+    settings = upstream.settings
+    return FleetUpstream(
+        settings.label,
+        settings.url,
+        settings.models,
+        read_engine(str(Path(settings.engine))) if settings.engine else None,
+    )

@@ -74,7 +74,7 @@ class FleetRouter:
         """Seconds between two ticks; None for none."""
         mine, planned = self._policy.tick_s, _LOOK_S if self._planned else None
         scaling = None if self.scaler is None else self.scaler.config.tick_s
-        return min((one for one in (mine, planned, scaling) if one is not None), default=None)
+        return min((interval_s for interval_s in (mine, planned, scaling) if interval_s is not None), default=None)
 
     def job(self, number: int) -> tuple[ReplayJob, PromptIds]:
         """A job."""
@@ -103,8 +103,8 @@ class FleetRouter:
         )
         self._arrivals[request.id] = arrival
         self.fleet.arrived(request)
-        found = [(request, self._policy.decide(request, self.fleet, now))]
-        return self._placed(found, now)
+        decided = [(request, self._policy.decide(request, self.fleet, now))]
+        return self._placed(decided, now)
 
     def answered(self, outcome: RequestOutcome, ended: bool) -> Placed:
         """A request has its last token."""
@@ -121,7 +121,7 @@ class FleetRouter:
         if ended and self.scaler is not None:
             self.scaler.demand.ended(f"{outcome.job}", now)
         if ended:
-            for name in {_program(outcome.job, self._model(one.agent)): None for one in job.steps}:
+            for name in {_program(outcome.job, self._model(step.agent)): None for step in job.steps}:
                 self.fleet.ended(name)
         return self._placed([], now)
 
@@ -151,7 +151,7 @@ class FleetRouter:
         and of the mean of the last window, and outside_share, the share of demands outside the forecast's interval.
         """
         work = np.array([loop.run.prefilled_tokens for loop in self._loops], np.float64)
-        found = {
+        measured = {
             "moves": float(self.fleet.moves),
             "held_mean_s": float(np.mean(self._held_s)) if self._held_s else 0.0,
             "imbalance": float(work.std() / max(1.0, work.mean())),
@@ -160,18 +160,18 @@ class FleetRouter:
         if self.scaler is not None:
             open_s = self.scaler.finish(run.end_s)
             run.scaling = self.scaler.ticks
-            found |= {"engine_hours": sum(open_s) / 3600, "engine_starts": float(self.scaler.starts)}
+            measured |= {"engine_hours": sum(open_s) / 3600, "engine_starts": float(self.scaler.starts)}
             names = ("demand_error", "last_window_error", "outside_share")
             if self.scaler.errors:
-                found |= dict(zip(names, np.mean(self.scaler.errors, axis=0).tolist(), strict=True))
-        return found | _space_time(run, self._members, open_s, self._jobs)
+                measured |= dict(zip(names, np.mean(self.scaler.errors, axis=0).tolist(), strict=True))
+        return measured | _space_time(run, self._members, open_s, self._jobs)
 
     def _placed(self, decided: list[tuple[RoutingRequest, Placement]], now: float) -> Placed:
         """Tells the table of the decisions, and of what the policy releases after them."""
         return self._put(decided, now) + self._put(self._policy.release(self.fleet, now), now)
 
     def _put(self, decided: list[tuple[RoutingRequest, Placement]], now: float) -> list[tuple[Arrival, EngineLoop]]:
-        found = []
+        placed = []
         for request, placement in decided:
             if placement.engine is None:
                 self._count("held", placement.reason)
@@ -179,8 +179,8 @@ class FleetRouter:
             self.fleet.place(request, placement.engine)
             self._count(self._members[placement.engine].name, placement.reason)
             self._held_s.append(now - request.arrives_s)
-            found.append((self._arrivals.pop(request.id), self._loops[placement.engine]))
-        return found
+            placed.append((self._arrivals.pop(request.id), self._loops[placement.engine]))
+        return placed
 
     def _count(self, engine: str, reason: str) -> None:
         reasons = self.placed.setdefault(engine, {})
@@ -195,25 +195,25 @@ class FleetRouter:
         return self._models.get(agent, self._members[0].model)
 
     def _cached_tokens(self, arrival: Arrival, engine: int) -> int:
-        known = self._prompts.known(arrival.job, arrival.step)
+        token_ids = self._prompts.known(arrival.job, arrival.step)
         most = self._jobs[arrival.job].steps[arrival.step].prompt_tokens - 1
         manager = self._loops[engine].scheduler.kv_cache_manager
-        return int(manager.coordinator.find_longest_cache_hit(known, most)[1])
+        return int(manager.coordinator.find_longest_cache_hit(token_ids, most)[1])
 
     def _remaining(self, number: int, index: int, now: float) -> float | None:
         """Reports an arrival to the sources; returns the forecast remaining tokens."""
         job = self._jobs[number]
         if not job.workflow_type:
             return None
-        one = job.steps[index]
-        step = Step(job.workflow_type, job.workflow_id, one.agent, index)
+        call = job.steps[index]
+        step = Step(job.workflow_type, job.workflow_id, call.agent, index)
         if self._returns is not None:
-            self._returns.arrived(step, one.prompt_tokens, now)
+            self._returns.arrived(step, call.prompt_tokens, now)
         if self._agents is None:
             return None
-        left: float | None = self._agents.remaining_tokens(step, one.prompt_tokens)
+        left: float | None = self._agents.remaining_tokens(step, call.prompt_tokens)
         live = self._agents.on_prefill(
-            job.workflow_type, job.workflow_id, one.agent, step=index, input_tokens=one.prompt_tokens
+            job.workflow_type, job.workflow_id, call.agent, step=index, input_tokens=call.prompt_tokens
         )
         self._expect(number, live)
         return left
@@ -229,17 +229,17 @@ class FleetRouter:
         job = self._jobs[number]
         if not job.workflow_type:
             return math.nan, 0.0
-        one = job.steps[index]
-        step, made = Step(job.workflow_type, job.workflow_id, one.agent, index), None
+        call = job.steps[index]
+        step, made = Step(job.workflow_type, job.workflow_id, call.agent, index), None
         if self._agents is not None:
-            live = self._agents.on_completion(job.workflow_type, job.workflow_id, output_tokens=one.output_tokens)
+            live = self._agents.on_completion(job.workflow_type, job.workflow_id, output_tokens=call.output_tokens)
             self._expect(number, live)
             if ended:
                 self._agents.close(job.workflow_type, job.workflow_id)
         if self._returns is not None:
-            made = self._returns.completed(step, one.output_tokens, one.finish_reason, now)
-            if one.finish_reason is not None or one.tools is not None:
-                made = self._returns.answered(step, one.finish_reason, one.tools) or made
+            made = self._returns.completed(step, call.output_tokens, call.finish_reason, now)
+            if call.finish_reason is not None or call.tools is not None:
+                made = self._returns.answered(step, call.finish_reason, call.tools) or made
             if ended:
                 self._returns.ended(step.workflow)
         if made is None or not made.seconds:
@@ -267,20 +267,22 @@ def _space_time(
     run: PolicyRun, members: Sequence[FleetMember], open_s: Sequence[float], jobs: Sequence[ReplayJob]
 ) -> Figures:
     """Shares of tokens times seconds; see `FleetRouter.figures`."""
-    capacity = sum(member.engine.cache_tokens * of for member, of in zip(members, open_s, strict=True))
+    capacity = sum(member.engine.cache_tokens * seconds for member, seconds in zip(members, open_s, strict=True))
     running = recomputed = idle = 0.0
-    ended: dict[tuple[int, int], RequestOutcome] = {(one.job, one.step): one for one in run.asked}
-    for one in run.asked:
-        if one.began_s is None or one.first_token_s is None or one.ended_s is None:
+    ended: dict[tuple[int, int], RequestOutcome] = {(outcome.job, outcome.step): outcome for outcome in run.asked}
+    for outcome in run.asked:
+        if outcome.began_s is None or outcome.first_token_s is None or outcome.ended_s is None:
             continue
-        step = jobs[one.job].steps[one.step]
-        running += (one.prompt_tokens + step.output_tokens / 2) * (one.ended_s - one.began_s)
-        lost = max(0, one.again_tokens - one.hit_tokens)
-        share = lost / max(1, one.prompt_tokens - one.hit_tokens)
-        recomputed += share * (one.prompt_tokens + one.hit_tokens) / 2 * (one.first_token_s - one.began_s)
-        before = None if step.continues is None else ended.get((one.job, step.continues))
+        step = jobs[outcome.job].steps[outcome.step]
+        running += (outcome.prompt_tokens + step.output_tokens / 2) * (outcome.ended_s - outcome.began_s)
+        lost = max(0, outcome.again_tokens - outcome.hit_tokens)
+        share = lost / max(1, outcome.prompt_tokens - outcome.hit_tokens)
+        recomputed += (
+            share * (outcome.prompt_tokens + outcome.hit_tokens) / 2 * (outcome.first_token_s - outcome.began_s)
+        )
+        before = None if step.continues is None else ended.get((outcome.job, step.continues))
         if before is not None and before.ended_s is not None:
-            idle += one.hit_tokens * max(0.0, one.began_s - before.ended_s)
+            idle += outcome.hit_tokens * max(0.0, outcome.began_s - before.ended_s)
     shares = {"running": running / capacity, "recomputed": recomputed / capacity, "idle": idle / capacity}
     shares["unused"] = max(0.0, 1.0 - shares["running"] - shares["idle"])
     return {f"{name}_share": share for name, share in shares.items()}

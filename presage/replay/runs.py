@@ -177,7 +177,9 @@ def run_one(
     next_uses = NextUses(jobs, prompts) if policy.foresight else None
     hooks = [policy] if policy.routing is None else [member.policy for member in setting.fleet]
     files = [engine] if policy.routing is None else [member.engine for member in setting.fleet]
-    loops = [_loop(setting, *one, fast_path, next_uses) for one in zip(files, hooks, strict=True)]
+    loops = [
+        _loop(setting, *engine_and_hooks, fast_path, next_uses) for engine_and_hooks in zip(files, hooks, strict=True)
+    ]
     for number, loop in enumerate(loops):
         loop.number = number
     router = None
@@ -206,20 +208,20 @@ def run_one(
         run = replay.play()
     run.evicted = evictions.counts
     on_run(run)
-    found = figures(run, setting.with_pauses)
+    measured = figures(run, setting.with_pauses)
     made: Counter[str] = Counter()
     off: set[str] = set()
     for loop, hook in zip(loops, hooks, strict=True):
         status = loop.scheduler.engine_status() if loop.hooked else EngineStatus()
         off |= {name for name in hook.settings or () if (status.on or {}).get(name) is False}
         if status.ageing is not None:
-            found["promotions"] = found.get("promotions", 0.0) + status.ageing.promoted
+            measured["promotions"] = measured.get("promotions", 0.0) + status.ageing.promoted
         made.update({source: n for (kind, source), n in status.by_labels(FORECASTS).items() if kind == "next-agent"})
     if router is not None:
-        found |= router.figures(run)
+        measured |= router.figures(run)
     placed = {} if router is None else router.placed
     course = None if router is None else fleet_course(run, loops, [member.name for member in setting.fleet])
-    return Done(policy.name, seed, found, dict(made), tuple(sorted(off)), policy.at_once, placed, course)
+    return Done(policy.name, seed, measured, dict(made), tuple(sorted(off)), policy.at_once, placed, course)
 
 
 def _loop(
@@ -303,29 +305,29 @@ def run_all(
     interrupted = False
     finished = 0
 
-    def report(one: Done) -> None:
+    def report(run: Done) -> None:
         nonlocal finished
         finished += 1
-        on_run(one)
+        on_run(run)
         progress(f"replaying {many} runs", min(1.0, finished / many))
 
     progress(f"replaying {many} runs", 0.0)
     with _Runner([setting], min(len(tasks), processes or len(os.sched_getaffinity(0)))) as runner:
         try:
-            for _, one in runner.run(tasks):
-                (done if one.at_once is None else limited).append(one)
-                report(one)
+            for _, run in runner.run(tasks):
+                (done if run.at_once is None else limited).append(run)
+                report(run)
             for policy in unlimited:
-                runs = {one.at_once: one for one in limited if one.policy == policy.name and one.at_once is not None}
-                number = best({at_once: one.figures for at_once, one in runs.items()})
+                runs = {run.at_once: run for run in limited if run.policy == policy.name and run.at_once is not None}
+                number = best({at_once: run.figures for at_once, run in runs.items()})
                 done.append(runs[number])
-                for _, one in runner.run([(0, replace(policy, at_once=number), seed) for seed in seeds[1:]]):
-                    done.append(one)
-                    report(one)
+                for _, run in runner.run([(0, replace(policy, at_once=number), seed) for seed in seeds[1:]]):
+                    done.append(run)
+                    report(run)
         except KeyboardInterrupt:
             interrupted = True  # an unfinished sweep has no best number
     order = {policy.name: place for place, policy in enumerate(policies)}
-    return sorted(done, key=lambda one: (order[one.policy], one.seed)), interrupted
+    return sorted(done, key=lambda run: (order[run.policy], run.seed)), interrupted
 
 
 def tried(policy: Policy, most: int) -> list[Policy]:
@@ -360,8 +362,8 @@ class _Prepared:
         self._prompts: PromptIds | None = None
         self._prompts_of: tuple[object, ...] = ()
 
-    def run(self, at: int, policy: Policy, seed: int) -> Done:
-        setting = self._settings[at]
+    def run(self, number: int, policy: Policy, seed: int) -> Done:
+        setting = self._settings[number]
         key = setting.jobs, setting.convention, setting.engine.block_tokens
         if self._prompts is None or key != self._prompts_of:
             self._prompts, self._prompts_of = PromptIds(setting.jobs, setting.convention), key
@@ -377,8 +379,8 @@ def _begin(settings: Sequence[Setting]) -> None:
     _of_this_process.append(_Prepared(settings))
 
 
-def _run(at: int, policy: Policy, seed: int) -> Done:
-    return _of_this_process[0].run(at, policy, seed)
+def _run(number: int, policy: Policy, seed: int) -> Done:
+    return _of_this_process[0].run(number, policy, seed)
 
 
 class _Runner:
@@ -414,7 +416,7 @@ class _Runner:
             if future.cancel():
                 del there[future]
                 yield number, self._here.run(*tasks[number])
-            for done in [one for one in there if one.done()]:
+            for done in [future for future in there if future.done()]:
                 yield there.pop(done), done.result()
         for done in as_completed(there):
             yield there[done], done.result()
@@ -434,8 +436,8 @@ def side_by_side(
     doing = f"replaying {len(tasks)} runs"
     progress(doing, 0.0)
     with _Runner([setting for setting, _, _ in tasks], min(processes, len(tasks))) as runner:
-        for number, one in runner.run([(at, policy, seed) for at, (_, policy, seed) in enumerate(tasks)]):
-            done[number] = one
+        for number, run in runner.run([(index, policy, seed) for index, (_, policy, seed) in enumerate(tasks)]):
+            done[number] = run
             progress(doing, len(done) / len(tasks))
     return [done[number] for number in range(len(tasks))]
 
@@ -500,39 +502,42 @@ def half(jobs: Sequence[ReplayJob], seed: int) -> tuple[ReplayJob, ...]:
 def _placed(runs: Sequence[Done]) -> dict[str, dict[str, float]]:
     """Mean requests by reason and engine."""
     total: dict[str, Counter[str]] = {}
-    for one in runs:
-        for engine, reasons in one.placed.items():
+    for run in runs:
+        for engine, reasons in run.placed.items():
             for reason, count in reasons.items():
                 total.setdefault(reason, Counter())[engine] += count
-    return {reason: {engine: n / len(runs) for engine, n in sorted(of.items())} for reason, of in sorted(total.items())}
+    return {
+        reason: {engine: n / len(runs) for engine, n in sorted(by_engine.items())}
+        for reason, by_engine in sorted(total.items())
+    }
 
 
 def by_policy(done: Sequence[Done]) -> dict[str, dict[int, Figures]]:
     """Figures by policy and seed."""
-    found: dict[str, dict[int, Figures]] = {}
-    for one in done:
-        found.setdefault(one.policy, {})[one.seed] = one.figures
-    return found
+    figures_of: dict[str, dict[int, Figures]] = {}
+    for run in done:
+        figures_of.setdefault(run.policy, {})[run.seed] = run.figures
+    return figures_of
 
 
 def result(done: Sequence[Done]) -> dict[str, Any]:
     """Figures of each policy over its seeds, a fleet's course with the first of them, and the share of the oracle's
     gain if stock and oracle were run too."""
     figures_of = by_policy(done)
-    found: dict[str, Any] = {}
+    summaries: dict[str, Any] = {}
     for name, runs in figures_of.items():
-        found[name] = over_seeds(list(runs.values())) | {"runs": len(runs)}
-        mine = [one for one in done if one.policy == name]
-        found[name]["forecasts"] = dict(sum((Counter(one.forecasts) for one in mine), Counter()))
-        off = sorted({switch for one in mine for switch in one.off})
+        summaries[name] = over_seeds(list(runs.values())) | {"runs": len(runs)}
+        mine = [run for run in done if run.policy == name]
+        summaries[name]["forecasts"] = dict(sum((Counter(run.forecasts) for run in mine), Counter()))
+        off = sorted({switch for run in mine for switch in run.off})
         if off:
-            found[name]["switched_off"] = off
+            summaries[name]["switched_off"] = off
         if mine[0].placed:
-            found[name]["placed"] = _placed(mine)
-            found[name]["course"] = mine[0].course
+            summaries[name]["placed"] = _placed(mine)
+            summaries[name]["course"] = mine[0].course
         if mine[0].at_once is not None:
-            found[name]["at_once"] = mine[0].at_once
+            summaries[name]["at_once"] = mine[0].at_once
         nothing, everything = ends(name)
         if name != nothing and nothing in figures_of and everything in figures_of:
-            found[name]["share_of_oracle"] = shares(runs, figures_of[nothing], figures_of[everything])
-    return found
+            summaries[name]["share_of_oracle"] = shares(runs, figures_of[nothing], figures_of[everything])
+    return summaries

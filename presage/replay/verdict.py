@@ -48,8 +48,8 @@ def verdict(
             are compared with, mean over seeds, and a sentence, text.
     """
     against = next((name for name in (STOCK, f"{STOCK}+{FIRST_COME}") if name in runs), next(iter(runs)))
-    compared = {name: saved(of, runs[against]) for name, of in runs.items() if name != against}
-    sooner = {name: of for name, of in compared.items() if of is not None}
+    compared = {name: saved(by_seed, runs[against]) for name, by_seed in runs.items() if name != against}
+    sooner = {name: saving for name, saving in compared.items() if saving is not None}
     better = sorted((name for name in sooner if _above(sooner[name])), key=lambda name: -sooner[name]["mean"])
     own, clairvoyant = ([name for name in better if (name in bounds) is bound] for bound in (False, True))
     best = own[:1] + [name for name in own[1:] if not _above(saved(runs[own[0]], runs[name]))]
@@ -61,7 +61,7 @@ def verdict(
         "best": best,
         "sooner": sooner,
         "nothing_to_gain": reason,
-        "regime": _regime(against, fmean(of["recomputing_share"] for of in runs[against].values())),
+        "regime": _regime(against, fmean(figures["recomputing_share"] for figures in runs[against].values())),
     }
 
 
@@ -81,38 +81,38 @@ def saved(policy: Runs, against: Runs) -> dict[str, Any] | None:
     seeds = sorted(policy.keys() & against.keys())
     if not seeds:
         return None
-    times = [[max(of[seed]["completion_mean_s"], 1e-9) for of in (policy, against)] for seed in seeds]
-    found = interval([math.log(mine / other) for mine, other in times])
-    ends = found["ci95"]
+    times = [[max(by_seed[seed]["completion_mean_s"], 1e-9) for by_seed in (policy, against)] for seed in seeds]
+    log_ratio = interval([math.log(mine / other) for mine, other in times])
+    ends = log_ratio["ci95"]
     return {  # 0.0 - x, since -x of an equal time would be a negative zero
-        "mean": 0.0 - math.expm1(found["mean"]),
+        "mean": 0.0 - math.expm1(log_ratio["mean"]),
         "ci95": None if ends is None else [0.0 - math.expm1(ends[1]), 0.0 - math.expm1(ends[0])],
     }
 
 
-def _above(of: Mapping[str, Any] | None) -> bool:
+def _above(saving: Mapping[str, Any] | None) -> bool:
     """Whether the interval is above 0."""
-    return of is not None and of["ci95"] is not None and of["ci95"][0] > 0 and of["mean"] >= _LEAST
+    return saving is not None and saving["ci95"] is not None and saving["ci95"][0] > 0 and saving["mean"] >= _LEAST
 
 
-def _below(of: Mapping[str, Any]) -> bool:
-    return of["ci95"] is not None and bool(of["ci95"][1] < 0) and of["mean"] <= -_LEAST
+def _below(saving: Mapping[str, Any]) -> bool:
+    return saving["ci95"] is not None and bool(saving["ci95"][1] < 0) and saving["mean"] <= -_LEAST
 
 
 def _reason(runs: Mapping[str, Runs], block_tokens: int, longest_prompt_tokens: int) -> str | None:
-    every = [of for by_seed in runs.values() for of in by_seed.values()]
-    if all(of["reusable_share"] == 0 for of in every):
+    every = [figures for by_seed in runs.values() for figures in by_seed.values()]
+    if all(figures["reusable_share"] == 0 for figures in every):
         if longest_prompt_tokens < block_tokens:
             return f"every prompt is shorter than a block of {block_tokens} tokens, and vLLM caches whole blocks"
         return f"no prompt repeats a whole block of {block_tokens} earlier tokens"
-    if all(of.get("evicted_retired", 1) + of.get("evicted_active", 1) == 0 for of in every):
+    if all(figures.get("evicted_retired", 1) + figures.get("evicted_active", 1) == 0 for figures in every):
         return "the cache holds everything"
-    if all(of["hit_rate"] == of["reusable_share"] for of in every):
+    if all(figures["hit_rate"] == figures["reusable_share"] for figures in every):
         return "all that prompts repeat is found in the cache already"
     if len(runs) > 1 and _alike(runs):
-        if all(of["hit_rate"] == 0 for of in every):
+        if all(figures["hit_rate"] == 0 for figures in every):
             return "under every policy replayed, what prompts repeat has been evicted before they come"
-        if all(of.get("evicted_active") == 0 for of in every):
+        if all(figures.get("evicted_active") == 0 for figures in every):
             return "every policy replayed has the same hit rate, and evicts blocks of ended workflows only"
         return "every policy replayed has the same hit rate"
     return None
@@ -122,9 +122,9 @@ def _alike(runs: Mapping[str, Runs]) -> bool:
     """Whether all policies have the same hit rate, seed by seed."""
     rates: dict[int, set[float]] = {}
     for by_seed in runs.values():
-        for seed, of in by_seed.items():
-            rates.setdefault(seed, set()).add(of["hit_rate"])
-    return all(len(of) == 1 for of in rates.values())
+        for seed, figures in by_seed.items():
+            rates.setdefault(seed, set()).add(figures["hit_rate"])
+    return all(len(hit_rates) == 1 for hit_rates in rates.values())
 
 
 def _sentence(
@@ -135,10 +135,10 @@ def _sentence(
     bounds: Collection[str],
     reason: str | None,
 ) -> str:
-    own = {name: of for name, of in sooner.items() if name not in bounds}
+    own = {name: saving for name, saving in sooner.items() if name not in bounds}
     soonest = max(own, key=lambda name: own[name]["mean"], default=None)
-    later = [name for name, of in sooner.items() if _below(of)]
-    equal = all(max(map(abs, of["ci95"] or [of["mean"]])) < _LEAST for of in sooner.values())
+    later = [name for name, saving in sooner.items() if _below(saving)]
+    equal = all(max(map(abs, saving["ci95"] or [saving["mean"]])) < _LEAST for saving in sooner.values())
     parts = []
     if reason is not None and equal:
         parts.append(f"nothing to gain here: {reason}")
@@ -150,8 +150,8 @@ def _sentence(
         also = f", not distinguishable from {_listed(best[1:])}" if best[1:] else ""
         parts.append(f"best: {best[0]}, {_by(own[best[0]], f'sooner than {against}')}{also}")
     elif own[soonest]["ci95"] is None:
-        found = own[soonest]["mean"]
-        by = f"{soonest} {_percent(abs(found))} % {'sooner' if found > 0 else 'later'}" if abs(found) >= _LEAST else ""
+        share = own[soonest]["mean"]
+        by = f"{soonest} {_percent(abs(share))} % {'sooner' if share > 0 else 'later'}" if abs(share) >= _LEAST else ""
         parts.append(
             f"no policy is called better than {against} on one run of each{f' ({by})' if by else ''}: several seeds "
             "with --concurrency or --rate give an interval"
@@ -170,9 +170,9 @@ def _sentence(
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _by(of: Mapping[str, Any], sooner: str) -> str:
-    low, high = of["ci95"]
-    return f"{_percent(of['mean'])} % {sooner} (95 % interval {_percent(low)} to {_percent(high)} %)"
+def _by(saving: Mapping[str, Any], sooner: str) -> str:
+    low, high = saving["ci95"]
+    return f"{_percent(saving['mean'])} % {sooner} (95 % interval {_percent(low)} to {_percent(high)} %)"
 
 
 def _percent(share: float) -> str:

@@ -91,16 +91,18 @@ class PromptForm:
         )
         origins = tuple(ours & theirs for ours, theirs in zip(self.origins, other.origins, strict=True))
         several = self.prompts > 1
-        for number, (constant, known) in enumerate(zip(constants, origins, strict=True)):
+        for number, (constant, sources) in enumerate(zip(constants, origins, strict=True)):
             was_known = self.origins[number] or (several and self.constants[number] is not None)
-            if was_known and constant is None and not known:
+            if was_known and constant is None and not sources:
                 return replace(self, prompts=1) if several else other
         return PromptForm(self.system, self.roles, constants, origins, self.inputs, self.prompts + 1)
 
     @property
     def characters(self) -> int:
         """Of the texts that it keeps."""
-        return sum(len(one.content) for one in self.system) + sum(len(one or "") for one in self.constants)
+        return sum(len(message.content) for message in self.system) + sum(
+            len(constant or "") for constant in self.constants
+        )
 
 
 def plain_messages(body: Mapping[str, Any]) -> tuple[PlainMessage, ...] | None:
@@ -110,16 +112,20 @@ def plain_messages(body: Mapping[str, Any]) -> tuple[PlainMessage, ...] | None:
         return None
     if body.get("add_generation_prompt") is False or any(body.get(name) for name in _CHANGES_THE_PROMPT):
         return None
-    found = []
-    for one in given:
-        if not isinstance(one, dict) or one.keys() != {"role", "content"}:
+    messages = []
+    for message in given:
+        if not isinstance(message, dict) or message.keys() != {"role", "content"}:
             return None
-        role, content = one["role"], one["content"]
+        role, content = message["role"], message["content"]
         if role not in _ROLES or not isinstance(content, str) or not content:
             return None
-        found.append(PlainMessage(role, content))
-    system = len(_system(found))
-    return None if any(one.role in _SYSTEM for one in found[system:]) or system == len(found) else tuple(found)
+        messages.append(PlainMessage(role, content))
+    system = len(_system(messages))
+    return (
+        None
+        if any(message.role in _SYSTEM for message in messages[system:]) or system == len(messages)
+        else tuple(messages)
+    )
 
 
 def prompt_inputs(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,10 +137,10 @@ def form_of(messages: Sequence[PlainMessage], inputs: Mapping[str, Any], earlier
     """The form of one prompt; `earlier` are the steps of its workflow before it."""
     system = _system(messages)
     other = messages[len(system) :]
-    whole = tuple(one.content for one in other[:-1])
+    whole = tuple(message.content for message in other[:-1])
     texts = dict(_texts(earlier))
-    origins = tuple(frozenset(of for of, text in texts.items() if text == content) for content in whole)
-    return PromptForm(tuple(system), tuple(one.role for one in other), whole, origins, inputs)
+    origins = tuple(frozenset(origin for origin, text in texts.items() if text == content) for content in whole)
+    return PromptForm(tuple(system), tuple(message.role for message in other), whole, origins, inputs)
 
 
 def messages_of(prefix: str, form: PromptForm, earlier: Sequence[StepMessages]) -> list[PlainMessage] | Unmapped:
@@ -143,43 +149,43 @@ def messages_of(prefix: str, form: PromptForm, earlier: Sequence[StepMessages]) 
     Args:
         earlier: the steps of the workflow so far.
     """
-    system = BETWEEN.join(one.content for one in form.system)
+    system = BETWEEN.join(message.content for message in form.system)
     if not prefix.startswith(system):
         return "another system prompt"
-    found, at, known = list(form.system), len(system), dict(_texts(earlier))
+    messages, position, earlier_texts = list(form.system), len(system), dict(_texts(earlier))
     for number, role in enumerate(form.roles):
-        rest = prefix[at:]
+        rest = prefix[position:]
         if number == len(form.roles) - 1:
-            return _with(found, role, rest)
-        texts = {form.constants[number], *map(known.get, form.origins[number])} - {None}
+            return _with(messages, role, rest)
+        texts = {form.constants[number], *map(earlier_texts.get, form.origins[number])} - {None}
         text = texts.pop() if len(texts) == 1 else None
         if text is not None and rest.startswith(text + BETWEEN):
-            found.append(PlainMessage(role, text))
-            at += len(text) + len(BETWEEN)
+            messages.append(PlainMessage(role, text))
+            position += len(text) + len(BETWEEN)
             continue
         whole = text is not None and (text + BETWEEN).startswith(rest)
         if not whole and (text is not None or BETWEEN in rest):
             return "unclear where messages end"
         if role == "assistant":
-            return found  # templates write the last answer of a conversation otherwise than earlier ones
-        return _with(found, role, text if whole and text is not None and len(rest) > len(text) else rest)
-    return found
+            return messages  # templates write the last answer of a conversation otherwise than earlier ones
+        return _with(messages, role, text if whole and text is not None and len(rest) > len(text) else rest)
+    return messages
 
 
 def rendered(messages: Sequence[PlainMessage], open_: bool = False) -> str:
     """Messages as one text in which their ends can be told, for comparisons; `open_`: the last one has no end."""
-    text = "".join(f"{one.role}\x1f{one.content}\x1e" for one in messages)
+    text = "".join(f"{message.role}\x1f{message.content}\x1e" for message in messages)
     return text[:-1] if open_ and messages else text
 
 
-def _with(found: list[PlainMessage], role: str, text: str) -> list[PlainMessage]:
+def _with(messages: list[PlainMessage], role: str, text: str) -> list[PlainMessage]:
     """Further an open message, without white space at its end, which is part of a token with what follows."""
     text = text.rstrip()
-    return [*found, PlainMessage(role, text)] if text else found
+    return [*messages, PlainMessage(role, text)] if text else messages
 
 
 def _system(messages: Sequence[PlainMessage]) -> list[PlainMessage]:
-    return list(takewhile(lambda one: one.role in _SYSTEM, messages))
+    return list(takewhile(lambda message: message.role in _SYSTEM, messages))
 
 
 def _texts(earlier: Sequence[StepMessages]) -> Iterator[tuple[MessageOrigin, str]]:

@@ -76,7 +76,7 @@ class PrefillPlan:
         return {
             **self.inputs,
             **salted,
-            "messages": [one._asdict() for one in self.messages],
+            "messages": [message._asdict() for message in self.messages],
             "max_tokens": 1,
             "temperature": 0,
             "add_generation_prompt": False,
@@ -122,7 +122,7 @@ class _FollowedRun:
     characters: int = 0
 
     def earlier(self) -> list[StepMessages]:
-        return [one.step for one in self.steps]
+        return [followed.step for followed in self.steps]
 
 
 @dataclass(slots=True)
@@ -175,12 +175,16 @@ class PrefillPlanner:
             self.ended(step.workflow)
         while self._characters.total() > self._most:
             largest = max(self._characters, key=lambda tenant: self._characters[tenant])
-            self.ended(next(workflow for workflow, one in self._runs.items() if one.tenant == largest))
+            self.ended(next(workflow for workflow, followed in self._runs.items() if followed.tenant == largest))
 
     def answered(self, request_id: str, step: Step, answer: str | None, upstream: str) -> None:
         """A request was answered by a server; None if it was not, or its answer is unknown."""
         run = self._runs.get(step.workflow)
-        place = next((at for at, one in enumerate(run.steps) if one.request_id == request_id), None) if run else None
+        place = (
+            next((index for index, followed in enumerate(run.steps) if followed.request_id == request_id), None)
+            if run
+            else None
+        )
         if run is None or place is None:
             return
         done = run.steps[place]
@@ -189,7 +193,7 @@ class PrefillPlanner:
         scope = step.stats_key, done.salt
         templates = self._scoped(scope, run.workflow_type)
         if templates is not None and done.prompt is not None:
-            templates.observe([one.prompt_step() for one in run.steps[:place]], done.prompt_step())
+            templates.observe([followed.prompt_step() for followed in run.steps[:place]], done.prompt_step())
         if done.step.messages is not None and answer is not None:
             self._learn(scope, step.workflow, run, place)
 
@@ -207,22 +211,22 @@ class PrefillPlanner:
         templates = None if run is None else self._scoped(scope, run.workflow_type)
         if run is None or templates is None:
             return "workflow not followed"
-        times = min(sum(one.step.agent == agent for one in run.steps), MOST_EARLIER)
-        known = self._forms.get((scope, agent, times))
-        if known is None or known.form.prompts < LEAST_PROMPTS:
+        times = min(sum(followed.step.agent == agent for followed in run.steps), MOST_EARLIER)
+        agent_form = self._forms.get((scope, agent, times))
+        if agent_form is None or agent_form.form.prompts < LEAST_PROMPTS:
             return "too few prompts of the agent alike"
-        upstream = home(str(known.form.inputs.get("model", "")))
+        upstream = home(str(agent_form.form.inputs.get("model", "")))
         if upstream is None:
             return "server unknown"
-        prefix = templates.predict([one.prompt_step() for one in run.steps], agent)
+        prefix = templates.predict([followed.prompt_step() for followed in run.steps], agent)
         if not prefix.exact or not isinstance(prefix.prefix, str):
             return "beginning unknown"
-        messages = messages_of(prefix.prefix, known.form, run.earlier())
+        messages = messages_of(prefix.prefix, agent_form.form, run.earlier())
         if isinstance(messages, str):
             return messages
         whole = rendered(messages, open_=True)
         cached = max(
-            (common(whole, 0, text, 0) for text in self._cached(scope, run, known, agent, upstream)), default=0
+            (common(whole, 0, text, 0) for text in self._cached(scope, run, agent_form, agent, upstream)), default=0
         )
         return PrefillPlan(
             step.workflow,
@@ -230,7 +234,7 @@ class PrefillPlanner:
             agent,
             upstream,
             tuple(messages),
-            known.form.inputs,
+            agent_form.form.inputs,
             scope[1],
             len(whole),
             len(whole) - cached,
@@ -253,28 +257,36 @@ class PrefillPlanner:
         """Entries of each table, to find leaks."""
         return {"followed workflows": len(self._runs), "forms of prompts": len(self._forms)}
 
-    def _cached(self, scope: _Scope, run: _FollowedRun, known: _AgentForm, agent: str, upstream: str) -> list[str]:
+    def _cached(self, scope: _Scope, run: _FollowedRun, agent_form: _AgentForm, agent: str, upstream: str) -> list[str]:
         """What the cache of a server holds, as far as it is known: prompts of the workflow with their answers, and the
         agent's latest prompt there."""
-        inputs, salt = known.form.inputs, scope[1]
-        found = []
-        for one in run.steps:
-            if one.step.messages and (one.upstream, one.inputs, one.salt) == (upstream, inputs, salt):
-                answer = [PlainMessage("assistant", one.step.answer)] if one.step.answer else []
-                found.append(rendered([*one.step.messages, *answer]))
+        inputs, salt = agent_form.form.inputs, scope[1]
+        texts = []
+        for followed in run.steps:
+            if followed.step.messages and (followed.upstream, followed.inputs, followed.salt) == (
+                upstream,
+                inputs,
+                salt,
+            ):
+                answer = [PlainMessage("assistant", followed.step.answer)] if followed.step.answer else []
+                texts.append(rendered([*followed.step.messages, *answer]))
         begun = self._begun.get((scope, agent, upstream))
-        return [*found, begun[1]] if begun is not None and begun[0] == inputs else found
+        return [*texts, begun[1]] if begun is not None and begun[0] == inputs else texts
 
     def _learn(self, scope: _Scope, workflow: str, run: _FollowedRun, place: int) -> None:
         done = run.steps[place]
-        agent, messages, earlier = done.step.agent, done.step.messages or (), [one.step for one in run.steps[:place]]
-        key = scope, agent, min(sum(one.agent == agent for one in earlier), MOST_EARLIER)
-        form, known = form_of(messages, done.inputs, earlier), self._forms.get(key)
-        if known is not None:
-            form = known.form.joined(form)
-            if known.workflow == workflow and form.prompts > 1:
-                form = replace(form, prompts=known.form.prompts)
-        self._form_characters += form.characters - (0 if known is None else known.form.characters)
+        agent, messages, earlier = (
+            done.step.agent,
+            done.step.messages or (),
+            [followed.step for followed in run.steps[:place]],
+        )
+        key = scope, agent, min(sum(step.agent == agent for step in earlier), MOST_EARLIER)
+        form, agent_form = form_of(messages, done.inputs, earlier), self._forms.get(key)
+        if agent_form is not None:
+            form = agent_form.form.joined(form)
+            if agent_form.workflow == workflow and form.prompts > 1:
+                form = replace(form, prompts=agent_form.form.prompts)
+        self._form_characters += form.characters - (0 if agent_form is None else agent_form.form.characters)
         self._forms[key] = _AgentForm(form, workflow)
         self._forms.move_to_end(key)
         while len(self._forms) > MOST_AGENTS or self._form_characters > self._most // FORMS_SHARE:
@@ -289,20 +301,24 @@ class PrefillPlanner:
     def _source(self, workflow_type: str) -> PromptTemplates | None:
         """The templates of a workflow type, if one is usable."""
         profile = self._profile()
-        found = None if profile is None else profile.templates.get(profile.names.workflow_type(workflow_type))
-        usable = found is not None and found.unit == "characters" and any(of.usable for of in found.templates.values())
-        return found if usable else None
+        templates = None if profile is None else profile.templates.get(profile.names.workflow_type(workflow_type))
+        usable = (
+            templates is not None
+            and templates.unit == "characters"
+            and any(template.usable for template in templates.templates.values())
+        )
+        return templates if usable else None
 
     def _scoped(self, scope: _Scope, workflow_type: str) -> PromptTemplates | None:
         source = self._source(workflow_type)
         if source is None:
             return None
-        known = self._templates.get(scope)
-        if known is None or known.source is not source:
-            of = PromptTemplates(source.config, source.templates.values(), source.unit, source.prompts, source.steps)
-            known = self._templates[scope] = _ScopedTemplates(source, of)
+        scoped = self._templates.get(scope)
+        if scoped is None or scoped.source is not source:
+            own = PromptTemplates(source.config, source.templates.values(), source.unit, source.prompts, source.steps)
+            scoped = self._templates[scope] = _ScopedTemplates(source, own)
         _shorten(self._templates, scope, MOST_SCOPES)
-        return known.own
+        return scoped.own
 
 
 def _salt(request: ApiRequest) -> str | None:

@@ -151,8 +151,8 @@ class ForecastState:
 
     def place(self, number: int | None, agent: str | None) -> int | None:
         """The place in `open` of a step that completes, the latest if neither is given; None if it does not run."""
-        for place, one in enumerate(self.open):
-            if one == (number, agent):
+        for place, opened in enumerate(self.open):
+            if opened == (number, agent):
                 return place
         return len(self.open) - 1 if self.within and number is None and agent is None else None
 
@@ -236,7 +236,7 @@ class Forecaster:
     @property
     def loaded(self) -> list[LoadedPredictor]:
         """Its predictors."""
-        return [of for of in (self.predictor, self.lengths, self.profile) if of is not None]
+        return [predictor for predictor in (self.predictor, self.lengths, self.profile) if predictor is not None]
 
     def follows(self, workflow_type: str, workflow_id: str) -> bool:
         """Whether it keeps a state of this workflow."""
@@ -283,7 +283,7 @@ class Forecaster:
         self.inputs["steps"] += 1
         if input_tokens is not None:
             self.inputs[TOKENS] += 1
-        if any(of is not None for of in (input_text, system_prompt, projected, prompt_read)):
+        if any(part is not None for part in (input_text, system_prompt, projected, prompt_read)):
             self.inputs[TEXT] += 1
         if prefill_state is not None:
             self.inputs[STATES] += 1
@@ -429,8 +429,8 @@ class Forecaster:
         running = self._workflows.get((short(workflow_type), short(workflow_id)))
         if self._profile is None or running is None or running.profiled is None:
             return None
-        found = self._call_profile(partial(self._profile.position, running.profiled))
-        return None if isinstance(found, Refused) else found
+        place = self._call_profile(partial(self._profile.position, running.profiled))
+        return None if isinstance(place, Refused) else place
 
     def reset(self) -> None:
         """Closes all circuit breakers. A workflow that missed a step of a predictor gets no more of its forecasts."""
@@ -543,10 +543,10 @@ class Forecaster:
     def _renamed(self, new: NewAgents, running: ForecastState, sent: str, step: Mapping[str, Any]) -> Mapping[str, Any]:
         """The step as the model reads it: a new agent that takes the place of a known one is this one."""
         first, recent = running.steps == 1, running.history.recent
-        known = new.begun(running.stats_key, sent, recent, running.forecast, first=first)
+        stands_for = new.begun(running.stats_key, sent, recent, running.forecast, first=first)
         if new.follows(running.stats_key) and sent not in running.called:
             running.called = (*running.called, sent)
-        return step if known is None else {**step, "agent": known}
+        return step if stands_for is None else {**step, "agent": stands_for}
 
     def _again(
         self, workflow_type: str, running: ForecastState, awaited: Awaited, further: Mapping[str, Any]
@@ -629,21 +629,21 @@ class Forecaster:
         elif live.source == "champion" and stands_back is None:
             return live
         reason = live.reason if isinstance(live, Refused) else stands_back or LITTLE_SEEN
-        found = self._profiled(moment, running, reason, left)
-        if found is not None:
+        profiled = self._profiled(moment, running, reason, left)
+        if profiled is not None:
             behind = self._profile_stands_back(workflow_type, running)
             if behind is None:
-                return found
+                return profiled
             if isinstance(live, Refused):
-                self._claimed, reason = found, behind
+                self._claimed, reason = profiled, behind
         recent = running.history.recent
         counted = self._back_off.next_agents(running.stats_key, recent) if self._back_off is not None else None
         if counted is not None and (isinstance(live, Refused) or stands_back or counted.evidence > live.evidence):
             return LiveForecast(
                 "back-off", counted.evidence, moment, counted.probabilities, counted.agents, None, reason, left
             )
-        if counted is None and found is not None and (isinstance(live, Refused) or live.source != "champion"):
-            return found
+        if counted is None and profiled is not None and (isinstance(live, Refused) or live.source != "champion"):
+            return profiled
         return self._nothing(moment, live.reason, left) if isinstance(live, Refused) else live
 
     def _opened(self, workflow_type: str) -> ProfiledWorkflow | None:
@@ -762,9 +762,9 @@ class VersionedForecaster:
         `features` are `projected` and `prompt_read` of `Forecaster.on_prefill`, by the latest version.
         """
         key = step.workflow_type, step.workflow_id
-        of = self._of(*key)
-        given: dict[str, Any] = features if of is self.latest else {}
-        live = of.on_prefill(*key, step.agent, step=step.number, input_tokens=input_tokens, **given)
+        forecaster = self._of(*key)
+        given: dict[str, Any] = features if forecaster is self.latest else {}
+        live = forecaster.on_prefill(*key, step.agent, step=step.number, input_tokens=input_tokens, **given)
         early = self._early.setdefault(key, [])
         early.append((step.agent, step.number, live))
         del early[:-_MOST_EARLY]
@@ -784,25 +784,25 @@ class VersionedForecaster:
     ) -> LiveForecast:
         """The forecast made on arrival; without one, as `Forecaster.on_prefill`, which takes further inputs."""
         kept = self._early.get((workflow_type, workflow_id), [])
-        place = next((place for place, one in enumerate(kept) if one[:2] == (agent, step)), None)
+        place = next((place for place, made in enumerate(kept) if made[:2] == (agent, step)), None)
         early = kept.pop(place)[2] if place is not None else None
         if not kept:
             self._early.pop((workflow_type, workflow_id), None)  # keep no empty lists
         if early is not None:
             return early
-        of = self._of(workflow_type, workflow_id)
-        if of is self.latest:
+        forecaster = self._of(workflow_type, workflow_id)
+        if forecaster is self.latest:
             inputs |= {"projected": projected, "prompt_read": prompt_read}
-        return of.on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens, **inputs)
+        return forecaster.on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens, **inputs)
 
     def on_prefill_state(
         self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], forecast: LiveForecast
     ) -> LiveForecast | None:
         """As `Forecaster.on_prefill_state`; None for a workflow of an older version."""
-        of = self._of(workflow_type, workflow_id)
-        if of is not self.latest:
+        forecaster = self._of(workflow_type, workflow_id)
+        if forecaster is not self.latest:
             return None
-        return of.on_prefill_state(workflow_type, workflow_id, projected, forecast)
+        return forecaster.on_prefill_state(workflow_type, workflow_id, projected, forecast)
 
     def on_completion(
         self,
@@ -813,18 +813,18 @@ class VersionedForecaster:
         **outputs: Any,
     ) -> LiveForecast:
         """As `Forecaster.on_completion`; without its state for a workflow of an older version."""
-        of = self._of(workflow_type, workflow_id)
-        state = projected if of is self.latest else None
-        return of.on_completion(workflow_type, workflow_id, projected=state, **outputs)
+        forecaster = self._of(workflow_type, workflow_id)
+        state = projected if forecaster is self.latest else None
+        return forecaster.on_completion(workflow_type, workflow_id, projected=state, **outputs)
 
     def on_completion_state(
         self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], forecast: LiveForecast
     ) -> LiveForecast | None:
         """As `Forecaster.on_completion_state`; None for a workflow of an older version."""
-        of = self._of(workflow_type, workflow_id)
-        if of is not self.latest:
+        forecaster = self._of(workflow_type, workflow_id)
+        if forecaster is not self.latest:
             return None
-        return of.on_completion_state(workflow_type, workflow_id, projected, forecast)
+        return forecaster.on_completion_state(workflow_type, workflow_id, projected, forecast)
 
     @property
     def reads_tools(self) -> bool:
@@ -839,16 +839,16 @@ class VersionedForecaster:
 
     def on_answer_read(self, workflow_type: str, workflow_id: str, read: NDArray[np.float32]) -> bool:
         """As `Forecaster.on_answer_read`; False for a workflow of an older version."""
-        of = self._of(workflow_type, workflow_id)
-        return of is self.latest and of.on_answer_read(workflow_type, workflow_id, read)
+        forecaster = self._of(workflow_type, workflow_id)
+        return forecaster is self.latest and forecaster.on_answer_read(workflow_type, workflow_id, read)
 
     def close(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
         """As `Forecaster.close`."""
         self._early.pop((workflow_type, workflow_id), None)
-        of = self._of(workflow_type, workflow_id)
-        of.close(workflow_type, workflow_id, reason)
-        if of is not self.latest and not len(of):
-            self._older.remove(of)
+        forecaster = self._of(workflow_type, workflow_id)
+        forecaster.close(workflow_type, workflow_id, reason)
+        if forecaster is not self.latest and not len(forecaster):
+            self._older.remove(forecaster)
 
     @property
     def projections(self) -> Mapping[Moment, Projection]:

@@ -110,25 +110,25 @@ class NewAgents:
             expected: what was forecast of it; None if that is unknown.
             first: whether it is the first step of the workflow.
         """
-        of = self._types.get(key)
+        changed = self._types.get(key)
         new = not self._knows(agent)
         agent = agent if new else self._agents[self._index(agent)]
-        if of is None:
+        if changed is None:
             if not new:
                 return None
-            of = self._types[key] = _ChangedType()
+            changed = self._types[key] = _ChangedType()
             if len(self._types) > self._counts.config.types:
                 del self._types[type_to_drop(self._types)]
         self._counts.of_type(key).follow(recent, agent)
         if expected is not None:
-            of.judge(expected, agent)
+            changed.judge(expected, agent)
         if not new:
             return None
         self._types.move_to_end(key)
         likely = self._first if first else expected.modelled[:-1] if expected is not None else None
         if likely is not None and likely.sum() > _LEAST:
-            of.came(agent, self._of_names * likely / likely.sum())
-        return of.stands_for.get(agent)
+            changed.came(agent, self._of_names * likely / likely.sum())
+        return changed.stands_for.get(agent)
 
     def follows(self, key: str) -> bool:
         """Whether the workflow type has called a new agent."""
@@ -136,59 +136,64 @@ class NewAgents:
 
     def forecast(self, key: str, recent: Sequence[str], live: LiveForecast) -> tuple[LiveForecast, Expected | None]:
         """The model's forecast after the agents `recent`, with the new agents in it, and what to tell the next step."""
-        of = self._types.get(key)
-        if of is None or not recent:
+        changed = self._types.get(key)
+        if changed is None or not recent:
             return live, None
         agent = recent[-1]
         counted = self._counts.next_agents(key, recent)
-        if counted is None and not of.stands_for:
+        if counted is None and not changed.stands_for:
             return live, Expected(agent, live.probabilities[0])
         shares = {} if counted is None else dict(zip(counted.agents, counted.probabilities[:, :-1].T, strict=True))
         modelled = set(live.agents)  # new agents of this workflow too, where the model numbers them
-        standing = [name for name in of.stands_for if name not in modelled]
-        free = [name for name in shares if not (name in modelled or name in of.stands_for or self._knows(name))]
+        standing = [name for name in changed.stands_for if name not in modelled]
+        free = [name for name in shares if not (name in modelled or name in changed.stands_for or self._knows(name))]
         names = (*live.agents, *standing, *free)
         column = {name: place for place, name in enumerate(names)}
-        found = np.zeros((len(live.probabilities), len(names) + 1), np.float32)
-        found[:, : len(live.agents)], found[:, -1] = live.probabilities[:, :-1], live.probabilities[:, -1]
-        nothing = np.zeros(len(found), np.float32)
-        for known, members in of.members().items():
-            places = [column[name] for name in (known, *members)]
-            came = np.stack([shares.get(name, nothing) for name in (known, *members)], axis=1)
+        probabilities = np.zeros((len(live.probabilities), len(names) + 1), np.float32)
+        probabilities[:, : len(live.agents)], probabilities[:, -1] = (
+            live.probabilities[:, :-1],
+            live.probabilities[:, -1],
+        )
+        nothing = np.zeros(len(probabilities), np.float32)
+        for replaced, members in changed.members().items():
+            places = [column[name] for name in (replaced, *members)]
+            came = np.stack([shares.get(name, nothing) for name in (replaced, *members)], axis=1)
             total = came.sum(axis=1, keepdims=True)
             even = np.array([0.0, *(1 / len(members) for _ in members)], np.float32)  # the old name is likely gone
             split = np.where(total > _LEAST, came / (total + (total == 0)), even)
-            found[:, places] = found[:, places].sum(axis=1, keepdims=True) * split
+            probabilities[:, places] = probabilities[:, places].sum(axis=1, keepdims=True) * split
         if free:
             of_free = np.stack([shares[name] for name in free], axis=1)
-            found *= 1 - of_free.sum(axis=1, keepdims=True)
-            found[:, [column[name] for name in free]] = of_free
+            probabilities *= 1 - of_free.sum(axis=1, keepdims=True)
+            probabilities[:, [column[name] for name in free]] = of_free
         expected = Expected(agent, live.probabilities[0])
         if counted is not None:
-            of_counts = np.zeros_like(found)
+            of_counts = np.zeros_like(probabilities)
             of_counts[:, [*(column[name] for name in counted.agents), -1]] = counted.probabilities
-            expected = Expected(agent, live.probabilities[0], names, found[0], of_counts[0])
-            found = of_counts + np.float32(of.share(agent)) * (found - of_counts)
-        return replace(live, probabilities=found, agents=names, known_as=of.stands_for.get(agent)), expected
+            expected = Expected(agent, live.probabilities[0], names, probabilities[0], of_counts[0])
+            probabilities = of_counts + np.float32(changed.share(agent)) * (probabilities - of_counts)
+        return replace(
+            live, probabilities=probabilities, agents=names, known_as=changed.stands_for.get(agent)
+        ), expected
 
     def ended(self, key: str, recent: Sequence[str], called: Sequence[str], expected: Expected | None) -> None:
         """A workflow has ended after the agents `recent`; `called` are all its agents, without repetition."""
-        of = self._types.get(key)
-        if of is None:
+        changed = self._types.get(key)
+        if changed is None:
             return
         if expected is not None:
-            of.judge(expected, None)
+            changed.judge(expected, None)
         self._counts.of_type(key).follow(recent, None)
-        known = [self._index(name) for name in called if self._knows(name)]
+        known_places = [self._index(name) for name in called if self._knows(name)]
         for name in called:
-            change = of.worked(name, known)
+            change = changed.worked(name, known_places)
             if change is not None:
                 place, likely = change
-                before = of.stands_for.pop(name, None)
+                before = changed.stands_for.pop(name, None)
                 if place is not None:
-                    of.stands_for[name] = self._agents[place]
-                if of.stands_for.get(name) != before:
-                    logger.info("%s", _told(unscoped(key), name, before, of.stands_for.get(name), likely))
+                    changed.stands_for[name] = self._agents[place]
+                if changed.stands_for.get(name) != before:
+                    logger.info("%s", _told(unscoped(key), name, before, changed.stands_for.get(name), likely))
 
 
 def _told(workflow_type: str, name: str, before: str | None, now: str | None, likely: float) -> str:
@@ -214,10 +219,10 @@ class _ChangedType:
 
     def members(self) -> dict[str, list[str]]:
         """The new agents by the known one that they stand for."""
-        found: dict[str, list[str]] = {}
-        for name, known in self.stands_for.items():
-            found.setdefault(known, []).append(name)
-        return found
+        members: dict[str, list[str]] = {}
+        for name, replaced in self.stands_for.items():
+            members.setdefault(replaced, []).append(name)
+        return members
 
     def share(self, agent: str) -> float:
         """The weight of our forecast after an agent; the rest is that of the counts."""
@@ -240,13 +245,13 @@ class _ChangedType:
 
     def came(self, name: str, likely: NDArray[np.floating]) -> None:
         """A step of a new agent began where the known ones were so likely, [V]."""
-        of = self._new.get(name)
-        if of is None:
+        place = self._new.get(name)
+        if place is None:
             if len(self._new) == MOST_NEW:
                 return
-            of = self._new[name] = _Place(len(likely))
-        of.steps = of.steps * _FORGETTING + 1
-        of.likely = of.likely * _FORGETTING + np.log(np.maximum(likely, _LEAST))
+            place = self._new[name] = _Place(len(likely))
+        place.steps = place.steps * _FORGETTING + 1
+        place.likely = place.likely * _FORGETTING + np.log(np.maximum(likely, _LEAST))
 
     def worked(self, name: str, beside: Sequence[int]) -> tuple[int | None, float] | None:
         """A workflow with this agent has ended in which the known ones `beside` worked too.
@@ -255,18 +260,18 @@ class _ChangedType:
             The place of the known agent that it takes, None for nobody's, and how likely that one was; None if the
             agent is not a new one.
         """
-        of = self._new.get(name)
-        if of is None:
+        place = self._new.get(name)
+        if place is None:
             return None
-        of.workflows = of.workflows * _FORGETTING + 1
-        of.beside *= _FORGETTING
-        of.beside[beside] += 1
-        if of.steps < LEAST_STEPS or of.workflows < LEAST_WORKFLOWS:
+        place.workflows = place.workflows * _FORGETTING + 1
+        place.beside *= _FORGETTING
+        place.beside[beside] += 1
+        if place.steps < LEAST_STEPS or place.workflows < LEAST_WORKFLOWS:
             return None
-        second, first = np.argsort(of.likely)[-2:]
-        likely = float(np.exp(of.likely[first] / of.steps))
-        sure = likely >= LIKELY and of.likely[first] - of.likely[second] >= _LEAD
-        return (int(first) if sure and of.beside[first] <= _BESIDE * of.workflows else None), likely
+        second, first = np.argsort(place.likely)[-2:]
+        likely = float(np.exp(place.likely[first] / place.steps))
+        sure = likely >= LIKELY and place.likely[first] - place.likely[second] >= _LEAD
+        return (int(first) if sure and place.beside[first] <= _BESIDE * place.workflows else None), likely
 
 
 class _Place:

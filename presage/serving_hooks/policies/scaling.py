@@ -134,21 +134,21 @@ class _Cases:
         A phase that is older than all cases were is taken to be about to end.
         """
         age_s = min(age_s, max(case.lasted_s for case in self.cases) - 1.0)
-        known = self._known.get(age_s)
-        if known is None:
+        by_next = self._known.get(age_s)
+        if by_next is None:
             lasted, came, ended, model = self._arrays = self._arrays or self._stacked()
-            at = (age_s + self._horizons)[:, None, None]
-            there = ((came > age_s) & (came <= at) & (at < ended)).astype(np.float64)
+            ages_s = (age_s + self._horizons)[:, None, None]
+            there = ((came > age_s) & (came <= ages_s) & (ages_s < ended)).astype(np.float64)
             counts = np.einsum("hcr,crm->chm", there, model)
-            of: defaultdict[str, list[int]] = defaultdict(list)
+            numbers_by_next: defaultdict[str, list[int]] = defaultdict(list)
             for number, case in enumerate(self.cases):
                 if lasted[number] > age_s:
-                    of[case.then].append(number)
-            known = self._known[age_s] = {
+                    numbers_by_next[case.then].append(number)
+            by_next = self._known[age_s] = {
                 then: (len(those), counts[those].mean(0), np.square(counts[those]).mean(0))
-                for then, those in of.items()
+                for then, those in numbers_by_next.items()
             }
-        return known
+        return by_next
 
     def _stacked(self) -> tuple[Array, Array, Array, Array]:
         cases, most = self.cases, max(len(case.model) for case in self.cases)
@@ -231,18 +231,18 @@ class DemandForecast:
 
     def arrived(self, workflow: str, kind: str, agent: str, model: str, request: Hashable, now: float) -> None:
         """A request of a workflow of type `kind` has arrived."""
-        of = self._workflows.get(workflow)
+        running = self._workflows.get(workflow)
         self._since_s = now if self._since_s is None else self._since_s
-        if of is None:
-            of = self._workflows[workflow] = _Workflow(kind)
-            of.enter(END, False, math.nextafter(now, -math.inf))  # just before its first request
+        if running is None:
+            running = self._workflows[workflow] = _Workflow(kind)
+            running.enter(END, False, math.nextafter(now, -math.inf))  # just before its first request
             _latest(self._begun, kind, deque).append(now)
-        if not of.in_flight or of.phases[-1][0].agent != agent:
-            of.enter(agent, True, now)
-        one = of.in_flight[request] = _Request(agent, self._columns[model], now)
-        if len(of.requests) < _MOST_REQUESTS:
-            of.requests.append(one)
-        self.now[one.model] += 1
+        if not running.in_flight or running.phases[-1][0].agent != agent:
+            running.enter(agent, True, now)
+        record = running.in_flight[request] = _Request(agent, self._columns[model], now)
+        if len(running.requests) < _MOST_REQUESTS:
+            running.requests.append(record)
+        self.now[record.model] += 1
 
     def expect(self, workflow: str, chances: Mapping[str, float]) -> None:
         """The forecast of a workflow's next agent: probabilities by name, that of its end by an empty name."""
@@ -250,73 +250,77 @@ class DemandForecast:
 
     def answered(self, workflow: str, request: Hashable, now: float) -> None:
         """A request has its last token."""
-        of = self._workflows[workflow]
-        one = of.in_flight.pop(request)
-        one.ended_s = now
-        self.now[one.model] -= 1
-        _latest(self._service_s, (of.kind, one.agent), lambda: deque(maxlen=2 * _LATEST)).append(now - one.came_s)
-        if not of.in_flight:
-            of.enter(of.phases[-1][0].agent, False, now)
+        running = self._workflows[workflow]
+        record = running.in_flight.pop(request)
+        record.ended_s = now
+        self.now[record.model] -= 1
+        _latest(self._service_s, (running.kind, record.agent), lambda: deque(maxlen=2 * _LATEST)).append(
+            now - record.came_s
+        )
+        if not running.in_flight:
+            running.enter(running.phases[-1][0].agent, False, now)
 
     def ended(self, workflow: str, now: float) -> None:
         """A workflow has ended, without a request in flight: its phases are learnt."""
-        of, far_s = self._workflows.pop(workflow), float(self.horizons[-1])
-        untils = [since for _, since, _ in of.phases[1:]] + [now]
-        for (phase, since, before), until in list(zip(of.phases, untils, strict=True))[: _MOST_REQUESTS - 2]:
+        running, far_s = self._workflows.pop(workflow), float(self.horizons[-1])
+        untils = [since for _, since, _ in running.phases[1:]] + [now]
+        for (phase, since, before), until in list(zip(running.phases, untils, strict=True))[: _MOST_REQUESTS - 2]:
             until = math.inf if phase == _BEGINNING else until
-            later = of.requests[before:]
-            then = next((one.agent for one in later if one.came_s >= until), END)
-            near = [one for one in later if one.came_s <= min(until, now) + far_s]
+            later = running.requests[before:]
+            then = next((request.agent for request in later if request.came_s >= until), END)
+            near = [request for request in later if request.came_s <= min(until, now) + far_s]
             case = _Case(
                 until - since,
                 then,
-                [one.model for one in near],
-                [one.came_s - since for one in near],
-                [one.ended_s - since for one in near],
+                [request.model for request in near],
+                [request.came_s - since for request in near],
+                [request.ended_s - since for request in near],
             )
             horizons = self._fine if phase == _BEGINNING else self.horizons
             for key in dict.fromkeys((phase, phase._replace(visit=0))):
-                _latest(self._cases, (of.kind, key), partial(_Cases, horizons, self._models)).add(case)
+                _latest(self._cases, (running.kind, key), partial(_Cases, horizons, self._models)).add(case)
 
     def ahead(self, now: float) -> tuple[Array, Array] | None:
         """Mean and variance of the demand at each horizon, [horizons, models]; None without evidence of a type."""
-        kinds = {of.kind for of in self._workflows.values()}
+        kinds = {running.kind for running in self._workflows.values()}
         if not all(self._known(kind, _BEGINNING) for kind in kinds or self._begun.keys()):
             return None
         mean, variance = np.zeros((2, _GRID, self._models))
         stays: dict[tuple[str, str, int], Array] = {}
-        for of in self._workflows.values():
-            phase, since, _ = of.phases[-1]
-            found = self._after(of, phase, now - since)
-            for one in of.in_flight.values():
-                key = of.kind, one.agent, round(now - one.came_s)
+        for running in self._workflows.values():
+            phase, since, _ = running.phases[-1]
+            later = self._after(running, phase, now - since)
+            for request in running.in_flight.values():
+                key = running.kind, request.agent, round(now - request.came_s)
                 if key not in stays:
                     stays[key] = self._stays(*key)
-                p = stays[key] if found is not None else np.ones(_GRID)
-                mean[:, one.model] += p
-                variance[:, one.model] += p * (1 - p)
-            if found is not None:
-                mean += found[0]
-                variance += np.maximum(0.0, found[1] - found[0] ** 2)
+                p = stays[key] if later is not None else np.ones(_GRID)
+                mean[:, request.model] += p
+                variance[:, request.model] += p * (1 - p)
+            if later is not None:
+                mean += later[0]
+                variance += np.maximum(0.0, later[1] - later[0] ** 2)
         for kind, begun in self._begun.items():
             self._add_new(kind, begun, now, mean, variance)
         return mean, variance
 
     def _known(self, kind: str, phase: _Phase) -> bool:
-        of = self._cases.get((kind, phase))
-        return of is not None and len(of.cases) >= self._min_evidence
+        learnt = self._cases.get((kind, phase))
+        return learnt is not None and len(learnt.cases) >= self._min_evidence
 
-    def _after(self, of: _Workflow, phase: _Phase, age_s: float) -> tuple[Array, Array] | None:
+    def _after(self, running: _Workflow, phase: _Phase, age_s: float) -> tuple[Array, Array] | None:
         """Mean and mean square of a workflow's later requests in flight; None if the phase is unknown."""
-        known = next((one for one in (phase, phase._replace(visit=0)) if self._known(of.kind, one)), None)
-        if known is None:
+        learnt = next(
+            (candidate for candidate in (phase, phase._replace(visit=0)) if self._known(running.kind, candidate)), None
+        )
+        if learnt is None:
             return None
-        by_next = self._cases[of.kind, known].after(round(age_s))
-        weights = np.array([of.chances.get(then, 0.0) for then in by_next])
+        by_next = self._cases[running.kind, learnt].after(round(age_s))
+        weights = np.array([running.chances.get(then, 0.0) for then in by_next])
         if weights.sum() <= 0:
             weights = np.array([float(cases) for cases, _, _ in by_next.values()])
         weights /= weights.sum()
-        first, second = (np.tensordot(weights, [one[row] for one in by_next.values()], 1) for row in (1, 2))
+        first, second = (np.tensordot(weights, [moments[row] for moments in by_next.values()], 1) for row in (1, 2))
         return first, second
 
     def _stays(self, kind: str, agent: str, age_s: int) -> Array:
@@ -336,7 +340,7 @@ class DemandForecast:
             return
         over_s = min(self._rate_s, max(now - (self._since_s or 0.0), self.horizons[-1]))
         ((_, *counts),) = self._cases[kind, _BEGINNING].after(0).values()
-        first, second = (np.cumsum(of, axis=0)[::_STEPS] for of in counts)
+        first, second = (np.cumsum(moment, axis=0)[::_STEPS] for moment in counts)
         rate = len(begun) / over_s * float(self.horizons[1]) / _STEPS
         mean += rate * first
         variance += rate * second + rate**2 / len(begun) * first**2
@@ -378,7 +382,7 @@ class Autoscaler:
         for number in opened:
             del self._ready_s[number]
             fleet.engines[number].open = True
-        for number in [one for one in sorted(self._draining) if not fleet.engines[one].requests]:
+        for number in [engine for engine in sorted(self._draining) if not fleet.engines[engine].requests]:
             self._close(number, now)
         demand = tuple(self.demand.now.tolist())
         self._window.append(demand)
@@ -388,17 +392,17 @@ class Autoscaler:
         while self._needed[0][0] < now - self.config.keep_s:
             self._needed.popleft()
         for index, model in enumerate(self.models):
-            of = self._of(fleet, model)
-            least, most = min(len(of), self.config.least.get(model, 1)), len(of)
-            active = [number for number in of if number in self._asked_s and number not in self._draining]
+            numbers = self._of(fleet, model)
+            least, most = min(len(numbers), self.config.least.get(model, 1)), len(numbers)
+            active = [number for number in numbers if number in self._asked_s and number not in self._draining]
             needed = max(needs[index] for _, needs in self._needed)
             if up[index] > len(active):
-                opened += self._more(fleet, of, min(up[index], most) - len(active), now)
+                opened += self._more(fleet, numbers, min(up[index], most) - len(active), now)
             elif needed < len(active):
                 self._fewer(fleet, active, len(active) - max(needed, least), now)
         count = [[number for number in self._of(fleet, model) if number in self._asked_s] for model in self.models]
-        loading = tuple(sum(number in self._ready_s for number in of) for of in count)
-        engines = tuple(len(of) - wait for of, wait in zip(count, loading, strict=True))
+        loading = tuple(sum(number in self._ready_s for number in asked) for asked in count)
+        engines = tuple(len(asked) - wait for asked, wait in zip(count, loading, strict=True))
         self.ticks.append(
             ScalingTick(
                 now, now + float(self.demand.horizons[-1]), demand, shown[0], shown[1], shown[2], engines, loading
@@ -420,7 +424,7 @@ class Autoscaler:
         policy, none = self.config.policy, (math.nan,) * len(demand)
         if policy == "last-window":
             demand = tuple(np.mean(self._window, axis=0).tolist())
-        wanted = [self._engines(of) for of in demand]
+        wanted = [self._engines(requests) for requests in demand]
         made = self.demand.ahead(now) if policy == "forecast" else None
         if made is None:
             return wanted, wanted, [none] * 3
@@ -429,8 +433,14 @@ class Autoscaler:
         low, high = np.maximum(low, 0.0), np.maximum(high, 0.0)
         due_s, window = now + float(self.demand.horizons[-1]), np.mean(self._window, axis=0)
         self._due.append((due_s, mean[-1], spread[-1], low[-1], high[-1], window))
-        keep = [max(now_, *(self._engines(of) for of in high[1:, index])) for index, now_ in enumerate(wanted)]
-        return [self._engines(of) for of in high[-1]], keep, [tuple(of[-1].tolist()) for of in (mean, low, high)]
+        keep = [
+            max(now_, *(self._engines(requests) for requests in high[1:, index])) for index, now_ in enumerate(wanted)
+        ]
+        return (
+            [self._engines(requests) for requests in high[-1]],
+            keep,
+            [tuple(forecast[-1].tolist()) for forecast in (mean, low, high)],
+        )
 
     def _engines(self, demand: float) -> int:
         return math.ceil(demand / self.config.requests_per_engine - 1e-9)
@@ -438,7 +448,9 @@ class Autoscaler:
     def _factors(self, quantile: float) -> Array:
         """By model: standard deviations from the mean, by the latest errors; by the normal distribution before."""
         plain = NormalDist().inv_cdf(quantile)
-        return np.array([np.quantile(of, quantile) if len(of) >= _FEWEST_ERRORS else plain for of in self._scores])
+        return np.array(
+            [np.quantile(scores, quantile) if len(scores) >= _FEWEST_ERRORS else plain for scores in self._scores]
+        )
 
     def _judge(self, now: float) -> None:
         """Compares forecasts that are due with the demand of now."""
@@ -449,13 +461,13 @@ class Autoscaler:
                 outside = not low[index] <= true <= high[index]
                 self.errors.append((abs(true - mean[index]), abs(true - window[index]), float(outside)))
 
-    def _more(self, fleet: Fleet, of: Sequence[int], more: int, now: float) -> list[int]:
+    def _more(self, fleet: Fleet, numbers: Sequence[int], more: int, now: float) -> list[int]:
         """Takes draining engines back, then asks for others; returns those that open at once."""
         opened = []
-        for number in [one for one in of if one in self._draining][:more]:
+        for number in [engine for engine in numbers if engine in self._draining][:more]:
             self._draining.remove(number)
             fleet.engines[number].open, more = True, more - 1
-        for number in [one for one in of if one not in self._asked_s][:more]:
+        for number in [engine for engine in numbers if engine not in self._asked_s][:more]:
             self.starts += 1
             self._asked_s[number] = now
             if self.config.load_s:
@@ -467,7 +479,9 @@ class Autoscaler:
 
     def _fewer(self, fleet: Fleet, active: Sequence[int], fewer: int, now: float) -> None:
         """Stops loading engines, the latest first, then drains those with the fewest requests."""
-        order = sorted(active, key=lambda one: (-self._ready_s.get(one, -1.0), fleet.engines[one].requests, -one))
+        order = sorted(
+            active, key=lambda engine: (-self._ready_s.get(engine, -1.0), fleet.engines[engine].requests, -engine)
+        )
         for number in order[: max(0, fewer)]:
             fleet.engines[number].open = False
             if number in self._ready_s or not fleet.engines[number].requests:
