@@ -62,9 +62,9 @@ class AgentNames:
         self._known, self._ids = list(known), dict(ids or {})
         exact: dict[str, set[Name]] = defaultdict(set)
         self._by_head: dict[str, list[tuple[Fingerprint, Name]]] = defaultdict(list)
-        for one, name in self._known:
-            exact[one.exact].add(name)
-            self._by_head[one.head].append((one, name))
+        for fingerprint, name in self._known:
+            exact[fingerprint.exact].add(name)
+            self._by_head[fingerprint.head].append((fingerprint, name))
         self._exact = {digest: next(iter(names)) for digest, names in exact.items() if len(names) == 1}
         self._shared = {digest for digest, names in exact.items() if len(names) > 1}
 
@@ -78,9 +78,9 @@ class AgentNames:
         if found.exact in self._shared:
             return None
         best: dict[Name, float] = {}
-        for one, name in self._by_head.get(found.head, ()):
-            if found.same_agent(one):
-                best[name] = max(best.get(name, 0.0), found.similarity(one))
+        for candidate, name in self._by_head.get(found.head, ()):
+            if found.same_agent(candidate):
+                best[name] = max(best.get(name, 0.0), found.similarity(candidate))
         if not best:
             return None
         name = max(best, key=best.__getitem__)
@@ -94,19 +94,19 @@ class AgentNames:
         1972), so that what the prompts of an application have in common tells nothing. The best must share
         LEAST_SHARED of the weight, and LEAST_LEAD more than the second (`benchmarks/reworded_prompts.py`).
         """
-        known = self.find(found)
-        if known is not None or found.exact in self._shared:
-            return known
+        same = self.find(found)
+        if same is not None or found.exact in self._shared:
+            return same
         weights, of_unknown, totals = self._weights
         own = sum(weights.get(word, of_unknown) for word in found.words)
         shared: dict[Name, float] = {}
-        for (one, name), total in zip(self._known, totals, strict=True):
-            both = sum(weights[word] for word in found.words & one.words)
+        for (candidate, name), total in zip(self._known, totals, strict=True):
+            both = sum(weights[word] for word in found.words & candidate.words)
             shared[name] = max(shared.get(name, 0.0), both / (own + total - both) if both else 0.0)
         if not shared:
             return None
         best = max(shared, key=shared.__getitem__)
-        second = max((of for name, of in shared.items() if name != best), default=0.0)
+        second = max((share for name, share in shared.items() if name != best), default=0.0)
         sure = shared[best] >= LEAST_SHARED and shared[best] - second >= LEAST_LEAD
         return (best, shared[best]) if sure else None
 
@@ -114,11 +114,15 @@ class AgentNames:
     def _weights(self) -> tuple[Mapping[int, float], float, Sequence[float]]:
         """The weight of each word, of one that no prompt has, and of all words of each fingerprint."""
         words: dict[Name, set[int]] = defaultdict(set)
-        for one, name in self._known:
-            words[name] |= one.words
-        counts = Counter(word for of in words.values() for word in of)
+        for fingerprint, name in self._known:
+            words[name] |= fingerprint.words
+        counts = Counter(word for own_words in words.values() for word in own_words)
         weights = {word: math.log((len(words) + 1) / count) for word, count in counts.items()}
-        return weights, math.log(len(words) + 1), [sum(map(weights.__getitem__, one.words)) for one, _ in self._known]
+        return (
+            weights,
+            math.log(len(words) + 1),
+            [sum(map(weights.__getitem__, fingerprint.words)) for fingerprint, _ in self._known],
+        )
 
     @cached_property
     def agents(self) -> frozenset[str]:
@@ -139,13 +143,13 @@ class AgentNames:
         Raises:
             InputError: an agent is unknown, or a name is no sound one.
         """
-        known, ids = list(self._known), dict(self._ids)
+        by_fingerprint, ids = list(self._known), dict(self._ids)
         for agent, new in given.items():
             _check(new)
             if ID.fullmatch(agent):
                 ids[agent] = (_check(workflow_type or ids.get(agent, ("",))[0]), new)
                 continue
-            agents = {name[1] for _, name in known if workflow_type in (None, name[0])}
+            agents = {name[1] for _, name in by_fingerprint if workflow_type in (None, name[0])}
             agents |= {name[1] for name in ids.values() if workflow_type in (None, name[0])}
             if agent not in agents:
                 meant = nearest(agent, agents)
@@ -155,9 +159,9 @@ class AgentNames:
             def now(name: Name, agent: str = agent, new: str = new) -> Name:
                 return (name[0], new) if name[1] == agent and workflow_type in (None, name[0]) else name
 
-            known = [(one, now(name)) for one, name in known]
-            ids = {one: now(name) for one, name in ids.items()}
-        return AgentNames(known, ids)
+            by_fingerprint = [(fingerprint, now(name)) for fingerprint, name in by_fingerprint]
+            ids = {agent_id: now(name) for agent_id, name in ids.items()}
+        return AgentNames(by_fingerprint, ids)
 
     @classmethod
     def learn(cls, table: pa.Table) -> AgentNames:
@@ -174,17 +178,20 @@ class AgentNames:
         for name, prompt, times in _prompts(table):
             read[name] += 1
             if read[name] <= _MOST_READ:
-                one = masked_prompt(prompt, known_pieces).fingerprint()
-                by_name[name][one.exact] = by_name[name].get(one.exact, (0, one))[0] + times, one
+                fingerprint = masked_prompt(prompt, known_pieces).fingerprint()
+                by_name[name][fingerprint.exact] = (
+                    by_name[name].get(fingerprint.exact, (0, fingerprint))[0] + times,
+                    fingerprint,
+                )
         if not by_name:
             raise InputError(
                 "no step of the trace has a system prompt: agents cannot be recognised by it; record texts"
             )
-        known: list[tuple[Fingerprint, Name]] = []
+        by_fingerprint: list[tuple[Fingerprint, Name]] = []
         for name, prompts in sorted(by_name.items()):
-            often = sorted(prompts.values(), key=lambda of: (-of[0], of[1].exact))[:MOST_PROMPTS]
-            known += [(one, name) for _, one in often]
-        return cls(known)
+            often = sorted(prompts.values(), key=lambda counted: (-counted[0], counted[1].exact))[:MOST_PROMPTS]
+            by_fingerprint += [(fingerprint, name) for _, fingerprint in often]
+        return cls(by_fingerprint)
 
     @classmethod
     def of_traces(cls, table: pa.Table) -> AgentNames | None:
@@ -196,14 +203,18 @@ class AgentNames:
         except InputError:
             return None
         few: dict[Name, list[Fingerprint]] = defaultdict(list)
-        for one, name in learnt._known:
-            if len(few[name]) < FEW_PROMPTS and not any(one.same_agent(other) for other in few[name]):
-                few[name].append(one)
-        return cls((one, name) for name, kept in few.items() for one in kept)
+        for fingerprint, name in learnt._known:
+            if len(few[name]) < FEW_PROMPTS and not any(fingerprint.same_agent(other) for other in few[name]):
+                few[name].append(fingerprint)
+        return cls((fingerprint, name) for name, kept in few.items() for fingerprint in kept)
 
     def and_then(self, newer: AgentNames) -> AgentNames:
         """The names of both; the newer one of an agent that has two."""
-        kept = [of for of in self._known if not any(of[0].same_agent(one) for one, _ in newer._known)]
+        kept = [
+            older
+            for older in self._known
+            if not any(older[0].same_agent(fingerprint) for fingerprint, _ in newer._known)
+        ]
         return AgentNames([*kept, *newer._known], {**self._ids, **newer._ids})
 
     @cached_property
@@ -218,12 +229,12 @@ class AgentNames:
             {
                 "workflow_type": name[0],
                 "agent": name[1],
-                "exact": one.exact,
-                "head": one.head,
-                "sketch": list(one.sketch),
-                "words": sorted(one.words),
+                "exact": fingerprint.exact,
+                "head": fingerprint.head,
+                "sketch": list(fingerprint.sketch),
+                "words": sorted(fingerprint.words),
             }
-            for one, name in self._known
+            for fingerprint, name in self._known
         ]
         version = FORMAT_VERSIONS[1 if self._ids else 0]
         content = {"format": FORMAT, "format_version": version, "agents": agents}
@@ -277,7 +288,7 @@ class AgentNames:
         except msgspec.ValidationError as error:
             _refuse(path, f"a damaged entry ({error})", "names, digests and hashes; copy the file again")
         made = cls(
-            ((one.fingerprint(), (one.workflow_type, one.agent)) for one in entries),
+            ((entry.fingerprint(), (entry.workflow_type, entry.agent)) for entry in entries),
             {agent_id: (name.workflow_type, name.agent) for agent_id, name in ids.items()},
         )
         made.as_json = written  # megabytes, of many agents: an engine has no time to write them again
@@ -295,12 +306,12 @@ def recognised_as(sent: Name, found: Name | None, models: Collection[Vocabulary]
         found: the name of the system prompt, by `AgentNames.find_reworded` in the names of these models.
     """
     workflow_type, agent = sent
-    if found is None or not agent or any(of.knows_agent(agent) for of in models):
+    if found is None or not agent or any(model.knows_agent(agent) for model in models):
         return None
-    same_type = any(of.names.workflow_type(workflow_type) == found[0] for of in models)
-    if not same_type and any(of.knows_type(workflow_type) for of in models):
+    same_type = any(model.names.workflow_type(workflow_type) == found[0] for model in models)
+    if not same_type and any(model.knows_type(workflow_type) for model in models):
         return None
-    return found[1] if any(of.knows_agent(found[1]) for of in models) else None
+    return found[1] if any(model.knows_agent(found[1]) for model in models) else None
 
 
 def recognised(table: pa.Table, names: AgentNames | None, vocabulary: Vocabulary) -> pa.Table:
@@ -310,20 +321,20 @@ def recognised(table: pa.Table, names: AgentNames | None, vocabulary: Vocabulary
         return table
     steps = table.select(_COLUMNS).take(pa.array(unknown))
     keys = np.stack([codes(column.fill_null("")) for column in steps.columns])
-    _, first, of = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    _, first, key_of_row = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     pieces: Pieces = {}
     known_as: list[str | None] = []
     for row in steps.take(pa.array(first)).to_pylist():
         prompt = row["system_prompt"]
-        found = names.find_reworded(masked_prompt(prompt, pieces).fingerprint()) if prompt else None
-        known_as.append(recognised_as((row["workflow_type"], row["agent"]), found and found[0], (vocabulary,)))
+        recalled = names.find_reworded(masked_prompt(prompt, pieces).fingerprint()) if prompt else None
+        known_as.append(recognised_as((row["workflow_type"], row["agent"]), recalled and recalled[0], (vocabulary,)))
     if not any(known_as):
         return table
     agents = table["agent"].to_pylist()
-    for row, name in zip(unknown.tolist(), (known_as[one] for one in of.ravel().tolist()), strict=True):
+    for row, name in zip(unknown.tolist(), (known_as[key] for key in key_of_row.ravel().tolist()), strict=True):
         agents[row] = name or agents[row]
-    at = table.schema.get_field_index("agent")
-    return table.set_column(at, table.schema.field(at), pa.array(agents, table.schema.field(at).type))
+    position = table.schema.get_field_index("agent")
+    return table.set_column(position, table.schema.field(position), pa.array(agents, table.schema.field(position).type))
 
 
 def as_files(names: AgentNames | None) -> dict[str, bytes]:

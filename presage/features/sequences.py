@@ -89,16 +89,18 @@ def sequences_of(table: pa.Table) -> dict[str, TypeSequences]:
     early = np.r_[False, np.asarray(started, np.float64)[1:] < np.asarray(ended, np.float64)[:-1]]
     early[first] = False
     numbers = _numbers(table)
-    found: dict[str, list[tuple[float, WorkflowSteps]]] = {}
+    dated_workflows: dict[str, list[tuple[float, WorkflowSteps]]] = {}
     overlapping = dict.fromkeys(types, 0)
-    for at, (kind, begin, end) in enumerate(zip(types, first.tolist(), ends.tolist(), strict=True)):
-        steps = WorkflowSteps(agents[begin:end], parents[begin:end], complete[at], slice(begin, end))
-        found.setdefault(kind, []).append((began[at], steps))
-        overlapping[kind] += bool(early[begin:end].any()) and not any(one is not None for one in steps.parents)
+    for number, (kind, begin, end) in enumerate(zip(types, first.tolist(), ends.tolist(), strict=True)):
+        steps = WorkflowSteps(agents[begin:end], parents[begin:end], complete[number], slice(begin, end))
+        dated_workflows.setdefault(kind, []).append((began[number], steps))
+        overlapping[kind] += bool(early[begin:end].any()) and not any(
+            waited_for is not None for waited_for in steps.parents
+        )
     result = {}
-    for kind, dated in sorted(found.items()):
+    for kind, dated in sorted(dated_workflows.items()):
         timed = not any(np.isnan(begun) for begun, _ in dated) and len({begun for begun, _ in dated}) > 1
-        ordered = sorted(dated, key=lambda one: one[0]) if timed else dated
+        ordered = sorted(dated, key=lambda dated_steps: dated_steps[0]) if timed else dated
         result[kind] = TypeSequences([steps for _, steps in ordered], numbers, timed, overlapping[kind])
     return result
 
@@ -109,20 +111,20 @@ _TIMES: Final = ("started_at", "ended_at")
 def _parents(table: pa.Table) -> list[Parents]:
     if table["parent_steps"].null_count == len(table):
         return [None] * len(table)
-    return [None if of is None else tuple(of) for of in table["parent_steps"].to_pylist()]
+    return [None if earlier is None else tuple(earlier) for earlier in table["parent_steps"].to_pylist()]
 
 
 def _numbers(table: pa.Table) -> NDArray[np.float64]:
     """The NUMBERS of every step, float64 [n, 3]."""
-    found = np.full((len(table), len(NUMBERS)), np.nan)
+    numbers = np.full((len(table), len(NUMBERS)), np.nan)
     for column, name in enumerate(NUMBERS):
         if name in table.column_names:
-            found[:, column] = token_counts(table[name])
+            numbers[:, column] = token_counts(table[name])
     if not any(table[name].null_count == len(table) for name in _TIMES):
         plain = masked(table, frozenset())
         label = return_rows(plain, ReturnEncoder.fit(plain)).label.astype(np.float64)
-        found[:, NUMBERS.index("return_s")] = np.where(np.isfinite(label), label / 1e3, np.nan)
-    return found
+        numbers[:, NUMBERS.index("return_s")] = np.where(np.isfinite(label), label / 1e3, np.nan)
+    return numbers
 
 
 def _blocks(steps: WorkflowSteps) -> list[list[int]]:
@@ -130,44 +132,46 @@ def _blocks(steps: WorkflowSteps) -> list[list[int]]:
     successor so far are its parents, and every later step without a parent after it has it as a parent.
     """
     count = len(steps.agents)
-    if all(of is None or of == (at - 1,) for at, of in enumerate(steps.parents) if at):
-        return [[at] for at in range(count)]
+    if all(waited_for is None or waited_for == (index - 1,) for index, waited_for in enumerate(steps.parents) if index):
+        return [[index] for index in range(count)]
     parents = _joined(steps.parents)
     alone = np.ones(count, bool)
     sinks: set[int] = set()
-    for at, of in enumerate(parents):
-        alone[at] = sinks <= of
-        sinks -= of
-        sinks.add(at)
+    for index, waited_for in enumerate(parents):
+        alone[index] = sinks <= waited_for
+        sinks -= waited_for
+        sinks.add(index)
     # A step stands alone if all steps after it reach back to it: each has a parent at or after it, and none skips it.
-    reach = [max(of, default=-1) for of in parents]
+    reach = [max(waited_for, default=-1) for waited_for in parents]
     least = count
-    for at in range(count - 1, -1, -1):
-        alone[at] &= least >= at
-        least = min(least, reach[at]) if at else least
+    for index in range(count - 1, -1, -1):
+        alone[index] &= least >= index
+        least = min(least, reach[index]) if index else least
     result: list[list[int]] = []
     together = False
-    for at in range(count):
-        if not alone[at] and together:
-            result[-1].append(at)
+    for index in range(count):
+        if not alone[index] and together:
+            result[-1].append(index)
         else:
-            result.append([at])
-        together = not alone[at]
+            result.append([index])
+        together = not alone[index]
     return result
 
 
 def _joined(parents: Sequence[Parents]) -> list[set[int]]:
     """Parents of each step; a step without a successor is also a parent of the next step that is not its sibling."""
-    of = [set((at - 1,) if at and one is None else one or ()) for at, one in enumerate(parents)]
-    waited: set[int] = set().union(*of) if of else set()
-    given = [frozenset(one) for one in of]
+    joined = [
+        set((index - 1,) if index and recorded is None else recorded or ()) for index, recorded in enumerate(parents)
+    ]
+    waited: set[int] = set().union(*joined) if joined else set()
+    given = [frozenset(waited_for) for waited_for in joined]
     dangling: dict[frozenset[int], list[int]] = {}
-    for at, own in enumerate(given):
+    for index, own in enumerate(given):
         for siblings in [parents for parents in dangling if own and parents != own]:
-            of[at].update(dangling.pop(siblings))
-        if at not in waited:
-            dangling.setdefault(own, []).append(at)
-    return of
+            joined[index].update(dangling.pop(siblings))
+        if index not in waited:
+            dangling.setdefault(own, []).append(index)
+    return joined
 
 
 class Alphabet:
@@ -176,18 +180,20 @@ class Alphabet:
     def __init__(self, members: Iterable[Sequence[str]], known: Iterable[str] | None = None) -> None:
         """From the agents of the blocks, sets that share an agent joined; and the `known` agents, None for any."""
         joined: list[set[str]] = []
-        for of in {tuple(sorted(set(names))) for names in members}:
-            touching = [one for one in joined if not one.isdisjoint(of)]
-            joined = [one for one in joined if one.isdisjoint(of)] + [set(of).union(*touching)]
-        self.blocks: list[tuple[str, ...]] = sorted(tuple(sorted(of)) for of in joined)
-        self._block = {agent: of for of in self.blocks for agent in of}
+        for block in {tuple(sorted(set(names))) for names in members}:
+            touching = [other for other in joined if not other.isdisjoint(block)]
+            joined = [other for other in joined if other.isdisjoint(block)] + [set(block).union(*touching)]
+        self.blocks: list[tuple[str, ...]] = sorted(tuple(sorted(block)) for block in joined)
+        self._block = {agent: block for block in self.blocks for agent in block}
         self.known = None if known is None else frozenset(known)
 
     @classmethod
     def of(cls, workflows: Iterable[WorkflowSteps], known: Iterable[str] | None) -> Alphabet:
         """The alphabet of training workflows."""
         made = cls((), known)
-        wide = [[made.name(w.agents[at]) for at in of] for w in workflows for of in w.blocks if len(of) > 1]
+        wide = [
+            [made.name(w.agents[index]) for index in block] for w in workflows for block in w.blocks if len(block) > 1
+        ]
         return cls(wide, known)
 
     def name(self, agent: str) -> str:
@@ -203,13 +209,13 @@ class Alphabet:
         return list(self._items(steps))
 
     def _items(self, steps: WorkflowSteps) -> Iterator[Item]:
-        for of in steps.blocks:
-            names = [self.name(steps.agents[at]) for at in of]
-            if len(of) == 1:
+        for block in steps.blocks:
+            names = [self.name(steps.agents[index]) for index in block]
+            if len(block) == 1:
                 yield Item(names[0])
                 continue
-            known = self._block.get(names[0], ())
-            yield Item(known if set(names) <= set(known) else tuple(sorted(set(names))), len(of))
+            own_block = self._block.get(names[0], ())
+            yield Item(own_block if set(names) <= set(own_block) else tuple(sorted(set(names))), len(block))
 
 
 OTHER: Final = "<other>"

@@ -138,9 +138,9 @@ class Corpus:
         distinct, document = _distinct(texts)
         hashes = _ChunkHashes()
         nothing = np.empty(0, np.uint32), np.empty(0, np.int64)
-        found = [nothing, *(np.unique(term_hashes(text, hashes), return_counts=True) for text in distinct)]
-        starts = np.cumsum([len(terms) for terms, _ in found])
-        terms, times = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        counted = [nothing, *(np.unique(term_hashes(text, hashes), return_counts=True) for text in distinct)]
+        starts = np.cumsum([len(terms) for terms, _ in counted])
+        terms, times = (np.concatenate(parts) for parts in zip(*counted, strict=True))
         vocabulary, column = np.unique(terms, return_inverse=True)
         counts = csr_matrix((times, column, starts), shape=(len(distinct), len(vocabulary)))
         return cls(vocabulary, counts, document, task, group, side, targets)
@@ -156,9 +156,11 @@ class Corpus:
 
         column = np.minimum(np.searchsorted(self.vocabulary, terms), len(self.vocabulary) - 1)
         here = np.flatnonzero(self.vocabulary[column] == terms)
-        found = self.counts[:, column[here]]
-        found.sort_indices()
-        return csr_matrix((found.data, here[found.indices], found.indptr), shape=(found.shape[0], len(terms)))
+        occurring = self.counts[:, column[here]]
+        occurring.sort_indices()
+        return csr_matrix(
+            (occurring.data, here[occurring.indices], occurring.indptr), shape=(occurring.shape[0], len(terms))
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,25 +217,25 @@ class Sketch:
         counts = corpus.among(terms)[drawn]
         weights = np.repeat(repeats[drawn], np.diff(counts.indptr)).astype(np.float64)
         frequency = np.asarray(np.bincount(counts.indices, weights, len(terms)), np.float64)
-        known = tasks.sum(axis=0) - tasks >= MIN_TASKS  # [F, terms], without the fold's own tasks
+        elsewhere_known = tasks.sum(axis=0) - tasks >= MIN_TASKS  # [F, terms], without the fold's own tasks
         kept = _most_frequent(terms, frequency, MOST_CANDIDATES if relevant else MOST_TERMS)
         if relevant:
             everywhere, elsewhere = _relevant(corpus, fold, terms[kept])
-            known = known[:, kept] & elsewhere
-            known, kept = known[:, everywhere], kept[everywhere]
+            elsewhere_known = elsewhere_known[:, kept] & elsewhere
+            elsewhere_known, kept = elsewhere_known[:, everywhere], kept[everywhere]
             if not len(kept):
                 raise _nothing(corpus, "goes with what is to be forecast")
             most = _most_frequent(terms[kept], frequency[kept], MOST_TERMS)
-            known, kept = known[:, most], kept[most]
+            elsewhere_known, kept = elsewhere_known[:, most], kept[most]
         else:
-            known = known[:, kept]
+            elsewhere_known = elsewhere_known[:, kept]
         terms, frequency = terms[kept], frequency[kept]
         idf = (np.log((1.0 + repeats[drawn].sum()) / (1.0 + frequency)) + 1.0).astype(np.float32)
         matrix = _tf_idf(counts[:, kept], repeats[drawn], idf)
         components = _singular_vectors(matrix, size, int(rng.integers(2**31)))
         scales = np.maximum(np.abs(components).max(axis=1), np.finfo(np.float32).tiny * 127) / np.float32(127)
         quantised = np.rint(components / scales[:, None]).astype(np.int8)
-        return cls(terms, idf, scales.astype(np.float32), quantised), known
+        return cls(terms, idf, scales.astype(np.float32), quantised), elsewhere_known
 
     def out_of_fold(self, corpus: Corpus, fold: NDArray[np.int64], known: NDArray[np.bool_]) -> NDArray[np.float32]:
         """Sketches of the corpus it was fitted on, float32 [R, d], each with only those terms that other folds choose.
@@ -271,9 +273,9 @@ class Sketch:
 
     def of_terms(self, found: NDArray[np.uint32]) -> NDArray[np.float32]:
         """The sketch of occurrences of terms, uint32 [m], float32 [d]; unknown terms do not count."""
-        at = np.searchsorted(self.terms, found)
-        at[at == len(self.terms)] = 0
-        places = at[self.terms[at] == found]
+        columns = np.searchsorted(self.terms, found)
+        columns[columns == len(self.terms)] = 0
+        places = columns[self.terms[columns] == found]
         sketch: NDArray[np.float32] = self._sums(np.array([0, len(places)]), places, np.ones_like(places))[0]
         return sketch
 
@@ -295,19 +297,19 @@ class Sketch:
         missing = [_PREFIX + name for name in _DTYPES if _PREFIX + name not in tensors]
         if missing:
             raise ArtefactError(f"the text sketch lacks the tensors {', '.join(missing)}: train anew")
-        found = {name: tensors[_PREFIX + name] for name in _DTYPES}
-        count = len(found["terms"])
-        width = found["components"].shape[-1] if found["components"].ndim else 0
+        parts = {name: tensors[_PREFIX + name] for name in _DTYPES}
+        count = len(parts["terms"])
+        width = parts["components"].shape[-1] if parts["components"].ndim else 0
         shapes = {"terms": (count,), "idf": (count,), "scales": (count,), "components": (count, width)}
         for name, dtype in _DTYPES.items():
-            if found[name].dtype != dtype or found[name].shape != shapes[name] or not found[name].size:
+            if parts[name].dtype != dtype or parts[name].shape != shapes[name] or not parts[name].size:
                 raise ArtefactError(
-                    f"tensor {_PREFIX + name} is {found[name].dtype} {list(found[name].shape)}; expected in a text "
+                    f"tensor {_PREFIX + name} is {parts[name].dtype} {list(parts[name].shape)}; expected in a text "
                     f"sketch {np.dtype(dtype)} {list(shapes[name])}, not empty: train anew"
                 )
-        if (np.diff(found["terms"].astype(np.int64)) <= 0).any():
+        if (np.diff(parts["terms"].astype(np.int64)) <= 0).any():
             raise ArtefactError(f"tensor {_PREFIX}terms is not in rising order: train anew")
-        return cls(**found)
+        return cls(**parts)
 
 
 @njit(cache=True)
@@ -324,8 +326,8 @@ def _sums(
     out = np.zeros((len(starts) - 1, components.shape[1]), np.float32)
     for text in range(len(out)):
         counts[:] = 0
-        for at in range(starts[text], starts[text + 1]):
-            counts[places[at]] += times[at]
+        for entry in range(starts[text], starts[text + 1]):
+            counts[places[entry]] += times[entry]
         squares = 0.0
         for place in range(len(counts)):
             if counts[place]:
@@ -361,10 +363,10 @@ def _terms_by_task(corpus: Corpus, fold: NDArray[np.int64]) -> tuple[NDArray[np.
     number, fold_of = np.unique(np.stack([corpus.task[present], fold[present]]), axis=1, return_inverse=True)
     pairs = np.unique(np.stack([fold_of, corpus.document[present]]), axis=1)
     has = csr_matrix((np.ones(pairs.shape[1], np.int32), pairs), shape=(number.shape[1], texts))
-    found = has @ (corpus.counts > 0).astype(np.int32)
+    occurring = has @ (corpus.counts > 0).astype(np.int32)
     tasks = np.zeros((int(fold.max(initial=0)) + 1, terms), np.int64)
     for of_fold in range(len(tasks)):
-        tasks[of_fold] = np.bincount(found[number[1] == of_fold].indices, minlength=terms)
+        tasks[of_fold] = np.bincount(occurring[number[1] == of_fold].indices, minlength=terms)
     often = tasks.sum(axis=0) >= MIN_TASKS
     return corpus.vocabulary[often], tasks[:, often]
 
@@ -449,13 +451,13 @@ def _by_task(
 
 def _residuals(targets: NDArray[np.float32], group: NDArray[np.int32]) -> NDArray[np.float32]:
     """Targets [R, O] less the mean of their group, 0 where unknown."""
-    known = np.isfinite(targets)
-    values = np.where(known, targets, 0.0).astype(np.float64)
+    finite = np.isfinite(targets)
+    values = np.where(finite, targets, 0.0).astype(np.float64)
     index = np.unique(group, return_inverse=True)[1]
     totals, counts = (np.zeros((int(index.max(initial=0)) + 1, targets.shape[1])) for _ in range(2))
     np.add.at(totals, index, values)
-    np.add.at(counts, index, known)
-    return np.where(known, values - (totals / np.maximum(counts, 1))[index], 0.0).astype(np.float32)
+    np.add.at(counts, index, finite)
+    return np.where(finite, values - (totals / np.maximum(counts, 1))[index], 0.0).astype(np.float32)
 
 
 def _usual_share(
@@ -466,8 +468,8 @@ def _usual_share(
     for group in np.unique(corpus.group[rows]):
         texts = corpus.document[rows[corpus.group[rows] == group]]
         own, repeats = np.unique(texts, return_counts=True)
-        found = counts[own]
-        count = np.bincount(found.indices, np.repeat(repeats, np.diff(found.indptr)), len(total))
+        occurring = counts[own]
+        count = np.bincount(occurring.indices, np.repeat(repeats, np.diff(occurring.indptr)), len(total))
         total += count**2 / len(texts)
     return np.asarray(total / np.maximum(occurrences, 1))
 
@@ -476,9 +478,9 @@ def _discoveries(p: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Which of T p-values are discoveries at the rate FALSE_DISCOVERIES (Benjamini and Hochberg)."""
     order = np.argsort(p, kind="stable")
     below = p[order] <= FALSE_DISCOVERIES * np.arange(1, len(p) + 1) / max(len(p), 1)
-    found = np.zeros(len(p), bool)
-    found[order[: int(np.flatnonzero(below).max(initial=-1)) + 1]] = True
-    return found
+    discoveries = np.zeros(len(p), bool)
+    discoveries[order[: int(np.flatnonzero(below).max(initial=-1)) + 1]] = True
+    return discoveries
 
 
 @njit(cache=True)
@@ -511,8 +513,8 @@ def _score_sums(
     count, rows = 0, 0
     for row in range(len(document)):
         rows += 1
-        for at in range(starts[document[row]], starts[document[row] + 1]):
-            term = flat[at]
+        for entry in range(starts[document[row]], starts[document[row] + 1]):
+            term = flat[entry]
             occurrences[term] += 1
             if not seen[term]:
                 touched[count] = term

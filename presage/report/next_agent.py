@@ -76,16 +76,16 @@ def against_best(metrics: Metrics) -> list[Against]:
     {"difference", "ci95"}}}.
     """
     baselines, differences = metrics["baselines"], metrics["differences"]
-    found = []
+    compared = []
     for moment, figures in metrics["moments"].items():
         for k, accuracy in enumerate(figures["accuracy"]):
-            rivals = {name: of[moment]["accuracy"][k] for name, of in baselines.items()}
+            rivals = {name: by_moment[moment]["accuracy"][k] for name, by_moment in baselines.items()}
             if accuracy is None or not rivals:
                 continue
             best = max(rivals, key=lambda name: rivals[name])
             by = differences[best][moment]
-            found.append(Against(moment, k, best, accuracy, rivals[best], by["difference"][k], by["ci95"][k]))
-    return found
+            compared.append(Against(moment, k, best, accuracy, rivals[best], by["difference"][k], by["ci95"][k]))
+    return compared
 
 
 def lead(metrics: Metrics) -> str:
@@ -126,7 +126,7 @@ def in_engine(metrics: Metrics) -> str:
 def cards(metrics: Metrics) -> list[Card]:
     """Accuracy of the next step in an engine at each moment, beside the best baseline if both read the same inputs."""
     best = {cell.moment: cell for cell in against_best(metrics) if cell.k == 0}
-    found = []
+    shown = []
     for moment, figures in as_served(metrics)["moments"].items():
         low, high = figures["ci95"][0]
         beside = f"95 % interval {number(low)} to {number(high)}"
@@ -137,8 +137,8 @@ def cards(metrics: Metrics) -> list[Card]:
             cell = best[moment]
             beside += f"; best baseline {cell.best} {number(cell.theirs)}, difference {signed(cell.difference)}"
         label = f"of next steps forecast right at {moment}, in an engine"
-        found.append(Card(number(figures["accuracy"][0]), label, beside))
-    return found
+        shown.append(Card(number(figures["accuracy"][0]), label, beside))
+    return shown
 
 
 def accuracies(metrics: Metrics) -> Section:
@@ -162,19 +162,21 @@ def accuracies(metrics: Metrics) -> Section:
 
 def on_old_traces(metrics: Metrics) -> Section | None:
     """A training that started from an older model, on that one's test traces; None without any."""
-    found = (metrics.get("started_from") or {}).get("old_test")
-    if found is None:
+    old_test = (metrics.get("started_from") or {}).get("old_test")
+    if old_test is None:
         return None
-    judged = {ours(metrics): found["moments"], **found["baselines"]}
+    judged = {ours(metrics): old_test["moments"], **old_test["baselines"]}
     rows = [
-        [moment, *(signed_interval(x, ci) for x, ci in zip(of["difference"], of["ci95"], strict=True))]
-        for moment, of in found["forgotten"].items()
+        [moment, *(signed_interval(x, ci) for x, ci in zip(gap["difference"], gap["ci95"], strict=True))]
+        for moment, gap in old_test["forgotten"].items()
     ]
     return Section(
         "Accuracy on the old traces",
         [
-            Text(f"{counted(found['workflows'], 'workflow')} of --old-test; the baselines but the old model saw none."),
-            *(moment_table(judged, moment) for moment in found["moments"]),
+            Text(
+                f"{counted(old_test['workflows'], 'workflow')} of --old-test; the baselines but the old model saw none."
+            ),
+            *(moment_table(judged, moment) for moment in old_test["moments"]),
             Table(["forgotten: old model minus ours, at", *ahead(max(map(len, rows)) - 1)], rows),
         ],
         in_terminal=True,
@@ -208,8 +210,8 @@ def by_type(metrics: Metrics) -> Section:
     blocks: list[Block] = []
     for moment in metrics["moments"]:
         rows = []
-        for name, of in sorted(types.items()):
-            figures, against = of[moment], _within(of, metrics["rivals"].get(name, {}))
+        for name, of_type in sorted(types.items()):
+            figures, against = of_type[moment], _within(of_type, metrics["rivals"].get(name, {}))
             first = next((cell for cell in against if cell.moment == moment and cell.k == 0), None)
             best = [first.best, signed_interval(first.difference, first.ci95)] if first else ["–", "–"]
             cells = [*accuracy_cells(figures), number(figures["ece"][0]), *best]
@@ -242,8 +244,8 @@ def ablation(metrics: Metrics) -> Section | None:
     for moment, figures in metrics["moments"].items():
         steps = ahead(len(figures["accuracy"]))
         rows = [["everything", *accuracy_cells(figures)]]
-        for part, of in metrics["ablation"].items():
-            rows.append([f"what {part} adds", *(gain(of["differences"][moment], k) for k in range(len(steps)))])
+        for part, added in metrics["ablation"].items():
+            rows.append([f"what {part} adds", *(gain(added["differences"][moment], k) for k in range(len(steps)))])
         tables.append(Table([f"at {moment}", *steps], rows, marked=frozenset({"everything"})))
     text = (
         "The same predictor, trained and judged once more without one part: accuracy with it minus accuracy without, "
@@ -255,14 +257,14 @@ def ablation(metrics: Metrics) -> Section | None:
 
 def moment_table(judged: Mapping[str, Any], moment: str) -> Table:
     """Accuracy at one moment, a row a model; the first, ours, is marked."""
-    rows = [[name, *accuracy_cells(of[moment])] for name, of in judged.items()]
+    rows = [[name, *accuracy_cells(by_moment[moment])] for name, by_moment in judged.items()]
     return Table([f"at {moment}", *ahead(max(map(len, rows)) - 1)], rows, marked=frozenset({rows[0][0]}))
 
 
 def _within(moments: Mapping[str, Any], rivals: Mapping[str, Any]) -> list[Against]:
     """Ours against the best baseline within one workflow type."""
     gains = {
-        name: {m: {"difference": of["difference"], "ci95": of["difference_ci95"]} for m, of in by_moment.items()}
+        name: {m: {"difference": gap["difference"], "ci95": gap["difference_ci95"]} for m, gap in by_moment.items()}
         for name, by_moment in rivals.items()
     }
     return against_best({"moments": moments, "baselines": rivals, "differences": gains})
@@ -273,7 +275,8 @@ def _further(metrics: Metrics, judged: Mapping[str, Any]) -> Folded:
     tables = []
     for moment in metrics["moments"]:
         rows = [
-            [name, *(" / ".join(map(number, of[moment][key])) for key in keys.values())] for name, of in judged.items()
+            [name, *(" / ".join(map(number, by_moment[moment][key])) for key in keys.values())]
+            for name, by_moment in judged.items()
         ]
         head = [f"at {moment}, 1 / 2 / … steps ahead", *keys]
         tables.append(Table(head, rows, marked=frozenset({ours(metrics)})))
@@ -302,11 +305,13 @@ def errors(metrics: Metrics) -> Section:
             "which agents it happened most. A step at which a trace was cut is no error."
         )
     ]
-    for moment, found in metrics["confusions"].items():
+    for moment, confused in metrics["confusions"].items():
         blocks.append(
-            Text(f"At {moment}: {counted(found['errors'], 'error')} in {counted(found['positions'], 'position')}.")
+            Text(
+                f"At {moment}: {counted(confused['errors'], 'error')} in {counted(confused['positions'], 'position')}."
+            )
         )
-        if not found["pairs"]:
+        if not confused["pairs"]:
             continue
         rows = [
             [
@@ -316,11 +321,13 @@ def errors(metrics: Metrics) -> Section:
                 number(pair["confidence"]),
                 "; ".join(map(_example, pair["examples"])),
             ]
-            for pair in found["pairs"]
+            for pair in confused["pairs"]
         ]
         head = ["forecast", "outcome", "how often", "confidence", f"at {moment}, most often after"]
         blocks.append(Table(head, rows, frozenset({0, 1, 4})))
-        rows = [[_name(of["agent"]), count(of["errors"]), count(of["positions"])] for of in found["by_agent"]]
+        rows = [
+            [_name(after["agent"]), count(after["errors"]), count(after["positions"])] for after in confused["by_agent"]
+        ]
         by_agent = Table(["after", "errors", "of positions"], rows)
         blocks.append(Folded(f"After which agents it errs most, at {moment}", [by_agent]))
     return Section("Where it errs most", blocks)
@@ -340,9 +347,9 @@ def profiles(metrics: Metrics) -> Section | None:
     if not metrics.get("profiles"):
         return None
     rows = []
-    for name, of in metrics["profiles"].items():
-        for moment, figures in of["moments"].items():
-            lost = str(len(of["behind"])) if of["behind"] is not None else "–"
+    for name, profile in metrics["profiles"].items():
+        for moment, figures in profile["moments"].items():
+            lost = str(len(profile["behind"])) if profile["behind"] is not None else "–"
             eces = " / ".join(map(number, figures["ece"]))
             rows.append([name, moment, *accuracy_cells(figures), eces, lost])
     head = ["inputs", "moment", *(f"{k + 1} ahead" for k in range(len(rows[0]) - 4)), "ECE", "LOST"]
@@ -404,7 +411,7 @@ def made(metrics: Metrics) -> Section | None:
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings under names with dots."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in config.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+        settings |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return settings

@@ -59,9 +59,10 @@ _BY_AGENT: Final = "ttft_mean_s of "
 def document(metrics: Metrics) -> Document:
     """The report of one replay."""
     policies = metrics["policies"]
-    agents = sorted({name for of in policies.values() for name in of if name.startswith(_BY_AGENT)})
+    agents = sorted({name for figures in policies.values() for name in figures if name.startswith(_BY_AGENT)})
     by_agent = [
-        [name.removeprefix(_BY_AGENT), *(_figure(of.get(name), 2) for of in policies.values())] for name in agents
+        [name.removeprefix(_BY_AGENT), *(_figure(figures.get(name), 2) for figures in policies.values())]
+        for name in agents
     ]
     parts = [
         _pictures(metrics),
@@ -91,11 +92,11 @@ def _pictures(metrics: Metrics) -> Section:
     policies, verdict = metrics["policies"], metrics.get("verdict")
     panels = []
     for title, (key, digits) in _DRAWN.items():
-        rows = {name: _point(of[key]) for name, of in policies.items()}
+        rows = {name: _point(figures[key]) for name, figures in policies.items()}
         panels.append(Panel(title, interval_plot(rows, f"{{:.{digits}f}}".format)))
     caption = f"Means over {metrics['seeds']} seeds, {_pauses(metrics)}; bars are 95 % intervals."
     if verdict and verdict["sooner"]:
-        rows = {name: _point(of, 100.0) for name, of in verdict["sooner"].items()}
+        rows = {name: _point(saved, 100.0) for name, saved in verdict["sooner"].items()}
         drawn = interval_plot(rows, "{:+.1f}".format, mark=0.0)
         panels.append(Panel(f"Sooner than {verdict['against']}, %", drawn))
         caption += (
@@ -161,20 +162,20 @@ def _lead(metrics: Metrics) -> str:
 
 
 def _notes(policies: Mapping[str, Any]) -> list[Text]:
-    found = []
-    for name, of in policies.items():
-        if "at_once" in of:
-            found.append(Text(f"{name}: {of['at_once']} workflows at once"))
-        if "switched_off" in of:
-            found.append(Text(f"{name}: {', '.join(of['switched_off'])} failed and was switched off"))
-    return found
+    notes = []
+    for name, figures in policies.items():
+        if "at_once" in figures:
+            notes.append(Text(f"{name}: {figures['at_once']} workflows at once"))
+        if "switched_off" in figures:
+            notes.append(Text(f"{name}: {', '.join(figures['switched_off'])} failed and was switched off"))
+    return notes
 
 
 def _shares(policies: Mapping[str, Any]) -> Section | None:
     rows = [
-        [name, *(_share(of, figure) for figure, _ in _FIGURES.values())]
-        for name, of in policies.items()
-        if "share_of_oracle" in of
+        [name, *(_share(figures, figure) for figure, _ in _FIGURES.values())]
+        for name, figures in policies.items()
+        if "share_of_oracle" in figures
     ]
     crossed = any("+" in name for name in policies)
     gain = "stjf-oracle gains over fcfs, with the same policy" if crossed else "the oracle gains over stock"
@@ -186,18 +187,18 @@ def _shares(policies: Mapping[str, Any]) -> Section | None:
 def _queueing(policies: Mapping[str, Any]) -> Section | None:
     """Queueing time of each scheduler: mean, share of the oracle's saving, and the longest wait relative to FCFS."""
     rows = []
-    for name, of in policies.items():
+    for name, figures in policies.items():
         first_come = policies.get(f"{name.partition('+')[0]}+fcfs")
         if first_come is not None:
-            worst = of["longest_wait_s"]["mean"] / max(first_come["longest_wait_s"]["mean"], 1e-9)
+            worst = figures["longest_wait_s"]["mean"] / max(first_come["longest_wait_s"]["mean"], 1e-9)
             rows.append(
                 [
                     name,
-                    _figure(of["queueing_mean_s"], 2),
-                    "100%" if name.endswith("+stjf-oracle") else _share(of, "queueing_mean_s"),
-                    _figure(of["longest_wait_s"], 1),
+                    _figure(figures["queueing_mean_s"], 2),
+                    "100%" if name.endswith("+stjf-oracle") else _share(figures, "queueing_mean_s"),
+                    _figure(figures["longest_wait_s"], 1),
                     f"{worst:.2f}",
-                    _figure(of.get("promotions"), 0),
+                    _figure(figures.get("promotions"), 0),
                 ]
             )
     head = ["policy", "queueing s", "of the oracle's saving", "worst s", "of the worst of fcfs", "promoted by ageing"]
@@ -205,7 +206,7 @@ def _queueing(policies: Mapping[str, Any]) -> Section | None:
 
 
 def _routing(policies: Mapping[str, Any]) -> Section | None:
-    routed = {name: of for name, of in policies.items() if "moves" in of}
+    routed = {name: figures for name, figures in policies.items() if "moves" in figures}
     if not routed:
         return None
     text = Text(
@@ -217,13 +218,13 @@ def _routing(policies: Mapping[str, Any]) -> Section | None:
 
 def _placed(policies: Mapping[str, Any]) -> Section | None:
     """Requests by policy, reason and engine."""
-    of = {name: found["placed"] for name, found in policies.items() if "placed" in found}
-    if not of:
+    placed = {name: figures["placed"] for name, figures in policies.items() if "placed" in figures}
+    if not placed:
         return None
-    engines = sorted({engine for reasons in of.values() for counts in reasons.values() for engine in counts})
+    engines = sorted({engine for reasons in placed.values() for counts in reasons.values() for engine in counts})
     rows = [
         [name, reason, *(f"{counts.get(engine, 0):.0f}" for engine in engines)]
-        for name, reasons in of.items()
+        for name, reasons in placed.items()
         for reason, counts in reasons.items()
     ]
     return Section("Where requests went, and why", [Table(["policy", "reason", *engines], rows)])
@@ -231,12 +232,12 @@ def _placed(policies: Mapping[str, Any]) -> Section | None:
 
 def _over_time(policies: Mapping[str, Any]) -> Section | None:
     """Load and cache of each engine, a drawing for each policy; all drawings of a picture have the same axes."""
-    courses = {name: of["course"] for name, of in policies.items() if of.get("course")}
+    courses = {name: figures["course"] for name, figures in policies.items() if figures.get("course")}
     if not courses:
         return None
-    held = {name: {"held by the router": of["held"], **of["under_way"]} for name, of in courses.items()}
-    used = {name: of["cache_in_use"] for name, of in courses.items()}
-    windows = {name: of["window_s"] for name, of in courses.items()}
+    held = {name: {"held by the router": course["held"], **course["under_way"]} for name, course in courses.items()}
+    used = {name: course["cache_in_use"] for name, course in courses.items()}
+    windows = {name: course["window_s"] for name, course in courses.items()}
     first = "with the first seed, by windows of a sixtieth of the run"
     load = f"Requests held by the router, and requests of each engine, waiting or running, {first}."
     cache = (
@@ -256,27 +257,30 @@ def _courses(
     series = next(iter(courses.values()))
     count = len(next(iter(series.values())))
     x = round_axis([0.0, count * max(windows.values())], "seconds")
-    y = round_axis([0.0, *(value for of in courses.values() for one in of.values() for value in one)], label)
+    y = round_axis([0.0, *(value for course in courses.values() for line in course.values() for value in line)], label)
     panels = []
-    for policy, of in courses.items():
+    for policy, course in courses.items():
         lines = [
-            [PlotPoint((at + 0.5) * windows[policy], value) for at, value in enumerate(one)] for one in of.values()
+            [PlotPoint((window + 0.5) * windows[policy], value) for window, value in enumerate(line)]
+            for line in course.values()
         ]
         panels.append(Panel(policy, line_plot(lines, x, y, dots=False)))
     return Picture(name, caption, panels, tuple(series))
 
 
 def _tiers(policies: Mapping[str, Any]) -> Section | None:
-    with_host = {name: of for name, of in policies.items() if "loaded_tokens" in of}
+    with_host = {name: figures for name, figures in policies.items() if "loaded_tokens" in figures}
     return Section("Hit tokens by tier", [_table(with_host, _TIERS)], in_terminal=True) if with_host else None
 
 
 def _evictions(policies: Mapping[str, Any]) -> Section | None:
     rows = []
-    for name, of in policies.items():
-        counts = [of[f"evicted_{kind}"] for kind in ("blank", "retired", "active")]
+    for name, figures in policies.items():
+        counts = [figures[f"evicted_{kind}"] for kind in ("blank", "retired", "active")]
         held = counts[1]["mean"] + counts[2]["mean"]
-        rows.append([name, *(_figure(one, 0) for one in counts), f"{counts[2]['mean'] / held:.1%}" if held else "–"])
+        rows.append(
+            [name, *(_figure(evicted, 0) for evicted in counts), f"{counts[2]['mean'] / held:.1%}" if held else "–"]
+        )
     head = ["policy", "blank", "retired", "active", "active, share of non-blank"]
     return Section("Evicted blocks by state", [Table(head, rows)], in_terminal=True) if rows else None
 
@@ -303,8 +307,8 @@ def _figure(of: Mapping[str, Any] | None, digits: int) -> str:
 
 def _share(of: Mapping[str, Any], figure: str) -> str:
     """The share of the oracle's gain; a dash if that gain is not significant."""
-    found = of.get("share_of_oracle", {}).get(figure)
-    return "–" if found is None else f"{found:.0%}"
+    gained = of.get("share_of_oracle", {}).get(figure)
+    return "–" if gained is None else f"{gained:.0%}"
 
 
 def _facts(metrics: Metrics) -> dict[str, str]:

@@ -125,15 +125,15 @@ class QuantileFigures:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; quantiles are keys such as "0.9"."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for figure in ("tau_distance", "pinball", "coverage"):
-            of = getattr(self, figure)
-            by_name = of if figure == "tau_distance" else by_quantile(self.quantiles, of)
-            found[figure] = {name: estimate.value for name, estimate in by_name.items()}
-            found[f"{figure}_ci95"] = {name: estimate.ci95 for name, estimate in by_name.items()}
+            estimates = getattr(self, figure)
+            by_name = estimates if figure == "tau_distance" else by_quantile(self.quantiles, estimates)
+            values[figure] = {name: estimate.value for name, estimate in by_name.items()}
+            values[f"{figure}_ci95"] = {name: estimate.ci95 for name, estimate in by_name.items()}
         return json_values(
             {
-                **found,
+                **values,
                 "width": by_quantile(self.quantiles, self.width),
                 "workflows": int((self.positions > 0).sum()),
                 "steps": int(self.positions.sum()),
@@ -146,7 +146,7 @@ Figure = TypeVar("Figure")
 
 def by_quantile(quantiles: Sequence[float], figures: Sequence[Figure]) -> dict[str, Figure]:
     """Figures by quantile, under keys such as "0.9"."""
-    return {f"{q:g}": of for q, of in zip(quantiles, figures, strict=True)}
+    return {f"{q:g}": figure for q, figure in zip(quantiles, figures, strict=True)}
 
 
 def measure(
@@ -177,14 +177,14 @@ def measure(
         )
     if not (np.isfinite(forecast).all() and np.isfinite(truth).all()):
         raise ValueError("a forecast or a length is not finite; leave steps without a known length out")
-    known, lengths = forecast.astype(np.float64), truth.astype(np.float64)
+    quantile_values, lengths = forecast.astype(np.float64), truth.astype(np.float64)
     workflows = int(workflow.max()) + 1
     positions = np.bincount(workflow, minlength=workflows)
     levels = np.asarray(quantiles, np.float64)
-    error = lengths[:, None] - known
+    error = lengths[:, None] - quantile_values
     loss = by_workflow(np.maximum(levels * error, (levels - 1) * error), workflow, workflows)
-    covered = by_workflow(lengths[:, None] <= known, workflow, workflows)
-    median = known[:, median_column(quantiles)]
+    covered = by_workflow(lengths[:, None] <= quantile_values, workflow, workflows)
+    median = quantile_values[:, median_column(quantiles)]
 
     wrong: dict[str, NDArray[np.float64]] = {}
     pairs: dict[str, NDArray[np.float64]] = {}
@@ -195,16 +195,20 @@ def measure(
         )
     seed = int(rng.integers(2**63))  # all figures share the resamples of workflows
     ranks, ends = intervals(wrong, pairs, loss, positions, seed, resamples)
-    shares = [share_ci(of, positions, np.random.default_rng(seed), resamples) for of in covered.T]
+    shares = [share_ci(of_quantile, positions, np.random.default_rng(seed), resamples) for of_quantile in covered.T]
     return QuantileFigures(
         quantiles=tuple(quantiles),
         tau_distance={
             scope: Estimate(float(wrong[scope].sum() / total) if (total := pairs[scope].sum()) else math.nan, rank)
             for scope, rank in ranks.items()
         },
-        pinball=tuple(Estimate(float(of.sum() / steps), end) for of, end in zip(loss.T, ends, strict=True)),
-        coverage=tuple(Estimate(float(of.sum() / steps), end) for of, end in zip(covered.T, shares, strict=True)),
-        width=tuple(float((known[:, q] - median).mean()) for q in range(size)),
+        pinball=tuple(
+            Estimate(float(of_quantile.sum() / steps), end) for of_quantile, end in zip(loss.T, ends, strict=True)
+        ),
+        coverage=tuple(
+            Estimate(float(of_quantile.sum() / steps), end) for of_quantile, end in zip(covered.T, shares, strict=True)
+        ),
+        width=tuple(float((quantile_values[:, q] - median).mean()) for q in range(size)),
         wrong=wrong,
         pairs=pairs,
         loss=loss,
@@ -225,7 +229,7 @@ def intervals(
 
     Arguments as the fields of `QuantileFigures`; differences have those of `wrong` and `loss`.
     """
-    all_wrong, all_pairs = (np.stack([of[scope] for scope in SCOPES], axis=1) for of in (wrong, pairs))
+    all_wrong, all_pairs = (np.stack([by_scope[scope] for scope in SCOPES], axis=1) for by_scope in (wrong, pairs))
     ranks = pair_ratio_cis(all_wrong, all_pairs, np.random.default_rng(seed), resamples)
     below = np.repeat(positions[:, None], loss.shape[1], axis=1)
     ends = ratio_cis(loss, below, np.random.default_rng(seed), resamples)
@@ -273,9 +277,9 @@ def difference(
 
 def _headline(figures: QuantileFigures, lost: tuple[Behind, ...]) -> dict[str, Any]:
     """Figures under one input profile (`features/input_profiles.py`), as JSON values."""
-    kept = [f"{figure}{of}" for figure in ("tau_distance", "pinball", "coverage") for of in ("", "_ci95")]
-    found = figures.to_dict()
-    return {key: found[key] for key in kept} | {"behind": worst(lost)}
+    kept = [f"{figure}{suffix}" for figure in ("tau_distance", "pinball", "coverage") for suffix in ("", "_ci95")]
+    values = figures.to_dict()
+    return {key: values[key] for key in kept} | {"behind": worst(lost)}
 
 
 def _lost(
@@ -285,7 +289,7 @@ def _lost(
     unit: str,
 ) -> tuple[Behind, ...]:
     """The comparisons that a baseline won; `unit` is that of the pinball loss."""
-    found = []
+    lost = []
     for name, gap in against.items():
         own = baselines[name]
         steps = int(own.positions.sum())
@@ -295,11 +299,11 @@ def _lost(
             if enough_beyond(steps, q)
         ]
         for scope in SCOPES:
-            at = f"in tau distance of {'all' if scope == 'all' else 'first'} steps"
-            compared.append((at, gap.tau_distance[scope], own.tau_distance[scope]))
-        for at, by, figure in compared:
-            found += behind(name, at, by.value, _widened(by, len(compared) * len(against)), figure.value)
-    return tuple(found)
+            where = f"in tau distance of {'all' if scope == 'all' else 'first'} steps"
+            compared.append((where, gap.tau_distance[scope], own.tau_distance[scope]))
+        for where, by, figure in compared:
+            lost += behind(name, where, by.value, _widened(by, len(compared) * len(against)), figure.value)
+    return tuple(lost)
 
 
 def _widened(of: Estimate, comparisons: int) -> Interval:
@@ -343,7 +347,7 @@ class QuantileEvaluation:
         return {
             "by_workflow_type": self.by_workflow_type,
             "baselines": self.baselines,
-            "differences": {name: of.to_dict(self.figures.quantiles) for name, of in self.differences.items()},
+            "differences": {name: gap.to_dict(self.figures.quantiles) for name, gap in self.differences.items()},
             "behind": worst(self.behind),
             "profiles": self.profiles,
         }
@@ -374,34 +378,34 @@ def evaluate_quantiles(
     Returns:
         The evaluation, and the forecasts [n, Q].
     """
-    known, first = rows.labelled, np.diff(rows.workflow, prepend=-1) != 0
+    labelled, first = rows.labelled, np.diff(rows.workflow, prepend=-1) != 0
     baselines = baselines or {}
 
     def judge(
         forecast: NDArray[np.float32],
-        within: NDArray[np.bool_] = known,
-        workflow: NDArray[np.integer] = rows.workflow[known],
+        within: NDArray[np.bool_] = labelled,
+        workflow: NDArray[np.integer] = rows.workflow[labelled],
     ) -> QuantileFigures:
         truth, rng = scaled(rows.label[within]), np.random.default_rng(seed)
         return measure(scaled(forecast[within]), truth, workflow, first[within], quantiles, rng, resamples)
 
     def profile(shown: LabelledRows, rivals: Mapping[str, Predict]) -> dict[str, Any]:
         ours = judge(predict(shown))
-        theirs = {name: judge(of(shown)) for name, of in rivals.items()}
-        gaps = {name: difference(ours, of, seed, resamples) for name, of in theirs.items()}
+        theirs = {name: judge(rival(shown)) for name, rival in rivals.items()}
+        gaps = {name: difference(ours, rival, seed, resamples) for name, rival in theirs.items()}
         return _headline(ours, _lost(gaps, theirs, quantiles, unit))
 
     forecast = predict(rows)
     figures = judge(forecast)
     names = (*rows.vocabulary.workflow_types, "unknown")
     by_type = {}
-    for index in np.unique(rows.workflow_type[known]):
-        within = known & (rows.workflow_type == index)
+    for index in np.unique(rows.workflow_type[labelled]):
+        within = labelled & (rows.workflow_type == index)
         by_type[names[index]] = judge(forecast, within, np.unique(rows.workflow[within], return_inverse=True)[1])
     others = {name: judge(baseline(rows)) for name, baseline in baselines.items()}
     type_of = np.full(len(figures.positions), len(names) - 1)
-    type_of[rows.workflow[known]] = rows.workflow_type[known]
-    against = {name: difference(figures, of, seed, resamples) for name, of in others.items()}
+    type_of[rows.workflow[labelled]] = rows.workflow_type[labelled]
+    against = {name: difference(figures, other, seed, resamples) for name, other in others.items()}
     losses = _lost(against, others, quantiles, unit)
     evaluation = QuantileEvaluation(
         figures=figures,
@@ -418,10 +422,10 @@ def evaluate_quantiles(
 def bins(median: NDArray[np.float32], truth: NDArray[np.float32]) -> tuple[dict[str, float], ...]:
     """Steps in equal-sized groups by the forecast median [n], with forecast and outcome of each."""
     groups = np.array_split(np.argsort(median, kind="stable"), min(BINS, len(median)))
-    found = []
+    groups_shown = []
     for rows in groups:
         low, middle, high = np.quantile(truth[rows], [0.1, 0.5, 0.9]).tolist()
-        found.append(
+        groups_shown.append(
             {
                 "steps": len(rows),
                 "forecast": float(np.median(median[rows])),
@@ -430,7 +434,7 @@ def bins(median: NDArray[np.float32], truth: NDArray[np.float32]) -> tuple[dict[
                 "truth_p90": high,
             }
         )
-    return tuple(found)
+    return tuple(groups_shown)
 
 
 def rows_under_profiles(
@@ -450,5 +454,5 @@ _TIMED: Final = 1000
 def row_latency_us(rows: LabelledRows, forecast: Callable[[int, int, int, NDArray[np.float32]], object]) -> float:
     """Median time of `forecast` of one row, microseconds, over a thousand rows on one thread."""
     columns = (rows.workflow_type, rows.agent, rows.model)
-    of = [(*map(int, row), numbers) for *row, numbers in zip(*columns, rows.numbers, strict=True)][:_TIMED]
-    return median_us(lambda i: forecast(*of[i % len(of)]), _TIMED)
+    arguments = [(*map(int, row), numbers) for *row, numbers in zip(*columns, rows.numbers, strict=True)][:_TIMED]
+    return median_us(lambda i: forecast(*arguments[i % len(arguments)]), _TIMED)

@@ -134,28 +134,28 @@ class Automaton:
 
     @cached_property
     def _successors(self) -> list[dict[Symbol, int]]:
-        found: list[dict[Symbol, int]] = [{} for _ in self.states]
-        for at, state in enumerate(self.states):
+        successors: list[dict[Symbol, int]] = [{} for _ in self.states]
+        for number, state in enumerate(self.states):
             for to in state.counts:
                 symbol = self.states[to].symbol if to != END else None
                 if symbol is not None:
-                    found[at][symbol] = to
-        return found
+                    successors[number][symbol] = to
+        return successors
 
     def calls(self, items: Iterable[Item], complete: bool) -> Iterator[bool]:
         """Whether each call of a workflow, and its end if it is `complete`, takes a kept edge."""
-        at: int | None = 0
+        state: int | None = 0
         for item in items:
-            to = None if at is None else self.successors(at).get(item.symbol)
-            yield at is not None and to in self.states[at].kept
-            at = self._usual(item.symbol) if to is None else to
+            to = None if state is None else self.successors(state).get(item.symbol)
+            yield state is not None and to in self.states[state].kept
+            state = self._usual(item.symbol) if to is None else to
         if complete:
-            yield at is not None and END in self.states[at].kept
+            yield state is not None and END in self.states[state].kept
 
     def _usual(self, *symbols: Symbol | None) -> int | None:
         """The most visited state with one of the symbols."""
-        alike = [at for at, state in enumerate(self.states) if at and state.symbol in symbols]
-        return max(alike, key=lambda at: self.states[at].visits, default=None)
+        alike = [number for number, state in enumerate(self.states) if number and state.symbol in symbols]
+        return max(alike, key=lambda number: self.states[number].visits, default=None)
 
     def step(self, place: ProfilePlace, agent: str, index: int, parents: Parents, alphabet: Alphabet) -> ProfilePlace:
         """The place after a further step of a running workflow.
@@ -200,14 +200,14 @@ class Automaton:
 
     def outcomes(self, place: ProfilePlace) -> dict[str | None, float]:
         """Probability of each next agent and of END (None); empty where nothing is known."""
-        found: dict[str | None, float] = {}
+        probabilities: dict[str | None, float] = {}
         for to, _, p in () if place.state is None else self.moves(place.state, place.within):
             if to == END:
-                found[None] = p
+                probabilities[None] = p
             else:
                 for agent, share in self.states[to].agents().items():
-                    found[agent] = found.get(agent, 0.0) + p * share
-        return found
+                    probabilities[agent] = probabilities.get(agent, 0.0) + p * share
+        return probabilities
 
     def dominant_path(self) -> tuple[list[int], float]:
         """The likeliest whole path, without the start, and its probability (Dijkstra's algorithm)."""
@@ -216,57 +216,59 @@ class Automaton:
         queue: list[tuple[float, int, list[int]]] = [(0.0, 0, [])]
         done: set[int] = set()
         while queue:
-            cost, at, path = heapq.heappop(queue)
-            if at == END:
+            cost, state, path = heapq.heappop(queue)
+            if state == END:
                 return path, math.exp(-cost)
-            if at in done:
+            if state in done:
                 continue
-            done.add(at)
-            for to, times in self.states[at].counts.items():
+            done.add(state)
+            for to, times in self.states[state].counts.items():
                 further = path if to == END else [*path, to]
-                heapq.heappush(queue, (cost - math.log(times / self.states[at].known), to, further))
+                heapq.heappush(queue, (cost - math.log(times / self.states[state].known), to, further))
         return [], 0.0
 
     @property
     def pruned(self) -> float:
         """Share of all known outcomes that was pruned."""
-        return sum(of.pruned * of.known for of in self.states) / max(sum(of.known for of in self.states), 1)
+        return sum(state.pruned * state.known for state in self.states) / max(
+            sum(state.known for state in self.states), 1
+        )
 
     def to_dict(self) -> list[dict[str, Any]]:
         """JSON values."""
         return [
             {
-                "symbol": list(of.symbol) if isinstance(of.symbol, tuple) else of.symbol,
-                "visits": of.visits,
-                "edges": [[to, times, to in of.kept] for to, times in sorted(of.counts.items())],
-                "left": None if of.left is None else vars(of.left),
-                "tokens": None if of.tokens is None else vars(of.tokens),
-                "distance": of.distance,
-                "members": of.members,
-                "sizes": sorted(of.sizes.items()),
+                "symbol": list(state.symbol) if isinstance(state.symbol, tuple) else state.symbol,
+                "visits": state.visits,
+                "edges": [[to, times, to in state.kept] for to, times in sorted(state.counts.items())],
+                "left": None if state.left is None else vars(state.left),
+                "tokens": None if state.tokens is None else vars(state.tokens),
+                "distance": state.distance,
+                "members": state.members,
+                "sizes": sorted(state.sizes.items()),
             }
-            for of in self.states
+            for state in self.states
         ]
 
     @classmethod
     def from_dict(cls, data: Sequence[Mapping[str, Any]]) -> Automaton:
         """Inverse of `to_dict`; raises ValueError for an edge to no state."""
         states = []
-        for of in data:
-            symbol = of["symbol"]
-            if any(not END <= to < len(data) for to, _, _ in of["edges"]):
+        for written in data:
+            symbol = written["symbol"]
+            if any(not END <= to < len(data) for to, _, _ in written["edges"]):
                 raise ValueError("an edge leads to no state")
             states.append(
                 ProfileState(
                     tuple(symbol) if isinstance(symbol, list) else symbol,
-                    of["visits"],
-                    {to: times for to, times, _ in of["edges"]},
-                    frozenset(to for to, _, kept in of["edges"] if kept),
-                    LeftAtState.from_dict(of["left"]),
-                    LeftAtState.from_dict(of.get("tokens")),
-                    of["distance"],
-                    dict(of["members"]),
-                    dict(map(tuple, of["sizes"])),
+                    written["visits"],
+                    {to: times for to, times, _ in written["edges"]},
+                    frozenset(to for to, _, kept in written["edges"] if kept),
+                    LeftAtState.from_dict(written["left"]),
+                    LeftAtState.from_dict(written.get("tokens")),
+                    written["distance"],
+                    dict(written["members"]),
+                    dict(map(tuple, written["sizes"])),
                 )
             )
         return cls(states)
@@ -292,7 +294,7 @@ def learn(
     """Learn, prune and measure the automaton; also returns the run of each workflow, without the start."""
     tree = prefix_tree(([item.symbol for item in w.items], w.complete) for w in workflows)
     nodes = merge_tree(tree, merging)
-    number = {node: at for at, node in enumerate(nodes)}
+    number = {node: index for index, node in enumerate(nodes)}
     counts: list[dict[int, int]] = [
         {
             **{number[node.next[symbol]]: times for symbol, times in node.taken.items()},
@@ -309,39 +311,39 @@ def learn(
         total, done = sum(item.size for item in w.items), 0
         if w.complete:
             left[0].append(total)
-            for at, of in zip((0, *run), (w.tokens[0][:1], *w.tokens), strict=True):
-                tokens[at] += [number for number in of if not math.isnan(number)]
-        for at, item, names in zip(run, w.items, w.agents, strict=True):
+            for state, left_there in zip((0, *run), (w.tokens[0][:1], *w.tokens), strict=True):
+                tokens[state] += [number for number in left_there if not math.isnan(number)]
+        for state, item, names in zip(run, w.items, w.agents, strict=True):
             done += item.size
-            members[at].update(names)
+            members[state].update(names)
             if isinstance(item.symbol, tuple):
-                sizes[at][item.size] += 1
+                sizes[state][item.size] += 1
             if w.complete:
-                left[at].append(total - done)
+                left[state].append(total - done)
     distance = _distances(counts, kept)
     states = [
         ProfileState(
             node.symbol,
             node.visits,
-            counts[at],
-            kept[at],
-            LeftAtState.of(left[at]),
-            LeftAtState.of(tokens[at]),
-            distance[at],
-            dict(members[at]),
-            sizes[at],
+            counts[state],
+            kept[state],
+            LeftAtState.of(left[state]),
+            LeftAtState.of(tokens[state]),
+            distance[state],
+            dict(members[state]),
+            sizes[state],
         )
-        for at, node in enumerate(nodes)
+        for state, node in enumerate(nodes)
     ]
     return Automaton(states), runs
 
 
 def _run(start: Any, items: Iterable[Item], number: Mapping[Any, int]) -> list[int]:
-    at, found = start, []
+    node, run = start, []
     for item in items:
-        at = at.next[item.symbol]
-        found.append(number[at])
-    return found
+        node = node.next[item.symbol]
+        run.append(number[node])
+    return run
 
 
 def _pruned(
@@ -352,33 +354,33 @@ def _pruned(
     min_coverage: float,
 ) -> list[frozenset[int]]:
     rare: dict[tuple[int, int], set[int]] = {}
-    for at, of in enumerate(counts):
-        total = sum(of.values())
-        rare |= {(at, to): set() for to, times in of.items() if times < min_probability * total}
+    for state, leaving in enumerate(counts):
+        total = sum(leaving.values())
+        rare |= {(state, to): set() for to, times in leaving.items() if times < min_probability * total}
     for workflow, run in enumerate(runs):
         path = [0, *run, *((END,) if complete[workflow] else ())]
         for edge in {*pairwise(path)} & rare.keys():
             rare[edge].add(workflow)
     budget, lost = (1 - min_coverage) * len(runs), set[int]()
-    kept = [set(of) for of in counts]
-    for (at, to), users in sorted(rare.items(), key=lambda one: (len(one[1]), one[0])):
+    kept = [set(leaving) for leaving in counts]
+    for (state, to), users in sorted(rare.items(), key=lambda edge_users: (len(edge_users[1]), edge_users[0])):
         if len(lost | users) <= budget:
             lost |= users
-            kept[at].discard(to)
-    return [frozenset(of) for of in kept]
+            kept[state].discard(to)
+    return [frozenset(edges) for edges in kept]
 
 
 def _distances(counts: Sequence[Mapping[int, int]], kept: Sequence[frozenset[int]]) -> list[int | None]:
     """Fewest steps to the end over kept edges, breadth first from the end."""
     before: dict[int, list[int]] = {}
-    for at in range(len(counts)):
-        for to in kept[at]:
-            before.setdefault(to, []).append(at)
-    found: list[int | None] = [None] * len(counts)
+    for state in range(len(counts)):
+        for to in kept[state]:
+            before.setdefault(to, []).append(state)
+    distances: list[int | None] = [None] * len(counts)
     front, steps = before.get(END, []), 0
     while front:
-        for at in front:
-            found[at] = steps
+        for state in front:
+            distances[state] = steps
         steps += 1
-        front = list({one for at in front for one in before.get(at, ()) if found[one] is None})
-    return found
+        front = list({earlier for state in front for earlier in before.get(state, ()) if distances[earlier] is None})
+    return distances

@@ -68,12 +68,12 @@ class StepChoice:
     @cached_property
     def steps(self) -> frozenset[str]:
         """The agents of the options that are one step."""
-        return frozenset(of.agent for of in self.options if isinstance(of, OneStep))
+        return frozenset(option.agent for option in self.options if isinstance(option, OneStep))
 
     @cached_property
     def others(self) -> tuple[Expression, ...]:
         """The other options."""
-        return tuple(of for of in self.options if not isinstance(of, OneStep))
+        return tuple(option for option in self.options if not isinstance(option, OneStep))
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def chain(*parts: Expression) -> Expression:
         flat += part.parts if isinstance(part, StepChain) else (part,)
     joined = True
     while joined:
-        joined = any(_join_at(flat, at) for at in range(len(flat)))
+        joined = any(_join_at(flat, index) for index in range(len(flat)))
     return flat[0] if len(flat) == 1 else StepChain(tuple(flat))
 
 
@@ -148,22 +148,22 @@ def choice(*options: Expression) -> Expression:
             option, optional = repeat(option.body, 1, option.high), True
         flat.update(option.options if isinstance(option, StepChoice) else (option,))
     optional = optional or NOTHING in flat
-    found = _merged(sorted(flat - {NOTHING}, key=text))
-    if not found:
+    merged = _merged(sorted(flat - {NOTHING}, key=text))
+    if not merged:
         return NOTHING
     if optional:  # `x{0,2} y | x{1,2}`, or nothing, is `x{0,2} y | x{0,2}`, which has a common beginning
         ends = {
-            part for option in found if isinstance(option, StepChain) for part in (option.parts[0], option.parts[-1])
+            part for option in merged if isinstance(option, StepChain) for part in (option.parts[0], option.parts[-1])
         }
-        for at, option in enumerate(found):
+        for index, option in enumerate(merged):
             body, low, high = _counted(option)
             if low == 1 and (wider := RepeatedSteps(body, 0, high)) in ends:
-                found[at], optional = wider, False
+                merged[index], optional = wider, False
                 break
-    one = found[0] if len(found) == 1 else _factored(found)
-    if one is None:
-        one = StepChoice(tuple(found))
-    return repeat(one, 0, 1) if optional else one
+    expression = merged[0] if len(merged) == 1 else _factored(merged)
+    if expression is None:
+        expression = StepChoice(tuple(merged))
+    return repeat(expression, 0, 1) if optional else expression
 
 
 def _merged(options: list[Expression]) -> list[Expression]:
@@ -181,26 +181,26 @@ def _merged(options: list[Expression]) -> list[Expression]:
             if same.get(OneStep(agent)) == [OneStep(agent)]:
                 del same[OneStep(agent)]
                 blocks[agents] = 1, blocks[agents][1]
-    found: list[Expression] = [ParallelSteps(agents, *bounds) for agents, bounds in blocks.items()]
+    merged: list[Expression] = [ParallelSteps(agents, *bounds) for agents, bounds in blocks.items()]
     for body, alike in same.items():
         _, lows, highs = zip(*map(_counted, alike), strict=True)
-        found.append(alike[0] if len(alike) == 1 else repeat(body, min(lows), max(highs)))
-    return sorted(found, key=text)
+        merged.append(alike[0] if len(alike) == 1 else repeat(body, min(lows), max(highs)))
+    return sorted(merged, key=text)
 
 
 def _factored(options: list[Expression]) -> Expression | None:
     """The choice with a common beginning or end of some of its options written once; None if no two share one."""
-    split = [list(of.parts) if isinstance(of, StepChain) else [of] for of in options]
+    split = [list(option.parts) if isinstance(option, StepChain) else [option] for option in options]
     for place in (-1, 0):
         shared: dict[Expression, list[int]] = {}
-        for at, parts in enumerate(split):
-            shared.setdefault(parts[place], []).append(at)
-        common, users = max(shared.items(), key=lambda one: len(one[1]))
+        for index, parts in enumerate(split):
+            shared.setdefault(parts[place], []).append(index)
+        common, users = max(shared.items(), key=lambda part_users: len(part_users[1]))
         if len(users) > 1:
-            rests = [StepChain(tuple(split[at][:-1] if place else split[at][1:])) for at in users]
+            rests = [StepChain(tuple(split[index][:-1] if place else split[index][1:])) for index in users]
             inner = choice(*(rest.parts[0] if len(rest.parts) == 1 else rest for rest in rests))
-            one = chain(inner, common) if place else chain(common, inner)
-            return choice(one, *(of for at, of in enumerate(options) if at not in users))
+            factored = chain(inner, common) if place else chain(common, inner)
+            return choice(factored, *(option for index, option in enumerate(options) if index not in users))
     return None
 
 
@@ -253,29 +253,31 @@ def _ends(of: Expression, items: Sequence[Item], starts: set[int]) -> set[int]:
     """Where the expression can end if it begins at one of these places."""
     match of:
         case OneStep():
-            return {at + 1 for at in starts if at < len(items) and items[at] == Item(of.agent)}
+            return {start + 1 for start in starts if start < len(items) and items[start] == Item(of.agent)}
         case ParallelSteps():
-            return {at + 1 for at in starts if at < len(items) and _in_block(items[at], of)}
+            return {start + 1 for start in starts if start < len(items) and _in_block(items[start], of)}
         case StepChain():
             for part in of.parts:
                 starts = _ends(part, items, starts) if starts else starts
             return starts
         case StepChoice():
             single = {
-                at + 1 for at in starts if at < len(items) and items[at].size == 1 and items[at].symbol in of.steps
+                start + 1
+                for start in starts
+                if start < len(items) and items[start].size == 1 and items[start].symbol in of.steps
             }
             return single.union(*(_ends(option, items, starts) for option in of.others))
         case RepeatedSteps():
-            found = set(starts) if not of.low else set()
+            ends = set(starts) if not of.low else set()
             front = set(starts)
             for round_ in range(1, of.high + 1):
                 front = _ends(of.body, items, front)
                 if round_ >= of.low:
-                    front -= found  # reached in fewer rounds before
-                    found |= front
+                    front -= ends  # reached in fewer rounds before
+                    ends |= front
                 if not front:
                     break
-            return found
+            return ends
 
 
 def _in_block(item: Item, of: ParallelSteps) -> bool:
@@ -332,14 +334,14 @@ def express(
     for level in LEVELS:
         group = _groups(level, labels, edges)
         merged: dict[int, list[Expression]] = {}
-        for at in sorted(labels):
-            merged.setdefault(group[at], []).append(labels[at])
-        coarse = {at: choice(*of) for at, of in merged.items()}
+        for state in sorted(labels):
+            merged.setdefault(group[state], []).append(labels[state])
+        coarse = {state: choice(*alike) for state, alike in merged.items()}
         group |= {_START: _START, _END: _END}
         moved = {(group[a], group[b]) for a, b in edges}
-        found = _eliminate(coarse, moved, [[group[at] for at in run] for run in runs], max_names)
-        if found is not None:
-            return found, level
+        expression = _eliminate(coarse, moved, [[group[state] for state in run] for run in runs], max_names)
+        if expression is not None:
+            return expression, level
     return repeat(choice(*labels.values()), *_range(len(run) for run in runs)), LEVELS[-1]
 
 
@@ -350,11 +352,11 @@ START_OF, END_OF = _START, _END
 def _groups(level: str, labels: Mapping[int, Expression], edges: Collection[tuple[int, int]]) -> dict[int, int]:
     """The group of each state, by the number of one of them."""
     if level == "states":
-        return {at: at for at in labels}
+        return {state: state for state in labels}
     if level == "any order":
         return dict.fromkeys(labels, min(labels))
     first: dict[Any, int] = {}
-    agent = {at: first.setdefault(_agents_of(of), at) for at, of in sorted(labels.items())}
+    agent = {state: first.setdefault(_agents_of(label), state) for state, label in sorted(labels.items())}
     if level == "agents":
         return agent
     from scipy.sparse import coo_matrix
@@ -366,7 +368,7 @@ def _groups(level: str, labels: Mapping[int, Expression], edges: Collection[tupl
     graph = coo_matrix((np.ones(len(rows)), (rows, columns)), shape=(size, size))
     component = connected_components(graph, connection="strong")[1]
     member: dict[int, int] = {}
-    return {at: member.setdefault(int(component[of]), of) for at, of in agent.items()}
+    return {state: member.setdefault(int(component[shared_by]), shared_by) for state, shared_by in agent.items()}
 
 
 def _agents_of(label: Expression) -> Any:
@@ -384,8 +386,8 @@ def _eliminate(
     size = dict.fromkeys(edges, 0)
     left = set(labels)
     while left:
-        into: dict[int, list[int]] = {at: [] for at in left}
-        out: dict[int, list[int]] = {at: [] for at in left}
+        into: dict[int, list[int]] = {state: [] for state in left}
+        out: dict[int, list[int]] = {state: [] for state in left}
         for a, b in sorted(between):
             if a != b:
                 if a in left:
@@ -393,31 +395,33 @@ def _eliminate(
                 if b in left:
                     into[b].append(a)
 
-        def cost(at: int, into: dict[int, list[int]] = into, out: dict[int, list[int]] = out) -> tuple[int, int, int]:
-            own = names(labels[at]) + size.get((at, at), 0)
-            copied = own * (len(into[at]) * len(out[at]) - 1)
-            copied += sum(size[a, at] for a in into[at]) * (len(out[at]) - 1)
-            copied += sum(size[at, b] for b in out[at]) * (len(into[at]) - 1)
-            return copied, len(into[at]) * len(out[at]), -at
+        def cost(
+            state: int, into: dict[int, list[int]] = into, out: dict[int, list[int]] = out
+        ) -> tuple[int, int, int]:
+            own = names(labels[state]) + size.get((state, state), 0)
+            copied = own * (len(into[state]) * len(out[state]) - 1)
+            copied += sum(size[a, state] for a in into[state]) * (len(out[state]) - 1)
+            copied += sum(size[state, b] for b in out[state]) * (len(into[state]) - 1)
+            return copied, len(into[state]) * len(out[state]), -state
 
-        at = min(left, key=cost)
-        core, loop = labels[at], between.pop((at, at), None)
+        state = min(left, key=cost)
+        core, loop = labels[state], between.pop((state, state), None)
         if loop is not None:
-            low, high = _range(len(list(same)) for run in runs for one, same in groupby(run) if one == at)
+            low, high = _range(len(list(same)) for run in runs for visited, same in groupby(run) if visited == state)
             core = chain(core, repeat(chain(loop, core), low - 1, high - 1))
-        for a in into[at]:
-            for b in out[at]:
-                way = chain(between[a, at], core, between[at, b])
+        for a in into[state]:
+            for b in out[state]:
+                way = chain(between[a, state], core, between[state, b])
                 between[a, b] = choice(between[a, b], way) if (a, b) in between else way
                 size[a, b] = names(between[a, b])
                 if size[a, b] > max_names:
                     return None
-        between = {edge: of for edge, of in between.items() if at not in edge}
-        runs = [[one for one in run if one != at] for run in runs]
-        left.discard(at)
+        between = {edge: label for edge, label in between.items() if state not in edge}
+        runs = [[visited for visited in run if visited != state] for run in runs]
+        left.discard(state)
     return between.get((_START, _END), NOTHING)
 
 
 def _range(numbers: Iterable[int]) -> tuple[int, int]:
-    found = list(numbers)
-    return min(found, default=1), max(found, default=1)
+    counts = list(numbers)
+    return min(counts, default=1), max(counts, default=1)

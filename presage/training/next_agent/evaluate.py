@@ -58,14 +58,14 @@ def confusions(probabilities: NDArray[np.float32], prefixes: Prefixes) -> dict[s
     counts = np.bincount(kind, minlength=len(kinds))
     pairs = []
     for index in _most_frequent(counts, PAIRS):
-        of = rows[kind == index]
+        confused = rows[kind == index]
         pairs.append(
             {
                 "forecast": outcomes[kinds[index, 0]],
                 "came": outcomes[kinds[index, 1]],
-                "positions": len(of),
-                "confidence": float(sure[of].mean(dtype=np.float64)),
-                "examples": _examples(prefixes, of, agents),
+                "positions": len(confused),
+                "confidence": float(sure[confused].mean(dtype=np.float64)),
+                "examples": _examples(prefixes, confused, agents),
             }
         )
     positions, errors = (np.bincount(prefixes.agent[flags], minlength=len(agents)) for flags in (judged, wrong))
@@ -83,11 +83,11 @@ def _examples(prefixes: Prefixes, rows: NDArray[np.int64], agents: tuple[str | N
         there = position >= back
         ends[there, PREFIX - 1 - back] = prefixes.agent[rows[there] - back]
     ends[:, PREFIX] = position >= PREFIX
-    found, counts = np.unique(ends, axis=0, return_counts=True)
+    distinct, counts = np.unique(ends, axis=0, return_counts=True)
     return [
         {
-            "prefix": [agents[a] for a in found[index, :PREFIX] if a != _NO_AGENT],
-            "earlier": bool(found[index, PREFIX]),
+            "prefix": [agents[a] for a in distinct[index, :PREFIX] if a != _NO_AGENT],
+            "earlier": bool(distinct[index, PREFIX]),
             "positions": int(counts[index]),
         }
         for index in _most_frequent(counts, EXAMPLES)
@@ -120,8 +120,8 @@ class ProfileFigures:
         return json_values(
             {
                 "moments": {
-                    moment: {**{name: getattr(of, name) for name in kept}, "states": self.states[moment]}
-                    for moment, of in self.moments.items()
+                    moment: {**{name: getattr(figures, name) for name in kept}, "states": self.states[moment]}
+                    for moment, figures in self.moments.items()
                 },
                 "behind": worst(self.behind),
             }
@@ -161,9 +161,12 @@ class Evaluation:
                 "version": None,
                 "workflows": self.workflows,
                 "steps": self.steps,
-                "moments": {m: {**of.to_dict(), "states": self.states[m]} for m, of in self.moments.items()},
+                "moments": {m: {**figures.to_dict(), "states": self.states[m]} for m, figures in self.moments.items()},
                 "by_workflow_type": self.by_workflow_type,
-                "baselines": {name: {"accuracy": of[PREFILL].accuracy, **of} for name, of in self.baselines.items()},
+                "baselines": {
+                    name: {"accuracy": by_moment[PREFILL].accuracy, **by_moment}
+                    for name, by_moment in self.baselines.items()
+                },
                 "differences": self.differences,
                 "rivals": self.rivals,
                 "confusions": self.confusions,
@@ -199,21 +202,21 @@ def evaluate(
     baselines = baselines or {}
     everything, outcomes = np.arange(prefixes.steps), prefixes.named_outcomes
 
-    def forecast(of: Predict, shown: Prefixes) -> dict[Moment, NDArray[np.float32]]:
-        return {moment: of(shown, moment) for moment in MOMENTS}
+    def forecast(model: Predict, shown: Prefixes) -> dict[Moment, NDArray[np.float32]]:
+        return {moment: model(shown, moment) for moment in MOMENTS}
 
     def judge(
         forecasts: Mapping[Moment, NDArray[np.float32]], rows: NDArray[np.int64] = everything
     ) -> dict[Moment, Figures]:
         workflow = np.unique(prefixes.workflow[rows], return_inverse=True)[1]
         return {
-            moment: measure(of[rows], outcomes[rows], workflow, np.random.default_rng(seed), resamples)
-            for moment, of in forecasts.items()
+            moment: measure(chances[rows], outcomes[rows], workflow, np.random.default_rng(seed), resamples)
+            for moment, chances in forecasts.items()
         }
 
     def profile(shown: Prefixes, rivals: Mapping[str, Predict]) -> ProfileFigures:
         ours = judge(forecast(predict, shown))
-        theirs = {name: judge(forecast(of, shown)) for name, of in rivals.items()}
+        theirs = {name: judge(forecast(rival, shown)) for name, rival in rivals.items()}
         return ProfileFigures(ours, _states(shown), _lost(_against(ours, theirs, seed, resamples), theirs))
 
     forecasts = forecast(predict, prefixes)
@@ -225,11 +228,11 @@ def evaluate(
     overall: dict[str, ByMoment] = {}
     within: dict[str, dict[str, ByMoment]] = {kind: {} for kind in rows_of}
     for name, baseline in baselines.items():
-        found = forecast(baseline, prefixes)
-        overall[name] = judge(found)
+        rival_forecasts = forecast(baseline, prefixes)
+        overall[name] = judge(rival_forecasts)
         for kind, rows in rows_of.items():
             # With a single workflow type, its figures equal the overall ones.
-            within[kind][name] = overall[name] if len(rows_of) == 1 else judge(found, rows)
+            within[kind][name] = overall[name] if len(rows_of) == 1 else judge(rival_forecasts, rows)
     against = _against(moments, overall, seed, resamples)
     whole = ProfileFigures(moments, _states(prefixes), _lost(against, overall))
     return Evaluation(
@@ -241,7 +244,9 @@ def evaluate(
         baselines=overall,
         differences=against,
         rivals={kind: _rivals(by_type[kind], within[kind], seed, resamples) for kind in rows_of},
-        confusions={moment: confusions(of, replace(prefixes, outcomes=outcomes)) for moment, of in forecasts.items()},
+        confusions={
+            moment: confusions(chances, replace(prefixes, outcomes=outcomes)) for moment, chances in forecasts.items()
+        },
         behind=whole.behind,
         profiles=by_profile(profiles or {}, baselines, profile, {id(prefixes): whole}),
     )
@@ -252,14 +257,14 @@ def _states(prefixes: Prefixes) -> dict[Moment, bool]:
 
 
 def _lost(against: Mapping[str, Mapping[Moment, Difference]], baselines: Mapping[str, ByMoment]) -> tuple[Behind, ...]:
-    found = []
+    lost = []
     for name, by_moment in against.items():
-        for moment, of in by_moment.items():
+        for moment, gap in by_moment.items():
             own = baselines[name][moment].accuracy
-            for k, (gain, (low, high)) in enumerate(zip(of.difference, of.ci95, strict=True)):
-                at = f"{moment_name(moment)}, {k + 1} step{'s' * (k > 0)} ahead"
-                found += behind(name, at, -gain, (-high, -low), own[k])
-    return tuple(found)
+            for k, (gain, (low, high)) in enumerate(zip(gap.difference, gap.ci95, strict=True)):
+                where = f"{moment_name(moment)}, {k + 1} step{'s' * (k > 0)} ahead"
+                lost += behind(name, where, -gain, (-high, -low), own[k])
+    return tuple(lost)
 
 
 def _against(
@@ -270,7 +275,7 @@ def _against(
         moment: differences({name: (figures, theirs[moment]) for name, theirs in baselines.items()}, seed, resamples)
         for moment, figures in ours.items()
     }
-    return {name: {moment: found[name] for moment, found in by_moment.items()} for name in baselines}
+    return {name: {moment: by_name[name] for moment, by_name in by_moment.items()} for name in baselines}
 
 
 def _rivals(
@@ -281,10 +286,10 @@ def _rivals(
             moment: {
                 "accuracy": baselines[name][moment].accuracy,
                 "ci95": baselines[name][moment].ci95,
-                "difference": of.difference,
-                "difference_ci95": of.ci95,
+                "difference": gain.difference,
+                "difference_ci95": gain.ci95,
             }
-            for moment, of in by_moment.items()
+            for moment, gain in by_moment.items()
         }
         for name, by_moment in _against(ours, baselines, seed, resamples).items()
     }

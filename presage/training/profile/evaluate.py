@@ -95,14 +95,14 @@ class ProfileCounts:
 
     def figures(self, seed: int, resamples: int = RESAMPLES) -> dict[str, Any]:
         """The ratios of what was counted, with their intervals."""
-        found: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         for name, (above, below) in _RATIOS.items():
             part, all_ = getattr(self, above), getattr(self, below)
             if all_.sum():
-                found[name] = float(part.sum() / all_.sum())
+                figures[name] = float(part.sum() / all_.sum())
                 interval = ratio_ci if name == "set_size" else share_ci
-                found[f"{name}_ci95"] = interval(part, all_, np.random.default_rng(seed), resamples)
-        return found
+                figures[f"{name}_ci95"] = interval(part, all_, np.random.default_rng(seed), resamples)
+        return figures
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,11 @@ class ProfileEvaluation:
         """The object that `train-predictor` prints, as JSON values; the caller sets "model" and "version"."""
         figures = self.counts.figures(self.seed)
         types = np.asarray(self.type_of)
-        lost = [one for name, of in self.baselines.items() for one in self._lost(name, of)]
+        lost = [comparison for name, baseline in self.baselines.items() for comparison in self._lost(name, baseline)]
         by_type = {}
         for name, described in self.described.items():
-            of = self.counts.take(types == name)
-            by_type[name] = {**described, **of.figures(self.seed), "workflows": int(of.whole.sum())}
+            counted = self.counts.take(types == name)
+            by_type[name] = {**described, **counted.figures(self.seed), "workflows": int(counted.whole.sum())}
             by_type[name].setdefault("coverage", None)
             by_type[name]["templates"] = {**described["templates"], **_template_figures(self.templates.get(name))}
         shown = {**{name: figures.get(name) for name in ("coverage", "accuracy")}, "behind": worst(lost)}
@@ -146,25 +146,25 @@ class ProfileEvaluation:
                 "coverage": None,
                 **figures,
                 "by_workflow_type": by_type,
-                "baselines": {name: of.figures(self.seed) for name, of in self.baselines.items()},
+                "baselines": {name: counts.figures(self.seed) for name, counts in self.baselines.items()},
                 "profiles": dict.fromkeys(PROFILES, shown),  # it reads no input but the agents and their order
                 "behind": worst(lost),
             }
         )
 
     def _lost(self, name: str, baseline: ProfileCounts) -> list[Behind]:
-        found = []
-        for figure, at in _LABELS.items():
+        lost = []
+        for figure, label in _LABELS.items():
             above, below = _RATIOS[figure]
-            mine, its = (getattr(of, above) for of in (self.counts, baseline))
+            mine, its = (getattr(side, above) for side in (self.counts, baseline))
             all_ = getattr(baseline, below)
             if not all_.sum():
                 continue
             own = its.sum() / all_.sum()
             gap = own - mine.sum() / all_.sum()
             ends = ratio_ci(its - mine, all_, np.random.default_rng(self.seed))
-            found += behind(name, at, float(gap), ends, float(own))
-        return found
+            lost += behind(name, label, float(gap), ends, float(own))
+        return lost
 
 
 def evaluate(
@@ -181,14 +181,16 @@ def evaluate(
             "these"
         )
     place = np.cumsum(np.r_[0, np.diff(workflow_codes(table)) != 0])
-    for name, of in sequences.items():
-        for steps in of.workflows:
-            at = int(place[steps.rows.start])
-            type_of[at] = name
-            _count(counts, at, predictor.profiles.get(name), steps)
+    for name, of_type in sequences.items():
+        for steps in of_type.workflows:
+            index = int(place[steps.rows.start])
+            type_of[index] = name
+            _count(counts, index, predictor.profiles.get(name), steps)
     described = {name: describe_profile(predictor, name) for name in predictor.profiles}
-    prompts = recorded_prompts(table, {name: of for name, of in sequences.items() if name in predictor.templates})
-    templates = {name: predictor.templates[name].evaluate(of) for name, of in prompts.items()}
+    prompts = recorded_prompts(
+        table, {name: of_type for name, of_type in sequences.items() if name in predictor.templates}
+    )
+    templates = {name: predictor.templates[name].evaluate(recorded) for name, recorded in prompts.items()}
     return ProfileEvaluation(counts, tuple(type_of), len(table), baselines or {}, described, templates, seed)
 
 
@@ -205,21 +207,21 @@ def _template_figures(of: TemplateFigures | None) -> dict[str, Any]:
 
 
 def _count(counts: ProfileCounts, at: int, profile: TypeProfile | None, steps: WorkflowSteps) -> None:
-    known = len(steps.agents) - (not steps.complete)
-    counts.whole[at], counts.positions[at] = steps.complete, known
-    counts.calls[at], counts.sizes[at] = known + 1, 0
+    known_steps = len(steps.agents) - (not steps.complete)
+    counts.whole[at], counts.positions[at] = steps.complete, known_steps
+    counts.calls[at], counts.sizes[at] = known_steps + 1, 0
     if profile is None:
         return
     kept = list(profile.automaton.calls(profile.alphabet.items(steps), steps.complete))
     counts.kept[at], counts.calls[at] = sum(kept), len(kept)
     counts.covered[at] = steps.complete and profile.covers(steps)
     place = ProfilePlace()
-    for index, agent in enumerate(steps.agents[:known]):
+    for index, agent in enumerate(steps.agents[:known_steps]):
         place = profile.automaton.step(place, agent, index, steps.parents[index], profile.alphabet)
         outcomes = profile.automaton.outcomes(place)
         actual = steps.agents[index + 1] if index + 1 < len(steps.agents) else None
-        chosen = sorted(outcomes, key=lambda one: (-outcomes[one], one or ""))
-        size = int(np.searchsorted(np.cumsum([outcomes[one] for one in chosen]), SET_MASS - 1e-9)) + 1
+        chosen = sorted(outcomes, key=lambda outcome: (-outcomes[outcome], outcome or ""))
+        size = int(np.searchsorted(np.cumsum([outcomes[outcome] for outcome in chosen]), SET_MASS - 1e-9)) + 1
         counts.correct[at] += bool(chosen) and chosen[0] == actual
         counts.two[at] += actual in chosen[:2]
         counts.found[at] += actual in chosen[:size]
@@ -231,12 +233,14 @@ def fit_profile_baseline(name: str, train: pa.Table, test: pa.Table) -> ProfileC
     workflow = np.cumsum(np.r_[0, np.diff(workflow_codes(test)) != 0])
     counts = ProfileCounts.zeros(int(workflow[-1]) + 1)
     if name == VARIANTS:
-        known = {(of, tuple(one.agents)) for of, many in sequences_of(train).items() for one in many.workflows}
-        for of, many in sequences_of(test).items():
-            for one in many.workflows:
-                at = workflow[one.rows.start]
-                counts.whole[at] = one.complete
-                counts.covered[at] = one.complete and (of, tuple(one.agents)) in known
+        trained = {
+            (kind, tuple(steps.agents)) for kind, many in sequences_of(train).items() for steps in many.workflows
+        }
+        for kind, many in sequences_of(test).items():
+            for steps in many.workflows:
+                index = workflow[steps.rows.start]
+                counts.whole[index] = steps.complete
+                counts.covered[index] = steps.complete and (kind, tuple(steps.agents)) in trained
         return counts
     types, agents = (tuple(sorted(set(train[column].to_pylist()))) for column in ("workflow_type", "agent"))
     vocabulary = Vocabulary(types, agents)
@@ -272,16 +276,16 @@ def describe_profile(predictor: ProfilePredictor, name: str) -> dict[str, Any]:
     automaton = profile.automaton
     states = [
         {
-            "agent": " ‖ ".join(of.symbol) if isinstance(of.symbol, tuple) else of.symbol,
-            "visits": of.visits,
-            "distance": of.distance,
-            "left": None if of.left is None else {"mean": of.left.mean, "quantiles": list(of.left.quantiles)},
+            "agent": " ‖ ".join(state.symbol) if isinstance(state.symbol, tuple) else state.symbol,
+            "visits": state.visits,
+            "distance": state.distance,
+            "left": None if state.left is None else {"mean": state.left.mean, "quantiles": list(state.left.quantiles)},
             "next": [
-                [to if to != END else None, times, times / of.known, *wilson(times, of.known), to in of.kept]
-                for to, times in sorted(of.counts.items(), key=lambda one: -one[1])
+                [to if to != END else None, times, times / state.known, *wilson(times, state.known), to in state.kept]
+                for to, times in sorted(state.counts.items(), key=lambda edge: -edge[1])
             ],
         }
-        for of in automaton.states
+        for state in automaton.states
     ]
     return {
         "expression": profile.text,
@@ -296,7 +300,7 @@ def describe_profile(predictor: ProfilePredictor, name: str) -> dict[str, Any]:
         "warnings": list(profile.warnings),
         "agents": {
             agent: {"steps_a_workflow": share.mean, "share_of_workflows": share.workflows / profile.usage.workflows}
-            | {name: vars(of) for name, of in profile.numbers.get(agent, {}).items()}
+            | {name: vars(percentiles) for name, percentiles in profile.numbers.get(agent, {}).items()}
             for agent, share in profile.usage.agents.items()
         },
         "states": states,
@@ -305,13 +309,13 @@ def describe_profile(predictor: ProfilePredictor, name: str) -> dict[str, Any]:
 
 
 def _described_templates(predictor: ProfilePredictor, name: str) -> dict[str, Any]:
-    of = predictor.templates.get(name)
-    if of is None:
+    learnt = predictor.templates.get(name)
+    if learnt is None:
         why = "no prompt (input_text) in the training traces" if predictor.config.templates else "templates = false"
         return {"statement": f"no templates: {why}", "of_agents": []}
-    templates = sorted(of.templates.values(), key=lambda one: (one.context.agent, -one.prompts))
+    templates = sorted(learnt.templates.values(), key=lambda template: (template.context.agent, -template.prompts))
     return {
-        "statement": of.statement,
+        "statement": learnt.statement,
         "of_agents": [
             {
                 **asdict(template.context),

@@ -85,9 +85,9 @@ class PendingConversations:
         if facts.workflow is None and not facts.rooted:
             return
         for seen, value in ((self._types, facts.known_type), (self._named, facts.workflow)):
-            known: set[Any] = seen.setdefault(facts.service or tree.UNKNOWN_SERVICE, set())
-            if len(known) < _MANY:
-                known.add(value)
+            values: set[Any] = seen.setdefault(facts.service or tree.UNKNOWN_SERVICE, set())
+            if len(values) < _MANY:
+                values.add(value)
 
     def add(self, rows: pa.Table) -> None:
         """Store rows of `StepRows.tables`, and marks of traces that lost spans."""
@@ -96,10 +96,10 @@ class PendingConversations:
 
     def workflows(self) -> Iterator[tuple[pa.Table, set[Workflow]]]:
         """For each partition, the rows of its workflows, and the spoiled workflows, whose rows are omitted."""
-        found = self._followed()
+        followed = self._followed()
         for rows in self.linked:
             given = zip(
-                *((name, *facts) for name, facts in map(found.__getitem__, rows["trace"].to_pylist())), strict=True
+                *((name, *facts) for name, facts in map(followed.__getitem__, rows["trace"].to_pylist())), strict=True
             )
             self.add(with_values(rows, zip(("workflow_id", *tree.TraceFacts._fields), given, strict=True)))
         copies = self._copies()
@@ -109,12 +109,12 @@ class PendingConversations:
     def _followed(self) -> dict[str, tuple[str, tree.TraceFacts]]:
         """The workflow id of each trace with links, and its facts, where `links` is now the trace that it continues."""
         traces, empty = self._facts, self._empty
-        found: dict[str, tuple[str, tree.TraceFacts]] = {}
+        followed: dict[str, tuple[str, tree.TraceFacts]] = {}
         before: dict[str, str] = {}
         doubted: set[str] = set()
         for trace, facts in traces.items():
             links = (facts.links or "").split()
-            here = [one for one in links if one in traces and (one not in empty or traces[one].links)]
+            here = [linked for linked in links if linked in traces and (linked not in empty or traces[linked].links)]
             if len(links) == 1 and here:
                 before[trace] = links[0]
             elif links and trace not in empty:
@@ -122,26 +122,26 @@ class PendingConversations:
                 doubted.update([trace, *here] if here else ())
         for trace in sorted(traces):
             path = {trace: None}  # back to the first, or around a circle
-            while trace not in found and (trace := before.get(trace, "")) and trace not in path:
+            while trace not in followed and (trace := before.get(trace, "")) and trace not in path:
                 path[trace] = None
-            for one in reversed(path):
-                facts, last = traces[one], before.get(one, "")
-                name, first = found.get(last, (facts.workflow_id, facts))
-                if one in found:
+            for link in reversed(path):
+                facts, last = traces[link], before.get(link, "")
+                name, first = followed.get(last, (facts.workflow_id, facts))
+                if link in followed:
                     continue
                 if facts.session not in (None, name) or None is not facts.workflow != first.workflow is not None:
                     self._notices[LINKS_DOUBTED] += 1
-                    doubted |= {one, last}
+                    doubted |= {link, last}
                 elif first is not facts:
-                    self._notices[CONTINUED] += one not in empty
+                    self._notices[CONTINUED] += link not in empty
                     last = (first.links or "") if last in empty else last
                     of_first = {field: getattr(first, field) for field in ("workflow", "service", "top", "rooted")}
-                    found[one] = name, facts._replace(links=last, opened=0, **of_first)
+                    followed[link] = name, facts._replace(links=last, opened=0, **of_first)
                     continue
-                found[one] = facts.workflow_id, facts._replace(links=None)
+                followed[link] = facts.workflow_id, facts._replace(links=None)
         return {
             trace: (name, facts._replace(whole=facts.whole and trace not in doubted))
-            for trace, (name, facts) in found.items()
+            for trace, (name, facts) in followed.items()
         }
 
     def _copies(self) -> dict[int, str]:
@@ -150,7 +150,7 @@ class PendingConversations:
         keys = np.sort(np.concatenate([np.empty(0, np.int64), *self._keys]))
         several = pa.array(np.unique(keys[1:][keys[1:] == keys[:-1]]))
         sessions: dict[str, tuple[int, int, str]] = {}
-        found: dict[int, set[tuple[str, int, str]]] = {}
+        copies: dict[int, set[tuple[str, int, str]]] = {}
         for rows in self._waiting if len(several) else ():
             columns = [rows[name].to_pylist() for name in ("workflow_id", "begin", "end", "trace", "key")]
             shared = pc.is_in(rows["key"], several).to_pylist()
@@ -158,8 +158,10 @@ class PendingConversations:
                 first, last, _ = sessions.get(name, (begin, end, name))
                 sessions[name] = min(first, begin), max(last, end), name
                 if is_shared:
-                    found.setdefault(key, set()).add((name, begin, trace))
-        return {key: min(of, key=lambda one: (sessions[one[0]], one))[-1] for key, of in found.items()}
+                    copies.setdefault(key, set()).add((name, begin, trace))
+        return {
+            key: min(holders, key=lambda holder: (sessions[holder[0]], holder))[-1] for key, holders in copies.items()
+        }
 
     def _joined(self, table: pa.Table, copies: Mapping[int, str]) -> tuple[pa.Table, set[Workflow]]:
         copied = [False] * len(table)
@@ -175,13 +177,13 @@ class PendingConversations:
         for key, traces in groups.items():
             if key in bad or not any(trace.rows for trace in traces):
                 continue
-            found, waited, failed = _numbered([one for one in traces if one.rows], columns, copied)
+            in_order, waited, failed = _numbered([trace for trace in traces if trace.rows], columns, copied)
             self._notices[tree.FAILED_ATTEMPT] += failed
             last = traces[-1].facts  # it may have resumed what stopped before
             complete = all(trace.facts.whole for trace in traces) and not last.stopped
-            of = (*key, complete, False if last.failed else None)
-            rows += found
-            joined += [(*of, step, parents) for step, parents in enumerate(waited)]
+            of_workflow = (*key, complete, False if last.failed else None)
+            rows += in_order
+            joined += [(*of_workflow, step, parents) for step, parents in enumerate(waited)]
         kept = table.take(pa.array(rows, pa.int64()))
         return with_values(kept, zip(_OF_WORKFLOW, zip(*joined, strict=True), strict=bool(joined))), bad
 
@@ -194,42 +196,46 @@ class PendingConversations:
         traces: dict[str, _Trace] = {}
         lost: set[str] = set()
         for row, (workflow_id, step, trace, *values) in enumerate(zip(*columns, strict=True)):
-            one = traces.get(trace)
-            if one is None:
-                one = traces[trace] = _Trace(workflow_id, tree.TraceFacts(trace, *values), [])
+            collected = traces.get(trace)
+            if collected is None:
+                collected = traces[trace] = _Trace(workflow_id, tree.TraceFacts(trace, *values), [])
             if step == SPOILED:
                 lost.add(trace)
             elif step != NOT_WHOLE:
-                one.rows.append(row)
+                collected.rows.append(row)
         applications: dict[tuple[str, str | None, str], list[_Trace]] = {}
-        for one in sorted(traces.values(), key=lambda one: (one.facts.begin, one.workflow_id, one.facts.trace)):
-            if one.rows and all(map(copied.__getitem__, one.rows)):
+        for collected in sorted(
+            traces.values(), key=lambda collected: (collected.facts.begin, collected.workflow_id, collected.facts.trace)
+        ):
+            if collected.rows and all(map(copied.__getitem__, collected.rows)):
                 continue
-            named, service = one.facts.workflow, one.facts.service or tree.UNKNOWN_SERVICE
-            if named is None and not one.facts.rooted:
+            named, service = collected.facts.workflow, collected.facts.service or tree.UNKNOWN_SERVICE
+            if named is None and not collected.facts.rooted:
                 named = _only(self._named, service)
-            applications.setdefault((one.workflow_id, named, service if named is None else ""), []).append(one)
+            applications.setdefault((collected.workflow_id, named, service if named is None else ""), []).append(
+                collected
+            )
         groups: dict[Workflow, list[_Trace]] = {}
         bad: set[Workflow] = set()
         for (workflow_id, named, service), together in applications.items():
             opened = sorted((facts.opened, facts.end % tree.NEVER_ENDED) for _, facts, _ in together if facts.opened)
             apart = any(end > begin for (_, end), (begin, _) in pairwise(opened))
             self._notices[OVERLAP] += len(together) * apart
-            for members in [[one] for one in together] if apart else [together]:
-                top = next((one.facts.top for one in members if one.facts.top is not None), None)
+            for members in [[lone] for lone in together] if apart else [together]:
+                top = next((member.facts.top for member in members if member.facts.top is not None), None)
                 type_of = named or top or _only(self._types, service) or service
                 workflow = (type_of, members[0].facts.trace if apart else workflow_id)
                 groups.setdefault(workflow, []).extend(members)
-                if any(one.facts.trace in lost for one in members):
+                if any(member.facts.trace in lost for member in members):
                     bad.add(workflow)
         for members in groups.values():
-            members.sort(key=lambda one: one.facts.begin)
+            members.sort(key=lambda member: member.facts.begin)
         return groups, bad
 
 
 def _only(seen: dict[str, set[Any]], service: str) -> str | None:
-    known = seen.get(service, set())
-    return next(iter(known)) if len(known) == 1 else None
+    values = seen.get(service, set())
+    return next(iter(values)) if len(values) == 1 else None
 
 
 def _numbered(
@@ -249,8 +255,8 @@ def _numbered(
     order: list[tuple[int, int, int, int]] = []
     rows_of: dict[str | None, list[int]] = {}
     failed = 0
-    for place, (_, facts, found) in enumerate(traces):
-        rows = sorted(found, key=step.__getitem__)
+    for place, (_, facts, own_rows) in enumerate(traces):
+        rows = sorted(own_rows, key=step.__getitem__)
         given = siblings.waited_for(facts.begin)
         if facts.links in rows_of:
             before = [row for row in rows_of[facts.links] if start[row] < facts.begin]
@@ -260,7 +266,9 @@ def _numbered(
         for row in rows:
             waited = tuple(rows[parent] for parent in parents[row])
             if stands and waited:
-                waited = tuple(dict.fromkeys(one for of in waited for one in stands.get(of, (of,))))
+                waited = tuple(
+                    dict.fromkeys(stand_in for before in waited for stand_in in stands.get(before, (before,)))
+                )
             waits[row] = waited or given
             attempt = unanswered[row] and leaf[row] and place < len(traces) - 1
             failed += attempt
@@ -269,12 +277,12 @@ def _numbered(
             else:
                 order.append((start[row], place, step[row], row))
         rows_of[facts.trace] = [row for row in rows if row not in stands]
-        last = dict.fromkeys(one for row in rows if leaf[row] for one in stands.get(row, (row,)))
+        last = dict.fromkeys(stand_in for row in rows if leaf[row] for stand_in in stands.get(row, (row,)))
         if last:
             siblings.ended(facts.begin, facts.end, tuple(last), place)
-    found = [row for *_, row in sorted(order)]
-    number = {row: i for i, row in enumerate(found)}
-    return found, [tuple(sorted(map(number.__getitem__, waits[row]))) for row in found], failed
+    in_order = [row for *_, row in sorted(order)]
+    number = {row: i for i, row in enumerate(in_order)}
+    return in_order, [tuple(sorted(map(number.__getitem__, waits[row]))) for row in in_order], failed
 
 
 _PARTITION_BYTES: Final = 32 * 2**20
@@ -291,7 +299,7 @@ def _read(
     parents_elsewhere: bool = False,
 ) -> Iterator[Source]:
     paths = [path] if isinstance(path, Path) else path
-    files = [file for one in paths for file in files_of(one)]
+    files = [file for each in paths for file in files_of(each)]
     with Partitions(_partitions_for(files)) as spill:
         lined = len(files) == 1
         intake = Intake([*map(str, files)], spill, skip_bad, lined=lined, parents_elsewhere=parents_elsewhere)
