@@ -39,18 +39,18 @@ def compare(
     out = Output(as_json)
     with out.working() as report:
         report("reading what was kept", None)
-        numbers = [int(one) for one in (first, second) if one.isdecimal()]
+        numbers = [int(version) for version in (first, second) if version.isdecimal()]
         if numbers and name is None:
             name = _model_with(numbers, open_existing(tracking_uri))
-        references = (f"models:/{name}/{one}" if one.isdecimal() else one for one in (first, second))
-        kept = [kept_training(one, lambda: open_existing(tracking_uri)) for one in references]
+        references = (f"models:/{name}/{given}" if given.isdecimal() else given for given in (first, second))
+        kept = [kept_training(reference, lambda: open_existing(tracking_uri)) for reference in references]
         data = side_by_side(*kept)
     out.result(data, *(_render(data) if not as_json else ()))
 
 
 def _model_with(versions: list[int], registry: Registry) -> str:
-    there = {name: {int(found.version) for found in registry.versions(name)} for name in registry.names()}
-    names = [name for name, known in there.items() if known.issuperset(versions)]
+    there = {name: {int(registered.version) for registered in registry.versions(name)} for name in registry.names()}
+    names = [name for name, numbers in there.items() if numbers.issuperset(versions)]
     if len(names) == 1:
         return names[0]
     wanted = " and ".join(map(str, sorted(set(versions))))
@@ -64,8 +64,8 @@ def _model_with(versions: list[int], registry: Registry) -> str:
 
 def _render(data: dict[str, Any]) -> list[Any]:
     models = data["models"]
-    called = [_called(one) for one in models]
-    rows = [_row(name, of) for name, of in data["figures"].items()]
+    called = [_called(model) for model in models]
+    rows = [_row(name, figure) for name, figure in data["figures"].items()]
     title = f"{data['kind']}: figures on the test set of each training [95 %]"
     shown: list[Any] = [
         table(title, ["", *called, "second minus first [95 %, unpaired]"], rows),
@@ -86,20 +86,20 @@ def _called(model: dict[str, Any]) -> str:
     return f"{model['name']} {model['version']} ({standing})"
 
 
-def _row(name: str, of: dict[str, Any]) -> list[str]:
+def _row(name: str, figure: dict[str, Any]) -> list[str]:
     """A figure of both, and their difference, with the same decimals."""
-    largest = max(map(abs, of["values"]))
+    largest = max(map(abs, figure["values"]))
     digits = next((few for least, few in _DIGITS if largest >= least), _MOST_DIGITS)
-    values = zip(of["values"], of["ci95"], strict=True)
+    values = zip(figure["values"], figure["ci95"], strict=True)
     return [
         name.replace("_", " "),
         *(_with_ends(value, ends, f",.{digits}f") for value, ends in values),
-        _with_ends(of["difference"], of["difference_ci95"], f"+,.{digits}f"),
+        _with_ends(figure["difference"], figure["difference_ci95"], f"+,.{digits}f"),
     ]
 
 
 def _with_ends(value: float, ends: list[float] | None, form: str) -> str:
-    shown = [f"{one:{form}}".replace("-", "−") for one in (value, *(ends or ()))]
+    shown = [f"{number:{form}}".replace("-", "−") for number in (value, *(ends or ()))]
     return shown[0] if ends is None else f"{shown[0]} [{shown[1]}, {shown[2]}]"
 
 
@@ -112,9 +112,9 @@ def _data_note(data: dict[str, Any]) -> str:
             "Both were judged on the same test data, so a paired interval would be narrower than the unpaired one: "
             f"`presage promote --dry-run` makes one.{end}"
         )
-    sizes = " and ".join(counted(one["judged_on"], KINDS[data["kind"]].unit) for one in data["models"])
-    found = "NOT judged on the same test data" if data["same_test_data"] is False else "not known to share test data"
+    sizes = " and ".join(counted(model["judged_on"], KINDS[data["kind"]].unit) for model in data["models"])
+    judged = "NOT judged on the same test data" if data["same_test_data"] is False else "not known to share test data"
     return (
-        f"The two were {found} ({sizes}): the differences come from data and predictor together. "
+        f"The two were {judged} ({sizes}): the differences come from data and predictor together. "
         f"`presage promote --dry-run` judges a version and the champion on the same.{end}"
     )

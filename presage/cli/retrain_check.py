@@ -50,7 +50,7 @@ def retrain_check(
     with out.working() as report:
         report("loading models", None)
         loaded = _by_kind([load(reference, lambda: open_existing(tracking_uri)) for reference in model])
-        predictors = [one.predictor for one in loaded.values()]
+        predictors = [trained.predictor for trained in loaded.values()]
         of_steps = KINDS["next-agent"]  # both kinds read traces
         promoted = {}
         if promoted_on:
@@ -60,53 +60,59 @@ def retrain_check(
         report("forecasting", None)
         forecasts = forecasts_of(loaded, table)
         report("comparing forecasts with outcomes", None)
-        found = check(followed_of(table, forecasts), promoted, _known_types(loaded))
-        data = {"models": {kind: one.called for kind, one in loaded.items()}, **found}
+        checked = check(followed_of(table, forecasts), promoted, _known_types(loaded))
+        data = {"models": {kind: trained.called for kind, trained in loaded.items()}, **checked}
     out.result(data, *(_render(data) if not as_json else ()))
-    if found["due"]:
+    if checked["due"]:
         raise typer.Exit(REFUSED)
 
 
 def _by_kind(loaded: list[Loaded]) -> dict[str, Loaded]:
-    found: dict[str, Loaded] = {}
-    for one in loaded:
-        kind = one.kind.name
-        if kind not in ("next-agent", "remaining-length") or kind in found:
+    by_kind: dict[str, Loaded] = {}
+    for trained in loaded:
+        kind = trained.kind.name
+        if kind not in ("next-agent", "remaining-length") or kind in by_kind:
             raise ConfigurationError(
-                f"--model {one.source}: a {kind} predictor; give one of kind next-agent, one of kind "
+                f"--model {trained.source}: a {kind} predictor; give one of kind next-agent, one of kind "
                 "remaining-length, or one of each"
             )
-        if kind == "remaining-length" and one.predictor.target != "remaining":
+        if kind == "remaining-length" and trained.predictor.target != "remaining":
             raise ConfigurationError(
-                f"--model {one.source}: its target is {one.predictor.target!r}; wanted the target 'remaining'"
+                f"--model {trained.source}: its target is {trained.predictor.target!r}; wanted the target 'remaining'"
             )
-        found[kind] = one
-    return found
+        by_kind[kind] = trained
+    return by_kind
 
 
 def _known_types(loaded: dict[str, Loaded]) -> set[str]:
     """Workflow types that every model was trained on."""
-    predictors = [(kind, one.predictor) for kind, one in loaded.items()]
-    known = [p.vocabulary if kind == "next-agent" else p.encoder.vocabulary for kind, p in predictors]
-    return set.intersection(*(set(of.workflow_types) for of in known))
+    predictors = [(kind, trained.predictor) for kind, trained in loaded.items()]
+    vocabularies = [p.vocabulary if kind == "next-agent" else p.encoder.vocabulary for kind, p in predictors]
+    return set.intersection(*(set(vocabulary.workflow_types) for vocabulary in vocabularies))
 
 
 def _render(data: dict[str, Any]) -> list[Any]:
     rows = [
-        [name, "DUE" if of["due"] else "not due", str(of["workflows"]), str(of["watched"]), _why(of)]
-        for name, of in data["workflow_types"].items()
+        [
+            name,
+            "DUE" if checked["due"] else "not due",
+            str(checked["workflows"]),
+            str(checked["watched"]),
+            _why(checked),
+        ]
+        for name, checked in data["workflow_types"].items()
     ]
     head = ["workflow type", "retraining", "workflows", "compared", "why"]
     return [table(f"Retraining check of {', '.join(data['models'].values())}", head, rows, left=(0, 4))]
 
 
-def _why(of: dict[str, Any]) -> str:
-    if of["alarm"] is not None:
+def _why(checked: dict[str, Any]) -> str:
+    if checked["alarm"] is not None:
         return "; ".join(
             f"{reason['figure']} {reason['live']:.3f}, was {reason['promoted']:.3f} "
             f"[{reason['ci95'][0]:.3f}, {reason['ci95'][1]:.3f}]"
-            for reason in of["alarm"]["reasons"]
+            for reason in checked["alarm"]["reasons"]
         )
-    if of["never_seen"]:
+    if checked["never_seen"]:
         return "no model was trained on this workflow type"
-    return "too few workflows" if not of["watched"] else ""
+    return "too few workflows" if not checked["watched"] else ""

@@ -119,8 +119,8 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
         if scheduler_output is self._output and scheduler_output is not None:
             if not self._left:
                 return self._last()
-            for one in self._decoding:
-                one.add_token()
+            for decoding in self._decoding:
+                decoding.add_token()
             self._phase = (self._phase + 1) % self.block_size
             self._hash_blocks()
             return {}
@@ -138,8 +138,8 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
         while self._left > 1 and clock.now < until_s:  # in the last iteration a request completes
             if not done or self._by_phase[self._phase]:
                 self.on_fast_forward()
-                for one, _ in self._by_phase[self._phase]:
-                    one.catch_up(done)
+                for decoding, _ in self._by_phase[self._phase]:
+                    decoding.catch_up(done)
                 if not self._allocate():
                     break
             self._left -= 1
@@ -149,9 +149,9 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
             self._phase = (self._phase + 1) % self.block_size
             if self._by_phase[self._phase]:
                 self._hash_blocks(done)
-        for one in self._decoding:
-            one.catch_up(done)
-            one.done = 0
+        for decoding in self._decoding:
+            decoding.catch_up(done)
+            decoding.done = 0
         self.context_tokens = context
         self.current_step += done
         self.fast_iterations += done
@@ -186,10 +186,10 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
         # A request needs a block when its computed tokens fill the last one, and the iteration that fills a block
         # caches it: two of `size` iterations, and the list has each request at both.
         self._by_phase, self._phase = [[] for _ in range(size)], 0
-        for one in self._decoding:
-            over = one.request.num_computed_tokens % size
+        for decoding in self._decoding:
+            over = decoding.request.num_computed_tokens % size
             for phase in {(-over) % size, (-over - 1) % size}:
-                self._by_phase[phase].append((one, phase == (-over - 1) % size))
+                self._by_phase[phase].append((decoding, phase == (-over - 1) % size))
         self._output = _decode_output(running)
 
     def _same_queue(self) -> bool:
@@ -200,8 +200,8 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
     def _allocate(self) -> bool:
         """Allocates the blocks of this iteration; False if one is missing, and then vLLM's code tries again."""
         manager, size = self.kv_cache_manager, self.block_size
-        for one, fills in self._by_phase[self._phase]:
-            request = one.request
+        for decoding, fills in self._by_phase[self._phase]:
+            request = decoding.request
             if fills and size > 1:  # it already has the block, and allocate_slots would only cache it
                 manager.coordinator.cache_blocks(request, request.num_computed_tokens + 1)
             elif manager.allocate_slots(request, 1) is None:
@@ -214,19 +214,19 @@ class FastPathScheduler(SchedulerSeam, Scheduler):  # type: ignore[misc]
         Args:
             done: fast-forwarded iterations; 0 if all requests show their tokens.
         """
-        for one, fills in self._by_phase[self._phase]:
+        for decoding, fills in self._by_phase[self._phase]:
             if fills:
                 if done:
-                    one.catch_up(done)
-                one.request.update_block_hashes()
+                    decoding.catch_up(done)
+                decoding.request.update_block_hashes()
 
     def _last(self) -> Any:
         """Ends the fast path: requests with their last token leave by vLLM's own code."""
         ends = [d.request for d in self._decoding if d.request.num_output_tokens + 1 >= d.request.max_tokens]
         gone = set(map(id, ends))
-        self._decoding = [one for one in self._decoding if id(one.request) not in gone]
-        for one in self._decoding:
-            one.add_token()
+        self._decoding = [decoding for decoding in self._decoding if id(decoding.request) not in gone]
+        for decoding in self._decoding:
+            decoding.add_token()
         self._by_phase = [[pair for pair in phase if id(pair[0].request) not in gone] for phase in self._by_phase]
         self._phase = (self._phase + 1) % self.block_size
         self._hash_blocks()

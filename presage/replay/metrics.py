@@ -134,7 +134,7 @@ def figures(run: PolicyRun, with_pauses: bool = False) -> Figures:
     starts = _column(run, "starts").astype(bool)
     ends_s = max(run.end_s, 1e-9)
     completions_s = run.completions_s if with_pauses else in_engine_s(run)
-    found = {
+    measured = {
         "hit_rate": hit / prompt,
         "hit_tokens": float(hit),
         "reusable_share": again / prompt,
@@ -156,13 +156,13 @@ def figures(run: PolicyRun, with_pauses: bool = False) -> Figures:
     }
     if run.loaded_tokens is not None:
         host = sum(asked.host_tokens for asked in run.asked)
-        found |= {"hit_tokens_gpu": float(hit - host), "hit_tokens_host": float(host)}
-        found["loaded_tokens"] = float(run.loaded_tokens)
-    found |= {f"evicted_{kind}": float(count) for kind, count in run.evicted.items()}
+        measured |= {"hit_tokens_gpu": float(hit - host), "hit_tokens_host": float(host)}
+        measured["loaded_tokens"] = float(run.loaded_tokens)
+    measured |= {f"evicted_{kind}": float(count) for kind, count in run.evicted.items()}
     by_agent: dict[str, list[float]] = defaultdict(list)
     for asked, wait in zip(run.asked, first, strict=True):
         by_agent[asked.agent].append(float(wait))
-    return found | {f"ttft_mean_s of {agent}": float(np.mean(by_agent[agent])) for agent in sorted(by_agent)}
+    return measured | {f"ttft_mean_s of {agent}": float(np.mean(by_agent[agent])) for agent in sorted(by_agent)}
 
 
 def _mean_and_p99(name: str, seconds: NDArray[np.float64]) -> Figures:
@@ -175,11 +175,11 @@ def in_engine_s(run: PolicyRun) -> list[float]:
     """Seconds in which a job had at least one request waiting or running, by job: its completion without pauses."""
     busy_s: dict[int, float] = defaultdict(float)
     until_s: dict[int, float] = {}
-    for one in sorted(run.asked, key=lambda one: one.came_s):
-        ended_s = one.came_s if one.ended_s is None else one.ended_s
-        before_s = until_s.get(one.job, one.came_s)
-        busy_s[one.job] += max(0.0, ended_s - max(one.came_s, before_s))
-        until_s[one.job] = max(before_s, ended_s)
+    for request in sorted(run.asked, key=lambda request: request.came_s):
+        ended_s = request.came_s if request.ended_s is None else request.ended_s
+        before_s = until_s.get(request.job, request.came_s)
+        busy_s[request.job] += max(0.0, ended_s - max(request.came_s, before_s))
+        until_s[request.job] = max(before_s, ended_s)
     return list(busy_s.values())
 
 
@@ -209,8 +209,8 @@ def over_seeds(runs: Sequence[Figures]) -> dict[str, Any]:
 
 def gained(runs: Sequence[Figures], than: Sequence[Figures]) -> dict[str, Any]:
     """Mean differences of runs to others with the same seeds, with 95 % intervals, paired by seed."""
-    names = [name for name in runs[0] if all(name in one for one in (*runs, *than))]
-    return {name: interval([one[name] - other[name] for one, other in zip(runs, than, strict=True)]) for name in names}
+    names = [name for name in runs[0] if all(name in run for run in (*runs, *than))]
+    return {name: interval([run[name] - other[name] for run, other in zip(runs, than, strict=True)]) for name in names}
 
 
 _SHARED: Final = (
@@ -243,14 +243,14 @@ def shares(
         policy, stock, oracle: figures by seed; seeds that one of them lacks are left out.
     """
     seeds = sorted(policy.keys() & stock.keys() & oracle.keys())
-    found: dict[str, float | None] = {}
+    by_figure: dict[str, float | None] = {}
     for name in _SHARED:
-        if any(name not in of[seed] for of in (policy, stock, oracle) for seed in seeds):
+        if any(name not in by_seed[seed] for by_seed in (policy, stock, oracle) for seed in seeds):
             continue
         best = [oracle[seed][name] - stock[seed][name] for seed in seeds]
         own = [policy[seed][name] - stock[seed][name] for seed in seeds]
-        found[name] = sum(own) / sum(best) if seeds and _established(best) else None
-    return found
+        by_figure[name] = sum(own) / sum(best) if seeds and _established(best) else None
+    return by_figure
 
 
 def _established(differences: Sequence[float]) -> bool:
@@ -278,9 +278,9 @@ def course(run: PolicyRun, window_s: float) -> Timeline:
     """A finished run over time, in windows of `window_s` seconds."""
     begins = np.arange(0.0, max(run.end_s, window_s), window_s)
     began = _column(run, "began_s")
-    at = np.minimum((began // window_s).astype(int), len(begins) - 1)
-    prompt = np.bincount(at, _column(run, "prompt_tokens"), len(begins))
-    hit = np.bincount(at, _column(run, "hit_tokens"), len(begins))
+    window = np.minimum((began // window_s).astype(int), len(begins) - 1)
+    prompt = np.bincount(window, _column(run, "prompt_tokens"), len(begins))
+    hit = np.bincount(window, _column(run, "hit_tokens"), len(begins))
     came, ended = _column(run, "came_s")[:, None], _column(run, "ended_s")[:, None]
     there = np.minimum(ended, begins + window_s) - np.maximum(came, begins)
     rate = np.divide(hit, prompt, out=np.full(len(begins), np.nan), where=prompt > 0)

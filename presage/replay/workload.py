@@ -173,7 +173,7 @@ class PromptConvention:
 
     def takes_recorded(self, asked: Sequence[RecordedRequest]) -> bool:
         """Whether the prompts of a workflow are assembled from `prefix_blocks`."""
-        return self.prompts == "recorded" and all(one.prefix is not None for one in asked)
+        return self.prompts == "recorded" and all(request.prefix is not None for request in asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,23 +365,23 @@ def _asked(group: Sequence[dict[str, Any]], drawn_s: Any, records_tools: bool) -
     """The requests of one workflow; parents are numbers of requests. Tools called are those of `running_steps`."""
     called = [step.get(TOOLS_CALLED) for step in running_steps(group)]
     waited: dict[int, tuple[int, ...]] = {}  # by step: the requests to wait for in its place
-    found: list[RecordedRequest] = []
+    requests: list[RecordedRequest] = []
     ended: list[Any] = []
     last: int | None = None
-    for at, row in enumerate(group):
+    for index, row in enumerate(group):
         parents = row["parent_steps"] if row["parent_steps"] is not None else ([] if last is None else [last])
         before = tuple(sorted({request for parent in parents for request in waited.get(parent, ())}))
         last = row["step"]
         if row["kind"] != "llm":
             waited[last] = before
             continue
-        waited[last] = (len(found),)
-        tools = called[len(found)]
+        waited[last] = (len(requests),)
+        tools = called[len(requests)]
         if drawn_s is not None:
-            pause_s = float(drawn_s[at]) if before else 0.0
+            pause_s = float(drawn_s[index]) if before else 0.0
         else:
             pause_s = max(0.0, (row["started_at"] - max(ended[i] for i in before)).total_seconds()) if before else 0.0
-        found.append(
+        requests.append(
             RecordedRequest(
                 row["agent"],
                 max(1, row["input_tokens"]),
@@ -395,7 +395,7 @@ def _asked(group: Sequence[dict[str, Any]], drawn_s: Any, records_tools: bool) -
             )
         )
         ended.append(row["ended_at"])
-    return found
+    return requests
 
 
 def assemble(asked: Sequence[RecordedRequest], convention: PromptConvention) -> tuple[JobStep, ...]:
@@ -403,39 +403,42 @@ def assemble(asked: Sequence[RecordedRequest], convention: PromptConvention) -> 
     steps: list[JobStep] = []
     ancestors: list[frozenset[int]] = []
     prefixes = _Prefixes(asked) if convention.takes_recorded(asked) else None
-    for number, one in enumerate(asked):
-        before = frozenset(one.parents).union(*(ancestors[parent] for parent in one.parents))
+    for number, request in enumerate(asked):
+        before = frozenset(request.parents).union(*(ancestors[parent] for parent in request.parents))
         ancestors.append(before)
         continues: int | None
         if prefixes is not None:
             continues, repeated = prefixes.repeated(number, before)
         else:
             if convention.prompts == "own-conversation":
-                continues = max((earlier for earlier in before if asked[earlier].agent == one.agent), default=None)
+                continues = max((earlier for earlier in before if asked[earlier].agent == request.agent), default=None)
             else:  # a join continues the longest branch
-                continues = max(one.parents, key=lambda parent: (steps[parent].sequence_tokens, -parent), default=None)
+                continues = max(
+                    request.parents, key=lambda parent: (steps[parent].sequence_tokens, -parent), default=None
+                )
             repeated = steps[continues].sequence_tokens if continues is not None else 0
-            if one.estimated_prompt:  # nothing recorded contradicts the convention, so the prompt holds the sequence
+            if request.estimated_prompt:
+                # nothing recorded contradicts the convention, so the prompt holds the sequence
                 least = repeated + convention.closing_tokens + 1
-                one = replace(one, input_tokens=max(one.input_tokens, least))
-        closing = 0 if prefixes is not None else min(convention.closing_tokens, one.input_tokens - 1)
-        if repeated + closing >= one.input_tokens and prefixes is None:
+                request = replace(request, input_tokens=max(request.input_tokens, least))
+        closing = 0 if prefixes is not None else min(convention.closing_tokens, request.input_tokens - 1)
+        if repeated + closing >= request.input_tokens and prefixes is None:
             continues, repeated = None, 0
-        opening = 0 if continues is not None else min(convention.opening_tokens, one.input_tokens - closing - 1)
+        opening = 0 if continues is not None else min(convention.opening_tokens, request.input_tokens - closing - 1)
         steps.append(
             JobStep(
-                agent=one.agent,
+                agent=request.agent,
                 continues=continues,
                 repeated_tokens=repeated,
                 opening_tokens=opening,
-                new_tokens=one.input_tokens - repeated - opening - closing,
+                new_tokens=request.input_tokens - repeated - opening - closing,
                 closing_tokens=closing,
-                output_tokens=one.output_tokens,
-                parents=one.parents,
-                pause_s=one.pause_s,
-                prompt_tokens=one.input_tokens,
-                finish_reason=one.finish_reason,
-                tools=one.tools,
+                output_tokens=request.output_tokens,
+                parents=request.parents,
+                pause_s=request.pause_s,
+                prompt_tokens=request.input_tokens,
+                finish_reason=request.finish_reason,
+                tools=request.tools,
             )
         )
     return tuple(steps)
@@ -451,7 +454,7 @@ class _Prefixes:
 
     def __init__(self, asked: Sequence[RecordedRequest]) -> None:
         self._asked = asked
-        runs = (run for one in asked for run in one.prefix or ())
+        runs = (run for request in asked for run in request.prefix or ())
         self._bounds = sorted({bound for first, last in runs for bound in (first, last + 1)})
         self._holder: dict[int, int] = {}  # by the first id of each stretch between two bounds: the last step with it
         self._ending: dict[int, int] = {}  # by last id: the last step with such a prompt
@@ -459,10 +462,10 @@ class _Prefixes:
 
     def repeated(self, number: int, ancestors: frozenset[int]) -> tuple[int | None, int]:
         """The step that a prompt continues, and how many of its tokens it repeats. To be called in order of steps."""
-        one, bounds, holder = self._asked[number], self._bounds, self._holder
+        request, bounds, holder = self._asked[number], self._bounds, self._holder
         continues: int | None = None
         blocks, end, shares = 0, 0, True
-        for first, last in one.prefix or ():
+        for first, last in request.prefix or ():
             for place in range(bisect_left(bounds, first), bisect_left(bounds, last + 1)):
                 stretch = bounds[place]
                 if shares and stretch in holder:
@@ -475,13 +478,13 @@ class _Prefixes:
         before = self._ending.get(end)
         if before is not None and before in ancestors:
             prompt, output = self._asked[before].input_tokens, self._asked[before].output_tokens
-            if before not in self._answered and prompt + output <= one.input_tokens:
+            if before not in self._answered and prompt + output <= request.input_tokens:
                 continues, repeated = before, prompt + output
                 self._answered.add(before)
-            elif prompt <= one.input_tokens and prompt - repeated < PREFIX_BLOCK_TOKENS:
+            elif prompt <= request.input_tokens and prompt - repeated < PREFIX_BLOCK_TOKENS:
                 continues, repeated = before, prompt
-        if one.prefix:
-            self._ending[one.prefix[-1][1] + 1] = number
+        if request.prefix:
+            self._ending[request.prefix[-1][1] + 1] = number
         return continues, repeated
 
 
@@ -498,14 +501,14 @@ def requests_workload(requests: Sequence[PlainRequest], hash_tokens: int) -> Wor
     """
     children: dict[tuple[int, int], int] = {}  # the prefix tree of the hash ids seen so far
     jobs = []
-    for number, one in enumerate(requests):
-        node = known = 0
-        for hash_id in one.hash_ids:
+    for number, request in enumerate(requests):
+        node = repeated_ids = 0
+        for hash_id in request.hash_ids:
             new = len(children) + 1
             node = children.setdefault((node, hash_id), new)
-            known += node != new  # below a new node, all are new
-        prompt_tokens = max(1, one.input_tokens)
-        again = min(known * hash_tokens, prompt_tokens)
+            repeated_ids += node != new  # below a new node, all are new
+        prompt_tokens = max(1, request.input_tokens)
+        again = min(repeated_ids * hash_tokens, prompt_tokens)
         step = JobStep(
             agent=AGENT,
             continues=None,
@@ -513,14 +516,14 @@ def requests_workload(requests: Sequence[PlainRequest], hash_tokens: int) -> Wor
             opening_tokens=again,
             new_tokens=prompt_tokens - again,
             closing_tokens=0,
-            output_tokens=max(1, one.output_tokens),
+            output_tokens=max(1, request.output_tokens),
             parents=(),
             pause_s=0.0,
             prompt_tokens=prompt_tokens,
-            hashed=tuple(one.hash_ids),
+            hashed=tuple(request.hash_ids),
             hash_tokens=hash_tokens,
         )
-        jobs.append(ReplayJob("", f"request {number}", (step,), one.arrives_s))
+        jobs.append(ReplayJob("", f"request {number}", (step,), request.arrives_s))
     return Workload(tuple(jobs), 0)
 
 

@@ -114,7 +114,7 @@ class ToolPlan:
 
     def __init__(self, tools: Mapping[str, ToolSettings], port: ToolPort) -> None:
         self._tools, self._port = tools, port
-        self.usage = {name: ToolUsage(of.setup_s) for name, of in tools.items()}
+        self.usage = {name: ToolUsage(settings.setup_s) for name, settings in tools.items()}
         self.resources: dict[str, Resource] = {}
         self.workflows: OrderedDict[WorkflowKey, RunningWorkflow] = OrderedDict()
         self.waiting: dict[str, list[WorkflowKey]] = {name: [] for name in tools}
@@ -225,11 +225,11 @@ class ToolPlan:
 
     def used(self, key: WorkflowKey, name: str) -> Resource | None:
         """The tool that a workflow uses already."""
-        return next((of for of in self._of(key, name) if of.state == "used"), None)
+        return next((resource for resource in self._of(key, name) if resource.state == "used"), None)
 
     def mine(self, key: WorkflowKey, name: str) -> Resource | None:
         """The tool that a workflow has, in use or prepared for it."""
-        return next((of for of in self._of(key, name) if of.state != "removing"), None)
+        return next((resource for resource in self._of(key, name) if resource.state != "removing"), None)
 
     def asks(self, key: WorkflowKey, name: str) -> None:
         """A workflow needs a tool from now on; it waits until it `leaves`."""
@@ -298,14 +298,18 @@ class ToolPlan:
 
     def of_tool(self, name: str) -> list[Resource]:
         """All of one kind."""
-        return [of for of in self.resources.values() if of.tool == name]
+        return [resource for resource in self.resources.values() if resource.tool == name]
 
     def _of(self, key: WorkflowKey, name: str | None = None) -> list[Resource]:
-        return [of for of in self.resources.values() if of.workflow == key and name in (None, of.tool)]
+        return [
+            resource
+            for resource in self.resources.values()
+            if resource.workflow == key and name in (None, resource.tool)
+        ]
 
     def _without(self, key: WorkflowKey) -> list[str]:
         """The tools that a workflow does not use."""
-        used = {of.tool for of in self._of(key) if of.state == "used"}
+        used = {resource.tool for resource in self._of(key) if resource.state == "used"}
         return [name for name in self._tools if name not in used]
 
     def _room(self, name: str) -> bool:
@@ -316,8 +320,18 @@ class ToolPlan:
         most = self._tools[name].most_per_tenant
         if most is None:
             return False
-        of_tenant = [of for of in self.of_tool(name) if of.workflow is not None and of.workflow[0] == tenant]
-        return sum(of.state == "used" or (of.state != "removing" and of.workflow in claims) for of in of_tenant) >= most
+        of_tenant = [
+            resource
+            for resource in self.of_tool(name)
+            if resource.workflow is not None and resource.workflow[0] == tenant
+        ]
+        return (
+            sum(
+                resource.state == "used" or (resource.state != "removing" and resource.workflow in claims)
+                for resource in of_tenant
+            )
+            >= most
+        )
 
     def _next(self, name: str) -> WorkflowKey | None:
         """The workflow that has waited longest of those that have none and may have one."""
@@ -328,17 +342,21 @@ class ToolPlan:
 
     def _spare(self, name: str) -> Resource | None:
         """One that nobody needs, preferably ready."""
-        free = [of for of in self.of_tool(name) if of.workflow is None and of.state in ("preparing", "ready")]
-        return min(free, key=lambda of: (of.state != "ready", of.at), default=None)
+        free = [
+            resource
+            for resource in self.of_tool(name)
+            if resource.workflow is None and resource.state in ("preparing", "ready")
+        ]
+        return min(free, key=lambda resource: (resource.state != "ready", resource.at), default=None)
 
     def _make_room(self, name: str) -> None:
         """Frees the tool that was last prepared for a workflow that has not asked for it or may not have it now, if
         there is any."""
         waiting = {key for key in self.waiting[name] if not self.full(name, key[0])}
-        claimed = [of for of in self.of_tool(name) if of.state in ("preparing", "ready")]
-        early = [of for of in claimed if of.workflow is not None and of.workflow not in waiting]
+        claimed = [resource for resource in self.of_tool(name) if resource.state in ("preparing", "ready")]
+        early = [resource for resource in claimed if resource.workflow is not None and resource.workflow not in waiting]
         if early:
-            self._free(max(early, key=lambda of: of.at))
+            self._free(max(early, key=lambda resource: resource.at))
 
     def _create(self, name: str, key: WorkflowKey) -> Resource:
         resource = self._port.set_up(name, key)

@@ -100,8 +100,8 @@ class ToolService:
         self._folder = Path(config.folder).absolute()
         private = (config.secret_variable, config.token_variable)
         self._tools = {
-            name: _Tool(name, of, (drivers or {}).get(name) or driver_of(of, private))
-            for name, of in config.tools.items()
+            name: _Tool(name, settings, (drivers or {}).get(name) or driver_of(settings, private))
+            for name, settings in config.tools.items()
         }
         self._lock = _locked(self._folder)
         self._table = ResourceTable(self._folder / "tools.sqlite")
@@ -134,7 +134,7 @@ class ToolService:
             try:
                 given = msgspec.json.decode(text)  # perhaps with settings that only an earlier version had
                 settings = ToolSettings.model_validate(
-                    {of: given[of] for of in given.keys() & ToolSettings.model_fields}
+                    {option: given[option] for option in given.keys() & ToolSettings.model_fields}
                 )
                 if name not in self._tools:
                     self._gone[name] = _Tool(name, settings, driver_of(settings))
@@ -142,8 +142,8 @@ class ToolService:
                     self._tools[name].earlier = driver_of(settings)
             except (ConfigurationError, ValueError) as error:
                 logger.warning("what the tool %r of an earlier file has left cannot be removed: %s", name, error)
-        known = {name: of.settings.model_dump_json() for name, of in {**self._gone, **self._tools}.items()}
-        self._table.keep_fact("settings", msgspec.json.encode(known))
+        dumped = {name: tool.settings.model_dump_json() for name, tool in {**self._gone, **self._tools}.items()}
+        self._table.keep_fact("settings", msgspec.json.encode(dumped))
 
     def _any_tool(self, name: str) -> _Tool:
         return self._tools.get(name) or self._gone[name]
@@ -242,7 +242,7 @@ class ToolService:
         settings = self._tools[name].settings
         if self._plan.full(name, tenant):
             return f"the tenant uses the {settings.most_per_tenant} of most_per_tenant; give one back, or wait longer"
-        states = Counter(of.state for of in self._plan.of_tool(name))
+        states = Counter(resource.state for resource in self._plan.of_tool(name))
         there = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         told = f"{states.total()} of {settings.most} are there ({there})"
         if states["removing"] and name in self._stuck:
@@ -313,28 +313,28 @@ class ToolService:
         """All tools there are, or those of a tenant, as JSON values."""
         return [
             {
-                "id": of.id,
-                "tool": of.tool,
-                "state": of.state,
-                "tenant": of.workflow[0] if of.workflow else None,
-                "workflow_type": of.workflow[1] if of.workflow else None,
-                "workflow_id": of.workflow[2] if of.workflow else None,
-                "age_s": round(self._now() - of.at, 3),
+                "id": resource.id,
+                "tool": resource.tool,
+                "state": resource.state,
+                "tenant": resource.workflow[0] if resource.workflow else None,
+                "workflow_type": resource.workflow[1] if resource.workflow else None,
+                "workflow_id": resource.workflow[2] if resource.workflow else None,
+                "age_s": round(self._now() - resource.at, 3),
             }
-            for of in self._plan.resources.values()
-            if _belongs(of, tenant)
+            for resource in self._plan.resources.values()
+            if _belongs(resource, tenant)
         ]
 
     def status(self) -> dict[str, Any]:
         """Figures by tool, as JSON values."""
         told = {}
         for name, usage in self._plan.usage.items():
-            states = Counter(of.state for of in self._plan.of_tool(name))
+            states = Counter(resource.state for resource in self._plan.of_tool(name))
             hidden, waited = self.hidden_s[name], self.waited_s[name]
             told[name] = {
                 "setup_s": round(usage.setup_s, 3),
                 "states": dict(states),
-                "counts": {what: count for (of, what), count in sorted(self.counts.items()) if of == name},
+                "counts": {what: count for (tool, what), count in sorted(self.counts.items()) if tool == name},
                 "hidden": round(hidden / (hidden + waited), 4) if hidden + waited > 0 else None,
             }
         return {"tools": told, "workflows": len(self._plan.workflows)}
@@ -451,13 +451,13 @@ class ToolService:
         while True:
             for tool in [*self._tools.values(), *self._gone.values()]:
                 for driver in tool.drivers:
-                    known = set(self._plan.resources)
+                    listed = set(self._plan.resources)
                     try:
-                        found = await self._in_thread(driver.owned, self._owner)
+                        owned = await self._in_thread(driver.owned, self._owner)
                     except Exception as error:
                         logger.warning("%s: what is left of it cannot be found: %s", tool.name, _told(error))
                         continue
-                    for stray in found - known - set(self._plan.resources):
+                    for stray in owned - listed - set(self._plan.resources):
                         self._take_out(stray, tool.name)
             for path in self._folder.iterdir():
                 if _FOLDER.fullmatch(path.name) and path.name not in self._plan.resources:

@@ -119,17 +119,17 @@ class _Exchange:
 
     async def answers(self, message: Any) -> list[Any]:
         """What Envoy is told for a message."""
-        kind = next((of.name for of, _ in message.ListFields() if of.number < 8), "")
+        kind = next((field.name for field, _ in message.ListFields() if field.number < 8), "")
         try:
-            found = await self._answers(kind, message)
+            answers = await self._answers(kind, message)
         except Refusal as refusal:
             self._front.metrics.refused(refusal.code)
-            found = [_refused(refusal)] if refusal.status == 401 else self._as_it_came(kind, message)
+            answers = [_refused(refusal)] if refusal.status == 401 else self._as_it_came(kind, message)
         except Exception as error:
             self._front.metrics.failed("ext_proc", type(error).__name__)
             self.close()
-            found = self._as_it_came(kind, message)
-        return [] if message.observability_mode else found
+            answers = self._as_it_came(kind, message)
+        return [] if message.observability_mode else answers
 
     def close(self) -> None:
         """The request fails, if it has no whole answer yet."""
@@ -201,17 +201,17 @@ class _Exchange:
         place = urlsplit(upstream.settings.url).netloc if len(front.upstreams.all) > 1 else ""
         if self._held:
             first = _changed("request_headers", new, gone)
-            found = [first, *_streamed("request_body", sent, ends)]
+            answers = [first, *_streamed("request_body", sent, ends)]
         else:
             first = _changed("request_body", new, gone, None if sent == raw else sent)
-            found = [first]
+            answers = [first]
         if place:
             _send_to(first, "request_headers" if self._held else "request_body", place)
         front.upstreams.sent(decision, upstream)
         front.metrics.decided(self._clock() - self._began)
         self._asked_usage = wants_usage(request)
         self._body, self._held = None, False
-        return found
+        return answers
 
     def _responded(self, decision: GatewayDecision, response: Any) -> list[Any]:
         fields = _headers(response)
@@ -293,13 +293,13 @@ class _Exchange:
         return [answer] if kind else []
 
 
-def _headers(of: Any) -> dict[str, str]:
+def _headers(message: Any) -> dict[str, str]:
     """Headers by names in lower case; the first of several with one name."""
-    found: dict[str, str] = {}
-    for header in of.headers.headers:
+    headers: dict[str, str] = {}
+    for header in message.headers.headers:
         value = header.raw_value.decode("latin-1") if header.HasField("raw_value") else header.value
-        found.setdefault(header.key.lower(), value)
-    return found
+        headers.setdefault(header.key.lower(), value)
+    return headers
 
 
 def _send_to(answer: Any, kind: str, place: str) -> None:
@@ -334,13 +334,13 @@ def _set(mutation: Any, name: str, value: str) -> None:
 
 def _streamed(kind: str, body: bytes, ends: bool) -> list[Any]:
     """A body in parts, the last of which may end the stream."""
-    found = []
+    answers = []
     for start in range(0, max(1, len(body)), _PART):
         answer = _Response()
         part = getattr(answer, kind).response.body_mutation.streamed_response
         part.body, part.end_of_stream = body[start : start + _PART], ends and start + _PART >= len(body)
-        found.append(answer)
-    return found
+        answers.append(answer)
+    return answers
 
 
 def _refused(refusal: Refusal) -> Any:

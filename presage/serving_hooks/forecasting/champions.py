@@ -113,20 +113,20 @@ class Champions:
 
     def renew(self) -> bool:
         """Activates a validated set of newer models between two iterations; returns False if there is none."""
-        found = self.reload.take()
-        if found is None:
+        held_by_kind = self.reload.take()
+        if held_by_kind is None:
             return False
-        before, forecaster = self.source.latest, self._forecaster(found)
+        before, forecaster = self.source.latest, self._forecaster(held_by_kind)
         earlier = {"next-agent": before.predictor, "remaining-length": before.lengths, "profile": before.profile}
         for kind, predictor in earlier.items():
             # The abandoned thread may still change the predictor.
-            if found[kind].predictor is predictor and before.breakers[kind].hung:
+            if held_by_kind[kind].predictor is predictor and before.breakers[kind].hung:
                 forecaster.breakers[kind].follow(before.breakers[kind])
         self.source.take_over(forecaster)
-        self.returns.take_over(found["return-time"].predictor, found["return-time"].version)
-        self.contexts.take_over(found["context-growth"].predictor, found["context-growth"].version)
+        self.returns.take_over(held_by_kind["return-time"].predictor, held_by_kind["return-time"].version)
+        self.contexts.take_over(held_by_kind["context-growth"].predictor, held_by_kind["context-growth"].version)
         self._renewed += 1
-        self._report_models(found)
+        self._report_models(held_by_kind)
         _log.info("newer models are live; %d running workflows keep the earlier ones", self.source.under_older)
         return True
 
@@ -149,9 +149,9 @@ class Champions:
         if monitor is not None:
             status["monitor"] = judged = monitor.status()
             inputs = sorted(set().union(*missing.values()))
-            for of in judged["promised"].values() if inputs else ():
-                if of["causes"]:
-                    of["causes"].insert(0, missing_inputs(inputs).to_dict())
+            for promise in judged["promised"].values() if inputs else ():
+                if promise["causes"]:
+                    promise["causes"].insert(0, missing_inputs(inputs).to_dict())
         return status
 
     def close(self) -> None:
@@ -169,18 +169,20 @@ class Champions:
         seen = {source for source in (TOKENS, TEXT, STATES, ANSWERS) if self._inputs[source]}
         seen |= {ANSWERS} if self._config.answers and self._inputs["steps"] < _FIRST_STEPS else set()
         expected = seen if self._inputs["steps"] else seen | {TOKENS, STATES, *([TEXT] if self._texts else ())}
-        return {kind: sorted(of - expected) for kind, of in self._promoted_under.items() if of - expected}
+        return {
+            kind: sorted(sources - expected) for kind, sources in self._promoted_under.items() if sources - expected
+        }
 
-    def _forecaster(self, found: Mapping[str, Held]) -> Forecaster:
-        promoted = merged_promoted(found["next-agent"].promoted, found["remaining-length"].promoted)
+    def _forecaster(self, held_by_kind: Mapping[str, Held]) -> Forecaster:
+        promoted = merged_promoted(held_by_kind["next-agent"].promoted, held_by_kind["remaining-length"].promoted)
         most = self._config.max_workflows
         return Forecaster(
-            found["next-agent"].predictor,
-            found["next-agent"].version,
-            lengths=found["remaining-length"].predictor,
-            lengths_version=found["remaining-length"].version,
-            profile=found["profile"].predictor,
-            profile_version=found["profile"].version,
+            held_by_kind["next-agent"].predictor,
+            held_by_kind["next-agent"].version,
+            lengths=held_by_kind["remaining-length"].predictor,
+            lengths_version=held_by_kind["remaining-length"].version,
+            profile=held_by_kind["profile"].predictor,
+            profile_version=held_by_kind["profile"].version,
             back_off=self._counts,
             served_model=self._served_model,
             state_layer=self._state_layer,
@@ -189,11 +191,11 @@ class Champions:
             # Each version is compared with its own promoted figures.
             monitor=ForecastMonitor(Drift(promoted), self._live, max_workflows=most) if self._config.monitor else None,
             inputs=self._inputs,
-            text_models=_text_models(found),
+            text_models=_text_models(held_by_kind),
         )
 
-    def _report_models(self, found: Mapping[str, Held]) -> None:
-        for kind, held in found.items():
+    def _report_models(self, held_by_kind: Mapping[str, Held]) -> None:
+        for kind, held in held_by_kind.items():
             self.models[kind] = model_status(held)
             self._promoted_under.pop(kind, None)
             if held.predictor is None:
@@ -217,10 +219,10 @@ def predictors(config: ForecastSettings, most_s: float = START_S) -> dict[str, H
     in all, more than `most_s` seconds of its start.
     """
     named = {setting.replace("_", "-"): setting for setting in ForecastSettings.model_fields}
-    wanted: dict[str, str | None] = {kind: getattr(config, of) for kind, of in named.items() if kind in KINDS}
+    wanted: dict[str, str | None] = {kind: getattr(config, setting) for kind, setting in named.items() if kind in KINDS}
     registered = {kind: name for kind, name in wanted.items() if name is not None and name.startswith("models:")}
-    found = resolve_predictors(_no_registry, wanted | dict.fromkeys(registered))
-    return found | _registered(config, registered, most_s) if registered else found
+    resolved = resolve_predictors(_no_registry, wanted | dict.fromkeys(registered))
+    return resolved | _registered(config, registered, most_s) if registered else resolved
 
 
 def _no_registry() -> Registry:
@@ -231,16 +233,16 @@ def _registered(config: ForecastSettings, references: Mapping[str, str], most_s:
     """The `Held` of each reference, by kind."""
     registry = RegistryClient(partial(resolve_registry_uri, config.registry), most_s, config.registry_memory_mb)
     until = time.monotonic() + most_s
-    found: dict[str, Held] = {}
+    held_by_kind: dict[str, Held] = {}
     try:
         without = NO_REGISTRY if registry.versions({}) is None else None
         for kind, reference in references.items() if without is None else ():
             registry.most_s = max(until - time.monotonic(), 1.0)
             try:
-                found[kind] = registry.load(kind, reference)
+                held_by_kind[kind] = registry.load(kind, reference)
             except Exception as error:
                 _log.warning("%s is not used: %s", reference, why(error))
-                found[kind] = Held(None, reference, reason=why(error))
+                held_by_kind[kind] = Held(None, reference, reason=why(error))
     except Exception as error:
         without = why(error)
     finally:
@@ -248,22 +250,24 @@ def _registered(config: ForecastSettings, references: Mapping[str, str], most_s:
     if without is not None:  # the log warns once and not for each model
         _log.warning("%s; using online counts once there are enough", without.rstrip("."))
         return {kind: Held(None, reference, reason=without) for kind, reference in references.items()}
-    return found
+    return held_by_kind
 
 
-def _text_models(found: Mapping[str, Held]) -> dict[ModelKind, TextModel]:
+def _text_models(held_by_kind: Mapping[str, Held]) -> dict[ModelKind, TextModel]:
     """The artefacts of models that read sketches of texts; text encoders are too slow to run beside an HTTP server."""
-    agents, lengths = found["next-agent"].predictor, found["remaining-length"].predictor
+    agents, lengths = held_by_kind["next-agent"].predictor, held_by_kind["remaining-length"].predictor
     widths: dict[ModelKind, dict[Moment, int]] = {}
     if agents is not None and agents.source.kind == "sketch":
         projections = {moment: agents.projection(moment) for moment in agents.source.sizes}
-        widths["next-agent"] = {moment: len(of[1]) for moment, of in projections.items() if of is not None}
+        widths["next-agent"] = {
+            moment: len(projection[1]) for moment, projection in projections.items() if projection is not None
+        }
     if lengths is not None and TEXT in lengths.reads:
         size = lengths.encoder.answer_size
         widths["remaining-length"] = {PREFILL: 2 + size, COMPLETION: size}
     made: dict[ModelKind, TextModel] = {}
     for kind, of_kind in widths.items():
-        held = found[kind]
+        held = held_by_kind[kind]
         if of_kind and held.folder is not None and held.digest is not None:
             made[kind] = TextModel(held.folder, held.digest, of_kind)
     return made
@@ -294,14 +298,14 @@ def load_forecasts(
     """
     name = config.forecasts
     if name is None:
-        of = Champions(config, predictors(config), served_model, state_layer, texts)
+        champions = Champions(config, predictors(config), served_model, state_layer, texts)
         return Forecasts(
-            next_agents=of.source,
-            remaining=of.source,
-            returns=of.returns,
-            contexts=of.contexts,
-            models=of.models,
-            upkeep=of,
+            next_agents=champions.source,
+            remaining=champions.source,
+            returns=champions.returns,
+            contexts=champions.contexts,
+            models=champions.models,
+            upkeep=champions,
         )
     module, function = name.split(":")
     try:

@@ -136,7 +136,7 @@ class Promoted:
         return {
             "workflows": self.workflows,
             "ended": self.ended,
-            "figures": {name: [of.mean, of.low, of.high] for name, of in self.figures.items()},
+            "figures": {name: [figure.mean, figure.low, figure.high] for name, figure in self.figures.items()},
             "transitions": [[*pair, count] for pair, count in sorted(self.transitions.counts.items())],
         }
 
@@ -148,7 +148,7 @@ class Promoted:
             ConfigurationError: a figure is invalid.
             LookupError, TypeError, ValueError: the object is malformed.
         """
-        figures = {str(name): Figure(*map(float, of)) for name, of in data["figures"].items()}
+        figures = {str(name): Figure(*map(float, mean_and_ends)) for name, mean_and_ends in data["figures"].items()}
         counts = {(str(before), str(after)): int(count) for before, after, count in data["transitions"]}
         return cls(Transitions(counts), figures, int(data["workflows"]), bool(data["ended"]))
 
@@ -173,7 +173,7 @@ class PromotedLearner:
 
     def figures(self) -> Promoted:
         """The figures, once all workflows are counted."""
-        figures = {name: of.figure(reach_of(name)) for name, of in self._sums.items()}
+        figures = {name: sums.figure(reach_of(name)) for name, sums in self._sums.items()}
         return Promoted(self._transitions, figures, self._for_figures)
 
 
@@ -185,14 +185,14 @@ def promoted_by_type(workflows: Iterable[Followed], at_least: int = 20) -> dict[
     by_type: dict[str, list[Followed]] = {}
     for workflow in workflows:
         by_type.setdefault(workflow.workflow_type, []).append(workflow)
-    found = {}
-    for name, of in by_type.items():
-        if len(of) >= at_least:
-            learner = PromotedLearner(len(of))
-            for workflow in of:
+    promoted = {}
+    for name, of_type in by_type.items():
+        if len(of_type) >= at_least:
+            learner = PromotedLearner(len(of_type))
+            for workflow in of_type:
                 learner.add(workflow)
-            found[name] = replace(learner.figures(), ended=all(workflow.ended for workflow in of))
-    return found
+            promoted[name] = replace(learner.figures(), ended=all(workflow.ended for workflow in of_type))
+    return promoted
 
 
 def figures_of(followed: Followed, transitions: Transitions) -> dict[str, float]:
@@ -200,26 +200,26 @@ def figures_of(followed: Followed, transitions: Transitions) -> dict[str, float]
 
     Only the predictor's forecasts count, not those of online counts; after a reload, those of the latest model.
     """
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     total = sum(followed.transitions.values())
     if total:
         new = [pair for pair in followed.transitions if pair not in transitions.counts]
         unseen = {agent for pair in new for agent in pair if agent != END and agent not in transitions.agents}
-        found[NEVER_SEEN] = float(bool(unseen))
-        found[NEVER_SEEN_PAIRS] = float(any(unseen.isdisjoint(pair) for pair in new))
+        figures[NEVER_SEEN] = float(bool(unseen))
+        figures[NEVER_SEEN_PAIRS] = float(any(unseen.isdisjoint(pair) for pair in new))
         for pair in transitions.watched:
-            found[f"{TRANSITION}{name_of(pair)}"] = followed.transitions.get(pair, 0) / total
+            figures[f"{TRANSITION}{name_of(pair)}"] = followed.transitions.get(pair, 0) / total
     tally = _latest(followed.next_agent)
     if tally is not None:
         judged, right = (tally.sums[plane, :, 0].sum(axis=-1) for plane in (0, 2))
-        for at, moment in enumerate(MOMENTS):
-            if judged[at]:
-                found[f"{ACCURACY}{moment}"] = float(right[at] / judged[at])
+        for index, moment in enumerate(MOMENTS):
+            if judged[index]:
+                figures[f"{ACCURACY}{moment}"] = float(right[index] / judged[index])
     lengths = _latest(followed.lengths)
     if lengths is not None and lengths.judged:
         for quantile, within in zip(lengths.quantiles, lengths.within.tolist(), strict=True):
-            found[f"{COVERAGE}{quantile:g}"] = within / lengths.judged
-    return found
+            figures[f"{COVERAGE}{quantile:g}"] = within / lengths.judged
+    return figures
 
 
 def sides(name: str) -> tuple[Side, ...]:
@@ -249,7 +249,7 @@ _FORMAT: Final = 1
 
 def promoted_json(promoted: Mapping[str, Promoted]) -> str:
     """The content of the file: figures by workflow type."""
-    types = {name: of.to_dict() for name, of in sorted(promoted.items())}
+    types = {name: figures.to_dict() for name, figures in sorted(promoted.items())}
     return json.dumps({"format_version": _FORMAT, "workflow_types": types}, ensure_ascii=False)
 
 
@@ -263,7 +263,7 @@ def read_promoted(content: bytes) -> dict[str, Promoted]:
         data = json.loads(content)
         if data["format_version"] != _FORMAT:
             raise ValueError(f"format version {data['format_version']!r}")
-        return {name: Promoted.from_dict(of) for name, of in data["workflow_types"].items()}
+        return {name: Promoted.from_dict(figures) for name, figures in data["workflow_types"].items()}
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise ArtefactError(
             f"{PROMOTED_FOLDER}/{PROMOTED_FILE} is not valid for format version {_FORMAT} ({type(error).__name__}): "
@@ -277,8 +277,10 @@ def merged_promoted(next_agent: Mapping[str, Promoted], lengths: Mapping[str, Pr
     For a type in both, call graph and figures come from `next_agent`, since both must be of one trace; only coverage is
     added from `lengths`.
     """
-    found = {**lengths, **next_agent}
+    merged = {**lengths, **next_agent}
     for name in next_agent.keys() & lengths.keys():
-        coverage = {figure: of for figure, of in lengths[name].figures.items() if figure.startswith(COVERAGE)}
-        found[name] = replace(next_agent[name], figures={**next_agent[name].figures, **coverage})
-    return found
+        coverage = {
+            figure: interval for figure, interval in lengths[name].figures.items() if figure.startswith(COVERAGE)
+        }
+        merged[name] = replace(next_agent[name], figures={**next_agent[name].figures, **coverage})
+    return merged

@@ -315,8 +315,8 @@ class Admission:
             np.repeat([math.inf, kept_s], len(_CONTEXTS)),
         )
         lost, steps_per_s, stays_s, recomputing = (
-            of.reshape(2, -1).mean(axis=1)
-            for of in (expected.miss_share, expected.steps_per_s, expected.stays_s, expected.recomputing)
+            figure.reshape(2, -1).mean(axis=1)
+            for figure in (expected.miss_share, expected.steps_per_s, expected.stays_s, expected.recomputing)
         )
         if at_present:
             self._learn(rates.miss_share - float(lost[1]), now)
@@ -335,23 +335,23 @@ class Admission:
         cycle_s = float(rates.pauses_s.mean()) + settled.served_s
         per_s = np.minimum(settled.steps_per_s, everybody / cycle_s).reshape(grid[0].shape).mean(axis=2)
         best = float(per_s.max())
-        at = int(np.flatnonzero(per_s.max(axis=1) >= best / (1 + _AS_GOOD))[-1])
-        chosen = float(numbers[np.flatnonzero(per_s[at] >= best / (1 + _AS_GOOD))[-1]])
+        row = int(np.flatnonzero(per_s.max(axis=1) >= best / (1 + _AS_GOOD))[-1])
+        chosen = float(numbers[np.flatnonzero(per_s[row] >= best / (1 + _AS_GOOD))[-1]])
         if before < most:
             was = int(np.argmin(np.abs(keeps - kept_s)))
             if np.interp(before, numbers, per_s[was]) >= best / (1 + _STAY):
-                at, chosen = was, before
+                row, chosen = was, before
         enough = best / (1 + self.config.least_gain)
         # While some are held the loss that this prevents does not show; what was held before any loss showed, since it
         # is known what contexts grow to, has to promise more.
         self._shown = recomputing_share >= _EVIDENCE or (before < math.inf and self._shown)
         believed = self._shown or (before < math.inf and self._would_lose >= _THRASHING)
         if believed and chosen < most and all_run.steps_per_s < enough:
-            self.limit, self.keeps_s = chosen, float(keeps[at])
-            self._far = at_present > chosen and float(np.interp(at_present, numbers, per_s[at])) < enough
+            self.limit, self.keeps_s = chosen, float(keeps[row])
+            self._far = at_present > chosen and float(np.interp(at_present, numbers, per_s[row])) < enough
             lost_then, steps_then, stays_then = (
-                float(np.interp(chosen, numbers, of.reshape(grid[0].shape)[at].mean(axis=1)))
-                for of in (settled.miss_share, settled.steps_per_s, settled.stays_s)
+                float(np.interp(chosen, numbers, figure.reshape(grid[0].shape)[row].mean(axis=1)))
+                for figure in (settled.miss_share, settled.steps_per_s, settled.stays_s)
             )
             few = Outlook(int(chosen), chosen * of_open / cache, lost_then, steps_then, stays_then, self.keeps_s)
             self._outlooks = few, all_run
@@ -408,7 +408,7 @@ class Admission:
         self._count_service(rows, inside, phase)
         self._update_waits(rows[inside], rows[~inside], now)
         why = np.where(away, 2, begun)[~inside].tolist()  # numbers: arrays of texts take a millisecond
-        held = {one: _WHY[of] for one, of in zip(self.workflows.at(rows[~inside]), why, strict=True)}
+        held = {workflow: _WHY[reason] for workflow, reason in zip(self.workflows.at(rows[~inside]), why, strict=True)}
         run = frozenset(self.workflows.at(rows[inside]))
         outside = np.count_nonzero(overdue & ~inside), np.count_nonzero(pressed & ~inside)
         return Decision(run, held, int(outside[0]), int(outside[1]), *self._outlooks)
@@ -431,15 +431,18 @@ class Admission:
         self._charge(rows)
         self._shares.wait(names)
         own = self.workflows.facts["own"][rows]
-        at = {name: next(line) for name, line in lines.items()}
-        heads = {name: (place >= cannot_wait, place) for name, place in sorted(at.items(), key=lambda one: one[1])}
+        places = {name: next(line) for name, line in lines.items()}
+        heads = {
+            name: (place >= cannot_wait, place)
+            for name, place in sorted(places.items(), key=lambda name_and_place: name_and_place[1])
+        }
         chosen: list[int] = []
         while len(chosen) < room:
             name = self._shares.next(heads)
-            one = int(in_order[heads[name][1]])
-            chosen.append(one)
-            self._shares.charge(name, float(own[one]))
-            waits["charged"][rows[one]] = own[one]
+            index = int(in_order[heads[name][1]])
+            chosen.append(index)
+            self._shares.charge(name, float(own[index]))
+            waits["charged"][rows[index]] = own[index]
             place = next(lines[name], None)
             if place is None:
                 del heads[name]
@@ -463,7 +466,7 @@ class Admission:
         waiting = rows[~inside & (phase == Phase.READY)]
         if len(waiting) and len(self.workflows.groups) > 1:
             self._charge(rows)
-            self._shares.wait([self.workflows.groups[of] for of in np.unique(waits["group"][waiting]).tolist()])
+            self._shares.wait([self.workflows.groups[group] for group in np.unique(waits["group"][waiting]).tolist()])
             waits["charged"][rows[~inside]] = 0.0
         elif self._shares.counting:
             self._shares.wait(())
@@ -512,6 +515,6 @@ def _here(facts: NDArray[Any], rates: Rates | None, now: float) -> NDArray[np.fl
     return here
 
 
-def _mean(of: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+def _mean(contexts: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
     """The weighted mean of contexts, 1 token or more."""
-    return max(1.0, float(of @ weights / weights.sum()))
+    return max(1.0, float(contexts @ weights / weights.sum()))

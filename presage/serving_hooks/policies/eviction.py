@@ -71,12 +71,12 @@ class Sharing:
         """A step of `agent` began."""
         if not (touched.latest or touched.earlier or touched.others):
             return
-        known = self._counts.get(workflow_type, {}).get(agent)
-        if known is None:
+        before = self._counts.get(workflow_type, {}).get(agent)
+        if before is None:
             if self._agents == MOST_AGENTS:
                 return
-            self._agents, known = self._agents + 1, _PRIOR
-        counts = Touched(*(a + b for a, b in zip(known, touched, strict=True)))
+            self._agents, before = self._agents + 1, _PRIOR
+        counts = Touched(*(a + b for a, b in zip(before, touched, strict=True)))
         self._counts.setdefault(workflow_type, {})[agent] = counts
         rates = TouchRates(
             counts.latest_found / counts.latest,
@@ -312,10 +312,10 @@ class FreeOrder:
 
     def first(self, n: int) -> list[int]:
         """The first n free blocks, or all if fewer, without evicting them. Costs O(their groups · log groups)."""
-        found = list(islice(self._blank, n))
-        for group in self._nearest(n - len(found)):
-            found += islice(group.free, n - len(found))
-        return found
+        blocks = list(islice(self._blank, n))
+        for group in self._nearest(n - len(blocks)):
+            blocks += islice(group.free, n - len(blocks))
+        return blocks
 
     def _nearest(self, blocks: float, most: float = math.inf) -> list[Group]:
         """The first groups in eviction order, `most` at most, until they have so many free blocks."""
@@ -385,9 +385,9 @@ class FreeOrder:
             if not turns or turns[0][0] > now:
                 break
             _, number, workflow = heapq.heappop(turns)
-            of = running.get(workflow)
-            if of is not None and of.turns == number:
-                moved += self._index.advance(workflow, of, now)
+            active = running.get(workflow)
+            if active is not None and active.turns == number:
+                moved += self._index.advance(workflow, active, now)
                 self._schedule(workflow)
         if moved:
             self._place_all(moved)
@@ -398,7 +398,9 @@ class FreeOrder:
 
     def debug_state(self, unowned: str = "") -> dict[str, int]:
         """Entries of each table, to find leaks; the pseudo-workflow `unowned` is not counted as a workflow."""
-        owned = [group for group in self._index.by_id.values() if any(of != unowned for of in group.workflows)]
+        owned = [
+            group for group in self._index.by_id.values() if any(workflow != unowned for workflow in group.workflows)
+        ]
         return {
             "workflows with blocks": len(self._index.running.keys() - {unowned}),
             "groups of blocks": len(self._index.by_id),
@@ -469,24 +471,24 @@ class FreeOrder:
         other = self._used.first()
         if other is None:
             return self._due
-        known, unknown = self._index.by_id[_id(entry)], self._index.by_id[_id(other)]
-        return self._used if self._precedes(other, unknown, known, now) else self._due
+        foreseen, unknown = self._index.by_id[_id(entry)], self._index.by_id[_id(other)]
+        return self._used if self._precedes(other, unknown, foreseen, now) else self._due
 
     @staticmethod
-    def _precedes(entry: bytes, group: Group, known: Group, now: float) -> bool:
+    def _precedes(entry: bytes, group: Group, foreseen: Group, now: float) -> bool:
         """Whether a group, of the heap `_used`, is evicted before one with a forecast."""
-        return entry[0] < ACTIVE or now - group.freed_at >= known.due - now
+        return entry[0] < ACTIVE or now - group.freed_at >= foreseen.due - now
 
     def _ordered(self) -> Iterator[Group]:
         """All groups with free blocks in eviction order. Sorts."""
-        now, of = self._clock(), self._index.by_id
-        known = [of[_id(entry)] for entry in sorted(self._due, reverse=True)]
+        now, by_id = self._clock(), self._index.by_id
+        foreseen = [by_id[_id(entry)] for entry in sorted(self._due, reverse=True)]
         for entry in sorted(self._used):
-            group = of[_id(entry)]
-            while known and not self._precedes(entry, group, known[-1], now):
-                yield known.pop()
+            group = by_id[_id(entry)]
+            while foreseen and not self._precedes(entry, group, foreseen[-1], now):
+                yield foreseen.pop()
             yield group
-        yield from reversed(known)
+        yield from reversed(foreseen)
 
     def _schedule(self, workflow: str) -> None:
         """Notes when the return time of a workflow reaches its next stage."""
@@ -510,7 +512,7 @@ class FreeOrder:
         for group in groups:
             if not group.free:
                 continue
-            known = False
+            has_forecast = False
             if group.sole is None and not group.many:
                 first = RETIRED, 0, group.users
             else:
@@ -518,15 +520,15 @@ class FreeOrder:
                 if self._by_score:
                     first = ACTIVE, min(max(0, score), _ALL), group.users
                 elif score > 0:
-                    group.due, known = self._index.due(group, self._clock()), True
+                    group.due, has_forecast = self._index.due(group, self._clock()), True
                     first = ACTIVE, _latest_first(group.due), group.users
                 else:
                     first = (ACTIVE if self._index.kind(group) == "unknown" else UNOWNED), 0, group.users
             entry = _ENTRY.pack(*first, group.last_use, group.id)
             if group.entry != entry:
                 group.entry = entry
-                (self._due if known else self._used).push(entry)
-                used, due = used + (not known), due + known
+                (self._due if has_forecast else self._used).push(entry)
+                used, due = used + (not has_forecast), due + has_forecast
         if used:
             self._used.sweep(used, len(self._index.by_id))
         if due:

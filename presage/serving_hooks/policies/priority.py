@@ -99,10 +99,10 @@ class ShortestTotalJobFirst:
         self, request: str, iteration: int, arrival: float, workflow_type: str, remaining_tokens: float | None
     ) -> Key:
         """Adds a request that begins to wait in `iteration`; returns its key. None uses the type's median."""
-        of = _Waiting(arrival, self._remaining(workflow_type, remaining_tokens), iteration)
-        self._requests[request] = of
+        waiting = _Waiting(arrival, self._remaining(workflow_type, remaining_tokens), iteration)
+        self._requests[request] = waiting
         self._chosen.discard(request)
-        heapq.heappush(self._wake, (iteration + self.config.starved_after, next(self._order), request, of))
+        heapq.heappush(self._wake, (iteration + self.config.starved_after, next(self._order), request, waiting))
         return self.key(request)
 
     def forecast(self, request: str, workflow_type: str, remaining_tokens: float | None) -> Key:
@@ -112,8 +112,8 @@ class ShortestTotalJobFirst:
 
     def key(self, request: str) -> Key:
         """The current key of a known request."""
-        of = self._requests[request]
-        return Key(of.level - _OVERDUE * of.overdue, of.remaining_tokens, of.arrival, request)
+        waiting = self._requests[request]
+        return Key(waiting.level - _OVERDUE * waiting.overdue, waiting.remaining_tokens, waiting.arrival, request)
 
     def overdue(self, request: str) -> Key:
         """Puts a known request before all that are not overdue; returns its new key."""
@@ -124,33 +124,33 @@ class ShortestTotalJobFirst:
         """Promotes and returns the requests that have waited S more iterations. Call it before `iteration` selects."""
         promoted = []
         while self._wake and self._wake[0][0] <= iteration:
-            due, _, request, of = self._wake[0]
-            if self._requests.get(request) is not of:
+            due, _, request, waiting = self._wake[0]
+            if self._requests.get(request) is not waiting:
                 heapq.heappop(self._wake)
                 continue
-            wanted = (of.last if of.since is None else self._at + 1) + self.config.starved_after
+            wanted = (waiting.last if waiting.since is None else self._at + 1) + self.config.starved_after
             if wanted <= due:  # not selected since
-                of.level, of.last, of.served = of.level - 1, due, 0
+                waiting.level, waiting.last, waiting.served = waiting.level - 1, due, 0
                 promoted.append(request)
                 wanted = due + self.config.starved_after
-                if of.since is not None:
-                    self._serve(request, of)
-            heapq.heapreplace(self._wake, (wanted, next(self._order), request, of))
+                if waiting.since is not None:
+                    self._serve(request, waiting)
+            heapq.heapreplace(self._wake, (wanted, next(self._order), request, waiting))
         self.promoted += len(promoted)
         return promoted
 
     def selected(self, requests: Collection[str], iteration: int) -> list[str]:
         """Records the requests that `iteration` selected; demotes and returns those that have used their quantum."""
-        known = self._requests
+        entries = self._requests
         left = self._chosen.difference(requests)
         for request in left:
-            of = known[request]
-            of.served += self._turn + 1 - (of.since or 0)
-            of.since, of.last = None, self._at + 1  # the next wait began with the next iteration
+            waiting = entries[request]
+            waiting.served += self._turn + 1 - (waiting.since or 0)
+            waiting.since, waiting.last = None, self._at + 1  # the next wait began with the next iteration
         self._chosen -= left
-        entered = [request for request in requests if request not in self._chosen and request in known]
+        entered = [request for request in requests if request not in self._chosen and request in entries]
         for request in entered:
-            self._serve(request, known[request])
+            self._serve(request, entries[request])
         self._chosen.update(entered)
         self._turn, self._at = self._turn + 1, iteration
         demoted = self._demote()
@@ -169,34 +169,34 @@ class ShortestTotalJobFirst:
             self._wake = [entry for entry in self._wake if self._requests.get(entry[2]) is entry[3]]
             heapq.heapify(self._wake)
 
-    def _serve(self, request: str, of: _Waiting) -> None:
+    def _serve(self, request: str, waiting: _Waiting) -> None:
         """Starts a run of selections with the next turn, and schedules the demotion if the run is not interrupted."""
-        of.since = self._turn + 1
-        if of.level < 0:
-            due = self._turn + self.config.quantum - of.served
-            heapq.heappush(self._fall, (due, next(self._order), request, of))
+        waiting.since = self._turn + 1
+        if waiting.level < 0:
+            due = self._turn + self.config.quantum - waiting.served
+            heapq.heappush(self._fall, (due, next(self._order), request, waiting))
 
     def _demote(self) -> list[str]:
         """Demotes and returns the requests that have used their quantum with this turn."""
         demoted = []
         while self._fall and self._fall[0][0] <= self._turn:
-            _, _, request, of = heapq.heappop(self._fall)
-            if of.since is None or of.level == 0 or self._requests.get(request) is not of:
+            _, _, request, waiting = heapq.heappop(self._fall)
+            if waiting.since is None or waiting.level == 0 or self._requests.get(request) is not waiting:
                 continue
-            if of.served + self._turn + 1 - of.since < self.config.quantum:
+            if waiting.served + self._turn + 1 - waiting.since < self.config.quantum:
                 continue  # its run was interrupted, or it was promoted: a later entry applies
-            of.level, of.served = of.level + 1, 0
+            waiting.level, waiting.served = waiting.level + 1, 0
             demoted.append(request)
-            self._serve(request, of)
+            self._serve(request, waiting)
         return demoted
 
     def _remaining(self, workflow_type: str, remaining_tokens: float | None) -> float:
         if remaining_tokens is not None and remaining_tokens >= 0:  # rejects NaN too
             return float(remaining_tokens)
-        known = self.medians.get(workflow_type)
-        if known is None and self.medians:
-            known = statistics.median(self.medians.values())
-        return math.inf if known is None else float(known)
+        median = self.medians.get(workflow_type)
+        if median is None and self.medians:
+            median = statistics.median(self.medians.values())
+        return math.inf if median is None else float(median)
 
 
 def vllm_priority(level: int, remaining_tokens: float) -> int:

@@ -116,11 +116,11 @@ def _solve(matrix: list[list[float]], target: list[float]) -> list[float] | None
         for below in rows[i + 1 :]:
             factor = below[i] / row[i]
             below[i:] = [b - factor * a for a, b in zip(row[i:], below[i:], strict=True)]
-    found: list[float] = []
+    solution: list[float] = []
     for i in reversed(range(len(rows))):
-        known = sum(a * x for a, x in zip(rows[i][i + 1 : -1], found, strict=True))
-        found.insert(0, (rows[i][-1] - known) / rows[i][i])
-    return found
+        solved = sum(a * x for a, x in zip(rows[i][i + 1 : -1], solution, strict=True))
+        solution.insert(0, (rows[i][-1] - solved) / rows[i][i])
+    return solution
 
 
 ENOUGH_STEPS: Final = 32
@@ -285,28 +285,28 @@ class WorkloadMeans:
 
     def of_type(self, workflow_type: str) -> TypeMeans:
         """The means of a workflow type, to count on."""
-        of = self._types.get(workflow_type)
-        if of is None:
-            of = self._types[workflow_type] = TypeMeans(self._earlier(workflow_type))
+        means = self._types.get(workflow_type)
+        if means is None:
+            means = self._types[workflow_type] = TypeMeans(self._earlier(workflow_type))
             if len(self._types) > MOST_TYPES:
                 self._types.popitem(last=False)
         self._types.move_to_end(workflow_type)
-        return of
+        return means
 
     def forecast_growth(self) -> dict[str, float]:
         """By workflow type, how many times as much as forecast contexts grow; types without a forecast left out."""
-        names = [name for name, of in self._types.items() if of.forecast_growth.counts]
+        names = [name for name, means in self._types.items() if means.forecast_growth.counts]
         return {name: self.growth_ratio(name) for name in names}
 
     def foresaw(self, workflow_type: str, grown: float, foreseen: float) -> None:
         """See `ForecastGrowth.observe`."""
-        for of in (self._forecast_growth, self.of_type(workflow_type).forecast_growth):
-            of.observe(grown, foreseen)
+        for growth in (self._forecast_growth, self.of_type(workflow_type).forecast_growth):
+            growth.observe(grown, foreseen)
 
     def foresees_growth(self, workflow_type: str, foreseen: float) -> None:
         """See `ForecastGrowth.begins`."""
-        for of in (self._forecast_growth, self.of_type(workflow_type).forecast_growth):
-            of.begins(foreseen)
+        for growth in (self._forecast_growth, self.of_type(workflow_type).forecast_growth):
+            growth.begins(foreseen)
 
     def growth_ratio(self, workflow_type: str) -> float:
         """How many times as much as forecast the contexts of a workflow type grow, by its own and all workflows."""
@@ -315,7 +315,7 @@ class WorkloadMeans:
     def foresees(self, workflow_types: Iterable[str]) -> bool:
         """Whether contexts of these types are known from earlier traces while few steps are measured."""
         few = self.output_tokens.count < 2 * ENOUGH_STEPS
-        return few and all(self.of_type(one).foreseen for one in workflow_types)
+        return few and all(self.of_type(workflow_type).foreseen for workflow_type in workflow_types)
 
     def reuses(self, tokens: float, lost_tokens: float, cache_tokens: float) -> None:
         """A prompt has tokens that its workflow had computed, and of these the cache has lost some.
