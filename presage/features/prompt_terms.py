@@ -65,10 +65,13 @@ class PromptTerms:
         """Choose the terms of at least two training prompts; raises InputError if no two of them share a term."""
         counted = [(np.zeros(0, np.uint32), np.zeros(0, np.int64))] * len(BLOCKS)
         for start in range(0, len(prompts), CHUNK):
-            found = [terms_of(prompt) for prompt in prompts[start : start + CHUNK]]
-            counted = [_add(counted[block], [of[block] for of in found]) for block in range(len(BLOCKS))]
+            terms = [terms_of(prompt) for prompt in prompts[start : start + CHUNK]]
+            counted = [
+                _add(counted[block], [blocks_of_prompt[block] for blocks_of_prompt in terms])
+                for block in range(len(BLOCKS))
+            ]
         limits = zip(counted, LEAST_PROMPTS, MOST_TERMS, strict=True)
-        blocks = [_choose(*of, len(prompts), least, most) for of, least, most in limits]
+        blocks = [_choose(*counts, len(prompts), least, most) for counts, least, most in limits]
         if not any(len(hashes) for hashes, _ in blocks):
             raise InputError(
                 f"of {len(prompts)} prompts no two share a word: nothing can be learnt from their text; give more"
@@ -79,10 +82,10 @@ class PromptTerms:
         """TF-IDF rows of prompts, scipy CSR float32 [n, T], indices rising in each row."""
         from scipy.sparse import csr_matrix
 
-        found = [self.transform_one(prompt) for prompt in prompts]
-        ends = np.cumsum([0, *(len(at) for at, _ in found)])
-        places = np.concatenate([at for at, _ in found]) if found else np.zeros(0, np.int32)
-        weights = np.concatenate([of for _, of in found]) if found else np.zeros(0, np.float32)
+        rows = [self.transform_one(prompt) for prompt in prompts]
+        ends = np.cumsum([0, *(len(columns) for columns, _ in rows)])
+        places = np.concatenate([columns for columns, _ in rows]) if rows else np.zeros(0, np.int32)
+        weights = np.concatenate([row_weights for _, row_weights in rows]) if rows else np.zeros(0, np.float32)
         return csr_matrix((weights, places, ends), shape=(len(prompts), self.size))
 
     def transform_one(self, prompt: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -96,19 +99,24 @@ class PromptTerms:
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """Arrays of an artefact."""
         return {
-            f"{block}.{name}": of[i]
+            f"{block}.{name}": arrays[i]
             for i, block in enumerate(BLOCKS)
-            for name, of in (("hashes", self.hashes), ("idf", self.idf))
+            for name, arrays in (("hashes", self.hashes), ("idf", self.idf))
         }
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, NDArray[Any]]) -> PromptTerms:
         """Inverse of `to_tensors`; raises LookupError or ValueError if a tensor is missing or malformed."""
         hashes, idf = ([tensors[f"{block}.{name}"] for block in BLOCKS] for name in ("hashes", "idf"))
-        for block, known, of in zip(BLOCKS, hashes, idf, strict=True):
-            if known.dtype != np.uint32 or of.dtype != np.float32 or known.ndim != 1 or known.shape != of.shape:
+        for block, block_hashes, block_idf in zip(BLOCKS, hashes, idf, strict=True):
+            if (
+                block_hashes.dtype != np.uint32
+                or block_idf.dtype != np.float32
+                or block_hashes.ndim != 1
+                or block_hashes.shape != block_idf.shape
+            ):
                 raise ValueError(f"the terms of {block} are not one hash (uint32) and one weight (float32) each")
-            if (np.diff(known.astype(np.int64)) <= 0).any():
+            if (np.diff(block_hashes.astype(np.int64)) <= 0).any():
                 raise ValueError(f"the terms of {block} are not in rising order")
         return cls((hashes[0], hashes[1]), (idf[0], idf[1]))
 
@@ -182,7 +190,7 @@ def _strings(codes: Codes, spans: NDArray[np.int64]) -> Hashes:
     for i in range(len(spans)):
         size += 3 * (spans[i, 1] - spans[i, 0] + 2)
     out = np.empty(size, np.uint32)
-    at = 0
+    written = 0
     for i in range(len(spans)):
         begin, end = spans[i, 0] - 1, spans[i, 1] + 1  # the spaces
         for n in range(SHORTEST, LONGEST + 1):
@@ -192,11 +200,11 @@ def _strings(codes: Codes, spans: NDArray[np.int64]) -> Hashes:
                 h = np.uint32(2166136261)
                 for j in range(start, min(start + n, end)):
                     h = _next(h, np.uint32(32) if j == begin or j == end - 1 else codes[j])
-                out[at] = _finish(h)
-                at += 1
+                out[written] = _finish(h)
+                written += 1
             if whole:
                 break
-    return out[:at]
+    return out[:written]
 
 
 @njit(cache=True, inline="always")
@@ -223,10 +231,10 @@ def _weigh(found: Hashes, known: Hashes, idf: NDArray[np.float32]) -> tuple[NDAr
         end = i
         while end < len(ordered) and ordered[end] == ordered[i]:
             end += 1
-        at = _place(known, ordered[i])
-        if at < len(known) and known[at] == ordered[i]:
-            weight = (1.0 + np.log(end - i)) * idf[at]
-            places[kept], weights[kept] = at, weight
+        column = _place(known, ordered[i])
+        if column < len(known) and known[column] == ordered[i]:
+            weight = (1.0 + np.log(end - i)) * idf[column]
+            places[kept], weights[kept] = column, weight
             total += weight * weight
             kept += 1
         i = end
@@ -239,9 +247,9 @@ def _weigh(found: Hashes, known: Hashes, idf: NDArray[np.float32]) -> tuple[NDAr
 def _add(counted: tuple[Hashes, NDArray[np.int64]], documents: Sequence[Hashes]) -> tuple[Hashes, NDArray[np.int64]]:
     """Terms, rising, and how many documents each occurs in, with more documents added."""
     terms, counts = counted
-    fresh, of = np.unique(np.concatenate([np.unique(document) for document in documents]), return_counts=True)
+    fresh, occurrences = np.unique(np.concatenate([np.unique(document) for document in documents]), return_counts=True)
     merged, inverse = np.unique(np.concatenate([terms, fresh]), return_inverse=True)
-    total = np.bincount(inverse, weights=np.concatenate([counts, of]), minlength=len(merged))
+    total = np.bincount(inverse, weights=np.concatenate([counts, occurrences]), minlength=len(merged))
     return merged, total.astype(np.int64)
 
 

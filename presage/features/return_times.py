@@ -310,14 +310,14 @@ def last_row(encoder: ReturnEncoder, steps: Sequence[Mapping[str, Any]]) -> Row:
     """
     llm = running_steps(steps)
     started, ended = (np.array([_time_of(step, name) for step in llm]) for name in ("started_at", "ended_at"))
-    at = _event_times(started, ended)
+    times = _event_times(started, ended)
     workflow, begun, row = ReturnWorkflow(encoder, llm[0]["workflow_type"]), {}, None
-    for event in np.argsort(at, kind="stable").tolist():
+    for event in np.argsort(times, kind="stable").tolist():
         number, completes = divmod(event, 2)
         if not completes:
-            begun[number] = workflow.arrived(llm[number], _known(at[event], started[number]))
+            begun[number] = workflow.arrived(llm[number], _known(times[event], started[number]))
             continue
-        workflow.completed(begun.pop(number), llm[number], _known(at[event], ended[number]))
+        workflow.completed(begun.pop(number), llm[number], _known(times[event], ended[number]))
         row = workflow.answered(llm[number].get("finish_reason"), llm[number].get(TOOLS_CALLED))
     assert row is not None
     return row
@@ -325,9 +325,9 @@ def last_row(encoder: ReturnEncoder, steps: Sequence[Mapping[str, Any]]) -> Row:
 
 def _reasons(steps: pa.Table) -> pa.ChunkedArray:
     """Finish reasons by their names in OpenAI's interface."""
-    found = steps["finish_reason"]
-    place = pc.index_in(found, value_set=pa.array(list(SYNONYMS), pa.string()))
-    return pc.coalesce(pc.take(pa.array(list(SYNONYMS.values()), pa.string()), place), found)
+    recorded = steps["finish_reason"]
+    place = pc.index_in(recorded, value_set=pa.array(list(SYNONYMS), pa.string()))
+    return pc.coalesce(pc.take(pa.array(list(SYNONYMS.values()), pa.string()), place), recorded)
 
 
 def _milliseconds(column: pa.ChunkedArray) -> NDArray[np.float64]:
@@ -340,14 +340,14 @@ def _time_of(step: Mapping[str, Any], name: str) -> float:
 
     The step may call it by its name in plain JSONL, `start_time` or `end_time`.
     """
-    found = step.get(name, step.get(_ALIAS[name]))
-    if found is None:
+    given = step.get(name, step.get(_ALIAS[name]))
+    if given is None:
         return float("nan")
-    if isinstance(found, datetime):
-        return milliseconds(found.timestamp())
-    if not isinstance(found, int | float | np.number) or not np.isfinite(found):
-        raise InputError(f"{name} is {found!r:.40}; expected a time: a datetime, or epoch seconds")
-    return milliseconds(float(found))
+    if isinstance(given, datetime):
+        return milliseconds(given.timestamp())
+    if not isinstance(given, int | float | np.number) or not np.isfinite(given):
+        raise InputError(f"{name} is {given!r:.40}; expected a time: a datetime, or epoch seconds")
+    return milliseconds(float(given))
 
 
 def milliseconds(seconds: float) -> float:
@@ -368,8 +368,8 @@ def _begin(state: NDArray[np.float64]) -> None:
     state[:_RUN] = np.nan
     state[_LAST_REASON] = -1.0
     state[_LEAST:_OF_REASONS] = np.nan
-    for at in range(_OF_REASONS, len(state), 3):
-        state[at] = np.nan
+    for first in range(_OF_REASONS, len(state), 3):
+        state[first] = np.nan
 
 
 @njit(cache=True)
@@ -393,10 +393,10 @@ def _arrive(state: NDArray[np.float64], now: float) -> None:
         for i in range(_RING + _LATEST - 1, _RING, -1):
             state[i] = state[i - 1]
         state[_RING] = away
-        at = _OF_REASONS + 3 * int(state[_LAST_REASON])
-        state[at] = away
-        state[at + 1] += away
-        state[at + 2] += 1.0
+        first = _OF_REASONS + 3 * int(state[_LAST_REASON])
+        state[first] = away
+        state[first + 1] += away
+        state[first + 2] += 1.0
     state[_FLYING] += 1.0
 
 
@@ -420,13 +420,13 @@ def _complete(
     out[4] = state[_FLYING]
     for i in range(_LATEST):
         out[6 + i] = state[_RING + i]
-    count, at = state[_COUNT], 6 + _LATEST
-    out[at] = state[_SUM] / count if count else np.nan
-    out[at + 1] = np.sqrt(max(state[_SQUARES] / count - (state[_SUM] / count) ** 2, 0.0)) if count else np.nan
-    out[at + 2] = state[_LEAST]
-    out[at + 3] = state[_MOST]
-    out[at + 4] = state[_RECENT]
-    out[at + 5] = state[_SHARE]
+    count, first = state[_COUNT], 6 + _LATEST
+    out[first] = state[_SUM] / count if count else np.nan
+    out[first + 1] = np.sqrt(max(state[_SQUARES] / count - (state[_SUM] / count) ** 2, 0.0)) if count else np.nan
+    out[first + 2] = state[_LEAST]
+    out[first + 3] = state[_MOST]
+    out[first + 4] = state[_RECENT]
+    out[first + 5] = state[_SHARE]
     state[_REASON_BEFORE] = state[_LAST_REASON]
     state[_RUN_BEFORE] = state[_RUN]
     _give_reason(state, reason, reasons, out)
@@ -441,29 +441,29 @@ def _give_reason(state: NDArray[np.float64], reason: int, reasons: int, out: NDA
     state[_RUN] = state[_RUN_BEFORE] + 1.0 if reason == state[_REASON_BEFORE] else 1.0
     state[_LAST_REASON] = reason
     out[5] = state[_RUN]
-    own, at = _OF_REASONS + 3 * reason, 6 + _LATEST + 6
-    out[at] = state[own]
-    out[at + 1] = state[own + 1] / state[own + 2] if state[own + 2] else np.nan
-    out[at + 2] = state[own + 2]
+    own, first = _OF_REASONS + 3 * reason, 6 + _LATEST + 6
+    out[first] = state[own]
+    out[first + 1] = state[own + 1] / state[own + 2] if state[own + 2] else np.nan
+    out[first + 2] = state[own + 2]
     for i in range(reasons):
-        out[at + 3 + i] = i == reason
+        out[first + 3 + i] = i == reason
 
 
 @njit(cache=True)
 def _event_times(started: NDArray[np.float64], ended: NDArray[np.float64]) -> NDArray[np.float64]:
     """When each step of a workflow arrives and completes, float64 [2 m]; an unknown time is that of the last event."""
-    at = np.empty(2 * len(started), np.float64)
+    times = np.empty(2 * len(started), np.float64)
     latest = -np.inf
     for i in range(len(started)):
         begin, end = started[i], ended[i]
-        if i and begin % _SECOND == 0.0 and begin < at[2 * i - 1] < begin + _SECOND:
-            begin = at[2 * i - 1]
-        if i and begin < at[2 * i - 2]:
-            begin = at[2 * i - 2]
-        at[2 * i] = latest if np.isnan(begin) else begin
-        at[2 * i + 1] = at[2 * i] if np.isnan(end) else max(end, at[2 * i])
-        latest = max(latest, at[2 * i + 1])
-    return at
+        if i and begin % _SECOND == 0.0 and begin < times[2 * i - 1] < begin + _SECOND:
+            begin = times[2 * i - 1]
+        if i and begin < times[2 * i - 2]:
+            begin = times[2 * i - 2]
+        times[2 * i] = latest if np.isnan(begin) else begin
+        times[2 * i + 1] = times[2 * i] if np.isnan(end) else max(end, times[2 * i])
+        latest = max(latest, times[2 * i + 1])
+    return times
 
 
 @njit(cache=True)
@@ -492,15 +492,15 @@ def _returns(
         first, size = offsets[w], offsets[w + 1] - offsets[w]
         _begin(state)
         begin_progress(calls, counters)
-        at = _event_times(started[first : first + size], ended[first : first + size])
-        order = np.argsort(at, kind="mergesort")
+        times = _event_times(started[first : first + size], ended[first : first + size])
+        order = np.argsort(times, kind="mergesort")
         for event in order:
             row = first + event // 2
             if event % 2 == 0:
-                _arrive(state, _known(at[event], started[row]))
+                _arrive(state, _known(times[event], started[row]))
                 advance_progress(calls, counters, agent[row], progress[row])
             else:
-                began, done = _known(at[event - 1], started[row]), _known(at[event], ended[row])
+                began, done = _known(times[event - 1], started[row]), _known(times[event], ended[row])
                 _complete(state, began, done, reason[row], prompt[row], output[row], reasons, numbers[row])
                 produce(counters, output[row])
         upcoming = -1  # the next arrival, going backwards
@@ -511,5 +511,5 @@ def _returns(
             elif upcoming < 0:
                 label[row] = np.inf if complete[row] else np.nan
             elif not (np.isnan(started[first + upcoming // 2]) or np.isnan(ended[row])):
-                label[row] = max(at[upcoming] - at[event], LEAST_MS)
+                label[row] = max(times[upcoming] - times[event], LEAST_MS)
     return progress, numbers, label

@@ -82,7 +82,9 @@ class Vocabulary:
             if name not in self._agent_index and name in beside:
                 agents.insert(agents.index(beside[name]) + 1, name)
         of_own = dict.fromkeys((*agents, *more.agents))
-        types, tools = (dict.fromkeys((*getattr(self, of), *getattr(more, of))) for of in ("workflow_types", "tools"))
+        types, tools = (
+            dict.fromkeys((*getattr(self, field), *getattr(more, field))) for field in ("workflow_types", "tools")
+        )
         return replace(
             self,
             workflow_types=tuple(types),
@@ -123,8 +125,8 @@ class Vocabulary:
     def new_agents(self) -> NDArray[np.int32]:
         """Indices of the first, second, … new agent of a workflow, int32 [S]; S is 0 where all agents have names."""
         names = (_NEW.format(number + 1) for number in range(len(self.agents)))
-        found = takewhile(self._agent_index.__contains__, names)
-        return np.array([self._agent_index[name] for name in found], np.int32)
+        numbered = takewhile(self._agent_index.__contains__, names)
+        return np.array([self._agent_index[name] for name in numbered], np.int32)
 
     def numbers(self, workflow_type: str) -> bool:
         """Whether new agents have numbers in workflows of this type; of an unknown one, whether they have in all."""
@@ -134,8 +136,8 @@ class Vocabulary:
     @cached_property
     def numbers_types(self) -> NDArray[np.bool_]:
         """The same by the index of each type, bool [T+1]."""
-        found = [name in self.numbered for name in self.workflow_types]
-        return np.array([*found, all(found)], bool)
+        numbers = [name in self.numbered for name in self.workflow_types]
+        return np.array([*numbers, all(numbers)], bool)
 
     @cached_property
     def _new_in_order(self) -> tuple[int, ...]:
@@ -191,26 +193,26 @@ class Vocabulary:
     ) -> NDArray[np.int32]:
         """As `call`, of the steps of workflows in their order, int32 [rows]; types and workflows are [rows] too, and
         workflows do not fall."""
-        found = self.encode_agents(column)
-        new = np.flatnonzero((found == self.unknown) & self.numbers_types[workflow_type])
+        indices = self.encode_agents(column)
+        new = np.flatnonzero((indices == self.unknown) & self.numbers_types[workflow_type])
         if not len(new):
-            return found
+            return indices
         names = codes(self.names.column("agents", column).fill_null(""))[new]
-        found = found.copy()
-        found[new] = self.number(names, workflow[new])
-        return found
+        indices = indices.copy()
+        indices[new] = self.number(names, workflow[new])
+        return indices
 
     def number(self, names: NDArray[np.int32], workflow: NDArray[np.int64]) -> NDArray[np.int32]:
         """The indices of new agents, int32 [m], from any numbers of their names, [m], and their workflows, [m], which
         do not fall; `unknown` for those beyond the last number."""
         _, first, pair = np.unique(np.stack([workflow, names]), axis=1, return_index=True, return_inverse=True)
         order = np.argsort(first, kind="stable")  # of (workflow, name), by first call
-        of = workflow[first[order]]
+        by_first_call = workflow[first[order]]
         number = np.empty(len(order), np.int64)
-        number[order] = np.arange(len(of)) - np.searchsorted(of, of)
+        number[order] = np.arange(len(by_first_call)) - np.searchsorted(by_first_call, by_first_call)
         indices = np.append(self.new_agents, np.int32(self.unknown))
-        found: NDArray[np.int32] = indices[np.minimum(number, len(self.new_agents))[pair.reshape(-1)]]
-        return found
+        numbered: NDArray[np.int32] = indices[np.minimum(number, len(self.new_agents))[pair.reshape(-1)]]
+        return numbered
 
     def encode_types(self, column: pa.ChunkedArray) -> NDArray[np.int32]:
         """Workflow types to indices, int32 [rows]."""
@@ -248,10 +250,10 @@ def _with_numbers(table: pa.Table, agents: list[str]) -> tuple[tuple[str, ...], 
     rows = numbered[agent]
     together = _distinct(workflow_codes(table)[rows], agent[rows])
     most = min(MOST_NEW, int(np.unique(together[0], return_counts=True)[1].max()))
-    known = [name for name, new in zip(agents, numbered, strict=True) if not new]
+    named = [name for name, new in zip(agents, numbered, strict=True) if not new]
     types = pc.unique(table["workflow_type"].combine_chunks()).to_pylist()
     made_up = sorted(name for name, makes in zip(types, makes_up, strict=True) if makes)
-    return tuple(made_up), known + [_NEW.format(number + 1) for number in range(most)]
+    return tuple(made_up), named + [_NEW.format(number + 1) for number in range(most)]
 
 
 def _distinct(first: NDArray[np.integer], second: NDArray[np.integer]) -> NDArray[np.integer]:
@@ -261,8 +263,8 @@ def _distinct(first: NDArray[np.integer], second: NDArray[np.integer]) -> NDArra
 
 def encode(column: pa.ChunkedArray, names: Sequence[str]) -> NDArray[np.int32]:
     """Index of each value among `names`, int32 [rows]; len(names) for an unknown one and for null."""
-    found = pc.index_in(column, value_set=pa.array(names, pa.string()))
-    return np.asarray(pc.fill_null(found, len(names)).to_numpy(), np.int32)
+    places = pc.index_in(column, value_set=pa.array(names, pa.string()))
+    return np.asarray(pc.fill_null(places, len(names)).to_numpy(), np.int32)
 
 
 def most_frequent(column: pa.ChunkedArray, most: int) -> list[str]:
@@ -276,17 +278,17 @@ def tools_called(column: pa.ChunkedArray, tools: tuple[str, ...]) -> NDArray[np.
 
     float32 [rows, 1 + Z], NaN where they are unknown, and without `tools`.
     """
-    found = np.full((len(column), 1 + len(tools)), np.nan, np.float32)
+    tools_of_steps = np.full((len(column), 1 + len(tools)), np.nan, np.float32)
     if not tools:
-        return found
+        return tools_of_steps
     called = column.combine_chunks()
     counts = np.asarray(pc.cast(pc.list_value_length(called), pa.float32()).to_numpy(zero_copy_only=False))
-    found[:, 0] = counts
-    found[~np.isnan(counts), 1:] = 0.0
+    tools_of_steps[:, 0] = counts
+    tools_of_steps[~np.isnan(counts), 1:] = 0.0
     named = encode(pc.list_flatten(called), tools)
-    known = named < len(tools)
-    found[pc.list_parent_indices(called).to_numpy()[known], 1 + named[known]] = 1.0
-    return found
+    recognised = named < len(tools)
+    tools_of_steps[pc.list_parent_indices(called).to_numpy()[recognised], 1 + named[recognised]] = 1.0
+    return tools_of_steps
 
 
 def tools_of(called: Sequence[str] | None, tools: tuple[str, ...]) -> NDArray[np.float32]:

@@ -80,7 +80,7 @@ def compare(first: KeptTraining, second: KeptTraining) -> dict[str, Any]:
 
     Raises ArtefactError for predictors of two kinds.
     """
-    kinds = [one.metrics["kind"] for one in (first, second)]
+    kinds = [training.metrics["kind"] for training in (first, second)]
     if kinds[0] != kinds[1]:
         raise ArtefactError(
             f"{first.reference} is a {kinds[0]} predictor and {second.reference} a {kinds[1]} predictor; expected two "
@@ -89,7 +89,7 @@ def compare(first: KeptTraining, second: KeptTraining) -> dict[str, Any]:
     return {
         "kind": kinds[0],
         "models": [first.to_dict(), second.to_dict()],
-        **{f"same_{of}_data": _same(first.digest(of), second.digest(of)) for of in ("test", "training")},
+        **{f"same_{part}_data": _same(first.digest(part), second.digest(part)) for part in ("test", "training")},
         "figures": _figures(first.metrics, second.metrics),
         "paired": _paired(first, second) or _paired(second, first),
     }
@@ -101,31 +101,31 @@ def _same(first: str | None, second: str | None) -> bool | None:
 
 def _figures(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     values, ends = (headline(first), headline(second)), (_intervals(as_served(first)), _intervals(as_served(second)))
-    found = {}
+    both = {}
     for name in values[0].keys() & values[1].keys():
         if not (name in ends[0] or name in ends[1] or _WITHOUT_INTERVAL.fullmatch(name)):
             continue
-        one, other = (of[name] for of in values)
-        its, others = (of.get(name) for of in ends)
-        found[name] = {
-            "values": [one, other],
+        own, other = (by_name[name] for by_name in values)
+        its, others = (by_name.get(name) for by_name in ends)
+        both[name] = {
+            "values": [own, other],
             "ci95": [its, others],
-            "difference": other - one,
-            "difference_ci95": _unpaired(one, other, its, others),
+            "difference": other - own,
+            "difference_ci95": _unpaired(own, other, its, others),
         }
-    order = sorted(found, key=lambda name: (found[name]["difference_ci95"] is None, name))  # those with intervals first
-    return {name: found[name] for name in order}
+    order = sorted(both, key=lambda name: (both[name]["difference_ci95"] is None, name))  # those with intervals first
+    return {name: both[name] for name in order}
 
 
 def _intervals(metrics: Mapping[str, Any]) -> dict[str, list[float]]:
     """The intervals that `metrics.json` has, by the names of `headline`."""
-    found = {key.removesuffix("_ci95"): ends for key, ends in metrics.items() if key.endswith("_ci95")}
-    for moment, of in metrics.get("moments", {}).items():
-        found |= {f"{moment}_accuracy_{k}": ends for k, ends in enumerate(of["ci95"], start=1)}
+    intervals = {key.removesuffix("_ci95"): ends for key, ends in metrics.items() if key.endswith("_ci95")}
+    for moment, figures in metrics.get("moments", {}).items():
+        intervals |= {f"{moment}_accuracy_{k}": ends for k, ends in enumerate(figures["ci95"], start=1)}
     for table in TABLES:
-        of = metrics.get(f"{table}_ci95")
-        found |= {f"{table}_{key}": ends for key, ends in of.items()} if isinstance(of, Mapping) else {}
-    return {name: ends for name, ends in found.items() if isinstance(ends, list) and None not in ends}
+        by_key = metrics.get(f"{table}_ci95")
+        intervals |= {f"{table}_{key}": ends for key, ends in by_key.items()} if isinstance(by_key, Mapping) else {}
+    return {name: ends for name, ends in intervals.items() if isinstance(ends, list) and None not in ends}
 
 
 def _unpaired(
@@ -150,5 +150,5 @@ def _paired(judged: KeptTraining, holder: KeptTraining) -> dict[str, Any] | None
         "against": holder.version,
         "profile": tags.get(PROFILE),
         "data_digest": tags.get(f"{VERDICT}.data_digest"),
-        "gates": {of["name"]: of["reason"] for of in gates if _COMPARES.search(of["reason"])},
+        "gates": {gate["name"]: gate["reason"] for gate in gates if _COMPARES.search(gate["reason"])},
     }

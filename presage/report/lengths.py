@@ -71,8 +71,8 @@ _SHOWN: Final = ("0.1", "0.5", "0.9", "0.99")
 
 def _shown(metrics: Metrics) -> list[str]:
     """The quantiles of the tables: all, or where these are too many for a page, _SHOWN."""
-    known = list(metrics["pinball"])
-    return known if len(known) <= _MOST_SHOWN else [q for q in known if q in _SHOWN] or known
+    quantiles = list(metrics["pinball"])
+    return quantiles if len(quantiles) <= _MOST_SHOWN else [q for q in quantiles if q in _SHOWN] or quantiles
 
 
 def _losses(metrics: Metrics, pinball: Metrics) -> list[str]:
@@ -96,13 +96,13 @@ def _marked(metrics: Metrics) -> frozenset[str]:
 
 def _best(metrics: Metrics) -> str | None:
     """The baseline that orders best; None where there is none."""
-    ordered = {name: of["tau_distance"]["all"] for name, of in metrics["baselines"].items()}
-    known = {name: distance for name, distance in ordered.items() if distance is not None}
-    return min(known, key=lambda name: known[name]) if known else None
+    ordered = {name: figures["tau_distance"]["all"] for name, figures in metrics["baselines"].items()}
+    comparable = {name: distance for name, distance in ordered.items() if distance is not None}
+    return min(comparable, key=lambda name: comparable[name]) if comparable else None
 
 
 def _lead(metrics: Metrics) -> str:
-    served, gateway = (as_served(metrics, of)["tau_distance"]["all"] for of in (ENGINE, TARGETS["gateway"]))
+    served, gateway = (as_served(metrics, profile)["tau_distance"]["all"] for profile in (ENGINE, TARGETS["gateway"]))
     text = f"In an engine the tau distance over all steps is {number(served)}"
     text += f"; with texts, in a gateway, {number(gateway)}." if gateway != served else "."
     text += f" Judged on {judged_on(metrics)}, all held out."
@@ -143,14 +143,14 @@ def order(metrics: Metrics) -> Section:
     rows = [
         [
             name,
-            *_intervals(of, "tau_distance", ("all", "arrival")),
-            *_losses(metrics, of["pinball"]),
+            *_intervals(figures, "tau_distance", ("all", "arrival")),
+            *_losses(metrics, figures["pinball"]),
         ]
-        for name, of in _judged(metrics).items()
+        for name, figures in _judged(metrics).items()
     ]
     rivals = [
-        [name, *(gain(of["tau_distance"][scope]) for scope in ("all", "arrival"))]
-        for name, of in metrics["differences"].items()
+        [name, *(gain(gains["tau_distance"][scope]) for scope in ("all", "arrival"))]
+        for name, gains in metrics["differences"].items()
     ]
     head = ["", "tau distance, all steps [95 %]", "at arrival", *(f"pinball {q}" for q in quantiles)]
     blocks: list[Block] = [
@@ -179,7 +179,7 @@ def _against_outcomes(metrics: Metrics) -> Picture | None:
     values = [row[key] for row in bins for key in ("forecast", "truth_p10", "truth_p90")]
     low, high = min(values), max(values)
     ticks = [10.0**power for power in range(-2, 9) if low <= 10**power <= high]
-    x, y = (Axis(f"{of}, {label}", low, high * 1.001, ticks, logarithmic=True) for of in ("forecast", "outcome"))
+    x, y = (Axis(f"{axis}, {label}", low, high * 1.001, ticks, logarithmic=True) for axis in ("forecast", "outcome"))
     points = [
         PlotPoint(
             row["forecast"],
@@ -217,7 +217,7 @@ def _queue(metrics: Metrics) -> Section | None:
 def bounds(metrics: Metrics) -> Section:
     """Coverage of the quantiles."""
     quantiles = _shown(metrics)
-    rows = [[name, *_intervals(of, "coverage", quantiles)] for name, of in _judged(metrics).items()]
+    rows = [[name, *_intervals(figures, "coverage", quantiles)] for name, figures in _judged(metrics).items()]
     rows.append([f"ours, {_unit(metrics)[0]} above the median", *_losses(metrics, metrics["width"])])
     points = []
     for q in metrics["coverage"]:
@@ -246,13 +246,13 @@ def _recorded(metrics: Metrics) -> Section | None:
     rows = [
         [
             name,
-            count(of["workflows"]),
-            count(of["steps"]),
-            *_intervals(of, "tau_distance", ("all",)),
-            *_losses(metrics, of["pinball"]),
-            *_intervals(of, "coverage", quantiles),
+            count(figures["workflows"]),
+            count(figures["steps"]),
+            *_intervals(figures, "tau_distance", ("all",)),
+            *_losses(metrics, figures["pinball"]),
+            *_intervals(figures, "coverage", quantiles),
         ]
-        for name, of in {"all": metrics, "all counts recorded": recorded}.items()
+        for name, figures in {"all": metrics, "all counts recorded": recorded}.items()
     ]
     head = ["workflows", "number", "steps", "tau distance, all steps"]
     head += [*(f"pinball {q}" for q in quantiles), *(f"within {q}" for q in quantiles)]
@@ -271,11 +271,11 @@ def profiles(metrics: Metrics) -> Section | None:
     rows = [
         [
             name,
-            *_intervals(of, "tau_distance", ("all",)),
-            *_losses(metrics, of["pinball"]),
-            *_intervals(of, "coverage", quantiles),
+            *_intervals(figures, "tau_distance", ("all",)),
+            *_losses(metrics, figures["pinball"]),
+            *_intervals(figures, "coverage", quantiles),
         ]
-        for name, of in metrics["profiles"].items()
+        for name, figures in metrics["profiles"].items()
     ]
     head = ["inputs", "tau distance, all", *(f"pinball {q}" for q in quantiles), *(f"within {q}" for q in quantiles)]
     table = Table(head, rows, marked=frozenset({"engine"}))
@@ -288,13 +288,13 @@ def by_type(metrics: Metrics) -> Section:
     rows = [
         [
             name,
-            count(of["workflows"]),
-            count(of["steps"]),
-            number(of["tau_distance"]["all"]),
-            *_losses(metrics, of["pinball"]),
-            *(number(of["coverage"][q]) for q in quantiles),
+            count(figures["workflows"]),
+            count(figures["steps"]),
+            number(figures["tau_distance"]["all"]),
+            *_losses(metrics, figures["pinball"]),
+            *(number(figures["coverage"][q]) for q in quantiles),
         ]
-        for name, of in metrics["by_workflow_type"].items()
+        for name, figures in metrics["by_workflow_type"].items()
     ]
     head = ["workflow type", "workflows", "steps", "tau distance"]
     head += [*(f"pinball {q}" for q in quantiles), *(f"within {q}" for q in quantiles)]
@@ -307,7 +307,7 @@ def estimators(metrics: Metrics) -> Section | None:
     if len(losses) < 2:
         return None
     quantiles = _shown(metrics)
-    rows = [[name, *_losses(metrics, of)] for name, of in losses.items()]
+    rows = [[name, *_losses(metrics, pinball)] for name, pinball in losses.items()]
     text = f"Pinball loss on the selection part, in {_unit(metrics)[0]}; the one with the smallest sum was kept."
     table = Table(["", *(f"pinball {q}" for q in quantiles)], rows, marked=frozenset({metrics["config"]["chosen"]}))
     return Section("Which estimator", [Text(text), table])

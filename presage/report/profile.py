@@ -48,7 +48,7 @@ Described = Mapping[str, Any]
 def document(metrics: Metrics) -> Document:
     """The report, most important sections first."""
     types = metrics["by_workflow_type"]
-    described = [_type(name, of) for name, of in types.items()]
+    described = [_type(name, described_type) for name, described_type in types.items()]
     sections = [*described, _figures(metrics), _all_states(types), data(metrics), made(metrics)]
     return Document(
         f"Profile: {metrics['model'] or 'an application'}{version_of(metrics)}",
@@ -60,11 +60,11 @@ def document(metrics: Metrics) -> Document:
 
 def type_sections(called: str, types: Mapping[str, Described]) -> Document:
     """The profiles alone, without figures."""
-    return Document(f"Profile: {called}", _NOTATION, [_type(name, of) for name, of in types.items()])
+    return Document(f"Profile: {called}", _NOTATION, [_type(name, described) for name, described in types.items()])
 
 
 def _lead(metrics: Metrics) -> str:
-    doubtful = [name for name, of in metrics["by_workflow_type"].items() if not of["confident"]]
+    doubtful = [name for name, described in metrics["by_workflow_type"].items() if not described["confident"]]
     text = (
         f"What the application does, as its traces show it. Judged on {judged_on(metrics)}, all held out. {_NOTATION}"
     )
@@ -99,7 +99,7 @@ def _type(name: str, of: Described) -> Section:
     }
     blocks: list[Block] = [Text(of["expression"] or "no whole workflow: no expression")]
     blocks += [Text(f"{label}: {value}") for label, value in (facts | _prompt_facts(of["templates"])).items()]
-    blocks += [Text(f"Warning: {one}.") for one in of["warnings"]]
+    blocks += [Text(f"Warning: {warning}.") for warning in of["warnings"]]
     blocks += [Picture(f"graph-{_file_name(name)}", _CAPTION, [_graph(name, of)], wide=True), _agents(of)]
     blocks += [Folded("How the prompts of each agent begin", [Text(_SEGMENTS), _templates(of["templates"])])] * bool(
         of["templates"]["of_agents"]
@@ -116,11 +116,11 @@ _CAPTION: Final = (
 
 def _run_lengths(path: list[str]) -> list[str]:
     """Equal neighbours as one."""
-    found: list[tuple[str, int]] = []
+    runs: list[tuple[str, int]] = []
     for agent in path:
-        times = found.pop()[1] if found and found[-1][0] == agent else 0
-        found.append((agent, times + 1))
-    return [agent if times == 1 else f"{agent} × {times}" for agent, times in found]
+        times = runs.pop()[1] if runs and runs[-1][0] == agent else 0
+        runs.append((agent, times + 1))
+    return [agent if times == 1 else f"{agent} × {times}" for agent, times in runs]
 
 
 def _file_name(name: str) -> str:
@@ -154,11 +154,11 @@ def _graph(name: str, of: Described) -> Any:
 def _agents(of: Described) -> Table:
     shown = {name: label for name, label in _NUMBERS.items() if any(name in about for about in of["agents"].values())}
     rows = []
-    for agent, about in sorted(of["agents"].items(), key=lambda one: -one[1]["steps_a_workflow"]):
+    for agent, about in sorted(of["agents"].items(), key=lambda agent_about: -agent_about[1]["steps_a_workflow"]):
         cells = [agent, f"{about['steps_a_workflow']:.2f}", f"{about['share_of_workflows']:.0%}"]
         for name in shown:
-            known = about.get(name)
-            cells.append("–" if known is None else _percentiles(known))
+            numbers = about.get(name)
+            cells.append("–" if numbers is None else _percentiles(numbers))
         rows.append(cells)
     labels = [f"{label}: median [95 %], 90 %, 99 %" for label in shown.values()]
     return Table(["agent", "steps a workflow", "of the workflows", *labels], rows)
@@ -185,11 +185,11 @@ def _prompt_facts(of: Described) -> dict[str, str]:
 
 
 def _templates(of: Described) -> Table:
-    most = sorted(of["of_agents"], key=lambda one: -one["trained_on"])[:_TEMPLATES]
+    most = sorted(of["of_agents"], key=lambda template: -template["trained_on"])[:_TEMPLATES]
     rows = []
-    for template in sorted(most, key=lambda one: (one["agent"], -one["trained_on"])):
+    for template in sorted(most, key=lambda template: (template["agent"], -template["trained_on"])):
         where = _where(template)
-        for at, part in enumerate(template["segments"]):
+        for index, part in enumerate(template["segments"]):
             text = part.get("text")
             quoted = "" if text is None else f": {text[:_EXCERPT]!r}{'…' * (len(text) > _EXCERPT)}"
             rows.append(
@@ -198,7 +198,7 @@ def _templates(of: Described) -> Table:
                     f"{part['segment']}{quoted}",
                     f"{part['support']:.0%}",
                     "–" if part["precision"] is None else f"{part['precision']:.3f}",
-                    "yes" if at < template["exact_segments"] else "no",
+                    "yes" if index < template["exact_segments"] else "no",
                 ]
             )
     return Table(["agent", "part of the prompt", "support", "precision", "predicted"], rows, words=frozenset({0, 1}))
@@ -222,14 +222,14 @@ def _percentiles(known: Mapping[str, Any]) -> str:
 
 
 def _all_states(types: Mapping[str, Described]) -> Section:
-    blocks = [Folded(name, [_states(of)]) for name, of in types.items()]
+    blocks = [Folded(name, [_states(described)]) for name, described in types.items()]
     return Section("Every state: steps left, and what follows with 95 % intervals", blocks)
 
 
 def _states(of: Described) -> Table:
     rows = []
     names = [state["agent"] or "START" for state in of["states"]]
-    for at, state in list(enumerate(of["states"]))[:_STATES]:
+    for position, state in list(enumerate(of["states"]))[:_STATES]:
         after = [
             f"{'END' if to is None else f'{names[to]} #{to}'} {p:.2f} [{low:.2f}, {high:.2f}]"
             f"{'' if kept else ' pruned'}"
@@ -238,7 +238,7 @@ def _states(of: Described) -> Table:
         left = state["left"]
         rows.append(
             [
-                f"{names[at]} #{at}",
+                f"{names[position]} #{position}",
                 count(state["visits"]),
                 "–" if left is None else f"{left['mean']:.1f}; 90 % {left['quantiles'][1]:.0f}",
                 "–" if state["distance"] is None else str(state["distance"]),
@@ -250,7 +250,9 @@ def _states(of: Described) -> Table:
 
 def _figures(metrics: Metrics) -> Section:
     rows = [["ours", *(_cell(metrics, name) for name in _FIGURES)]]
-    rows += [[baseline, *(_cell(of, name) for name in _FIGURES)] for baseline, of in metrics["baselines"].items()]
+    rows += [
+        [baseline, *(_cell(figures, name) for name in _FIGURES)] for baseline, figures in metrics["baselines"].items()
+    ]
     text = (
         "Figures on held-out workflows with 95 % intervals. The set has the likeliest next steps that together have a "
         "probability of .9. `variants` covers a workflow if the training set has one with the same agents in the same "

@@ -61,8 +61,10 @@ def _ours(metrics: Metrics) -> str:
 
 def _best(metrics: Metrics) -> str | None:
     """The baseline that orders best; None where there is none."""
-    known = {name: of["macro_map"] for name, of in metrics["baselines"].items() if of["macro_map"] is not None}
-    return max(known, key=lambda name: known[name]) if known else None
+    ordered = {
+        name: figures["macro_map"] for name, figures in metrics["baselines"].items() if figures["macro_map"] is not None
+    }
+    return max(ordered, key=lambda name: ordered[name]) if ordered else None
 
 
 def _lead(metrics: Metrics) -> str:
@@ -92,12 +94,12 @@ def _order(metrics: Metrics) -> Section:
     rows = [
         [
             name,
-            interval(of["macro_map"], of["macro_map_ci95"]),
-            number(of["macro_auroc"]),
-            interval(of["brier"], of["brier_ci95"]),
-            number(of["ece"]),
+            interval(figures["macro_map"], figures["macro_map_ci95"]),
+            number(figures["macro_auroc"]),
+            interval(figures["brier"], figures["brier_ci95"]),
+            number(figures["ece"]),
         ]
-        for name, of in _judged(metrics).items()
+        for name, figures in _judged(metrics).items()
     ]
     head = ["", "macro mAP [95 %]", "AUROC", "Brier [95 %]", "ECE"]
     blocks: list[Block] = [
@@ -108,7 +110,9 @@ def _order(metrics: Metrics) -> Section:
         Table(head, rows, marked=frozenset({_ours(metrics)})),
     ]
     if metrics["differences"]:
-        rivals = [[name, gain(of["macro_map"]), gain(of["brier"])] for name, of in metrics["differences"].items()]
+        rivals = [
+            [name, gain(gains["macro_map"]), gain(gains["brier"])] for name, gains in metrics["differences"].items()
+        ]
         blocks.append(Table(["ours minus ...", "macro mAP [paired 95 %]", "Brier"], rivals))
     return Section("Which model solves it", blocks, in_terminal=True)
 
@@ -117,7 +121,8 @@ def _picks(metrics: Metrics) -> Section | None:
     if metrics["best_single_model"] is None:
         return None
     rows = [
-        [name, interval(of["picked_accuracy"], of["picked_accuracy_ci95"])] for name, of in _judged(metrics).items()
+        [name, interval(figures["picked_accuracy"], figures["picked_accuracy_ci95"])]
+        for name, figures in _judged(metrics).items()
     ]
     rows += [
         [f"always {metrics['best_single_model']}, the best on these very prompts", number(metrics["best_single"])],
@@ -140,8 +145,8 @@ def _costs(metrics: Metrics) -> Section | None:
     if curve is None:
         return None
     singles = curve["singles"]
-    solved = [point["accuracy"] for point in curve["points"]] + [of["accuracy"] for of in singles.values()]
-    costs = [point["cost"] for point in curve["points"]] + [of["cost"] for of in singles.values()]
+    solved = [point["accuracy"] for point in curve["points"]] + [single["accuracy"] for single in singles.values()]
+    costs = [point["cost"] for point in curve["points"]] + [single["cost"] for single in singles.values()]
     most = max(costs) * 1.05 or 1.0
     unit = f"{curve['unit']} a request"
     x = Axis(unit, 0.0, most, [float(f"{most * part:.2g}") for part in (0.0, 0.25, 0.5, 0.75)])
@@ -152,8 +157,14 @@ def _costs(metrics: Metrics) -> Section | None:
     # Only as many as there are colours for; the table has all.
     shown = sorted(singles, key=lambda name: -singles[name]["accuracy"])[: COLOURS - 1]
     others = [
-        [PlotPoint(of["cost"], of["accuracy"], tooltip=f"always {name}: {of['cost']:.4g}, {number(of['accuracy'])}")]
-        for name, of in ((name, singles[name]) for name in shown)
+        [
+            PlotPoint(
+                single["cost"],
+                single["accuracy"],
+                tooltip=f"always {name}: {single['cost']:.4g}, {number(single['accuracy'])}",
+            )
+        ]
+        for name, single in ((name, singles[name]) for name in shown)
     ]
     panel = Panel("Cost and quality", line_plot([ours, *others], x, share_axis("solved", solved)))
     text = (
@@ -169,7 +180,9 @@ def _costs(metrics: Metrics) -> Section | None:
         ]
         for slack, point in curve["at_slack"].items()
     ]
-    rows += [[f"always {name}", f"{of['cost']:.4g}", number(of["accuracy"])] for name, of in singles.items()]
+    rows += [
+        [f"always {name}", f"{single['cost']:.4g}", number(single["accuracy"])] for name, single in singles.items()
+    ]
     picture = Picture("cost", caption, [panel], [_ours(metrics), *shown])
     return Section("What quality costs", [Text(text), picture, Table(["", unit, "solved"], rows)], in_terminal=True)
 
@@ -204,8 +217,13 @@ def _reliability(metrics: Metrics) -> Section | None:
 def _by_model(metrics: Metrics) -> Section:
     figures = ("base_rate", "average_precision", "auroc", "brier", "ece")
     rows = [
-        [name, count(of["labels"]), *(number(of[f]) for f in figures), number(metrics["picked_shares"].get(name))]
-        for name, of in sorted(metrics["by_model"].items(), key=lambda item: -(item[1]["base_rate"] or 0.0))
+        [
+            name,
+            count(of_model["labels"]),
+            *(number(of_model[f]) for f in figures),
+            number(metrics["picked_shares"].get(name)),
+        ]
+        for name, of_model in sorted(metrics["by_model"].items(), key=lambda item: -(item[1]["base_rate"] or 0.0))
     ]
     head = ["model", "labels", "solves", "average precision", "AUROC", "Brier", "ECE", "picked for"]
     return Section("By model", [Table(head, rows)], in_terminal=True)
@@ -217,8 +235,13 @@ def _by_task(metrics: Metrics) -> Section | None:
         return None
     figures = ("macro_map", "brier", "picked_accuracy", "best_single")
     rows = [
-        [name, count(of["prompts"]), *(number(of[f]) for f in figures), str(of["best_single_model"] or "–")]
-        for name, of in tasks.items()
+        [
+            name,
+            count(of_task["prompts"]),
+            *(number(of_task[f]) for f in figures),
+            str(of_task["best_single_model"] or "–"),
+        ]
+        for name, of_task in tasks.items()
     ]
     head = ["task", "prompts", "macro mAP", "Brier", "picked", "best single model there", "which"]
     return Section("By task", [Table(head, rows)])

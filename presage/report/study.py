@@ -43,7 +43,7 @@ def _of_change(metrics: Metrics) -> Document:
                     "to the unchanged workflows, paired, with its 95 % interval. Known: steps whose agent is known "
                     "by name."
                 ),
-                *(Text(f"{name}: {of['what']}.") for name, of in changes.items() if of["what"]),
+                *(Text(f"{name}: {change['what']}.") for name, change in changes.items() if change["what"]),
                 *_tables(changes),
             ],
             in_terminal=True,
@@ -64,7 +64,7 @@ def _of_change(metrics: Metrics) -> Document:
                 in_terminal=True,
             )
         )
-    judged = {kind: of for kind, of in metrics["quantiles"].items() if of is not None}
+    judged = {kind: by_change for kind, by_change in metrics["quantiles"].items() if by_change is not None}
     if judged:
         sections.append(
             Section(
@@ -75,13 +75,13 @@ def _of_change(metrics: Metrics) -> Document:
                         "unchanged workflows, paired, with its 95 % interval. Within: share of the steps that the "
                         "quantile covers, which should be the quantile. constant: one quantile for all steps."
                     ),
-                    *(_quantile_table(kind, of) for kind, of in judged.items()),
+                    *(_quantile_table(kind, by_change) for kind, by_change in judged.items()),
                 ],
                 in_terminal=True,
             )
         )
-    name, of = min(list(changes.items())[1:], key=lambda one: _first(one[1])[0])
-    difference, ends = _first(of)
+    name, change = min(list(changes.items())[1:], key=lambda named_change: _first(named_change[1])[0])
+    difference, ends = _first(change)
     lead = (
         f"The worst change is '{name}': one step ahead, after the output, the accuracy changes by "
         f"{signed_interval(difference, ends)}. All were judged on the same {judged_on(metrics)}."
@@ -101,10 +101,10 @@ def _quantile_table(kind: str, changes: Mapping[str, Any]) -> Table:
         *(f"within {level}" for level in levels),
     ]
     rows = []
-    for name, of in changes.items():
-        gained = of["difference"]["pinball"][levels[0]]
+    for name, change in changes.items():
+        gained = change["difference"]["pinball"][levels[0]]
         lost = signed_interval(gained["difference"], gained["ci95"]) if gained["difference"] else ""
-        for model, figures in of["models"].items():
+        for model, figures in change["models"].items():
             losses, shares = ([number(figures[key][level]) for level in levels] for key in ("pinball", "coverage"))
             rows.append([name, model, *losses, lost, *shares])
             lost = ""  # of the other model nothing changes
@@ -113,25 +113,25 @@ def _quantile_table(kind: str, changes: Mapping[str, Any]) -> Table:
 
 def _first(of: Mapping[str, Any]) -> tuple[float, Sequence[float]]:
     """The difference of ours one step ahead after the output, and its interval."""
-    found = next(iter(of["differences"].values()))["completion"]
-    return found["difference"][0], found["ci95"][0]
+    last_gain = next(iter(of["differences"].values()))["completion"]
+    return last_gain["difference"][0], last_gain["ci95"][0]
 
 
 def _tables(changes: Mapping[str, Any]) -> list[Block]:
     """Accuracy and calibration at each moment."""
-    found: list[Block] = []
+    blocks: list[Block] = []
     models = next(iter(changes.values()))["models"]
     for moment, figures in next(iter(models.values())).items():
         steps = ahead(len(figures["accuracy"]))
         rows = []
-        for name, of in changes.items():
-            for model, by_moment in of["models"].items():
-                gained, now = of["differences"][model][moment], by_moment[moment]
+        for name, change in changes.items():
+            for model, by_moment in change["models"].items():
+                gained, now = change["differences"][model][moment], by_moment[moment]
                 lost = signed_interval(gained["difference"][0], gained["ci95"][0]) if any(gained["difference"]) else ""
                 rows.append([name, model, *map(number, now["accuracy"]), lost, number(now["ece"][0])])
-        found.append(Text(f"Accuracy at {moment}, and ECE of the next step:"))
-        found.append(Table(["change", "model", *steps, f"change, {steps[0]}", "ECE"], rows, frozenset({0, 1})))
-    return found
+        blocks.append(Text(f"Accuracy at {moment}, and ECE of the next step:"))
+        blocks.append(Table(["change", "model", *steps, f"change, {steps[0]}", "ECE"], rows, frozenset({0, 1})))
+    return blocks
 
 
 def _of_learning_curve(metrics: Metrics) -> Document:
@@ -146,13 +146,13 @@ def _last_doubling(curve: Metrics) -> str:
     last = curve["last_doubling"]
     if last is None:
         return "Not known: there is one training set only, and a curve needs two sizes."
-    found = {moment: (of["difference"][0], of["ci95"][0]) for moment, of in last["moments"].items()}
-    known = [ends for difference, ends in found.values() if difference is not None]
-    if any(low > 0 for low, _ in known):
+    gains_at = {moment: (gain["difference"][0], gain["ci95"][0]) for moment, gain in last["moments"].items()}
+    known_ends = [ends for difference, ends in gains_at.values() if difference is not None]
+    if any(low > 0 for low, _ in known_ends):
         answer = "Yes, more traces would help: the accuracy still rises"
-    elif all(high < _NEGLIGIBLE for _, high in known):
+    elif all(high < _NEGLIGIBLE for _, high in known_ends):
         answer = "No, more traces would hardly help: the accuracy no longer rises"
     else:
         answer = "Not clear: a rise of the accuracy is within the 95 % interval"
-    gains = "; ".join(f"{signed_interval(*of)} at {moment}" for moment, of in found.items())
+    gains = "; ".join(f"{signed_interval(*gain)} at {moment}" for moment, gain in gains_at.items())
     return f"{answer}. From {last['from']:g} to {last['to']:g} training workflows, one step ahead: {gains}."

@@ -101,13 +101,13 @@ def ingest(
         raise TraceError("no traces given: name at least one store, file, folder of spans or MLflow experiment")
     inputs = feeds_of(sources, source_format, skip_bad, parents_elsewhere)
     root = Path(store)
-    names = names_of([one for one in sources if not isinstance(one, Feed)]).and_then(names)
+    names = names_of([source for source in sources if not isinstance(source, Feed)]).and_then(names)
     try:
         with writing(root, lambda: progress("waiting for another writer of the store", None)) as manifest:
             manifest = _naming(root, manifest, names)
             options = (since, skip_bad, source_format, parents_elsewhere, manifest.names.to_dict())
             least = [] if min_identity_confidence is None else [str(min_identity_confidence)]
-            command = [*map(str, options), *least, *(str(Path(one.name).absolute()) for one in inputs)]
+            command = [*map(str, options), *least, *(str(Path(source.name).absolute()) for source in inputs)]
             journal = Journal(root, command)
             try:
                 gathered = gather(
@@ -123,11 +123,11 @@ def ingest(
                     progress=progress,
                 )
                 if strict:
-                    found = doubtful(gathered.notices)
-                    refuse_notices({what: of for what, of in found.items() if not what.startswith(FOLDED)})
-                of = [one.name for one in inputs]
+                    notices = doubtful(gathered.notices)
+                    refuse_notices({what: count for what, count in notices.items() if not what.startswith(FOLDED)})
+                source_names = [source.name for source in inputs]
                 writing_pass = _SecondPass(
-                    of, gathered, root, manifest, journal, since, skip_bad, min_identity_confidence
+                    source_names, gathered, root, manifest, journal, since, skip_bad, min_identity_confidence
                 )
                 report = writing_pass.run(progress)
             except (PresageError, OSError):
@@ -181,10 +181,10 @@ class _SecondPass:
         if self.gathered.spoiled:
             skipped["workflow with a skipped row"] = len(self.gathered.spoiled)
         done = self._write(progress)
-        for one in done:
-            skipped.update(one.skipped)
+        for range_ in done:
+            skipped.update(range_.skipped)
         counts = ("workflows", "steps", "already_present", "repeated", "extended")
-        total = {name: sum(getattr(one, name) for one in done) for name in counts}
+        total = {name: sum(getattr(range_, name) for range_ in done) for name in counts}
         if self.since is None and self.min_identity_confidence is None:
             refuse_all_skipped(total["workflows"] + total["already_present"] + total["extended"], skipped, named)
         notices = self.gathered.notices
@@ -207,13 +207,13 @@ class _SecondPass:
                 pa.default_memory_pool().release_unused()
             low = high + 1
         done = [written[number] for number in range(len(plan.ends))]
-        parts = [part for one in done for part in one.parts]
+        parts = [part for range_ in done for part in range_.parts]
         if parts:
             progress("committing", None)
             replaced: dict[str, list[str]] = {}
             notices = self.gathered.notices
-            for one in done:
-                for name, ids in one.replaced.items():
+            for range_ in done:
+                for name, ids in range_.replaced.items():
                     replaced.setdefault(name, []).extend(ids)
             commit(parts, self.journal.staging, self.root, self.manifest, self.gathered.schema, replaced, notices)
         return done
@@ -238,21 +238,21 @@ class _SecondPass:
         del origin
         if not table.num_rows:
             return RangeWritten(number, [], repeated=repeated, skipped=dict(skipped))
-        found = against(table, self.root, self.manifest, self.skip_bad)
-        if found.refused:
-            skipped["workflow that the store has with other content"] += found.refused
-        parts = write_parts(found.fresh, self.journal.staging) if found.fresh.num_rows else []
-        extended = sum(map(len, found.extended.values()))
+        compared = against(table, self.root, self.manifest, self.skip_bad)
+        if compared.refused:
+            skipped["workflow that the store has with other content"] += compared.refused
+        parts = write_parts(compared.fresh, self.journal.staging) if compared.fresh.num_rows else []
+        extended = sum(map(len, compared.extended.values()))
         return RangeWritten(
             number,
             parts,
-            workflow_count(found.fresh) - extended,
-            found.fresh.num_rows,
-            found.present,
+            workflow_count(compared.fresh) - extended,
+            compared.fresh.num_rows,
+            compared.present,
             repeated,
             dict(skipped),
             extended,
-            dict(found.extended),
+            dict(compared.extended),
         )
 
 

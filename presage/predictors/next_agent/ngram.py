@@ -85,31 +85,40 @@ class BackoffNgram:
     def extended(self, vocabulary: Vocabulary, types: NDArray[np.int64], agents: NDArray[np.int64]) -> BackoffNgram:
         """The same counts in a larger vocabulary: int64 [T+1] and [V+1], the new places of what was known, and of the
         unknown."""
-        of, width = self._counts, self.vocabulary.outcomes
-        context = np.where(of.context == START, START, agents[of.context])
-        context[:, 0] = types[of.context[:, 0]]
-        outcome = of.outcome // width * vocabulary.outcomes + agents[of.outcome % width]
-        return BackoffNgram(self.order)._hold(_Counts(context, of.entries, outcome, of.count), vocabulary, self.horizon)
+        counts, width = self._counts, self.vocabulary.outcomes
+        context = np.where(counts.context == START, START, agents[counts.context])
+        context[:, 0] = types[counts.context[:, 0]]
+        outcome = counts.outcome // width * vocabulary.outcomes + agents[counts.outcome % width]
+        return BackoffNgram(self.order)._hold(
+            _Counts(context, counts.entries, outcome, counts.count), vocabulary, self.horizon
+        )
 
     def transitions(self) -> NDArray[np.int64]:
         """How often an outcome followed an agent, int64 [V+1, V+1]; the last row is the start of a workflow."""
-        of, found = self._counts, np.zeros((self.vocabulary.outcomes, self.vocabulary.outcomes), np.int64)
-        context, next_ = np.repeat(of.context, of.entries, axis=0), of.outcome < self.vocabulary.outcomes
-        agent, earlier, outcome, count = context[next_, 1], context[next_, 2], of.outcome[next_], of.count[next_]
-        known = agent != self.vocabulary.unknown
-        np.add.at(found, (agent[known], outcome[known]), count[known])
-        first = known & (earlier == START)
-        np.add.at(found, (np.full(first.sum(), self.vocabulary.unknown), agent[first]), count[first])
-        return found
+        counts, followed = self._counts, np.zeros((self.vocabulary.outcomes, self.vocabulary.outcomes), np.int64)
+        context, next_ = np.repeat(counts.context, counts.entries, axis=0), counts.outcome < self.vocabulary.outcomes
+        agent, earlier, outcome, count = (
+            context[next_, 1],
+            context[next_, 2],
+            counts.outcome[next_],
+            counts.count[next_],
+        )
+        named = agent != self.vocabulary.unknown
+        np.add.at(followed, (agent[named], outcome[named]), count[named])
+        first = named & (earlier == START)
+        np.add.at(followed, (np.full(first.sum(), self.vocabulary.unknown), agent[first]), count[first])
+        return followed
 
     def and_then(self, more: BackoffNgram) -> BackoffNgram:
         """The counts of both, over one vocabulary."""
         both = self._counts, more._counts
-        contexts, index = np.unique(np.concatenate([of.context for of in both]), axis=0, return_inverse=True)
-        entries = np.repeat(index.reshape(-1), np.concatenate([of.entries for of in both]))
+        contexts, index = np.unique(np.concatenate([counts.context for counts in both]), axis=0, return_inverse=True)
+        entries = np.repeat(index.reshape(-1), np.concatenate([counts.entries for counts in both]))
         width = self.horizon * self.vocabulary.outcomes
-        cell, place = np.unique(entries * width + np.concatenate([of.outcome for of in both]), return_inverse=True)
-        count = np.bincount(place, np.concatenate([of.count for of in both])).astype(np.int64)
+        cell, place = np.unique(
+            entries * width + np.concatenate([counts.outcome for counts in both]), return_inverse=True
+        )
+        count = np.bincount(place, np.concatenate([counts.count for counts in both])).astype(np.int64)
         counts = _Counts(contexts, np.bincount(cell // width, minlength=len(contexts)), cell % width, count)
         return BackoffNgram(self.order)._hold(counts, self.vocabulary, self.horizon)
 
@@ -119,10 +128,10 @@ class BackoffNgram:
 
     def rows_at(self, prefixes: Prefixes) -> NDArray[np.int32]:
         """Row in `table` of each prefix, int32 [n]."""
-        found: NDArray[np.int32] = _lookup_all(
+        rows: NDArray[np.int32] = _lookup_all(
             self.table.keys, self.table.values, prefixes.workflow_type, prefixes.agent, prefixes.offsets
         )
-        return found
+        return rows
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """The counts (`_Counts`) in the smallest unsigned integers."""
@@ -244,8 +253,8 @@ def _count(train: Prefixes, order: int) -> _Counts:
     width = train.horizon * outcomes
     entry, count = np.unique(index[row] * width + k * outcomes + train.outcomes[row, k], return_counts=True)
     entries = np.bincount(entry // width, minlength=len(first))
-    known = entries > 0
-    return _Counts(np.stack(columns, axis=1)[first][known], entries[known], entry % width, count)
+    counted = entries > 0
+    return _Counts(np.stack(columns, axis=1)[first][counted], entries[counted], entry % width, count)
 
 
 def _tabulate(counts: _Counts, vocabulary: Vocabulary, horizon: int) -> NgramTable:
@@ -306,8 +315,8 @@ def _keys(owner: NDArray[np.int64], length: int, agents: NDArray[np.int64]) -> N
 def _shorter(keys: NDArray[np.uint64], owner: NDArray[np.int64], length: NDArray[np.int64]) -> NDArray[np.int64]:
     """Index of the context that each one backs off to, int64 [C]; the last one's own."""
     agents = np.stack([(keys >> np.uint64(shift)).astype(np.int64) & 0xFFFF for shift in (32, 16, 0)], axis=1) - 1
-    found = np.zeros(len(keys), np.int64)
+    shorter = np.zeros(len(keys), np.int64)
     for place in range(1, LONGEST + 1):
         here = length == place
-        found[here] = np.searchsorted(keys, _keys(owner[here], place - 1, agents[here]))
-    return found  # the empty context of a type backs off to that of all types: key 0, the first
+        shorter[here] = np.searchsorted(keys, _keys(owner[here], place - 1, agents[here]))
+    return shorter  # the empty context of a type backs off to that of all types: key 0, the first

@@ -111,18 +111,23 @@ class NextAgentPredictor:
         self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
         from presage.predictors.next_agent.learning import learn, project  # torch learns; it does not forecast
 
-        of, trees = grown or (project(train, validation, self.config, self.seed, start), None)
+        projected, trees = grown or (project(train, validation, self.config, self.seed, start), None)
         parts, stopping = learn(
-            of, self.config, self.seed, trees=trees, start=start, progress=lambda share: report("learning", share)
+            projected,
+            self.config,
+            self.seed,
+            trees=trees,
+            start=start,
+            progress=lambda share: report("learning", share),
         )
         self.curves = stopping.curves
         both = validation if start is None else join(validation, start.extension.twins(validation))
         shares = self._weigh(parts, both, None if start is None else start.parts.shares)
         if self.config.refit:
             everything = whole if whole is not None else join(train, validation)
-            of = project(everything, None, self.config, self.seed, start)
+            projected = project(everything, None, self.config, self.seed, start)
             parts, _ = learn(
-                of,
+                projected,
                 self.config,
                 self.seed,
                 stopping=stopping,
@@ -148,15 +153,15 @@ class NextAgentPredictor:
             bare = bare if pattern & 1 else bare.without_tokens()
             bare = bare if pattern & 2 else bare.with_states({})
             bare = bare if pattern & 4 else bare.without_answers()
-            found = self._patterns(bare)
+            patterns = self._patterns(bare)
             alone = []
-            if pattern == 0 or any((of == pattern).any() for of in found):
+            if pattern == 0 or any((by_row == pattern).any() for by_row in patterns):
                 for component in range(len(COMPONENTS)):
-                    one = np.zeros_like(parts.shares)
-                    one[:, :, component] = 1.0
-                    alone.append(self._run(bare, with_shares(self._engine, one, 0)))
-            for moment, of in enumerate(found):
-                rows = of == pattern
+                    alone_shares = np.zeros_like(parts.shares)
+                    alone_shares[:, :, component] = 1.0
+                    alone.append(self._run(bare, with_shares(self._engine, alone_shares, 0)))
+            for moment, by_row in enumerate(patterns):
+                rows = by_row == pattern
                 if rows.any() or pattern == 0:
                     components = [p[moment][rows] for p in alone]
                     prior = usual if before is None else np.maximum(before[pattern, moment], _LEAST_SHARE)
@@ -201,10 +206,10 @@ class NextAgentPredictor:
     @property
     def reads(self) -> Sources:
         """The optional inputs that its forecasts use."""
-        found: Sources = frozenset({TOKENS})
+        sources: Sources = frozenset({TOKENS})
         if self.source.kind != "none":
-            found |= {TEXT if self.source.reads_text else STATES}
-        return found | {ANSWERS} if self.vocabulary.tools else found
+            sources |= {TEXT if self.source.reads_text else STATES}
+        return sources | {ANSWERS} if self.vocabulary.tools else sources
 
     def observed(self, prefixes: Prefixes, sources: Sources) -> Prefixes:
         """The prefixes without the inputs of all other sources."""
@@ -324,8 +329,8 @@ class NextAgentPredictor:
         sent, prompt = str(step["agent"]), step.get("system_prompt")
         if self.vocabulary.knows_agent(sent) or self.agent_names is None or not isinstance(prompt, str) or not prompt:
             return sent
-        found = self.agent_names.find_reworded(masked_prompt(prompt, {}).fingerprint())
-        return recognised_as((step["workflow_type"], sent), found and found[0], (self.vocabulary,)) or sent
+        recalled = self.agent_names.find_reworded(masked_prompt(prompt, {}).fingerprint())
+        return recognised_as((step["workflow_type"], sent), recalled and recalled[0], (self.vocabulary,)) or sent
 
     # --- keeping ---
 
@@ -408,6 +413,6 @@ def fit_weights(
             away = w - start  # noqa: B023
             return float(value + PRIOR_STRENGTH * away @ away / 2), gradient + PRIOR_STRENGTH * away
 
-        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
-        weights[:, k] = found.x
+        fitted = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
+        weights[:, k] = fitted.x
     return weights

@@ -67,9 +67,9 @@ class PromptSource:
     agent: str | None = None
 
     def __str__(self) -> str:
-        of = f" of {self.agent}" if self.agent is not None else ""
+        whose = f" of {self.agent}" if self.agent is not None else ""
         named = {"first": "first", "back": f"{self.rank} back", "last": "last", "nth": f"number {self.rank}"}[self.step]
-        return f"{named}{f' but {self.rank - 1}' if self.step == 'last' and self.rank > 1 else ''} {self.side}{of}"
+        return f"{named}{f' but {self.rank - 1}' if self.step == 'last' and self.rank > 1 else ''} {self.side}{whose}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +133,14 @@ class WorkflowTexts:
         """What a source is for the prompt of step `now`."""
         if source.step in ("first", "back"):
             index = 0 if source.step == "first" else now - source.rank
-            found = 0 <= index < now
+            runs_before = 0 <= index < now
         else:
             runs = self.runs.get(source.agent or "", [])
             earlier = bisect_left(runs, now)
             place = earlier - source.rank if source.step == "last" else source.rank - 1
-            found = 0 <= place < earlier
-            index = runs[place] if found else 0
-        return (self.prompts if source.side == "prompt" else self.answers)[index] if found else None
+            runs_before = 0 <= place < earlier
+            index = runs[place] if runs_before else 0
+        return (self.prompts if source.side == "prompt" else self.answers)[index] if runs_before else None
 
     def earlier_texts(self, now: int) -> Iterator[tuple[int, Literal["prompt", "answer"], str]]:
         """The texts in the window before step `now`."""
@@ -309,15 +309,15 @@ def _copy(cases: list[Case], share: float, seed: int) -> tuple[PromptSegment | N
     votes: Counter[tuple[PromptSource, int]] = Counter()
     for case in probes:
         anchor = case.prompt[case.at : case.at + seed]
-        found: set[tuple[PromptSource, int]] = set()
+        copies: set[tuple[PromptSource, int]] = set()
         for index, side, text in case.workflow.earlier_texts(case.now):
             starts = {text.find(anchor), text.rfind(anchor)} if len(anchor) == seed else {-1}
             if case.prompt.startswith(text, case.at):
                 starts.add(0)
             for source in case.workflow.names(index, side, case.now) if max(starts) >= 0 else ():
-                found |= {(source, start) for start in starts if start >= 0}
-                found |= {(source, start - len(text)) for start in starts if start > 0}
-        votes.update(found)
+                copies |= {(source, start) for start in starts if start >= 0}
+                copies |= {(source, start - len(text)) for start in starts if start > 0}
+        votes.update(copies)
     best, longest, most = None, 0.0, 0.0
     for (source, start), count in sorted(votes.items(), key=_most_telling)[:PROBES]:
         if count >= len(probes) / 2:
@@ -408,7 +408,9 @@ def _resume(cases: list[Case], share: float, seed: int) -> list[tuple[Case, Case
     nearest = float("inf")
     for places in options:
         moved = (
-            [(replace(case, at=at), case) for case, at in zip(cases, places, strict=True) if at >= 0] if places else []
+            [(replace(case, at=place), case) for case, place in zip(cases, places, strict=True) if place >= 0]
+            if places
+            else []
         )
         if moved and _weight([old for _, old in moved]) >= share * _weight(cases):
             mean = float(np.mean([new.at - old.at for new, old in moved]))
@@ -448,9 +450,15 @@ def _places_of_literal(cases: list[Case], share: float, seed: int) -> list[int]:
             left = 0  # the literal begins before the needle where all go back alike
             while (
                 left < start
-                and len({rest[at - left - 1 : at - left] for rest, at in zip(rests, places, strict=True) if at >= 0})
+                and len(
+                    {
+                        rest[place - left - 1 : place - left]
+                        for rest, place in zip(rests, places, strict=True)
+                        if place >= 0
+                    }
+                )
                 == 1
             ):
                 left += 1
-            return [case.at + at - left if at >= 0 else -1 for case, at in zip(cases, places, strict=True)]
+            return [case.at + place - left if place >= 0 else -1 for case, place in zip(cases, places, strict=True)]
     return []

@@ -63,38 +63,40 @@ class ProfileDrift:
 
     def sentences(self) -> list[str]:
         """The significant changes in words: agents first, then calls between agents of both."""
-        found, named = [], set()
-        come = [of for of in self.agents if of.p < LEVEL and not of.means[0]]
-        gone = [of for of in self.agents if of.p < LEVEL and not of.means[1]]
+        sentences, named = [], set()
+        come = [agent for agent in self.agents if agent.p < LEVEL and not agent.means[0]]
+        gone = [agent for agent in self.agents if agent.p < LEVEL and not agent.means[1]]
         for old in gone:
             twins = [new for new in come if abs(new.means[1] - old.means[0]) <= 0.1 * old.means[0]]
             if len(twins) == 1 and twins[0].agent not in named:
-                found.append(
+                sentences.append(
                     f"{old.agent} no longer runs and {twins[0].agent} runs as often: it may have been renamed."
                 )
                 named |= {old.agent, twins[0].agent}
-        for of in self.agents:
-            if of.p >= LEVEL or of.agent in named:
+        for change in self.agents:
+            if change.p >= LEVEL or change.agent in named:
                 continue
-            named.add(of.agent)
-            means = f"{of.means[0]:.2f} to {of.means[1]:.2f} steps a workflow"
-            if of.ratio is None:
-                was, share = ("is new", of.shares[1]) if not of.means[0] else ("no longer runs", of.shares[0])
-                found.append(
-                    f"{of.agent} {was}: {share:.0%} of the workflows {'have' if was == 'is new' else 'had'} it."
+            named.add(change.agent)
+            means = f"{change.means[0]:.2f} to {change.means[1]:.2f} steps a workflow"
+            if change.ratio is None:
+                was, share = (
+                    ("is new", change.shares[1]) if not change.means[0] else ("no longer runs", change.shares[0])
                 )
-            elif of.ratio[0] >= 1:
-                found.append(f"{of.agent} now runs {_times(of.ratio)} as often: {means}.")
+                sentences.append(
+                    f"{change.agent} {was}: {share:.0%} of the workflows {'have' if was == 'is new' else 'had'} it."
+                )
+            elif change.ratio[0] >= 1:
+                sentences.append(f"{change.agent} now runs {_times(change.ratio)} as often: {means}.")
             else:
-                found.append(f"{of.agent} now runs less often, {_times(of.ratio)} as often: {means}.")
+                sentences.append(f"{change.agent} now runs less often, {_times(change.ratio)} as often: {means}.")
         for call in self.calls:
             if call.p < LEVEL and not {call.agent, call.called} & named:
                 ends = [f"[{low:.0%}, {high:.0%}]" for low, high in call.intervals]
                 now, before = (f"{share:.0%} {end}" for share, end in zip(call.shares[::-1], ends[::-1], strict=True))
-                found.append(
+                sentences.append(
                     f"{call.agent} is followed by {call.called} in {now} of the workflows, before in {before}."
                 )
-        return found
+        return sentences
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -104,8 +106,8 @@ class ProfileDrift:
             "p": self.p,
             "changed": self.changed,
             "sentences": self.sentences(),
-            "agents": [vars(of) for of in self.agents],
-            "calls": [vars(of) for of in self.calls],
+            "agents": [vars(change) for change in self.agents],
+            "calls": [vars(change) for change in self.calls],
         }
 
 
@@ -119,7 +121,7 @@ def drift(first: AgentUsage, second: AgentUsage) -> ProfileDrift:
     """What changed from the first workflows to the second."""
     n, m = first.workflows, second.workflows
     names = sorted(first.agents.keys() | second.agents.keys())
-    pairs = sorted({(a, b) for of in (first, second) for a, called in of.calls.items() for b in called})
+    pairs = sorted({(a, b) for usage in (first, second) for a, called in usage.calls.items() for b in called})
     tests = max(2 * len(names) + len(pairs), 1)
     agents = []
     for name in names:
@@ -129,20 +131,20 @@ def drift(first: AgentUsage, second: AgentUsage) -> ProfileDrift:
         agents.append(AgentChange(name, (a.mean, b.mean), shares, _ratio(a, n, b, m), min(1.0, p * tests)))
     calls = []
     for a_name, b_name in pairs:
-        x, y = (of.calls.get(a_name, {}).get(b_name, 0) for of in (first, second))
+        x, y = (usage.calls.get(a_name, {}).get(b_name, 0) for usage in (first, second))
         p = min(1.0, _proportions(x, n, y, m) * tests)
         calls.append(CallChange(a_name, b_name, (x / n, y / m), (wilson(x, n), wilson(y, m)), p))
     apart = sum(
         abs(first.agents.get(name, _NONE).mean / first.steps - second.agents.get(name, _NONE).mean / second.steps)
         for name in names
     )
-    least = min([1.0, *(of.p for of in agents), *(of.p for of in calls)])
+    least = min([1.0, *(change.p for change in agents), *(change.p for change in calls)])
     return ProfileDrift(
         (n, m),
         apart / 2,
         least,
-        tuple(sorted(agents, key=lambda of: (of.p, of.agent))),
-        tuple(sorted(calls, key=lambda of: (of.p, of.agent, of.called))),
+        tuple(sorted(agents, key=lambda change: (change.p, change.agent))),
+        tuple(sorted(calls, key=lambda change: (change.p, change.agent, change.called))),
     )
 
 

@@ -118,19 +118,23 @@ class ProfilePredictor:
         self.trained_on = np.unique(trained_on) if trained_on is not None else np.zeros(0, np.uint64)
         self.profiles, self.templates, self.names = {}, {}, names
         wanted = prompts if prompts and self.config.templates else {}
-        for at, (name, of) in enumerate(sequences.items()):
-            report("profiling", at / len(sequences))
-            self.profiles[name] = profile_of(of, self.config)
+        for number, (name, of_type) in enumerate(sequences.items()):
+            report("profiling", number / len(sequences))
+            self.profiles[name] = profile_of(of_type, self.config)
             if name in wanted:
-                report("learning how prompts begin", at / len(sequences))
+                report("learning how prompts begin", number / len(sequences))
                 self.templates[name] = self._learn_templates(wanted[name], self.profiles[name])
         return self
 
     def _learn_templates(self, workflows: Workflows, profile: TypeProfile) -> PromptTemplates:
         """The templates of the agents that are known by name: run numbers in names would give as many templates."""
-        of = PromptTemplates.fit(workflows, TemplateConfig(keep_stems=self.config.keep_stems))
-        known = [one for one in of.templates.values() if profile.alphabet.name(one.context.agent) == one.context.agent]
-        return PromptTemplates(of.config, known, of.unit, of.prompts, of.steps)
+        templates = PromptTemplates.fit(workflows, TemplateConfig(keep_stems=self.config.keep_stems))
+        named = [
+            template
+            for template in templates.templates.values()
+            if profile.alphabet.name(template.context.agent) == template.context.agent
+        ]
+        return PromptTemplates(templates.config, named, templates.unit, templates.prompts, templates.steps)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -183,14 +187,16 @@ class ProfilePredictor:
 
     def sure(self, profile: TypeProfile, place: ProfilePlace) -> bool:
         """Whether to act on a forecast there: the profile is confident, and the place on the graph and well known."""
-        known = place.state is not None and profile.automaton.states[place.state].visits >= self.config.min_evidence
-        return known and place.on_graph and profile.confident
+        well_known = (
+            place.state is not None and profile.automaton.states[place.state].visits >= self.config.min_evidence
+        )
+        return well_known and place.on_graph and profile.confident
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
         """Write the artefact: config.json, model.safetensors (keys of the training tasks) and the files named above."""
-        files = {PROFILES_FILE: _packed({name: of.to_dict() for name, of in self.profiles.items()})}
+        files = {PROFILES_FILE: _packed({name: profile.to_dict() for name, profile in self.profiles.items()})}
         if self.templates:
-            files[TEMPLATES_FILE] = _packed({name: of.to_json() for name, of in self.templates.items()})
+            files[TEMPLATES_FILE] = _packed({name: templates.to_json() for name, templates in self.templates.items()})
         write_artefact(
             Path(folder),
             kind=KIND,
@@ -214,7 +220,7 @@ class ProfilePredictor:
             if "names" in artefact.config:
                 predictor.names = NameMapping.from_dict(artefact.config["names"])
             profiles = json.loads(artefact.files[PROFILES_FILE])
-            predictor.profiles = {name: TypeProfile.from_dict(of) for name, of in profiles.items()}
+            predictor.profiles = {name: TypeProfile.from_dict(profile) for name, profile in profiles.items()}
             if TEMPLATES_FILE in artefact.files:
                 templates = json.loads(artefact.files[TEMPLATES_FILE])
                 predictor.templates = _templates_of(templates, predictor.profiles, Path(folder) / TEMPLATES_FILE)
@@ -230,7 +236,7 @@ def _templates_of(data: Any, profiles: Mapping[str, Any], path: Path) -> dict[st
     if not isinstance(data, dict) or not data.keys() <= profiles.keys():
         raise ArtefactError(f"{path}: expected an object by workflow type, of {PROFILES_FILE}; train the profile again")
     try:
-        return {name: PromptTemplates.from_json(of) for name, of in data.items()}
+        return {name: PromptTemplates.from_json(templates) for name, templates in data.items()}
     except ArtefactError as error:
         raise ArtefactError(f"{path}: {error}") from error
 

@@ -142,7 +142,7 @@ class TypeProfile:
             "workflows": self.workflows,
             "steps": self.steps,
             "known": None if self.known is None else sorted(self.known),
-            "blocks": [list(of) for of in self.blocks],
+            "blocks": [list(block) for block in self.blocks],
             "text": self.text,
             "expression": to_json(self.expression),
             "level": self.level,
@@ -151,7 +151,9 @@ class TypeProfile:
             "unseen": self.unseen,
             "automaton": self.automaton.to_dict(),
             "usage": self.usage.to_dict(),
-            "numbers": {agent: {of: asdict(values) for of, values in by.items()} for agent, by in self.numbers.items()},
+            "numbers": {
+                agent: {number: asdict(values) for number, values in by.items()} for agent, by in self.numbers.items()
+            },
             "confident": self.confident,
             "doubts": list(self.doubts),
             "warnings": list(self.warnings),
@@ -173,7 +175,7 @@ class TypeProfile:
             data["unseen"],
             AgentUsage.from_dict(data["usage"]),
             {
-                agent: {of: Percentiles.from_dict(values) for of, values in by.items()}
+                agent: {number: Percentiles.from_dict(values) for number, values in by.items()}
                 for agent, by in data["numbers"].items()
             },
             tuple(data["doubts"]),
@@ -184,13 +186,13 @@ class TypeProfile:
 def profile_of(sequences: TypeSequences, config: ProfileConfig) -> TypeProfile:
     """The profile of the workflows of one type, one or more."""
     workflows = sequences.workflows
-    known = _known(workflows, config)
-    alphabet = Alphabet.of(workflows, known)
+    known_agents = _known(workflows, config)
+    alphabet = Alphabet.of(workflows, known_agents)
     sequenced = [
         Sequenced(
             alphabet.items(w),
             w.complete,
-            [[alphabet.name(w.agents[at]) for at in of] for of in w.blocks],
+            [[alphabet.name(w.agents[index]) for index in block] for block in w.blocks],
             _tokens_left(w, sequences.numbers),
         )
         for w in workflows
@@ -200,7 +202,7 @@ def profile_of(sequences: TypeSequences, config: ProfileConfig) -> TypeProfile:
     whole = [
         run
         for w, run in zip(sequenced, runs, strict=True)
-        if w.complete and all(to in automaton.states[at].kept for at, to in pairwise([0, *run, END]))
+        if w.complete and all(to in automaton.states[state].kept for state, to in pairwise([0, *run, END]))
     ]
     bounding = _bounding(whole, config.percentile)
     expression, level = express(_labels(automaton), _edges(automaton, bounding), bounding, config.max_names)
@@ -212,13 +214,13 @@ def profile_of(sequences: TypeSequences, config: ProfileConfig) -> TypeProfile:
     return TypeProfile(
         workflows=len(workflows),
         steps=sum(len(w.agents) for w in workflows),
-        known=known,
+        known=known_agents,
         blocks=tuple(alphabet.blocks),
         automaton=automaton,
         expression=expression,
         level=level,
         covered=sum(covers(expression, w.items) for w in complete) / len(complete) if complete else 0.0,
-        path=(tuple(text(_label(automaton, at)) for at in states), likelihood),
+        path=(tuple(text(_label(automaton, state)) for state in states), likelihood),
         unseen=unseen,
         usage=usage,
         numbers=agent_numbers(workflows, sequences.numbers),
@@ -231,7 +233,7 @@ def _tokens_left(workflow: WorkflowSteps, numbers: NDArray[np.float64]) -> list[
     """The output tokens left at the beginning of each step, by block; NaN before a step whose count is unknown."""
     produced = numbers[workflow.rows, NUMBERS.index("output_tokens")]
     left = np.cumsum(produced[::-1])[::-1].tolist()
-    return [[left[at] for at in of] for of in workflow.blocks]
+    return [[left[index] for index in block] for block in workflow.blocks]
 
 
 def _bounding(runs: list[list[int]], percentile: float) -> list[list[int]]:
@@ -261,7 +263,7 @@ def _label(automaton: Automaton, at: int) -> Expression:
 
 
 def _labels(automaton: Automaton) -> dict[int, Expression]:
-    return {at: _label(automaton, at) for at in range(1, len(automaton.states))}
+    return {state: _label(automaton, state) for state in range(1, len(automaton.states))}
 
 
 def _edges(automaton: Automaton, runs: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
@@ -297,32 +299,32 @@ def _warnings(
     level: str,
     config: ProfileConfig,
 ) -> list[str]:
-    workflows, found = sequences.workflows, []
+    workflows, warnings = sequences.workflows, []
     names = {agent for w in workflows for agent in w.agents}
     if alphabet.known is not None:
         others = len(names) - len(alphabet.known & names)
-        found.append(
+        warnings.append(
             f"{counted(len(names), 'agent name')}; counted together as {OTHER} because they are of few workflows: "
             f"{others:,}. Check that names do not carry run numbers"
         )
     if level in _PLANLESS:
-        found.append(
+        warnings.append(
             "no plan is visible: agents call each other in circles, and the expression says only how often they run"
         )
     cut = sum(not w.complete for w in workflows)
     if cut:
-        found.append(f"{counted(cut, 'workflow')} of {len(workflows)} were cut: their ends are unknown, not END")
+        warnings.append(f"{counted(cut, 'workflow')} of {len(workflows)} were cut: their ends are unknown, not END")
     if sequences.overlapping:
-        found.append(
+        warnings.append(
             f"in {counted(sequences.overlapping, 'workflow')} steps overlap in time without parent_steps: a fan-out "
             "cannot be told from an order"
         )
     wide = sum(
-        len(w.items) <= max(1, _ONE_BLOCK * len(of.agents)) < len(of.agents)
-        for w, of in zip(sequenced, workflows, strict=True)
+        len(w.items) <= max(1, _ONE_BLOCK * len(steps.agents)) < len(steps.agents)
+        for w, steps in zip(sequenced, workflows, strict=True)
     )
     if wide:
-        found.append(
+        warnings.append(
             f"{counted(wide, 'workflow')} run mostly in parallel: the order within their blocks is not described"
         )
     unknown = [
@@ -331,7 +333,7 @@ def _warnings(
         if all(np.isnan(column[w.rows]).all() for w in workflows)
     ]
     if unknown:
-        found.append(f"not recorded, so without percentiles: {', '.join(unknown)}")
+        warnings.append(f"not recorded, so without percentiles: {', '.join(unknown)}")
     half = len(workflows) // 2
     if sequences.timed and half >= config.min_evidence:
         earlier, later = (
@@ -341,7 +343,7 @@ def _warnings(
         change = drift(earlier, later)
         if change.changed:
             shown = " ".join(change.sentences()[:3])
-            found.append(
+            warnings.append(
                 f"the later half of the workflows differs from the earlier one: {shown} Train on one version alone"
             )
-    return found
+    return warnings

@@ -72,11 +72,11 @@ class Calibration(Tensors):
         """
         offset = logit(base_rates(correct) if base is None else base)
         middle = logits.mean(axis=0, dtype=np.float64) if len(logits) else offset
-        away, known = logits - middle, ~np.isnan(correct)
+        away, labelled = logits - middle, ~np.isnan(correct)
         together = _common(away, offset, correct)
         shift, slope = np.zeros(len(offset)), np.full(len(offset), together)
         for m in range(len(offset)):
-            rows = known[:, m]
+            rows = labelled[:, m]
             if rows.any():
                 labels = correct[rows, m].astype(np.float64)
                 x = away[rows, m]
@@ -101,9 +101,9 @@ class Calibration(Tensors):
 
 def _common(away: NDArray[np.float64], offset: NDArray[np.float64], correct: NDArray[np.float32]) -> float:
     """The common slope of all labels, 0 or more; the prior is a slope of 1 with the weight of `PRIOR_LABELS`."""
-    known = ~np.isnan(correct)
-    x, labels = away[known], correct[known].astype(np.float64)
-    start = np.broadcast_to(offset, away.shape)[known]
+    labelled = ~np.isnan(correct)
+    x, labels = away[labelled], correct[labelled].astype(np.float64)
+    start = np.broadcast_to(offset, away.shape)[labelled]
     weight = 0.25 * PRIOR_LABELS * float((x**2).mean()) if len(x) else 0.0
     slope = 1.0
     for _ in range(_ROUNDS if weight > 0 else 0):
@@ -126,16 +126,16 @@ def _newton(
     enough: float,
 ) -> Floats:
     """Coefficients of a logistic regression, pulled towards `prior` with the weights `pull`, by Newton's method."""
-    found = prior.copy()
+    coefficients = prior.copy()
     for _ in range(_ROUNDS):
-        p = sigmoid(offset + columns @ found)
-        gradient = columns.T @ (weight * (labels - p)) - pull * (found - prior)
+        p = sigmoid(offset + columns @ coefficients)
+        gradient = columns.T @ (weight * (labels - p)) - pull * (coefficients - prior)
         curvature = (columns * (weight * p * (1 - p))[:, None]).T @ columns + np.diag(pull)
         step = np.linalg.solve(curvature, gradient)
-        found += np.clip(step, -1.0, 1.0)
+        coefficients += np.clip(step, -1.0, 1.0)
         if np.abs(step).max() < enough:
             break
-    return found
+    return coefficients
 
 
 @dataclass(frozen=True)
@@ -175,18 +175,20 @@ class Widening:
         parts = [_flat(part, 1.0) for part in left_out]
         total = sum(len(part[0]) for part in parts)
         held = _flat(known, KNOWN_WEIGHT * total / max(int((~np.isnan(known.correct)).sum()), 1))
-        opinion, offset, distance, labels, weight = (np.concatenate(of) for of in zip(*parts, held, strict=True))
+        opinion, offset, distance, labels, weight = (
+            np.concatenate(columns_of_parts) for columns_of_parts in zip(*parts, held, strict=True)
+        )
         columns = np.stack([np.ones_like(opinion), distance, opinion, -distance * opinion], axis=1)
         free = np.ones(4, np.bool_)
-        found = _logistic(columns, free, offset, labels, weight)
-        if found[3] < 0:  # opinions would grow with distance, which is chance
+        coefficients = _logistic(columns, free, offset, labels, weight)
+        if coefficients[3] < 0:  # opinions would grow with distance, which is chance
             free[3] = False
-            found = _logistic(columns, free, offset, labels, weight)
-        if found[2] < 0:
+            coefficients = _logistic(columns, free, offset, labels, weight)
+        if coefficients[2] < 0:
             free[2] = False
-            found = _logistic(columns, free, offset, labels, weight)
-            found[2] = 0.0  # probabilities stay at the base rates
-        return cls(*map(float, found))
+            coefficients = _logistic(columns, free, offset, labels, weight)
+            coefficients[2] = 0.0  # probabilities stay at the base rates
+        return cls(*map(float, coefficients))
 
     def probabilities(self, opinion: Floats, base: Floats, distance: Floats) -> NDArray[np.float32]:
         """Probabilities float32 [n, M] of opinions [n, M] at distances [n]; `base` [M]: log-odds of base rates."""
@@ -200,9 +202,9 @@ class Widening:
 
 def leave_out_folds(groups: Sequence[str | None]) -> NDArray[np.int64]:
     """Assign n prompts to three folds of whole families and similar size, int64 [n]; below three families, to one."""
-    found, place, counts = np.unique([group or "" for group in groups], return_inverse=True, return_counts=True)
+    distinct, place, counts = np.unique([group or "" for group in groups], return_inverse=True, return_counts=True)
     load, fold = np.zeros(FOLDS, np.int64), np.zeros(len(counts), np.int64)
-    if ((counts >= _LEAST_GROUP) & (found != "")).sum() < FOLDS:
+    if ((counts >= _LEAST_GROUP) & (distinct != "")).sum() < FOLDS:
         return np.zeros(len(place), np.int64)
     for group in np.argsort(-counts, kind="stable"):
         fold[group] = load.argmin()
@@ -223,11 +225,11 @@ def _widened(
 
 
 def _flat(of: Opinions, weight: float) -> tuple[Floats, ...]:
-    known = ~np.isnan(of.correct)
-    offset = np.broadcast_to(logit(of.base), known.shape)[known]
-    distance = np.broadcast_to(of.distance[:, None], known.shape)[known]
-    labels = of.correct[known].astype(np.float64)
-    return of.opinion[known].astype(np.float64), offset, distance, labels, np.full(len(labels), weight)
+    labelled = ~np.isnan(of.correct)
+    offset = np.broadcast_to(logit(of.base), labelled.shape)[labelled]
+    distance = np.broadcast_to(of.distance[:, None], labelled.shape)[labelled]
+    labels = of.correct[labelled].astype(np.float64)
+    return of.opinion[labelled].astype(np.float64), offset, distance, labels, np.full(len(labels), weight)
 
 
 def _logistic(columns: Floats, free: NDArray[np.bool_], offset: Floats, labels: Floats, weight: Floats) -> Floats:

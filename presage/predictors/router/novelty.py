@@ -63,8 +63,8 @@ class TrainingPrompts:
     @classmethod
     def of(cls, words: Sequence[Hashes], forms: NDArray[np.float32]) -> TrainingPrompts:
         """Count the distinct words of n prompts, and keep some of their forms [n, 15]."""
-        found, counts = np.unique(np.concatenate([np.zeros(0, np.uint32), *words]), return_counts=True)
-        kept = np.sort(np.lexsort((found, -counts))[:_MOST_WORDS])
+        distinct, counts = np.unique(np.concatenate([np.zeros(0, np.uint32), *words]), return_counts=True)
+        kept = np.sort(np.lexsort((distinct, -counts))[:_MOST_WORDS])
         idf = np.log((1.0 + len(words)) / (1.0 + counts[kept])) + 1.0
         spread = forms.std(axis=0)
         middle, scale = forms.mean(axis=0), np.where(spread > 1e-6, spread, 1.0).astype(np.float32)
@@ -72,12 +72,12 @@ class TrainingPrompts:
             np.unique(np.linspace(0, len(forms) - 1, LANDMARKS).astype(np.int64))
         ]
         unseen = float(np.log(1.0 + len(words)) + 1.0)
-        return cls(found[kept], idf.astype(np.float32), unseen, middle, scale, some.astype(np.float32))
+        return cls(distinct[kept], idf.astype(np.float32), unseen, middle, scale, some.astype(np.float32))
 
     def novelty(self, words: Sequence[Hashes], forms: NDArray[np.float32]) -> Novelty:
         """The novelty of n prompts, from their distinct words and forms [n, 15]."""
-        known = np.array([_known(of, self.words, self.idf, self.unseen) for of in words], np.float64)
-        return Novelty(known, _nearest(forms, self.middle, self.scale, self.forms))
+        familiar = np.array([_known(of, self.words, self.idf, self.unseen) for of in words], np.float64)
+        return Novelty(familiar, _nearest(forms, self.middle, self.scale, self.forms))
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +95,8 @@ class PromptEvidence:
     @classmethod
     def of(cls, training: TrainingPrompts, novelty: Novelty) -> PromptEvidence:
         """From the training prompts and the novelty of held-out prompts, if any."""
-        known, away = _quantiles(novelty.known), _quantiles(novelty.away)
-        return cls(training, known, away, _quantiles(_join(novelty.known, novelty.away, known, away)))
+        familiar, away = _quantiles(novelty.known), _quantiles(novelty.away)
+        return cls(training, familiar, away, _quantiles(_join(novelty.known, novelty.away, familiar, away)))
 
     def novelty(self, prompts: Sequence[str]) -> Novelty:
         """The novelty of prompts."""
@@ -152,9 +152,9 @@ def _known(found: Hashes, words: Hashes, idf: NDArray[np.float32], unseen: float
     """How known distinct words of a prompt are, 0..1."""
     there, missing = 0.0, 0
     for word in found:
-        at = np.searchsorted(words, word)
-        if at < len(words) and words[at] == word:
-            there += idf[at]
+        place = np.searchsorted(words, word)
+        if place < len(words) and words[place] == word:
+            there += idf[place]
         else:
             missing += 1
     return there / (there + unseen * missing) if there > 0.0 else 0.0
@@ -180,12 +180,12 @@ def _nearest(
                 total += step * step
                 if total >= best[_NEAREST - 1]:
                     break
-            at = _NEAREST - 1
-            if total < best[at]:
-                while at > 0 and best[at - 1] > total:
-                    best[at] = best[at - 1]
-                    at -= 1
-                best[at] = total
+            rank = _NEAREST - 1
+            if total < best[rank]:
+                while rank > 0 and best[rank - 1] > total:
+                    best[rank] = best[rank - 1]
+                    rank -= 1
+                best[rank] = total
         for k in range(count):
             out[i] += np.sqrt(best[k]) / count
     return out
@@ -206,8 +206,8 @@ def _join(known: Floats, away: Floats, usual_known: Floats, usual_away: Floats) 
 @njit(cache=True)
 def _distances(known: Floats, away: Floats, usual_known: Floats, usual_away: Floats, usual_joint: Floats) -> Floats:
     """Share of held-out prompts that are nearer; 0 without held-out prompts, 1 if no word is known."""
-    found = _join(known, away, usual_known, usual_away)
-    for i in range(len(found)):
-        nearer = np.searchsorted(usual_joint, found[i]) / max(len(usual_joint), 1)
-        found[i] = nearer if known[i] > 0.0 else 1.0
-    return found
+    shares = _join(known, away, usual_known, usual_away)
+    for i in range(len(shares)):
+        nearer = np.searchsorted(usual_joint, shares[i]) / max(len(usual_joint), 1)
+        shares[i] = nearer if known[i] > 0.0 else 1.0
+    return shares

@@ -77,16 +77,18 @@ def _reworded(table: pa.Table, rng: np.random.Generator) -> tuple[pa.Table, str]
     prompts = table["system_prompt"].to_pylist()
     reword = cache(rewording(filter(None, prompts), int(rng.integers(2**32))))
     renamed = pc.not_equal(changed["agent"], table["agent"]).to_pylist()
-    texts = [reword(text) if of and text else text for text, of in zip(prompts, renamed, strict=True)]
+    texts = [reword(text) if is_renamed and text else text for text, is_renamed in zip(prompts, renamed, strict=True)]
     return _with(changed, "system_prompt", texts), what
 
 
 def _split(table: pa.Table, rng: np.random.Generator) -> tuple[pa.Table, str]:
     """The agent with most steps; one or the other name in each step, at random."""
     agents = table["agent"].to_pylist()
-    name = min(Counter(agents).items(), key=lambda of: (-of[1], of[0]))[0]
+    name = min(Counter(agents).items(), key=lambda agent_steps: (-agent_steps[1], agent_steps[0]))[0]
     side = rng.random(len(agents)) < 0.5
-    names = [f"{one} {'a' if left else 'b'}" if one == name else one for one, left in zip(agents, side, strict=True)]
+    names = [
+        f"{agent} {'a' if left else 'b'}" if agent == name else agent for agent, left in zip(agents, side, strict=True)
+    ]
     return _with(table, "agent", names), name
 
 
@@ -99,11 +101,15 @@ def _retyped(table: pa.Table, rng: np.random.Generator) -> tuple[pa.Table, str]:
 def _merged(table: pa.Table, rng: np.random.Generator) -> tuple[pa.Table, str] | None:
     """The two workflow types with most steps get one common name, and their workflows ids that differ."""
     types = table["workflow_type"].to_pylist()
-    both = [name for name, _ in sorted(Counter(types).items(), key=lambda of: (-of[1], of[0]))[:2]]
+    both = [
+        name for name, _ in sorted(Counter(types).items(), key=lambda type_steps: (-type_steps[1], type_steps[0]))[:2]
+    ]
     if len(both) < 2:
         return None
     ids = table["workflow_id"].to_pylist()
-    ids = [f"{name}/{of}" if name in both else of for name, of in zip(types, ids, strict=True)]
+    ids = [
+        f"{name}/{workflow_id}" if name in both else workflow_id for name, workflow_id in zip(types, ids, strict=True)
+    ]
     named = _with(table, "workflow_type", [" and ".join(both) if name in both else name for name in types])
     return _with(named, "workflow_id", ids), _listed(both)
 
@@ -114,8 +120,8 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _with(table: pa.Table, column: str, values: Sequence[str | None]) -> pa.Table:
-    at = table.schema.get_field_index(column)
-    return table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type))
+    position = table.schema.get_field_index(column)
+    return table.set_column(position, table.schema.field(position), pa.array(values, table.schema.field(position).type))
 
 
 CHANGES: Final[Mapping[str, Change]] = {
@@ -151,7 +157,9 @@ def study_change(
     predicts = _baselines(fitted, baselines, recipe, share)
     share("judging", 0.6)
     held = _held(fitted, parts.test)
-    found: dict[str, tuple[Evaluation, str, Prefixes]] = {UNCHANGED: (_judge(fitted, held, predicts, recipe), "", held)}
+    judged: dict[str, tuple[Evaluation, str, Prefixes]] = {
+        UNCHANGED: (_judge(fitted, held, predicts, recipe), "", held)
+    }
     tables = {UNCHANGED: parts.test}
     for place, (name, change) in enumerate(CHANGES.items()):
         made = change(parts.test, np.random.default_rng([recipe.seed, place]))
@@ -163,7 +171,7 @@ def study_change(
         again = [] if read is changed else [(name + _RECOGNISED, read, "")]
         for called, traces, names in [(name, changed, what), *again]:
             seen = replace(_held(fitted, traces), outcomes=held.named_outcomes)  # by role
-            found[called] = _judge(fitted, seen, predicts, recipe, held), names, seen
+            judged[called] = _judge(fitted, seen, predicts, recipe, held), names, seen
     return {
         "kind": "study",
         "study": "change",
@@ -181,7 +189,7 @@ def study_change(
         },
         "traces": describe(parts.train),
         "config": asdict(recipe.config),
-        "changes": _figures(found, UNCHANGED, recipe.seed),
+        "changes": _figures(judged, UNCHANGED, recipe.seed),
         "quantiles": {
             kind.name: _quantiles(resolve_name(kind.family), parts.train, tables, recipe.seed, share)
             for kind in KINDS.values()
@@ -196,21 +204,24 @@ def _quantiles(
 ) -> dict[str, Any] | None:
     try:
         fitted = family.fit(train, None, seed=seed, progress=lambda stage, _: share(stage, None))
-        predictor, found = fitted.predictor, {}
+        predictor, evaluations = fitted.predictor, {}
         constant = {FLOOR: family.baseline(predictor, FLOOR, fitted.learning)}
         for name, table in tables.items():
             filled = fitted.counts.fill(recognised(table, predictor.agent_names, predictor.vocabulary))
             rows = predictor.rows(filled.table)
-            found[name] = family.judge(predictor, rows, filled, baselines=constant, seed=seed, profiles=None)
+            evaluations[name] = family.judge(predictor, rows, filled, baselines=constant, seed=seed, profiles=None)
     except TraceError:  # no lengths, or no times
         return None
-    before = found[UNCHANGED].figures
+    before = evaluations[UNCHANGED].figures
     return {
         name: {
-            "models": {model: figures.to_dict() for model, figures in {OURS: of.figures, **of.baselines}.items()},
-            "difference": difference(of.figures, before, seed).to_dict(predictor.quantiles),
+            "models": {
+                model: figures.to_dict()
+                for model, figures in {OURS: evaluation.figures, **evaluation.baselines}.items()
+            },
+            "difference": difference(evaluation.figures, before, seed).to_dict(predictor.quantiles),
         }
-        for name, of in found.items()
+        for name, evaluation in evaluations.items()
     }
 
 
@@ -249,7 +260,7 @@ def _judge(
     rng, predict = np.random.default_rng(recipe.seed), fitted.predictor.predict
     if unchanged is None:
         return evaluate(predict, seen, rng, baselines=predicts)
-    rivals = {name: by_role(of, unchanged, seen) for name, of in predicts.items()}
+    rivals = {name: by_role(baseline, unchanged, seen) for name, baseline in predicts.items()}
     return evaluate(by_role(predict, unchanged, seen), seen, rng, baselines=rivals)
 
 
@@ -269,16 +280,16 @@ def by_role(predict: Predict, unchanged: Prefixes, seen: Prefixes) -> Predict:
 
     def judged(prefixes: Prefixes, moment: Moment) -> NDArray[np.float32]:
         forecast = predict(prefixes, moment)
-        found = np.zeros_like(forecast)
-        np.add.at(found.swapaxes(1, 2), (np.arange(len(column))[:, None], column), forecast.swapaxes(1, 2))
-        return found
+        summed = np.zeros_like(forecast)
+        np.add.at(summed.swapaxes(1, 2), (np.arange(len(column))[:, None], column), forecast.swapaxes(1, 2))
+        return summed
 
     return judged
 
 
 def _figures(found: Mapping[str, tuple[Evaluation, str, Prefixes]], base: str, seed: int) -> dict[str, Any]:
-    def models(of: Evaluation) -> dict[str, ByMoment]:
-        return {OURS: of.moments, **of.baselines}
+    def models(judged: Evaluation) -> dict[str, ByMoment]:
+        return {OURS: judged.moments, **judged.baselines}
 
     told = {}
     for name, (evaluation, what, seen) in found.items():
@@ -291,13 +302,14 @@ def _figures(found: Mapping[str, tuple[Evaluation, str, Prefixes]], base: str, s
             "workflows": seen.workflows,
             "models": {
                 model: {
-                    moment: {key: getattr(of[moment], key) for key in ("accuracy", "ci95", "ece")} for moment in MOMENTS
+                    moment: {key: getattr(figures[moment], key) for key in ("accuracy", "ci95", "ece")}
+                    for moment in MOMENTS
                 }
-                for model, of in models(evaluation).items()
+                for model, figures in models(evaluation).items()
             },
             "differences": {
-                model: differences({str(moment): (of[moment], against[model][moment]) for moment in MOMENTS}, seed)
-                for model, of in models(evaluation).items()
+                model: differences({str(moment): (figures[moment], against[model][moment]) for moment in MOMENTS}, seed)
+                for model, figures in models(evaluation).items()
             },
         }
     return json_values(told)
@@ -331,9 +343,9 @@ def _never_seen(
             continue
         judged: dict[str, tuple[Evaluation, str, Prefixes]] = {}
         pairs = ((KNOWN, whole, whole_predicts), (NEVER_SEEN, fitted, _baselines(fitted, baselines, recipe, share)))
-        for name, of, predicts in pairs:
-            seen_ = _held(of, with_it)
-            judged[name] = _judge(of, seen_, predicts, recipe), agent, seen_
+        for name, fitted_on, predicts in pairs:
+            seen_ = _held(fitted_on, with_it)
+            judged[name] = _judge(fitted_on, seen_, predicts, recipe), agent, seen_
         return _figures(judged, KNOWN, recipe.seed)
     return None
 

@@ -171,26 +171,26 @@ def learning_curve(
         )
     counts = sorted({sets[0].enough(size) for size in sizes} - ({tasks} if whole is not None else set()))
     held = sets[0].held[counts].tolist()
-    times = [min(draws, max(1, held[-1] // of)) for of in held]
-    cost, done = sum(of * often for of, often in zip(held, times, strict=True)), 0
+    times = [min(draws, max(1, held[-1] // size)) for size in held]
+    cost, done = sum(size * often for size, often in zip(held, times, strict=True)), 0
     points: list[dict[str, Any]] = []
     runs: list[list[Evaluation]] = []
     left_out: list[dict[str, Any]] = []
-    for count, of, often in zip(counts, held, times, strict=True):
+    for count, size, often in zip(counts, held, times, strict=True):
         evaluations = []
         try:
             for draw in range(often):
-                what = f"{of} training workflows" + (f", draw {draw + 1} of {often}" if often > 1 else "")
+                what = f"{size} training workflows" + (f", draw {draw + 1} of {often}" if often > 1 else "")
                 subset = sets[draw].take(train, count)
                 again = replace(recipe, seed=recipe.seed + draw)
                 trained = again.train(subset, test, baselines, share, what=f"{what}: ", done=done / cost)
                 evaluations.append(trained.evaluation)
-                done += of
+                done += size
         except InputError as error:
             # A small set may have a single agent or no text; the curve starts at the first usable size.
-            left_out.append({"tasks": count, "workflows": of, "reason": str(error)})
+            left_out.append({"tasks": count, "workflows": size, "reason": str(error)})
             continue
-        mean = float(np.mean([one.held[count] for one in sets[:often]]))
+        mean = float(np.mean([growing_set.held[count] for growing_set in sets[:often]]))
         points.append({"tasks": count, "workflows": round(mean, 1), "draws": often})
         runs.append(evaluations)
     if whole is not None:
@@ -204,8 +204,11 @@ def learning_curve(
     return {
         "points": points,
         "models": {
-            name: {moment: _curve([[run[moment] for run in draws] for draws in of], recipe.seed) for moment in MOMENTS}
-            for name, of in models.items()
+            name: {
+                moment: _curve([[run[moment] for run in draws] for draws in runs_by_point], recipe.seed)
+                for moment in MOMENTS
+            }
+            for name, runs_by_point in models.items()
         },
         "left_out": left_out,
         "last_doubling": _last_doubling(points, ours, recipe.seed),
@@ -222,7 +225,7 @@ def _last_doubling(
 
     def mean_of_draws(point: int, moment: Moment) -> Figures:
         draws = [draw[moment] for draw in runs[point]]
-        return replace(draws[0], correct=np.mean([of.correct for of in draws], axis=0))
+        return replace(draws[0], correct=np.mean([figures.correct for figures in draws], axis=0))
 
     pairs = {str(moment): (mean_of_draws(-1, moment), mean_of_draws(before, moment)) for moment in MOMENTS}
     return {"from": sizes[before], "to": sizes[-1], "moments": json_values(differences(pairs, seed))}
@@ -242,14 +245,16 @@ def default_sizes(workflows: int, largest: int = LARGEST, whole_is_known: bool =
 
 def _curve(points: Sequence[Sequence[Figures]], seed: int) -> dict[str, Any]:
     """Figures by point; all draws of a point are evaluated at the same positions."""
-    found: dict[str, list[Any]] = {"accuracy": [], "ci95": [], "spread": []}
+    curve: dict[str, list[Any]] = {"accuracy": [], "ci95": [], "spread": []}
     for draws in points:
         by_horizon = list(zip(*(figures.accuracy for figures in draws), strict=True))
-        correct, positions = (np.sum([getattr(of, name) for of in draws], axis=0) for name in ("correct", "positions"))
-        found["accuracy"].append([float(np.mean(of)) for of in by_horizon])
-        found["ci95"].append(ratio_cis(correct, positions, np.random.default_rng(seed)))
-        found["spread"].append([(min(of), max(of)) for of in by_horizon])
-    return json_values(found)
+        correct, positions = (
+            np.sum([getattr(figures, name) for figures in draws], axis=0) for name in ("correct", "positions")
+        )
+        curve["accuracy"].append([float(np.mean(accuracies)) for accuracies in by_horizon])
+        curve["ci95"].append(ratio_cis(correct, positions, np.random.default_rng(seed)))
+        curve["spread"].append([(min(accuracies), max(accuracies)) for accuracies in by_horizon])
+    return json_values(curve)
 
 
 def study_learning_curve(
@@ -292,7 +297,7 @@ def study_learning_curve(
 
 def _gains(ours: Evaluation, theirs: Evaluation, recipe: Recipe) -> dict[str, Any]:
     """Differences of the accuracies at each moment, first minus second, as JSON values."""
-    pairs = {str(moment): (of, theirs.moments[moment]) for moment, of in ours.moments.items()}
+    pairs = {str(moment): (figures, theirs.moments[moment]) for moment, figures in ours.moments.items()}
     return json_values(differences(pairs, recipe.seed))
 
 
@@ -311,7 +316,7 @@ def further_evidence(
         any; of each "moments" and "differences" {moment: {"difference", "ci95"}}, with the part minus without.
     """
     parts = set_apart(table, test, recipe.seed)
-    known = [name for name in BASELINES if name in training.evaluation.baselines]
+    judged_baselines = [name for name in BASELINES if name in training.evaluation.baselines]
     ablation = {}
     for part, without in _without(training, recipe).items():
         fitted = without.train(parts.train, parts.test, (), share, what=f"without {part}: ")
@@ -319,7 +324,9 @@ def further_evidence(
             "moments": fitted.evaluation.to_dict()["moments"],
             "differences": _gains(training.evaluation, fitted.evaluation, recipe),
         }
-    curve = learning_curve(parts.train, parts.test, recipe, baselines=known, whole=training.evaluation, share=share)
+    curve = learning_curve(
+        parts.train, parts.test, recipe, baselines=judged_baselines, whole=training.evaluation, share=share
+    )
     return {"ablation": ablation, "learning_curve": curve}
 
 
@@ -332,10 +339,10 @@ def _without(training: NextAgentTraining, recipe: Recipe) -> Mapping[str, Recipe
         return replace(kept, config=config)
 
     config = recipe.config
-    found = {"GraphSAGE": changed(replace(config, network=replace(config.network, graph=False)))}
+    recipes = {"GraphSAGE": changed(replace(config, network=replace(config.network, graph=False)))}
     for part in COMPONENTS[1:]:
         mixture = tuple(name for name in config.mixture if name != part)
-        found[part] = changed(replace(config, mixture=mixture))
+        recipes[part] = changed(replace(config, mixture=mixture))
     if kind != "none":
-        found[STATES] = replace(recipe, states="none")
-    return found
+        recipes[STATES] = replace(recipe, states="none")
+    return recipes

@@ -123,17 +123,17 @@ class _Spool:
 
         def requests() -> Iterator[tuple[Place, LoggedRequest]]:
             yield from vllm
-            for at, document in documents:
+            for where, document in documents:
                 try:
-                    yield Place(others[at.file], at.line), logged_request(document)
+                    yield Place(others[where.file], where.line), logged_request(document)
                 except NotARequestError as error:
                     message, reason = error.args
-                    torn(at, message, reason, b"")
+                    torn(where, message, reason, b"")
                     continue
                 if document.get("workflow_id") is not None:
                     notices[IDS] += 1
 
-        encode, at = msgspec.msgpack.Encoder().encode, 0
+        encode, offset = msgspec.msgpack.Encoder().encode, 0
         for place, request in requests():
             try:
                 packed = encode(request)
@@ -146,11 +146,11 @@ class _Spool:
             self.file.write(packed)
             self.started.append(request.started_us)
             self.ended.append(request.started_us if request.ended_us is None else request.ended_us)
-            self.places.append(at)
+            self.places.append(offset)
             self.sizes.append(len(packed))
             self.lines.append(place.line)
             self.digests += blake2b(packed, digest_size=_DIGEST).digest()
-            at += len(packed)
+            offset += len(packed)
         if logs and not vllm.found:
             raise TraceError(f"{next(iter(logs.values()))}: {NO_PROMPTS}")
         notices[UNANSWERED], notices[CUT] = vllm.unanswered, vllm.cut
@@ -199,50 +199,52 @@ class _Inferred:
 
 def _infer(spool: _Spool, order: NDArray[np.int64]) -> _Inferred:
     index: PromptIndex[PromptedWorkflow] = PromptIndex(_KEY, _BLOCK)
-    found, names = _Inferred(), dict[str, str]()
+    inferred, names = _Inferred(), dict[str, str]()
     numbers: dict[int, int] = {}  # of workflows by that in the index, while it knows them
     running: list[tuple[int, int, PromptedWorkflow]] = []  # (end, place in time order, its workflow)
 
-    def answer(place: int, of: PromptedWorkflow, request: LoggedRequest, prompt: list[int]) -> None:
+    def answer(place: int, continued: PromptedWorkflow, request: LoggedRequest, prompt: list[int]) -> None:
         both = [*prompt, *request.answer_tokens()]
-        index.answered(of, TokenPrompt("", chained(both, _BLOCK), both), len(prompt), spool.ended[order[place]] / 1e6)
+        index.answered(
+            continued, TokenPrompt("", chained(both, _BLOCK), both), len(prompt), spool.ended[order[place]] / 1e6
+        )
 
     for place, number in enumerate(order.tolist()):
         started, ended = spool.started[number], spool.ended[number]
         while running and running[0][0] <= started:
-            _, earlier, of = heappop(running)
+            _, earlier, continued = heappop(running)
             request = spool.request(int(order[earlier]))
-            answer(earlier, of, request, request.prompt_tokens())
+            answer(earlier, continued, request, request.prompt_tokens())
         index.expire(started / 1e6 - REMEMBERED_S)
         request = spool.request(number)
         tokens = request.prompt_tokens()
         prompt = TokenPrompt("", chained(tokens, _BLOCK), tokens)
         link = index.find(prompt)
         if link is None:
-            of = PromptedWorkflow("")
-            index.begin(of)
-            numbers[of.number] = len(found.steps)
-            found.first.append(place)
-            found.steps.append(0)
-            found.active_us.append(0)
+            continued = PromptedWorkflow("")
+            index.begin(continued)
+            numbers[continued.number] = len(inferred.steps)
+            inferred.first.append(place)
+            inferred.steps.append(0)
+            inferred.active_us.append(0)
         else:
-            of = link.workflow
+            continued = link.workflow
         if len(numbers) > 2 * len(index) + 1000:
-            numbers = {one.number: numbers[one.number] for one in index}
-        index.asked(of, prompt, started / 1e6, link)
-        workflow = numbers[of.number]
-        found.workflow.append(workflow)
-        found.confidence.append(float("nan") if link is None else link.confidence)
-        found.steps[workflow] += 1
-        found.active_us[workflow] = max(found.active_us[workflow], ended)
+            numbers = {remembered.number: numbers[remembered.number] for remembered in index}
+        index.asked(continued, prompt, started / 1e6, link)
+        workflow = numbers[continued.number]
+        inferred.workflow.append(workflow)
+        inferred.confidence.append(float("nan") if link is None else link.confidence)
+        inferred.steps[workflow] += 1
+        inferred.active_us[workflow] = max(inferred.active_us[workflow], ended)
         system = request.system_tokens()
         head = head_of(system, least=1) if system else head_of(tokens)
-        found.heads.append(names.setdefault(head, head))
+        inferred.heads.append(names.setdefault(head, head))
         if ended > started:
-            heappush(running, (ended, place, of))
+            heappush(running, (ended, place, continued))
         else:
-            answer(place, of, request, tokens)
-    return found
+            answer(place, continued, request, tokens)
+    return inferred
 
 
 def _tables(
@@ -257,17 +259,19 @@ def _tables(
     lines: list[int] = []
     size = 0
     for place, number in enumerate(order.tolist()):
-        request, of = spool.request(number), found.workflow[place]
+        request, workflow = spool.request(number), found.workflow[place]
         agent = request.agent or agents.get(found.heads[place], UNKNOWN)
-        if of not in types:
-            known = f"{UNKNOWN_TYPE}-{agent.removeprefix('agent-')}" if agent in agents.values() else UNKNOWN_TYPE
-            types[of] = workflow_type or request.workflow_type or known
+        if workflow not in types:
+            inferred_type = (
+                f"{UNKNOWN_TYPE}-{agent.removeprefix('agent-')}" if agent in agents.values() else UNKNOWN_TYPE
+            )
+            types[workflow] = workflow_type or request.workflow_type or inferred_type
         confidence = found.confidence[place]
         rows.append(
             {
-                "workflow_type": types[of],
-                "workflow_id": f"inferred-{spool.digest(int(order[found.first[of]]))}",
-                "step": steps[of],
+                "workflow_type": types[workflow],
+                "workflow_id": f"inferred-{spool.digest(int(order[found.first[workflow]]))}",
+                "step": steps[workflow],
                 "agent": agent,
                 "model": request.model,
                 "input_tokens": request.input_tokens,
@@ -279,13 +283,13 @@ def _tables(
                 "system_prompt": request.system_prompt,
                 "input_text": request.input_text,
                 "output_text": request.answer,
-                "complete": found.active_us[of] < quiet_from,
+                "complete": found.active_us[workflow] < quiet_from,
                 "identity_confidence": None if confidence != confidence else confidence,
             }
         )
-        steps[of] += 1
-        if steps[of] == found.steps[of]:
-            del types[of]
+        steps[workflow] += 1
+        if steps[workflow] == found.steps[workflow]:
+            del types[workflow]
         lines.append(spool.lines[number])
         size += spool.sizes[number]
         if len(rows) == _CHUNK_ROWS or size >= _CHUNK_BYTES:

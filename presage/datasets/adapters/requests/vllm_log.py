@@ -100,8 +100,8 @@ class VllmLogs:
             clock = _Clock(path)
             try:
                 with numbered_lines(path) as (lines, read_bytes):
-                    for at, line in lines:
-                        place = Place(number, at)
+                    for line_number, line in lines:
+                        place = Place(number, line_number)
                         self.read_bytes = before + read_bytes()
                         yield from self._line(place, line, clock)
             except DamagedGzipError as error:
@@ -119,26 +119,26 @@ class VllmLogs:
 
     def _line(self, place: Place, line: bytes, clock: _Clock) -> Iterator[tuple[Place, LoggedRequest]]:
         text, time = _unwrapped(line)
-        found = _LINE.search(text) if text is not None else None
-        if text is None or found is None:
+        match = _LINE.search(text) if text is not None else None
+        if text is None or match is None:
             return
-        moment = clock.read(time if time is not None else text[: found.start()])
+        moment = clock.read(time if time is not None else text[: match.start()])
         if moment is None:
             self._bad(place, "no time before the message; expected the log as vLLM writes it", "no time", line)
             return
-        key, rest = _key(found["id"]), text[found.end() :].rstrip("\r\n")
-        if found["what"].endswith(("output_token_ids: ", "output: ")):
+        key, rest = _key(match["id"]), text[match.end() :].rstrip("\r\n")
+        if match["what"].endswith(("output_token_ids: ", "output: ")):
             request = self._open.get(key)
-            if request is not None and request.reply(found["what"], found["part"], rest, moment):
+            if request is not None and request.reply(match["what"], match["part"], rest, moment):
                 yield from self._close(self._open.pop(key))
             return
         request = self._open.get(key)
-        if request is not None and found["what"] in request.told:  # an aborted one, whose id came again
+        if request is not None and match["what"] in request.told:  # an aborted one, whose id came again
             yield from self._close(self._open.pop(key))
             request = None
         if request is None:
             request = self._open[key] = _Request(place, moment)
-        request.ask(found["what"], rest)
+        request.ask(match["what"], rest)
         if len(self._open) > _MOST_OPEN:
             yield from self._close(self._open.popitem(last=False)[1])
 
@@ -181,9 +181,9 @@ class _Request:
             return
         if adapter := _ADAPTER.search(rest):
             self._adapter = adapter[1]
-        found = _PROMPT.match(rest) if what.endswith("prompt: ") else None
-        if found is not None:
-            prompt, self._prompt_ids = _text(found[1]), _ids(found[2])
+        match = _PROMPT.match(rest) if what.endswith("prompt: ") else None
+        if match is not None:
+            prompt, self._prompt_ids = _text(match[1]), _ids(match[2])
             self.prompt_size = len(prompt) if prompt else None
             if prompt and not self._from_body:
                 self._said = [("", prompt)]
@@ -195,13 +195,13 @@ class _Request:
             if ids is not None:
                 self._answer_ids = [*(self._answer_ids or ()), *ids] if part == "delta" else ids
             return False
-        found = _OUTPUT.match(rest)
-        if part == "delta" or found is None:
+        match = _OUTPUT.match(rest)
+        if part == "delta" or match is None:
             return False
-        self._answer, self._ended_us = _text(found[1]), moment
-        if found[2] is not None:
-            self._answer_ids = _ids(found[2])
-        self._reason = found[3] if found[3] not in ("None", "streaming_complete") else None
+        self._answer, self._ended_us = _text(match[1]), moment
+        if match[2] is not None:
+            self._answer_ids = _ids(match[2])
+        self._reason = match[3] if match[3] not in ("None", "streaming_complete") else None
         return True
 
     def made(self) -> LoggedRequest | None:
@@ -236,13 +236,13 @@ class _Clock:
 
     def read(self, prefix: str) -> int | None:
         """The time in what stands before a message; None if there is none."""
-        if found := _ISO.search(prefix):
+        if match := _ISO.search(prefix):
             try:
-                moment = utc_us(found[0].replace(",", "."))
+                moment = utc_us(match[0].replace(",", "."))
             except (ValueError, OverflowError):
                 return None
-        elif found := _MONTH_AND_DAY.search(prefix):
-            moment = self._of_year(*map(int, found.groups()))
+        elif match := _MONTH_AND_DAY.search(prefix):
+            moment = self._of_year(*map(int, match.groups()))
             if moment < 0:
                 return None
         else:
@@ -293,21 +293,21 @@ def _unwrapped(line: bytes) -> tuple[str | None, str | None]:
 
 def _key(name: str) -> str:
     """The id of a request as its JSON body has it."""
-    found = _API.fullmatch(name)
-    return name if found is None else found["one"] or found["several"]
+    match = _API.fullmatch(name)
+    return name if match is None else match["one"] or match["several"]
 
 
 def _text(literal: str) -> str | None:
     """A text as Python writes it; of one that was cut, nothing."""
     try:
-        found = ast.literal_eval(literal)
+        value = ast.literal_eval(literal)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
-    return found if isinstance(found, str) else None
+    return value if isinstance(value, str) else None
 
 
 def _ids(literal: str) -> list[int] | None:
-    found = literal.strip().removesuffix(".")
-    if not (found.startswith("[") and found.endswith("]")):
+    listed = literal.strip().removesuffix(".")
+    if not (listed.startswith("[") and listed.endswith("]")):
         return None
-    return [int(one) for one in found[1:-1].split(",") if one.strip()]
+    return [int(token) for token in listed[1:-1].split(",") if token.strip()]
