@@ -154,15 +154,15 @@ class _Writer:
 
     def _prompt(self, agent: str, place: _Place) -> str:
         """The operator of a prompt: the agent's template, with what its gaps and copies are here."""
-        found = None
+        template = None
         if self.templates is not None:
-            found = self.templates.template_for([step.agent for step in place.steps], agent)
-        if found is None:
+            template = self.templates.template_for([step.agent for step in place.steps], agent)
+        if template is None:
             return f'template("{{before}}", before={place.item or place.before})'
         texts: list[str] = []
         values: dict[str, str] = {}
         gaps = 0
-        for segment in found.segments:
+        for segment in template.segments:
             if segment.kind == "stem":
                 texts.append((segment.text or "").replace("{", "{{").replace("}", "}}"))
                 continue
@@ -251,8 +251,8 @@ class _Writer:
         """What was made of several calls, under a name of its own; where one of them ran, its answer is that."""
         value = self._name("answer")
         self._line(place, f"{value} = {made}")
-        known = [step if step.answer or len(steps) > 1 else replace(step, answer=value) for step in steps]
-        return replace(place, value=value, steps=(*place.steps, *known))
+        with_answers = [step if step.answer or len(steps) > 1 else replace(step, answer=value) for step in steps]
+        return replace(place, value=value, steps=(*place.steps, *with_answers))
 
     def _function(self, wanted: str, argument: str, what: str, *, returns: str = "", raises: bool = False) -> str:
         name = self._name(wanted)
@@ -282,12 +282,12 @@ _IMPORTED: Final = frozenset(
 
 def _named(source: PromptSource, steps: Sequence[_Step]) -> str:
     """The name of an earlier text; "" if it has none here."""
-    of = [step for step in steps if step.agent == source.agent]
+    of_agent = [step for step in steps if step.agent == source.agent]
     choose: dict[str, Callable[[], _Step]] = {
         "first": lambda: steps[0],
         "back": lambda: steps[-source.rank],
-        "last": lambda: of[-source.rank],
-        "nth": lambda: of[source.rank - 1],
+        "last": lambda: of_agent[-source.rank],
+        "nth": lambda: of_agent[source.rank - 1],
     }
     try:
         step = choose[source.step]()

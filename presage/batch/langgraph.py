@@ -42,7 +42,7 @@ _UNNAMED: Final = "LangGraph"
 
 def is_graph(made: Any) -> bool:
     """Whether something is a graph of LangGraph, compiled or not."""
-    return any(of.__module__.partition(".")[0] == "langgraph" for of in type(made).__mro__)
+    return any(base.__module__.partition(".")[0] == "langgraph" for base in type(made).__mro__)
 
 
 def run_graph(graph: Any, /, **inputs: Operator | str) -> Operator:
@@ -126,8 +126,10 @@ def _known(graph: Any, drawn: Any) -> Iterator[str]:
         if edges:
             word = " or " if all(edge.conditional for edge in edges) else " and "
             yield f"  {_shown(name)} -> {word.join(_shown(edge.target) for edge in edges)}"
-    at = {name: number for number, name in enumerate(names)}
-    pairs = np.array([(at[edge.source], at[edge.target]) for edge in drawn.edges], dtype=np.int64).reshape(-1, 2)
+    index_of = {name: number for number, name in enumerate(names)}
+    pairs = np.array([(index_of[edge.source], index_of[edge.target]) for edge in drawn.edges], dtype=np.int64).reshape(
+        -1, 2
+    )
     matrix = coo_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(len(names), len(names)))
     _, component = connected_components(matrix, connection="strong")
     circles: dict[int, list[str]] = {}
@@ -227,8 +229,8 @@ class _GraphRun:
                 raise row.error from None
             if isinstance(error, GraphRecursionError):
                 raise RowFailedError(f"graph {graph.name}: it reached its recursion limit before its end") from None
-            found = [_TASK.match(note) for note in getattr(error, "__notes__", ())]
-            where = next((f"node {task[1]} raised " for task in found if task), "")
+            tasks = [_TASK.match(note) for note in getattr(error, "__notes__", ())]
+            where = next((f"node {task[1]} raised " for task in tasks if task), "")
             refused = f" ({row.refused})" if row.refused else ""
             kind = f"graph {graph.name}: {where}{type(error).__name__}"
             raise RowFailedError(f"{kind}{refused or what_and_where(error)}", kind=kind) from error
@@ -314,7 +316,7 @@ def _events(said: dict[str, Any], usage: bool) -> str:
     for choice in said["choices"]:
         message = dict(choice["message"])
         if message.get("tool_calls"):
-            message["tool_calls"] = [{"index": at, **one} for at, one in enumerate(message["tool_calls"])]
+            message["tool_calls"] = [{"index": number, **call} for number, call in enumerate(message["tool_calls"])]
         index = choice.get("index", 0)
         chunks.append({**base, "choices": [{"index": index, "delta": message, "finish_reason": None}]})
         end = {"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")}
@@ -334,7 +336,7 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, Mapping):
-        return {str(name): _as_json(one) for name, one in value.items()}
+        return {str(name): _as_json(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_json(one) for one in value]
+        return [_as_json(entry) for entry in value]
     return value

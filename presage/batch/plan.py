@@ -164,9 +164,9 @@ class _Compiler:
 
     def _compiled(self, operator: Operator) -> Node:
         parts = tuple(self.of[id(part)][1] for part in parts_of(operator))
-        if (known := self._known(operator, parts)) is not None:
+        if (node := self._known(operator, parts)) is not None:
             self.folded += 1
-            return known
+            return node
         said = [type(operator).__name__, said_by(operator), [part.key for part in parts]]
         key = _hash(said)
         if _alone(operator):
@@ -233,7 +233,7 @@ def evaluated(operator: Operator, values: list[Any]) -> Any:
         case Template(texts, _):
             return "".join(piece for pair in zip(texts, (*map(as_text, values), ""), strict=True) for piece in pair)
         case Join(_, separator):
-            flat = [one for value in values for one in (value if isinstance(value, list) else [value])]
+            flat = [part for value in values for part in (value if isinstance(value, list) else [value])]
             return separator.join(map(as_text, flat))
         case Function(called, _, _):
             return _called(called, values)
@@ -300,26 +300,26 @@ def _hash(said: Any) -> str:
 
 
 def _ordered(roots: Iterable[Node]) -> list[Node]:
-    found: dict[str, Node] = {}
+    by_key: dict[str, Node] = {}
     waiting = list(reversed(list(roots)))
     while waiting:
         node = waiting[-1]
-        if node.key in found:
+        if node.key in by_key:
             waiting.pop()
-        elif missing := [part for part in node.parts if part.key not in found]:
+        elif missing := [part for part in node.parts if part.key not in by_key]:
             waiting.extend(reversed(missing))
         else:
-            found[waiting.pop().key] = node
-    return list(found.values())
+            by_key[waiting.pop().key] = node
+    return list(by_key.values())
 
 
 def _objects(roots: Iterable[Operator]) -> set[int]:
     """Identities of all operators below some. The plan holds on to them, so no identity is used twice."""
-    found: set[int] = set()
+    identities: set[int] = set()
     waiting = list(roots)
     while waiting:
         operator = waiting.pop()
-        if id(operator) not in found:
-            found.add(id(operator))
+        if id(operator) not in identities:
+            identities.add(id(operator))
             waiting.extend(parts_of(operator))
-    return found
+    return identities

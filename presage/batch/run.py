@@ -340,7 +340,7 @@ class BatchRun:
             answer = await self._client.get(f"{engine.url}/v1/models", timeout=30)
             answer.raise_for_status()
             served = answer.json()["data"]
-            engine.models = {one["id"]: str(one.get("root") or "") for one in served}
+            engine.models = {model["id"]: str(model.get("root") or "") for model in served}
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise EngineError(
                 f"{engine.url}: no OpenAI-compatible server answers there ({type(error).__name__}); give its address"
@@ -355,8 +355,8 @@ class BatchRun:
         if missing := [name for name in self._named() if name not in engine.models]:
             raise EngineError(f"{engine.url}: it does not serve {missing[0]!r}; it serves {', '.join(engine.models)}")
         if len(engine.models) != 1 and not self.settings.model and not all(call.model for call in self._calls()):
-            found = ", ".join(engine.models) or "no model"
-            raise EngineError(f"{engine.url}: it serves {found}; name the one for calls that name none")
+            models = ", ".join(engine.models) or "no model"
+            raise EngineError(f"{engine.url}: it serves {models}; name the one for calls that name none")
 
     def _calls(self) -> list[Call]:
         return [node.operator for node in self.plan.calls if isinstance(node.operator, Call)]
@@ -449,21 +449,21 @@ class BatchRun:
             own = [key, *(["whole"] if request.whole else []), *(request.sample or [])]
             key = hashlib.sha256(json.dumps(own).encode()).hexdigest()
         cache = self._cache if request.sample is None else None
-        if (known := self._answers.get(key)) is None and cache is not None:
-            known = cache.get(key)
-            if known is not None:
-                self._answers.put(key, known)
-        if known is None and key not in self._asked:
+        if (answer := self._answers.get(key)) is None and cache is not None:
+            answer = cache.get(key)
+            if answer is not None:
+                self._answers.put(key, answer)
+        if answer is None and key not in self._asked:
             asking = self._ask(row, request, key)
             task = self._asked[key] = asyncio.get_running_loop().create_task(asking, context=self._context)
             task.add_done_callback(_retrieved)
             task.add_done_callback(lambda _: self._asked.pop(key))
             return await asyncio.shield(task)  # another row may wait for it, so it goes on if this one fails
-        if known is None:
-            known = await asyncio.shield(self._asked[key])
+        if answer is None:
+            answer = await asyncio.shield(self._asked[key])
         self.report.known += 1
-        self.report.tokens_saved += known.prompt_tokens + known.output_tokens
-        return known
+        self.report.tokens_saved += answer.prompt_tokens + answer.output_tokens
+        return answer
 
     async def _ask(self, row: _Row, request: _Request, key: str) -> ModelAnswer:
         engine = row.engine
@@ -617,8 +617,8 @@ class Results:
         said = json.dumps([plan.key, lines.hexdigest(), model])
         self._file.execute("CREATE TABLE IF NOT EXISTS run (said TEXT PRIMARY KEY)")
         self._file.execute("CREATE TABLE IF NOT EXISTS results (row INTEGER PRIMARY KEY, outputs TEXT, error TEXT)")
-        found = self._file.execute("SELECT said FROM run").fetchone()
-        if found is not None and found[0] != said:
+        earlier = self._file.execute("SELECT said FROM run").fetchone()
+        if earlier is not None and earlier[0] != said:
             if self._file.execute("SELECT 1 FROM results WHERE error IS NULL").fetchone():
                 self.close()
                 raise ConfigurationError(

@@ -45,23 +45,23 @@ def explain(
     if picture is not None:
         draw(engines[0], picture)
         out.note(f"drawn: {picture}")
-    out.result({"engines": engines}, *(part for one in engines for part in (_render(one) if not as_json else ())))
+    out.result({"engines": engines}, *(part for engine in engines for part in (_render(engine) if not as_json else ())))
 
 
-def _render(one: Mapping[str, Any]) -> Iterator[Any]:
-    yield f"workflow {one['workflow_id']!r} of type {one['workflow_type']!r}"
-    yield "\n".join(f"  {reason}" for reason in one["reasons"])
-    if one["forecasts"]:
-        rows = [_forecast(made) for made in one["forecasts"][-_FORECASTS_SHOWN:]]
+def _render(engine: Mapping[str, Any]) -> Iterator[Any]:
+    yield f"workflow {engine['workflow_id']!r} of type {engine['workflow_type']!r}"
+    yield "\n".join(f"  {reason}" for reason in engine["reasons"])
+    if engine["forecasts"]:
+        rows = [_forecast(made) for made in engine["forecasts"][-_FORECASTS_SHOWN:]]
         head = ["after", "moment", "made", "by", "evidence", "next", "end", "tokens left"]
         yield table("\nForecasts, oldest first", head, rows)
-    if one.get("decisions"):
+    if engine.get("decisions"):
         head = ["decided", "model", "because", "server", "because", "priority", "workflow by", "agent by"]
-        yield table("\nDecisions of the gateway, oldest first", head, [_decision(made) for made in one["decisions"]])
-    if one["requests"]:
-        rows = [_request(request) for request in one["requests"]]
+        yield table("\nDecisions of the gateway, oldest first", head, [_decision(made) for made in engine["decisions"]])
+    if engine["requests"]:
+        rows = [_request(request) for request in engine["requests"]]
         yield table("\nRequests", ["agent", "state", "place", "level", "tokens left", "prompt", "output"], rows)
-    blocks = one["blocks"]
+    blocks = engine["blocks"]
     if blocks is not None and blocks["groups"]:
         rows = [
             [
@@ -111,9 +111,12 @@ def _request(request: Mapping[str, Any]) -> list[str]:
 
 def _decision(made: Mapping[str, Any]) -> list[str]:
     names = ("model", "model_reason", "upstream", "placement_reason", "rank", "workflow_from", "agent_from")
-    found = [made.get(name) for name in names]
+    values = [made.get(name) for name in names]
     ago = f"{made['ago_s']:.1f} s ago"
-    return [ago, *("–" if one is None else f"{one:.0f}" if isinstance(one, float) else str(one) for one in found)]
+    return [
+        ago,
+        *("–" if value is None else f"{value:.0f}" if isinstance(value, float) else str(value) for value in values),
+    ]
 
 
 def _number(value: int | None) -> str:
@@ -148,7 +151,8 @@ def _draw_next(axes: Axes, forecasts: list[Mapping[str, Any]]) -> None:
     parts = {name: [float(row["agents"].get(name, 0.0)) for row in rows] for name in names}
     parts[_END] = [float(row["end"]) for row in rows]
     parts[_OTHERS] = [
-        max(0.0, 1.0 - sum(of[at] for of in parts.values())) if row["agents"] else 0.0 for at, row in enumerate(rows)
+        max(0.0, 1.0 - sum(heights[index] for heights in parts.values())) if row["agents"] else 0.0
+        for index, row in enumerate(rows)
     ]
     floor = [0.0] * len(rows)
     for name, shares in parts.items():

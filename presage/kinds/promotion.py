@@ -102,7 +102,7 @@ def judge_version(
             f"{name!r} version {version} is a {kind.name} predictor and the {alias}, version "
             f"{holder}, a {champion.kind.name} predictor: register each kind under its own name"
         )
-    judged = [one.predictor for one in (candidate, champion) if one is not None]
+    judged = [contender.predictor for contender in (candidate, champion) if contender is not None]
     judged_on, left_out = held(kind, judged)
     if types is not None:
         judged_on = _of_types(judged_on, types)
@@ -113,8 +113,8 @@ def judge_version(
     gates = [*kind.gates(candidate, champion, judged_on, _SEED, TARGETS[under]), *floor_gates(trained, under)]
     gates += forgetting_gates(trained)
     if not prompts:
-        known = [kind.types(one) for one in judged]
-        gates.append(types_gate(known[0], known[1] if champion else (), _types_of(judged_on), types))
+        known_types = [kind.types(predictor) for predictor in judged]
+        gates.append(types_gate(known_types[0], known_types[1] if champion else (), _types_of(judged_on), types))
         gates += warning_gates(trace_warnings(judged_on))
     replayed = None
     if last is not None:
@@ -140,15 +140,17 @@ def judge_version(
     data["dry_run"] = dry_run
     data["left_out"] = left_out
     if held_against is not None:
-        data["held_against"] = {of: figures.workflows for of, figures in sorted(held_against.items())}
+        data["held_against"] = {
+            workflow_type: figures.workflows for workflow_type, figures in sorted(held_against.items())
+        }
     if replayed is not None:
         data["replay"] = replayed
     return verdict, data
 
 
 def _types_of(table: pa.Table) -> list[str]:
-    found: list[str] = pc.unique(table["workflow_type"]).to_pylist()
-    return found
+    names: list[str] = pc.unique(table["workflow_type"]).to_pylist()
+    return names
 
 
 def _of_types(table: pa.Table, types: Collection[str]) -> pa.Table:

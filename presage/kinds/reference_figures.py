@@ -49,15 +49,17 @@ def promotion_figures(
     if kind == "remaining-length" and candidate.predictor.target != "remaining":
         return None
     supplied = masked(table, PROFILES[TARGETS[target]])
-    ended = [of for of in followed_of(supplied, forecasts_of({kind: candidate}, supplied)) if of.ended]
-    found = promoted_by_type(ended, AT_LEAST)
-    if few := sorted(set(pc.unique(table["workflow_type"]).to_pylist()) - found.keys()):
+    ended = [
+        workflow for workflow in followed_of(supplied, forecasts_of({kind: candidate}, supplied)) if workflow.ended
+    ]
+    promoted = promoted_by_type(ended, AT_LEAST)
+    if few := sorted(set(pc.unique(table["workflow_type"]).to_pylist()) - promoted.keys()):
         more = f" and {len(few) - _NAMED} more" if len(few) > _NAMED else ""
         note(
             f"fewer than {AT_LEAST} ended workflows of {', '.join(map(repr, few[:_NAMED]))}{more}: an engine will "
             "compare these workflow types with their own first workflows"
         )
-    return found
+    return promoted
 
 
 def keep_figures(registry: Registry, name: str, version: int, promoted: dict[str, Promoted]) -> None:
@@ -70,16 +72,16 @@ def keep_figures(registry: Registry, name: str, version: int, promoted: dict[str
 
 def forecasts_of(loaded: Mapping[str, Loaded], table: pa.Table) -> TraceForecasts:
     """Forecast every row of a table of served steps with the predictors by kind: one or both."""
-    found = TraceForecasts()
+    forecasts = TraceForecasts()
     if "next-agent" in loaded:
-        of = loaded["next-agent"]
-        predictor = of.predictor
+        model = loaded["next-agent"]
+        predictor = model.predictor
         prefixes = prefixes_of(table, predictor.vocabulary, predictor.horizon)
         both = predictor.predict_both(prefixes.with_states(predictor.source.states(table)))
-        found = replace(found, agents=predictor.vocabulary.agents, probabilities=both, version=of.version)
+        forecasts = replace(forecasts, agents=predictor.vocabulary.agents, probabilities=both, version=model.version)
     if "remaining-length" in loaded:
-        of = loaded["remaining-length"]
-        predictor = of.predictor
+        model = loaded["remaining-length"]
+        predictor = model.predictor
         tokens = predictor.predict(length_rows(table, predictor.encoder))
-        found = replace(found, quantiles=predictor.quantiles, tokens=tokens, lengths_version=of.version)
-    return found
+        forecasts = replace(forecasts, quantiles=predictor.quantiles, tokens=tokens, lengths_version=model.version)
+    return forecasts

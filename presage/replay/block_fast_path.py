@@ -58,27 +58,27 @@ class _Pool(BlockPool):  # type: ignore[misc]
     def cache_full_blocks(
         self, request: Any, blocks: list[Any], num_cached_blocks: int, num_full_blocks: int, *args: Any, **kwargs: Any
     ) -> None:
-        found, size = cached_blocks(self), self.hash_block_size
+        cached, size = cached_blocks(self), self.hash_block_size
         new = islice(blocks, num_cached_blocks, num_full_blocks)
         keys = islice(request.block_hashes, num_cached_blocks, None)
         for number, (block, key) in enumerate(zip(new, keys, strict=False), num_cached_blocks + 1):
             block.set_block_hash(key, number * size)
-            if key in found:
+            if key in cached:
                 self.cached_block_hash_to_block.insert(key, block)
             else:
-                found[key] = block
+                cached[key] = block
 
     def get_new_blocks(self, num_blocks: int) -> list[Any]:
         if num_blocks > self.free_block_queue.num_free_blocks:
             raise ValueError(f"Cannot get {num_blocks} free blocks from the pool")  # vLLM's words
-        found, given = cached_blocks(self), self.free_block_queue.popleft_n(num_blocks)
+        cached, given = cached_blocks(self), self.free_block_queue.popleft_n(num_blocks)
         if self._reuse_watchers:
             self._notify_reuse(given)
         for block in given:
             key = block.block_hash
             if key is not None:
-                if found.get(key) is block:
-                    del found[key]
+                if cached.get(key) is block:
+                    del cached[key]
                 else:
                     self.cached_block_hash_to_block.pop(key, block.block_id)
                 block.reset_hash()
@@ -123,10 +123,10 @@ class _FullAttentionManager(FullAttentionManager):  # type: ignore[misc]
     ) -> tuple[tuple[list[Any], ...], int]:
         size = kv_cache_spec.block_size
         keys = islice(block_hashes, max_length // size)
-        found: list[Any] = list(takewhile(truth, map(cached_blocks(block_pool).get, keys)))
-        if set(map(type, found)) - {KVCacheBlock}:  # several blocks have the same content
-            found = [one if isinstance(one, KVCacheBlock) else next(iter(one.values())) for one in found]
-        return (found,), len(found) * size
+        blocks: list[Any] = list(takewhile(truth, map(cached_blocks(block_pool).get, keys)))
+        if set(map(type, blocks)) - {KVCacheBlock}:  # several blocks have the same content
+            blocks = [block if isinstance(block, KVCacheBlock) else next(iter(block.values())) for block in blocks]
+        return (blocks,), len(blocks) * size
 
 
 class _Manager(KVCacheManager):  # type: ignore[misc]

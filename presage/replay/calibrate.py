@@ -76,12 +76,14 @@ def read_step_times(paths: Sequence[Path]) -> StepTimes:
     Raises:
         TraceError: a file is missing or has another format, a line is invalid, or the files are of different engines.
     """
-    found = [_read(path) for path in paths]
-    for path, of in zip(paths[1:], found[1:], strict=True):
-        if of.engine != found[0].engine:
+    by_file = [_read(path) for path in paths]
+    for path, times in zip(paths[1:], by_file[1:], strict=True):
+        if times.engine != by_file[0].engine:
             raise TraceError(f"{path}: step times of another engine than {paths[0]}; give files of one engine")
     return StepTimes(
-        found[0].engine, np.concatenate([of.tokens for of in found]), np.concatenate([of.seconds for of in found])
+        by_file[0].engine,
+        np.concatenate([times.tokens for times in by_file]),
+        np.concatenate([times.seconds for times in by_file]),
     )
 
 
@@ -171,9 +173,9 @@ def calibrate(times: StepTimes, source: str = "") -> Calibrated:
     errors = np.abs(predicted - measured) / measured
     kept, judged = int((~apart).sum()), int(apart.sum())
     median = float(np.median(errors))
-    of = times.engine
+    engine = times.engine
     summary = (
-        f"fitted to {kept} iterations of {of.model} on {of.device} with vLLM {of.vllm}; "
+        f"fitted to {kept} iterations of {engine.model} on {engine.device} with vLLM {engine.vllm}; "
         f"median error {median:.1%} on {judged} others"
     )
     names = ("iteration_s", "prefill_token_s", "decode_token_s", "context_token_s", "attention_pair_s")
@@ -195,15 +197,15 @@ def fit(tokens: NDArray[np.int64], seconds: NDArray[np.float64]) -> NDArray[np.f
 
     relative = _design(tokens) / seconds[:, None]
     scale = np.maximum(np.abs(relative).max(axis=0), np.finfo(float).tiny)  # the columns differ by factors of millions
-    rows, found = relative / scale, np.zeros(5)
+    rows, factors = relative / scale, np.zeros(5)
     weights = np.ones(len(seconds))
     for _ in range(_ROUNDS):
-        before = found
-        found = nnls(rows * weights[:, None], weights)[0]
-        if np.allclose(rows @ before, rows @ found, rtol=1e-6, atol=0.0):
+        before = factors
+        factors = nnls(rows * weights[:, None], weights)[0]
+        if np.allclose(rows @ before, rows @ factors, rtol=1e-6, atol=0.0):
             break
-        weights = 1.0 / np.sqrt(np.maximum(np.abs(1.0 - rows @ found), _FLOOR))
-    return np.asarray(found / scale, np.float64)
+        weights = 1.0 / np.sqrt(np.maximum(np.abs(1.0 - rows @ factors), _FLOOR))
+    return np.asarray(factors / scale, np.float64)
 
 
 def _design(tokens: NDArray[np.int64]) -> NDArray[np.float64]:

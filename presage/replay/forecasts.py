@@ -86,8 +86,8 @@ class OracleForecaster:
 
     def _after(self, workflow_type: str, workflow_id: str, moment: Moment) -> LiveForecast:
         key = workflow_type, workflow_id
-        steps, at = self._jobs[key].steps, self._at[key]
-        coming = tuple(self._columns[one.agent] for one in steps[at + 1 : at + 1 + HORIZON])
+        steps, index = self._jobs[key].steps, self._at[key]
+        coming = tuple(self._columns[step.agent] for step in steps[index + 1 : index + 1 + HORIZON])
         rows = self._rows.get(coming)
         if rows is None:
             end = len(self._agents)
@@ -126,9 +126,9 @@ class OracleReturnTimes:
         if len(done) == len(job.steps):
             return self._mixed(math.inf, 1.0)
         ready = [
-            one.pause_s
-            for number, one in enumerate(job.steps)
-            if number not in done and (step.number or 0) in one.parents and done.issuperset(one.parents)
+            waiting.pause_s
+            for number, waiting in enumerate(job.steps)
+            if number not in done and (step.number or 0) in waiting.parents and done.issuperset(waiting.parents)
         ]
         return self._mixed(min(ready), 0.0) if ready else NO_RETURN
 
@@ -194,10 +194,12 @@ def _blank(forecast: LiveForecast) -> LiveForecast:
 def _left(jobs: Sequence[ReplayJob], noise: float) -> dict[tuple[str, str], list[float]]:
     true = [np.cumsum([step.output_tokens for step in job.steps][::-1])[::-1] for job in jobs]
     all_steps = np.concatenate(true)
-    chance = np.split(np.random.default_rng(0).choice(all_steps, len(all_steps)), np.cumsum([len(of) for of in true]))
+    chance = np.split(
+        np.random.default_rng(0).choice(all_steps, len(all_steps)), np.cumsum([len(remaining) for remaining in true])
+    )
     return {
-        (job.workflow_type, job.workflow_id): ((1 - noise) * of + noise * other).tolist()
-        for job, of, other in zip(jobs, true, chance, strict=False)
+        (job.workflow_type, job.workflow_id): ((1 - noise) * remaining + noise * other).tolist()
+        for job, remaining, other in zip(jobs, true, chance, strict=False)
     }
 
 
@@ -319,8 +321,8 @@ def _model(folder: Path | None, lengths: str | None, profile: str | None) -> Sou
 
     def made(jobs: Sequence[ReplayJob], clock: Callable[[], float]) -> _Both:
         agents = {step.agent for job in jobs for step in job.steps}
-        known = predictor.vocabulary if predictor is not None else None
-        if known is not None and all(known.agent(name) == known.unknown for name in agents):
+        vocabulary = predictor.vocabulary if predictor is not None else None
+        if vocabulary is not None and all(vocabulary.agent(name) == vocabulary.unknown for name in agents):
             raise ConfigurationError(
                 f"--forecasts {folder}: the model knows none of the {len(agents)} agents of these traces; it was "
                 "trained on other applications: train one on traces of these"

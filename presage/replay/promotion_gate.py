@@ -120,22 +120,24 @@ class ReplayGate:
             note(f"{held.left_out} workflows not replayed: their request sizes were not recorded")
         if held.estimated_sizes:
             note(f"request sizes of {held.estimated_sizes} workflows were not all recorded, and are estimated")
-        for one in (candidate, champion):
-            _check_agents(one, held)
+        for contender in (candidate, champion):
+            _check_agents(contender, held)
         setting = Setting(
             held.jobs, self._convention, self._arrivals, self._engine, "", fleet=self._fleet, models=self._models
         )
-        names = {one: f"version {one.version}" for one in (candidate, champion) if one is not None}
+        names = {
+            contender: f"version {contender.version}" for contender in (candidate, champion) if contender is not None
+        }
         alone, policy = (_ROUTED, ROUTING[_OURS]) if self._fleet else (STOCK, POLICIES[_POLICY])
         contenders = {alone: (setting, ROUTING[alone] if self._fleet else POLICIES[alone])}
-        for one, name in names.items():
-            folder = str(one.folder)
+        for contender, name in names.items():
+            folder = str(contender.folder)
             agents, lengths = (COUNTS, folder) if self._fleet else (folder, None)
             contenders[name] = replace(setting, forecasts=agents, lengths=lengths), policy
         done = contest(contenders, range(self._seeds), self._processes, report)
         runs = {name: [run for run in done if run.policy == name] for name in contenders}
-        figures = [[run.figures for run in of] for of in runs.values()]
-        if all(of == figures[0] for of in figures):
+        figures = [[run.figures for run in same_policy] for same_policy in runs.values()]
+        if all(by_seed == figures[0] for by_seed in figures):
             note(
                 "all runs have equal figures, with and without forecasts: the cache was never full. Raise "
                 "--concurrency or lower --cache-tokens"
@@ -184,15 +186,15 @@ def load_of(setting: Setting) -> dict[str, Any]:
     }
 
 
-def _check_agents(one: Loaded | None, held: Workload) -> None:
+def _check_agents(contender: Loaded | None, held: Workload) -> None:
     agents = {step.agent for job in held.jobs for step in job.steps}
-    if one is None:
+    if contender is None:
         return
-    predictor = one.predictor
-    known = predictor.encoder.vocabulary if one.kind.name == "remaining-length" else predictor.vocabulary
-    if not agents & set(known.agents):
+    predictor = contender.predictor
+    vocabulary = predictor.encoder.vocabulary if contender.kind.name == "remaining-length" else predictor.vocabulary
+    if not agents & set(vocabulary.agents):
         raise ConfigurationError(
-            f"{one.called} knows none of the {len(agents)} agents of these traces, so it cannot forecast in a "
+            f"{contender.called} knows none of the {len(agents)} agents of these traces, so it cannot forecast in a "
             "replay: give traces of the applications it was trained on"
         )
 

@@ -104,8 +104,8 @@ class PromptIds:
             self.own.append([])
             for index, step in enumerate(job.steps):
                 self.own[number].append([])
-                known = self.known(number, index)
-                last, start = known[-1] if known else None, len(known) * block_tokens
+                hashes = self.known(number, index)
+                last, start = hashes[-1] if hashes else None, len(hashes) * block_tokens
                 tokens = self._tokens(number, index, start, step.prompt_tokens + step.output_tokens)
                 for place in range(0, len(tokens) - block_tokens + 1, block_tokens):
                     last = hashed(last, tokens[place : place + block_tokens])
@@ -116,25 +116,25 @@ class PromptIds:
 
     def known(self, number: int, index: int) -> Hashes:
         """Hashes of the prompt and output of a step; empty if they were not computed."""
-        found: Hashes = []
+        hashes: Hashes = []
         for step, blocks in self.stretches(number, index):
-            found += self.own[number][step][:blocks]
-        return found
+            hashes += self.own[number][step][:blocks]
+        return hashes
 
     def stretches(self, number: int, index: int) -> list[tuple[int, int]]:
         """Of which steps the blocks of a step's prompt and output are its `own`, and how many, from the front."""
         if not self.own:
             return []
         own, shared, steps = self.own[number], self._shared[number], self._jobs[number].steps
-        found = []
-        at: int | None = index
+        stretches = []
+        step: int | None = index
         end = shared[index] + len(own[index])
-        while at is not None and end:
-            if end > shared[at]:
-                found.append((at, end - shared[at]))
-                end = shared[at]
-            at = steps[at].continues
-        return found[::-1]
+        while step is not None and end:
+            if end > shared[step]:
+                stretches.append((step, end - shared[step]))
+                end = shared[step]
+            step = steps[step].continues
+        return stretches[::-1]
 
     def _tokens(self, number: int, index: int, start: int, end: int) -> list[int]:
         """Tokens start to end of the prompt and output of a step."""

@@ -78,11 +78,11 @@ def counter(metric: CounterMetric[*tuple[Any, ...]]) -> Metric:
 
 def _read(status: EngineStatus, path: str) -> float | None:
     """An attribute of a status, or of one of its sections; None where the engine does not report it."""
-    found: Any = status
+    value: Any = status
     for name in path.split("."):
-        if found is not None:
-            found = getattr(found, name)
-    return None if found is None else float(found)
+        if value is not None:
+            value = getattr(value, name)
+    return None if value is None else float(value)
 
 
 def _number(name: str, text: str, path: str) -> Metric:
@@ -148,8 +148,8 @@ def accuracies(status: EngineStatus) -> Iterator[Sample]:
         [
             ((name, model, moment, str(k)), accuracy, positions)
             for name, model, figures in _figures(status)
-            for moment, of in figures.moments.items()
-            for k, (accuracy, positions) in enumerate(zip(of.accuracy, of.positions, strict=True), 1)
+            for moment, judged in figures.moments.items()
+            for k, (accuracy, positions) in enumerate(zip(judged.accuracy, judged.positions, strict=True), 1)
             if accuracy is not None
         ]
     )
@@ -159,9 +159,9 @@ def _promised(status: EngineStatus) -> Iterator[Sample]:
     """Promised and live accuracy by workflow type, moment and bound of their intervals."""
     promises = status.monitor.promised if status.monitor is not None else {}
     for name in sorted(promises)[:MOST_TYPES]:
-        for figure, of in promises[name].figures.items():
+        for figure, comparison in promises[name].figures.items():
             if figure.startswith(ACCURACY):
-                for kind, values in (("promised", of.promised), ("live", of.live)):
+                for kind, values in (("promised", comparison.promised), ("live", comparison.live)):
                     for bound, value in zip(("mean", "low", "high"), values, strict=True):
                         yield (name, figure.removeprefix(ACCURACY), kind, bound), value
 
@@ -171,7 +171,7 @@ def _stands_back(status: EngineStatus) -> Iterator[Sample]:
     monitor = status.monitor
     if monitor is not None:
         for kind, compared in (("next-agent", monitor.against_counts), ("profile", monitor.profile_against_counts)):
-            standing = [name for name, of in sorted(compared.items()) if of.stands_back]
+            standing = [name for name, comparison in sorted(compared.items()) if comparison.stands_back]
             yield from (((kind, name), 1.0) for name in standing[:MOST_TYPES])
 
 
@@ -229,7 +229,7 @@ def _alarms(status: EngineStatus) -> dict[str, float]:
 
 def _outlooks(status: EngineStatus) -> dict[str, float]:
     outlook = None if status.admission is None else status.admission.outlook
-    return {choice: of.steps_per_s for choice, of in (outlook or {}).items()}
+    return {choice: expected.steps_per_s for choice, expected in (outlook or {}).items()}
 
 
 def _policies(status: EngineStatus) -> dict[str, float] | None:
@@ -290,7 +290,7 @@ METRICS: Final = (
         ("workflow_type", "source"),
         "Absolute logarithms of the actual time by the median of its forecast, summed over "
         "presage_returns_judged_total.",
-        lambda status: (((name, source), of.log_error) for name, source, of in return_figures(status)),
+        lambda status: (((name, source), returns.log_error) for name, source, returns in return_figures(status)),
     ),
     _table(
         "presage_drift_alarm",

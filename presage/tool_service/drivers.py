@@ -98,14 +98,14 @@ class SubprocessDriver:
 
     def start(self, tool_id: str, owner: str, folder: Path, within_s: float) -> Handle:
         """As `Driver.start`."""
-        known: dict[str, Any] = {"id": tool_id, "folder": str(folder), "port": _ports.take(tool_id)}
+        placeholders: dict[str, Any] = {"id": tool_id, "folder": str(folder), "port": _ports.take(tool_id)}
         until = time.monotonic() + within_s
-        variables = {f"PRESAGE_TOOL_{name.upper()}": str(value) for name, value in known.items()}
+        variables = {f"PRESAGE_TOOL_{name.upper()}": str(value) for name, value in placeholders.items()}
         inherited = {name: value for name, value in os.environ.items() if name not in self._private}
         environment = {**inherited, **variables, _OWNER: owner}
         try:
             process = subprocess.Popen(
-                _filled(self._settings.command, known),
+                _filled(self._settings.command, placeholders),
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -116,14 +116,14 @@ class SubprocessDriver:
         except OSError as error:
             raise ToolError(f"its program cannot be started ({error.strerror})") from error
         self._children[tool_id] = process
-        ready = _filled(self._settings.ready, known) if self._settings.ready is not None else None
-        while not self._is_ready(ready, known["port"], environment, folder, until - time.monotonic()):
+        ready = _filled(self._settings.ready, placeholders) if self._settings.ready is not None else None
+        while not self._is_ready(ready, placeholders["port"], environment, folder, until - time.monotonic()):
             if process.poll() is not None:
                 raise ToolError(f"its program ended with {process.returncode} before it could be used")
             if time.monotonic() > until:
                 raise ToolError(f"it could not be used within {within_s:g} s")
             time.sleep(_POLL_S)
-        return {"folder": str(folder), "port": known["port"], "pid": process.pid}
+        return {"folder": str(folder), "port": placeholders["port"], "pid": process.pid}
 
     def _is_ready(
         self, ready: Sequence[str] | None, port: int, environment: Mapping[str, str], folder: Path, left_s: float
@@ -173,26 +173,26 @@ class SubprocessDriver:
                     os.killpg(child.pid, signal.SIGKILL)
                 with suppress(subprocess.TimeoutExpired):
                     child.wait(5.0)
-            found = _processes(_ID, tool_id)
-            if not found and (child is None or child.poll() is not None):
+            processes = _processes(_ID, tool_id)
+            if not processes and (child is None or child.poll() is not None):
                 self._children.pop(tool_id, None)
                 _ports.free(tool_id)
                 return
-            for process in found:
+            for process in processes:
                 try:
                     process.send_signal(signal.SIGKILL)
                 except psutil.NoSuchProcess:
                     continue
-            psutil.wait_procs(found, timeout=5.0)
+            psutil.wait_procs(processes, timeout=5.0)
         raise ToolError("its processes cannot be killed")
 
     def owned(self, owner: str) -> set[str]:
         """As `Driver.owned`."""
-        found = set()
+        tool_ids = set()
         for process in _processes(_OWNER, owner):
             with suppress(psutil.Error, OSError, KeyError):
-                found.add(process.environ()[_ID])
-        return found
+                tool_ids.add(process.environ()[_ID])
+        return tool_ids
 
 
 class _Ports:
@@ -220,8 +220,8 @@ class _Ports:
 _ports = _Ports()
 
 
-def _filled(command: Sequence[str], known: Mapping[str, Any]) -> list[str]:
-    for name, value in known.items():
+def _filled(command: Sequence[str], placeholders: Mapping[str, Any]) -> list[str]:
+    for name, value in placeholders.items():
         command = [argument.replace(f"{{{name}}}", str(value)) for argument in command]
     return list(command)
 
@@ -233,10 +233,10 @@ def _processes(variable: str, value: str) -> list[psutil.Process]:
 
 def _carries(process: psutil.Process, variable: str, value: str) -> bool:
     try:
-        found: bool = process.environ().get(variable) == value and process.status() != psutil.STATUS_ZOMBIE
+        carries: bool = process.environ().get(variable) == value and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, OSError):
         return False
-    return found
+    return carries
 
 
 class DockerDriver:
@@ -320,7 +320,7 @@ def remove_folder(folder: Path) -> None:
         folder.chmod(0o700)
         for path, folders, _ in os.walk(folder):  # which lists each of `folders` only afterwards
             for name in folders:
-                of = Path(path, name)
-                if not of.is_symlink():
-                    of.chmod(0o700)
+                subfolder = Path(path, name)
+                if not subfolder.is_symlink():
+                    subfolder.chmod(0o700)
         shutil.rmtree(folder)

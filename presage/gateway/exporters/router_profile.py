@@ -82,22 +82,22 @@ def router_profile(table: pa.Table, pool: str = POOL) -> RouterProfile:
         "return_time_profiles": [
             {
                 "key": {name: dict(key).get(name) for name in _RETURN_NAMES},
-                "bucket_counts": of.counts.tolist(),
-                "no_return_count": of.never,
-                "max_observed_seconds": of.most,
+                "bucket_counts": histogram.counts.tolist(),
+                "no_return_count": histogram.never,
+                "max_observed_seconds": histogram.most,
             }
-            for key, of in returns[:MOST_KEYS]
+            for key, histogram in returns[:MOST_KEYS]
         ],
         "output_length_profiles": [
             {
                 "key": {name: dict(key).get(name) for name in _OUTPUT_NAMES},
-                "bucket_counts": of.counts.tolist(),
-                "max_observed_tokens": of.most,
+                "bucket_counts": histogram.counts.tolist(),
+                "max_observed_tokens": histogram.most,
             }
-            for key, of in lengths[:MOST_KEYS]
+            for key, histogram in lengths[:MOST_KEYS]
         ],
     }
-    left_out = sum(max(0, len(of) - MOST_KEYS) for of in (returns, lengths))
+    left_out = sum(max(0, len(histograms) - MOST_KEYS) for histograms in (returns, lengths))
     return RouterProfile(file, int((~np.isnan(seconds)).sum()), int((~np.isnan(tokens)).sum()), left_out)
 
 
@@ -163,9 +163,9 @@ def _by_key(
     levels: Sequence[Sequence[str]],
 ) -> list[tuple[Key, _Histogram]]:
     """Histograms of all levels, the most observed first; an infinite value is that of a workflow that ended."""
-    found: dict[Key, _Histogram] = {}
-    for (workflow_type, agent), of in _by_agent(names, values, bounds):
-        known = {
+    histograms: dict[Key, _Histogram] = {}
+    for (workflow_type, agent), histogram in _by_agent(names, values, bounds):
+        labels = {
             "model_pool": pool,
             "agent_role": body_name(agent),
             "profile_role": body_name(agent),
@@ -174,9 +174,9 @@ def _by_key(
             "blocks_parent": False,
         }
         for level in levels:
-            key = tuple((name, known[name]) for name in level)
-            found.setdefault(key, _Histogram(np.zeros(len(bounds) + 1))).add(of)
-    return sorted(found.items(), key=lambda entry: -entry[1].counts.sum() - entry[1].never)
+            key = tuple((name, labels[name]) for name in level)
+            histograms.setdefault(key, _Histogram(np.zeros(len(bounds) + 1))).add(histogram)
+    return sorted(histograms.items(), key=lambda entry: -entry[1].counts.sum() - entry[1].never)
 
 
 def _by_agent(
@@ -186,13 +186,13 @@ def _by_agent(
     distinct = sorted(set(names))
     number = {name: place for place, name in enumerate(distinct)}
     code = np.array([number[name] for name in names])
-    known = np.isfinite(values)
+    finite = np.isfinite(values)
     size = len(bounds) + 1
-    bucket = np.searchsorted(bounds, values[known])
-    counts = np.bincount(code[known] * size + bucket, minlength=len(distinct) * size).reshape(-1, size)
+    bucket = np.searchsorted(bounds, values[finite])
+    counts = np.bincount(code[finite] * size + bucket, minlength=len(distinct) * size).reshape(-1, size)
     never = np.bincount(code[np.isposinf(values)], minlength=len(distinct))
     most = np.zeros(len(distinct))
-    np.maximum.at(most, code[known], values[known])
+    np.maximum.at(most, code[finite], values[finite])
     for place, name in enumerate(distinct):
         if counts[place].any() or never[place]:
             yield name, _Histogram(counts[place].astype(np.float64), float(never[place]), float(most[place]))

@@ -33,8 +33,9 @@ from ray.serve.request_router import LocalityMixin, MultiplexMixin, RequestRoute
 from presage.errors import ConfigurationError
 from presage.gateway.client_keys import ClientKeys
 from presage.gateway.config import GatewayConfig, gateway_config, read_gateway_given
-from presage.gateway.decisions import Decisions, GatewayDecision
+from presage.gateway.decisions import Decisions
 from presage.gateway.placement import Placements
+from presage.gateway.request_forecasts import GatewayDecision
 from presage.gateway.serve import build_decisions
 from presage.serving_hooks.answer_reader import AnswerReader
 from presage.serving_hooks.identity.request import ApiRequest, Endpoint
@@ -57,13 +58,13 @@ def read_request(arguments: Sequence[Any], session_id: str, keys: ClientKeys, at
     A body is the object of a chat or completions API: a mapping, its JSON, or a pydantic model. Headers are a mapping
     named by strings in an argument's attribute `headers`, as Ray Serve LLM passes them on.
     """
-    body = next((body for one in arguments for body in _bodies(one)), None)
+    body = next((body for argument in arguments for body in _bodies(argument)), None)
     if body is None and not session_id:
         return None
-    found: Mapping[Any, Any] = next(
-        (one.headers for one in arguments if isinstance(getattr(one, "headers", None), Mapping)), {}
+    given: Mapping[Any, Any] = next(
+        (argument.headers for argument in arguments if isinstance(getattr(argument, "headers", None), Mapping)), {}
     )
-    headers = {str(name).lower(): str(value) for name, value in found.items()}
+    headers = {str(name).lower(): str(value) for name, value in given.items()}
     if session_id:
         headers.setdefault(SESSION_HEADERS[0], session_id)
     endpoint: Endpoint = "completions" if body and "prompt" in body else "chat"
@@ -128,8 +129,8 @@ class ReplicaPlacements:
             return None
         decision = self.decisions.arrived(request)
         step = decision.identity.step
-        known = self.decisions.table.get(step.workflow) is not None
-        if not known or self.decisions.modes.of("placement", step.stats_key) is not Mode.ON:
+        running = self.decisions.table.get(step.workflow) is not None
+        if not running or self.decisions.modes.of("placement", step.stats_key) is not Mode.ON:
             return decision, ""
         self._describe(replicas)
         placement = await self.placements.place(decision, "")
@@ -164,7 +165,9 @@ class ReplicaPlacements:
             if name in self._numbers:
                 continue
             row = FleetEngine(name, _CACHE_TOKENS, most, _STEP_S, _PREFILL_S)
-            number = next((n for n, of in enumerate(engines) if not (of.open or of.requests or of.programs)), None)
+            number = next(
+                (n for n, engine in enumerate(engines) if not (engine.open or engine.requests or engine.programs)), None
+            )
             if number is None:
                 self._numbers[name] = len(engines)
                 engines.append(row)
@@ -224,12 +227,12 @@ class GatewayRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type: igno
         """Name of the replica for a request, which Ray asks for again as long as none takes it; "" for any."""
         placed = self._known(pending)
         if placed is None:
-            replicas = {one.replica_id.unique_id: one.max_ongoing_requests for one in candidates}
+            replicas = {candidate.replica_id.unique_id: candidate.max_ongoing_requests for candidate in candidates}
             arguments = [*pending.args, *pending.kwargs.values()]
-            found = await gateway.place(arguments, pending.metadata.session_id, replicas)
-            if found is None:
+            placement = await gateway.place(arguments, pending.metadata.session_id, replicas)
+            if placement is None:
                 return ""
-            placed = self._placed[id(pending)] = _Placed(weakref.ref(pending), *found)
+            placed = self._placed[id(pending)] = _Placed(weakref.ref(pending), *placement)
             loop = asyncio.get_running_loop()
             weakref.finalize(pending, _soon, loop, self._dropped, id(pending), placed).atexit = False
         return placed.replica

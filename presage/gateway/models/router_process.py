@@ -93,21 +93,23 @@ def _forecasts(router: RouterPredictor | None, queries: Sequence[Query]) -> Iter
         if router is None:
             raise LookupError("no router is loaded")
         least = router.config.min_evidence
-        for query, of in zip(queries, router.forecasts([one["prompt"] for one in queries]), strict=True):
-            known = {model: share for model, share in of.probabilities.items() if of.evidence[model] >= least}
-            yield {"id": query["id"], "probabilities": known, "far": of.source == "back-off"}
+        for query, forecast in zip(queries, router.forecasts([asked["prompt"] for asked in queries]), strict=True):
+            probabilities = {
+                model: share for model, share in forecast.probabilities.items() if forecast.evidence[model] >= least
+            }
+            yield {"id": query["id"], "probabilities": probabilities, "far": forecast.source == "back-off"}
     except Exception as error:
         for query in queries:
             yield {"id": query["id"], "error": type(error).__name__}  # its text might quote a prompt
 
 
-def _read(queries: SimpleQueue[Query], of: RouterAnswers, say: Callable[[Query], None]) -> None:
+def _read(queries: SimpleQueue[Query], answers: RouterAnswers, say: Callable[[Query], None]) -> None:
     for line in sys.stdin.buffer:
         query = json.loads(line)
         query["until"] = time.monotonic() + query.get("within_s", math.inf)
         if not query.get("quick"):
             queries.put(query)  # first, so that the transformer can begin
-        early = of.early(query)
+        early = answers.early(query)
         if query.get("quick"):
             say(early or {"id": query["id"], "error": "no linear head"})
         elif early is not None and "error" not in early:
@@ -117,15 +119,15 @@ def _read(queries: SimpleQueue[Query], of: RouterAnswers, say: Callable[[Query],
 
 def _batch(queries: SimpleQueue[Query], fill_s: Callable[[], float]) -> list[Query]:
     """What waits, at most BATCH queries; of fewer, also what comes within `fill_s` of the first one."""
-    found = [queries.get()]
+    batch = [queries.get()]
     until = time.monotonic() + fill_s()
     try:
-        while len(found) < BATCH:
+        while len(batch) < BATCH:
             left = until - time.monotonic()
-            found.append(queries.get(timeout=left) if left > 0 else queries.get_nowait())
+            batch.append(queries.get(timeout=left) if left > 0 else queries.get_nowait())
     except Empty:
         pass
-    return found
+    return batch
 
 
 def main() -> None:
@@ -135,16 +137,16 @@ def main() -> None:
     os.dup2(2, 1)  # libraries may print
     lock = threading.Lock()
 
-    def say(*found: Query) -> None:
+    def say(*messages: Query) -> None:
         with lock:
-            answers.write("".join(json.dumps(one) + "\n" for one in found))
+            answers.write("".join(json.dumps(message) + "\n" for message in messages))
             answers.flush()
 
     queries: SimpleQueue[Query] = SimpleQueue()
-    of = RouterAnswers()
-    threading.Thread(target=_read, args=(queries, of, say), daemon=True).start()
+    router = RouterAnswers()
+    threading.Thread(target=_read, args=(queries, router, say), daemon=True).start()
     while True:
-        say(*of.answer(_batch(queries, lambda: of.fill_s)))
+        say(*router.answer(_batch(queries, lambda: router.fill_s)))
 
 
 if __name__ == "__main__":

@@ -226,13 +226,13 @@ class Forecasts:
     def names(self) -> NameMapping:
         """How the names of requests are folded: as those that all models learnt from were; not at all if these differ,
         which leaves it to each model."""
-        found = {of.names for of in self._loaded()}
-        return found.pop() if len(found) == 1 else NO_NAMES
+        mappings = {predictor.names for predictor in self._loaded()}
+        return mappings.pop() if len(mappings) == 1 else NO_NAMES
 
     @property
     def agent_names(self) -> AgentNames | None:
         """What the models call agents, by system prompt: those of the first model whose training traces had any."""
-        return next((of.agent_names for of in self._loaded() if of.agent_names is not None), None)
+        return next((predictor.agent_names for predictor in self._loaded() if predictor.agent_names is not None), None)
 
     def recognised(self, step: Step, found: Name | None, counts: EventCounts) -> Step:
         """The step under the name that the models know its agent by, if a release renamed it; `Step.sent` stays.
@@ -242,7 +242,7 @@ class Forecasts:
         """
         if found is None:
             return step
-        agent = recognised_as(step.sent, found, [of.vocabulary for of in self._loaded()])
+        agent = recognised_as(step.sent, found, [predictor.vocabulary for predictor in self._loaded()])
         if agent is None:
             return step
         counts.add(EVENTS, RECOGNISED)
@@ -250,4 +250,4 @@ class Forecasts:
 
     def _loaded(self) -> list[LoadedPredictor]:
         sources = (self.next_agents, self.returns, self.contexts)
-        return [of for source in sources for of in getattr(source, "loaded", ())]
+        return [predictor for source in sources for predictor in getattr(source, "loaded", ())]

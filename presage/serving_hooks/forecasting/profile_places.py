@@ -74,11 +74,11 @@ class ServedProfile:
         check_distributions(rows)
         agents, top = self._ahead.agents, int(rows[0].argmax())
         likeliest = agents[top] if top < len(agents) else ""
-        of = self.profile.automaton.states[state]
-        tokens = of.tokens if of.tokens is not None and of.tokens.observations >= self._least else None
+        reached = self.profile.automaton.states[state]
+        tokens = reached.tokens if reached.tokens is not None and reached.tokens.observations >= self._least else None
         if tokens is not None:
             checked_quantiles(dict(zip(QUANTILES, tokens.quantiles, strict=True)), len(QUANTILES))
-        return PlaceForecast(of.visits, rows, agents, likeliest, tokens)
+        return PlaceForecast(reached.visits, rows, agents, likeliest, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class ProfileAdapter:
     def __init__(self, predictor: ProfilePredictor, version: int | None) -> None:
         self.predictor, self.version = predictor, version
         least = predictor.config.min_evidence
-        self._served = {name: ServedProfile(name, of, least) for name, of in predictor.profiles.items()}
+        self._served = {name: ServedProfile(name, profile, least) for name, profile in predictor.profiles.items()}
         self._latest = latest_versions(self._served)
 
     def open(self, workflow_type: str) -> ProfiledWorkflow | None:
@@ -122,11 +122,13 @@ class ProfileAdapter:
         self, workflow: ProfiledWorkflow, moment: Moment, reason: str | None, left: LiveLengths
     ) -> LiveForecast | None:
         """The next steps, with why the model of next agents makes no forecast; None where the profile is not sure."""
-        of = workflow.forecast
-        if of is None:
+        forecast = workflow.forecast
+        if forecast is None:
             return None
-        evidence, reason = (of.evidence, reason) if workflow.own else (0, OTHER_VERSION)
-        return LiveForecast("profile", evidence, moment, of.probabilities, of.agents, self.version, reason, left)
+        evidence, reason = (forecast.evidence, reason) if workflow.own else (0, OTHER_VERSION)
+        return LiveForecast(
+            "profile", evidence, moment, forecast.probabilities, forecast.agents, self.version, reason, left
+        )
 
     def lengths(self, workflow: ProfiledWorkflow, reason: str | None) -> LiveLengths | None:
         """The tokens left from the step that has just begun, with why their model makes no forecast; None likewise."""
@@ -139,8 +141,8 @@ class ProfileAdapter:
     def position(self, workflow: ProfiledWorkflow) -> dict[str, Any]:
         """Where a workflow is, for people: `at` names the agents of its state."""
         profile = workflow.served.profile
-        found = self.predictor.forecast_at(workflow.served.name, workflow.place, workflow.own)
-        symbol = None if found.state is None else profile.automaton.states[found.state].symbol
-        at = [symbol] if isinstance(symbol, str) else [*(symbol or ())]
-        position = {"version": self.version, "confident": profile.confident, "own": workflow.own, "at": at}
-        return position | found.to_dict()
+        forecast = self.predictor.forecast_at(workflow.served.name, workflow.place, workflow.own)
+        symbol = None if forecast.state is None else profile.automaton.states[forecast.state].symbol
+        agents = [symbol] if isinstance(symbol, str) else [*(symbol or ())]
+        position = {"version": self.version, "confident": profile.confident, "own": workflow.own, "at": agents}
+        return position | forecast.to_dict()

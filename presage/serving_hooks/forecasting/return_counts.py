@@ -68,8 +68,10 @@ class ReturnCounts:
         """The forecast after a step, for this reason; None if there is too little evidence."""
         kept = self._types.get(stats_key)
         of_type = [kept.get(group) for group in _groups(agent, finish_reason)] if kept is not None else []
-        found = [of for of in (*of_type, self._tenants.get(tenant_of(stats_key))) if of is not None]
-        levels = [of for of in found if of.returns >= self.config.min_evidence]
+        every_level = [
+            outcomes for outcomes in (*of_type, self._tenants.get(tenant_of(stats_key))) if outcomes is not None
+        ]
+        levels = [outcomes for outcomes in every_level if outcomes.returns >= self.config.min_evidence]
         if not levels:
             return None
         seconds, most = [], 0.0
@@ -77,8 +79,8 @@ class ReturnCounts:
             most = max(most, _quantile(levels, quantile))
             seconds.append(most)
         end = 0.0
-        for of in reversed(found):
-            end = (of.ends + end) / (len(of) + 1)
+        for outcomes in reversed(every_level):
+            end = (outcomes.ends + end) / (len(outcomes) + 1)
         of_agent = of_type[1] if of_type else None
         evidence = of_agent.returns if of_agent is not None else 0
         return LiveReturn("back-off", evidence, end, QUANTILES, tuple(seconds), None, reason)
@@ -94,13 +96,13 @@ class ReturnCounts:
             self._count(kept, group, outcome, self.config.groups)
         self._count(self._tenants, tenant_of(stats_key), outcome, self.config.types)
 
-    def _count(self, of: OrderedDict[Name, _Outcomes], name: Name, outcome: float, most: int) -> None:
-        outcomes = of.get(name)
+    def _count(self, table: OrderedDict[Name, _Outcomes], name: Name, outcome: float, most: int) -> None:
+        outcomes = table.get(name)
         if outcomes is None:
-            outcomes = of[name] = _Outcomes()
-            if len(of) > most:
-                of.popitem(last=False)
-        of.move_to_end(name)
+            outcomes = table[name] = _Outcomes()
+            if len(table) > most:
+                table.popitem(last=False)
+        table.move_to_end(name)
         outcomes.add(outcome, self.config.latest)
 
 
@@ -149,8 +151,8 @@ class _Outcomes:
 def _quantile(levels: Sequence[_Outcomes], quantile: float) -> float:
     """A quantile from the first level with a return on both sides of it; else the nearest return of the last level."""
     place = 0.0
-    for of in levels:
-        place = quantile * (of.returns + 1) - 1
-        if 0 <= place <= of.returns - 1:
-            return of.at(place)
+    for outcomes in levels:
+        place = quantile * (outcomes.returns + 1) - 1
+        if 0 <= place <= outcomes.returns - 1:
+            return outcomes.at(place)
     return levels[-1].at(min(max(place, 0.0), levels[-1].returns - 1))

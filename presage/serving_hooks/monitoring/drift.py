@@ -225,8 +225,8 @@ class Watch:
                 self._begin()
             return None
         self.workflows += 1
-        found = figures_of(workflow, promoted.transitions)
-        values = {name: value for name, value in found.items() if name in promoted.figures}
+        figures = figures_of(workflow, promoted.transitions)
+        values = {name: value for name, value in figures.items() if name in promoted.figures}
         for name, value in values.items():
             self._recent.setdefault(name, deque(maxlen=LATEST)).append(value)
         return self._watch(promoted, values) if self.alarm is None else self._wait(self.alarm, values)
@@ -261,13 +261,13 @@ class Watch:
 
     def live(self) -> dict[str, tuple[Figure, int]]:
         """Accuracy and coverage of the latest `LATEST` workflows, each with how many have such a figure."""
-        found = {}
+        figures = {}
         for name, values in self._recent.items():
             if name.startswith((ACCURACY, COVERAGE)):
                 numbers = np.array(values)
                 sums = Sums(len(numbers), float(numbers.mean()), float(numbers.var()) * len(numbers))
-                found[name] = sums.figure(), sums.workflows
-        return found
+                figures[name] = sums.figure(), sums.workflows
+        return figures
 
     def _wait(self, alarm: Alarm, values: Mapping[str, float]) -> Recovered | None:
         """Checks whether the current block ends the alarm."""
@@ -335,7 +335,7 @@ class Drift:
           that nothing was promised for;
         - `causes`: likely ones, where a promise is not kept, an alarm stands, or nothing was promised.
         """
-        found = {}
+        by_type = {}
         for name, watch in self._promoted.items():
             figures, kept = {}, None
             promised = watch.promoted.figures if watch.promoted is not None else {}
@@ -351,11 +351,11 @@ class Drift:
             broken = kept is False or name in self.alarms
             causes = [cause.to_dict() for cause in self.causes(name)] if broken else []
             if figures or causes:
-                found[name] = {"figures": figures, "kept": kept, "causes": causes}
+                by_type[name] = {"figures": figures, "kept": kept, "causes": causes}
         for name, watch in self._others.items():
             if self._promoted and name not in self._promoted and len(watch.called) >= _JUDGED_FROM:
-                found[name] = {"figures": {}, "kept": None, "causes": [OTHER_TYPE.to_dict()]}
-        return found
+                by_type[name] = {"figures": {}, "kept": None, "causes": [OTHER_TYPE.to_dict()]}
+        return by_type
 
     def watch(self, workflow_type: str) -> Watch | None:
         """What watches a type: by its promoted figures if there are any."""
@@ -364,20 +364,20 @@ class Drift:
     def _set_alarm(self, name: str) -> None:
         """Sets the alarm of a type. If both of its watches have one, that of the promoted figures counts."""
         watches = (self._promoted.get(name), self._others.get(name))
-        current = [of.alarm for of in watches if of is not None and of.alarm is not None]
+        current = [watch.alarm for watch in watches if watch is not None and watch.alarm is not None]
         self.alarms.pop(name, None)
         if current:
             self.alarms[name] = current[0]
 
     def _of(self, workflow: Followed) -> Watch:
         name = workflow.workflow_type
-        of = self._promoted.get(name)
-        if of is not None and (workflow.ended or of.promoted is None or not of.promoted.ended):
-            return of
-        of = self._others.get(name)
-        if of is None:
-            of = self._others[name] = Watch(name, self.config, None)
+        watch = self._promoted.get(name)
+        if watch is not None and (workflow.ended or watch.promoted is None or not watch.promoted.ended):
+            return watch
+        watch = self._others.get(name)
+        if watch is None:
+            watch = self._others[name] = Watch(name, self.config, None)
             if len(self._others) > self.config.types:
                 self._set_alarm(self._others.popitem(last=False)[0])
         self._others.move_to_end(name)
-        return of
+        return watch

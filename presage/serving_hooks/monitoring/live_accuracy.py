@@ -63,8 +63,8 @@ class LiveAccuracy:
         sums = np.stack(list(window)).astype(np.float64)  # [W, 5, 2, K, BINS]
         by_workflow = sums.sum(axis=-1)
         return {
-            moment: self._at(sums.sum(axis=0)[:, at], by_workflow[:, :, at], resamples)
-            for at, moment in enumerate(MOMENTS)
+            moment: self._at(sums.sum(axis=0)[:, index], by_workflow[:, :, index], resamples)
+            for index, moment in enumerate(MOMENTS)
         }
 
     def lengths(self, workflow_type: str, model: str, resamples: int = RESAMPLES) -> dict[str, Any]:
@@ -83,8 +83,8 @@ class LiveAccuracy:
         total = int(judged.sum())
         names = [f"{q:g}" for q in quantiles]
         return {
-            "coverage": {name: float(within[:, at].sum() / total) for at, name in enumerate(names)},
-            "coverage_ci95": {name: _interval(within[:, at], judged, resamples) for at, name in enumerate(names)},
+            "coverage": {name: float(within[:, index].sum() / total) for index, name in enumerate(names)},
+            "coverage_ci95": {name: _interval(within[:, index], judged, resamples) for index, name in enumerate(names)},
             "steps": total,
         }
 
@@ -95,29 +95,29 @@ class LiveAccuracy:
         """
         figures: dict[str, dict[str, dict[str, Any]]] = {}
         for name, model in self.models():
-            of = self._cached.get((name, model)) if not resamples else None
-            if of is None:
+            own = self._cached.get((name, model)) if not resamples else None
+            if own is None:
                 moments = self.agents(name, model, resamples)
-                of = {**({"moments": moments} if moments else {}), **self.lengths(name, model, resamples)}
+                own = {**({"moments": moments} if moments else {}), **self.lengths(name, model, resamples)}
                 if not resamples:
-                    self._cached[name, model] = of
-            figures.setdefault(name, {})[model] = of
+                    self._cached[name, model] = own
+            figures.setdefault(name, {})[model] = own
         return figures
 
-    def _window(self, of: OrderedDict[tuple[str, str], deque[Any]], workflow_type: str, model: str) -> deque[Any]:
+    def _window(self, windows: OrderedDict[tuple[str, str], deque[Any]], workflow_type: str, model: str) -> deque[Any]:
         key = (workflow_type, model)
         self._cached.pop(key, None)
-        if key not in of:
-            of[key] = deque(maxlen=self.window)
-            if len(of) > self.most:
-                self._cached.pop(of.popitem(last=False)[0], None)
-        of.move_to_end(key)
-        return of[key]
+        if key not in windows:
+            windows[key] = deque(maxlen=self.window)
+            if len(windows) > self.most:
+                self._cached.pop(windows.popitem(last=False)[0], None)
+        windows.move_to_end(key)
+        return windows[key]
 
     def _at(self, bins: NDArray[Any], by_workflow: NDArray[Any], resamples: int) -> dict[str, Any]:
         """Figures at one moment, from sums [5, K, BINS] over all workflows and [W, 5, K] by workflow."""
-        positions, confidence, correct, surprise, known = bins
-        total, judged = positions.sum(axis=-1), known.sum(axis=-1)
+        positions, confidence, correct, surprise, listed = bins
+        total, judged = positions.sum(axis=-1), listed.sum(axis=-1)
         horizons = range(len(total))
         errors = [calibration_error(filled_bins(positions[k], confidence[k], correct[k])) for k in horizons]
         return {

@@ -52,12 +52,12 @@ class _Counters:
         """Who waits now; the others are forgotten once the floor has passed them, since it would lift them."""
         still = now & self.waiting
         if still:
-            self.floor = max(self.floor, min(self.of.get(one, 0.0) for one in still))
-        for one in now - self.waiting:
-            self.of[one] = max(self.of.get(one, 0.0), self.floor)
+            self.floor = max(self.floor, min(self.of.get(name, 0.0) for name in still))
+        for name in now - self.waiting:
+            self.of[name] = max(self.of.get(name, 0.0), self.floor)
         self.waiting = now
-        for one in [one for one, counter in self.of.items() if counter <= self.floor and one not in now]:
-            del self.of[one]
+        for name in [name for name, counter in self.of.items() if counter <= self.floor and name not in now]:
+            del self.of[name]
 
 
 class FairShares:
@@ -95,10 +95,10 @@ class FairShares:
             self._tenants, self._types = _Counters(), {}
             return
         self._tenants.wait(set(by_tenant))
-        for tenant in [one for one in self._types if one not in by_tenant and one not in self._tenants.of]:
+        for tenant in [name for name in self._types if name not in by_tenant and name not in self._tenants.of]:
             del self._types[tenant]
-        for tenant, of in by_tenant.items():
-            self._types.setdefault(tenant, _Counters()).wait(of)
+        for tenant, tenant_groups in by_tenant.items():
+            self._types.setdefault(tenant, _Counters()).wait(tenant_groups)
 
     def next(self, heads: Mapping[str, tuple[bool, Any]]) -> str:
         """The group whose first workflow goes next.
@@ -111,11 +111,11 @@ class FairShares:
         for group in islice(heads, MOST_GROUPS):
             tenants.setdefault(tenant_of(group), []).append(group)
         counter = self._tenants.of
-        tenant = min(tenants, key=lambda one: (counter.get(one, 0.0), heads[tenants[one][0]]))
+        tenant = min(tenants, key=lambda name: (counter.get(name, 0.0), heads[tenants[name][0]]))
         groups = tenants[tenant]
         first = min(groups, key=heads.__getitem__)
         if not heads[first][0] or len(groups) == 1:
             return first
-        of = self._types.setdefault(tenant, _Counters()).of
-        behind = min(groups, key=lambda one: (of.get(one, 0.0), heads[one]))
-        return behind if of.get(first, 0.0) - of.get(behind, 0.0) > self._lag_tokens else first
+        received = self._types.setdefault(tenant, _Counters()).of
+        behind = min(groups, key=lambda group: (received.get(group, 0.0), heads[group]))
+        return behind if received.get(first, 0.0) - received.get(behind, 0.0) > self._lag_tokens else first

@@ -152,10 +152,12 @@ class Lookahead:
             return UNIT
         total = 0
         for agent in agents:
-            at = self._column.get(agent)
-            if at is not None:
-                of = self._rows[:, at].tolist()
-                total += round(sum(weight * chance for weight, chance in zip(self._weights, of, strict=True)) * UNIT)
+            column = self._column.get(agent)
+            if column is not None:
+                chances = self._rows[:, column].tolist()
+                total += round(
+                    sum(weight * chance for weight, chance in zip(self._weights, chances, strict=True)) * UNIT
+                )
         return total
 
     def first_use(self, agents: Iterable[str]) -> FirstUse:
@@ -171,29 +173,29 @@ class Lookahead:
         for agent in agents:
             earlier = agent.endswith(STALE)
             name = agent.removesuffix(STALE)
-            at = self._column.get(name)
-            if at is not None:
+            column = self._column.get(name)
+            if column is not None:
                 rate = self._rates.get(name)
                 more = 1.0 if rate is None else (rate.earlier if earlier else rate.latest) - rate.other
-                for k, chance in enumerate(self._rows[:, at].tolist()):
+                for k, chance in enumerate(self._rows[:, column].tolist()):
                     touched[k] += chance * more
-        reached, found, steps = 1.0, 0.0, 0.0
+        reached, used, steps = 1.0, 0.0, 0.0
         for k, (chance, end) in enumerate(zip(touched, self._rows[:, -1].tolist(), strict=True)):
             if k == 0:  # the return time knows whether the workflow returns
                 chance, end = (chance / (1.0 - end), 0.0) if end < 1.0 else (0.0, 1.0)
             first = reached * min(max(chance, 0.0), 1.0)
-            found += first
+            used += first
             steps += (k + 1) * first
             reached = max(0.0, reached * (1.0 - end) - first)
-        return FirstUse(min(found, 1.0), steps / found) if found > 0 else NO_USE
+        return FirstUse(min(used, 1.0), steps / used) if used > 0 else NO_USE
 
     def _by_others(self) -> array[float]:
         """Touches at each step by agents that have not touched a block before."""
         touched = array("d", bytes(8 * len(self._weights)))
         for agent, rate in self._rates.items():
-            at = self._column.get(agent)
-            if at is not None and rate.other:
-                for k, chance in enumerate(self._rows[:, at].tolist()):
+            column = self._column.get(agent)
+            if column is not None and rate.other:
+                for k, chance in enumerate(self._rows[:, column].tolist()):
                     touched[k] += chance * rate.other
         return touched
 

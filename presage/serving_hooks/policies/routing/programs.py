@@ -105,7 +105,7 @@ class Programs:
         if len(program.waiting) == 1:
             program.phase, program.since_s = Phase.READY, now
             queue = self._queues[program.model][program.group if self.fair else ""]
-            insort(queue, program, key=lambda one: self._order(one, fleet, now))
+            insort(queue, program, key=lambda queued: self._order(queued, fleet, now))
         return Placement(None, QUEUED if fleet.open(request.model) else NO_ENGINE)
 
     def answered(self, request: tuple[int, int], program: Program, fleet: Fleet, now: float) -> None:
@@ -128,8 +128,8 @@ class Programs:
             excess = engine.load_tokens - engine.cache_tokens
             if excess <= 0:
                 continue
-            admitted = [one for one in engine.programs.values() if one.admitted and not one.leaving]
-            for program in sorted(admitted, key=lambda one: self.pause_key(one, now))[: len(admitted) - 1]:
+            admitted = [program for program in engine.programs.values() if program.admitted and not program.leaving]
+            for program in sorted(admitted, key=lambda program: self.pause_key(program, now))[: len(admitted) - 1]:
                 if excess <= 0:
                     break
                 excess -= program.counted_tokens
@@ -139,26 +139,26 @@ class Programs:
                     self._pause(program, fleet)
         for queues in self._queues.values():
             for queue in queues.values():
-                queue.sort(key=lambda one: self._order(one, fleet, now))
+                queue.sort(key=lambda program: self._order(program, fleet, now))
 
     def release(self, fleet: Fleet, now: float) -> list[tuple[RoutingRequest, Placement]]:
         """Restores programs in the order of the queue; looks at no more than `_LOOK` that find no room."""
-        return [one for model in self._queues for one in self._release(model, fleet, now)]
+        return [placed for model in self._queues for placed in self._release(model, fleet, now)]
 
     def _release(self, model: str, fleet: Fleet, now: float) -> list[tuple[RoutingRequest, Placement]]:
-        found: list[tuple[RoutingRequest, Placement]] = []
+        released: list[tuple[RoutingRequest, Placement]] = []
         queues, open_ = self._queues[model], fleet.open(model)
         shares = self._sharing(model, fleet, open_)
         still: dict[str, list[Program]] = {group: [] for group in queues}
         most = self._most(fleet, open_)
-        at, looked = dict.fromkeys(queues, 0), 0
+        positions, looked = dict.fromkeys(queues, 0), 0
         only = next(iter(queues)) if len(queues) == 1 else None
         while looked < _LOOK:
-            group = self._next(queues, at, shares, fleet, now) if only is None else only
-            if group is None or at[group] == len(queues[group]):
+            group = self._next(queues, positions, shares, fleet, now) if only is None else only
+            if group is None or positions[group] == len(queues[group]):
                 break
-            program = queues[group][at[group]]
-            at[group] += 1
+            program = queues[group][positions[group]]
+            positions[group] += 1
             needs = self.size(program, fleet)
             if needs > most:
                 still[group].append(program)
@@ -176,16 +176,16 @@ class Programs:
             if shares is not None:
                 program.charged_tokens = program.context_tokens
                 shares.charge(group, program.context_tokens)
-            found += [(request, placement) for request in program.waiting]
+            released += [(request, placement) for request in program.waiting]
             program.waiting = []
             most = self._most(fleet, open_)
         for group, queue in list(queues.items()):
-            queue[: at[group]] = still[group]
+            queue[: positions[group]] = still[group]
             if not queue:
                 del queues[group]
         if shares is not None:
             shares.wait(queues)
-        return found
+        return released
 
     def _sharing(self, model: str, fleet: Fleet, engines: list[int]) -> FairShares | None:
         """The counters of the groups that share a model's engines; None while there is only one, or none waits."""
@@ -207,13 +207,13 @@ class Programs:
     def _next(
         self,
         queues: Mapping[str, list[Program]],
-        at: Mapping[str, int],
+        positions: Mapping[str, int],
         shares: FairShares | None,
         fleet: Fleet,
         now: float,
     ) -> str | None:
         """The group whose next program is looked at; None if there is none."""
-        left = {group: queue[at[group]] for group, queue in queues.items() if at[group] < len(queue)}
+        left = {group: queue[positions[group]] for group, queue in queues.items() if positions[group] < len(queue)}
         if len(left) < 2 or shares is None:
             return min(left, key=lambda group: self._order(left[group], fleet, now), default=None)
         order = sorted(((self._order(program, fleet, now), group) for group, program in left.items()))
