@@ -60,13 +60,13 @@ class Answers:
 
     def get(self, key: str) -> ModelAnswer | None:
         """An answer, or None."""
-        found = self._do("SELECT text, prompt, cached, output FROM answers WHERE key = ?", key).fetchone()
-        if found is None:
+        row = self._do("SELECT text, prompt, cached, output FROM answers WHERE key = ?", key).fetchone()
+        if row is None:
             return None
         if self._most is not None:
             self._clock += 1
             self._do("UPDATE answers SET used = ? WHERE key = ?", self._clock, key)
-        return ModelAnswer(*found)
+        return ModelAnswer(*row)
 
     def put(self, key: str, answer: ModelAnswer) -> int:
         """Keep an answer; the first one for a key stays. How many went that were used since the file was opened."""

@@ -146,10 +146,10 @@ class _Writer:
         return replace(place, value=answer, steps=(*place.steps, _Step(agent, prompt, answer)))
 
     def _lengths(self, agent: str) -> str:
-        known = self.profile.numbers.get(agent, {}).get("output_tokens")
-        if known is None:
+        tokens = self.profile.numbers.get(agent, {}).get("output_tokens")
+        if tokens is None:
             return ""
-        median, _, most = known.values
+        median, _, most = tokens.values
         return f", max_tokens={max(_LEAST_TOKENS, math.ceil(most))}, output_tokens={median:.0f}"
 
     def _prompt(self, agent: str, place: _Place) -> str:

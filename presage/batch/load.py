@@ -40,9 +40,9 @@ def load_plan(where: str, fields: Sequence[str] | None = None) -> Plan:
 
         if is_graph(made):
             try:
-                known = input_fields(made) if fields is None else fields
+                graph_fields = input_fields(made) if fields is None else fields
                 code = hashlib.sha256(path.read_bytes()).hexdigest()
-                return plan_of_graph(made, known, path.stem, code)
+                return plan_of_graph(made, graph_fields, path.stem, code)
             except ConfigurationError as error:
                 raise ConfigurationError(f"{path}: {variable} is {error}") from None
     raise ConfigurationError(

@@ -220,7 +220,7 @@ def template(text: str, /, **values: Operator | str) -> Operator:
     Raises:
         ConfigurationError: a name without a value or a value without a name, a conversion or a format.
     """
-    texts, found = [""], []
+    texts, operators = [""], []
     try:
         pieces = list(string.Formatter().parse(text))
     except ValueError as error:
@@ -233,12 +233,12 @@ def template(text: str, /, **values: Operator | str) -> Operator:
             raise ConfigurationError(
                 f"template: {{{name}}} is no plain name with a value; it has {', '.join(values) or 'none'}"
             )
-        found.append(_operator(values[name]))
+        operators.append(_operator(values[name]))
         texts.append("")
     used = {name for _, name, _, _ in pieces}
     if unused := [name for name in values if name not in used]:
         raise ConfigurationError(f"template: no {{{unused[0]}}} in the text for this value")
-    return Template(tuple(texts), tuple(found))
+    return Template(tuple(texts), tuple(operators))
 
 
 def call(

@@ -87,7 +87,7 @@ def pieces_of(node: Node, expected: Mapping[str, float], count: Callable[[str], 
         count: tokens of a text.
     """
     assert isinstance(node.operator, Call)
-    found: list[Piece] = []
+    pieces: list[Piece] = []
     static = f"<{node.operator.model}>"
     for (role, _), part in zip(node.operator.messages, node.parts, strict=True):
         static += f"<{role}>"
@@ -95,10 +95,10 @@ def pieces_of(node: Node, expected: Mapping[str, float], count: Callable[[str], 
             if isinstance(piece, str):
                 static += piece
                 continue
-            found += [Piece(static, "", count(static), False)] if static else []
-            found.append(Piece(None, piece.key, expected.get(piece.key, _UNKNOWN_TOKENS), True))
+            pieces += [Piece(static, "", count(static), False)] if static else []
+            pieces.append(Piece(None, piece.key, expected.get(piece.key, _UNKNOWN_TOKENS), True))
             static = ""
-    return [*found, Piece(static, "", count(static), False)] if static else found
+    return [*pieces, Piece(static, "", count(static), False)] if static else pieces
 
 
 def _flat(node: Node) -> Iterator[str | Node]:
@@ -174,8 +174,8 @@ def _part(piece: Piece, begin: int, end: int | None = None) -> Piece:
 def tree_of(plan: Plan, expected: Mapping[str, float], count: Callable[[str], float] = tokens_of) -> PromptNode:
     """The tree of a plan's calls. Expected tokens of answers come from the calls where `expected` has none."""
     said = {node.key: node.operator.output_tokens for node in plan.calls if isinstance(node.operator, Call)}
-    known = {**said, **expected}
-    return prefix_tree({node.key: pieces_of(node, known, count) for node in plan.calls})
+    expected_tokens = {**said, **expected}
+    return prefix_tree({node.key: pieces_of(node, expected_tokens, count) for node in plan.calls})
 
 
 def field_tokens(plan: Plan, rows: Sequence[Mapping[str, object]]) -> dict[str, float]:

@@ -110,6 +110,6 @@ class PlanActor:
             columns = text_columns(list(run.results()), [*plan.outputs, "error"])
         for name, values in columns.items():
             column = pa.array(values, pa.string())
-            at = batch.column_names.index(name) if name in batch.column_names else -1
-            batch = batch.append_column(name, column) if at < 0 else batch.set_column(at, name, column)
+            position = batch.column_names.index(name) if name in batch.column_names else -1
+            batch = batch.append_column(name, column) if position < 0 else batch.set_column(position, name, column)
         return batch

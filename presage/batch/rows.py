@@ -39,9 +39,9 @@ class RowFile(Sequence[dict[str, Any]]):
         try:
             self._file = path.open("rb")
             self._skipped = len(codecs.BOM_UTF8) if self._file.read(3) == codecs.BOM_UTF8 else 0
-            at = self._file.seek(self._skipped)
+            offset = self._file.seek(self._skipped)
             for number, line in enumerate(self._file, 1):
-                begins, at = at, at + len(line)
+                begins, offset = offset, offset + len(line)
                 if not line.strip():
                     continue
                 row = self._row(line, number)

@@ -71,12 +71,12 @@ class RowsUnderWay:
 
     def answered(self, call: str, prompt_tokens: int, output_tokens: int) -> bool:
         """An engine has answered a call, given by its structural hash; whether `kept_tokens` was corrected."""
-        of = self._measured.get(call)
-        if of is None or not prompt_tokens or self._found is not None:
+        measured = self._measured.get(call)
+        if measured is None or not prompt_tokens or self._found is not None:
             return False  # the engine counts no tokens, or a program's rows tell
-        of.answers += 1
-        of.prompt_tokens += prompt_tokens
-        of.output_tokens += output_tokens
+        measured.answers += 1
+        measured.prompt_tokens += prompt_tokens
+        measured.output_tokens += output_tokens
         self._answers += 1
         if self._answers < self._look:
             return False
@@ -102,7 +102,11 @@ class RowsUnderWay:
         return max(1, int(share * cache_tokens / self.kept_tokens))
 
     def _correct(self) -> None:
-        outputs = {key: of.output_tokens / of.answers for key, of in self._measured.items() if of.answers}
+        outputs = {
+            key: measured.output_tokens / measured.answers
+            for key, measured in self._measured.items()
+            if measured.answers
+        }
         expected = {**self._expected, **outputs}
         prompts = {
             node.key: sum(piece.tokens for piece in pieces_of(node, expected))
@@ -110,7 +114,7 @@ class RowsUnderWay:
             if node.key in outputs
         }
         guessed = sum(self._measured[key].answers * tokens for key, tokens in prompts.items())
-        counted = sum(of.prompt_tokens for of in self._measured.values())
+        counted = sum(measured.prompt_tokens for measured in self._measured.values())
         self.kept_tokens = kept_tokens(tree_of(self._plan, expected)) * counted / max(guessed, 1.0)
 
 
@@ -150,18 +154,18 @@ class _FoundPrompts:
 
     def kept_tokens(self) -> float:
         """Tokens that two or more prompts of a row begin with, and no other row's: in the mean of the rows."""
-        of: dict[str, str] = {}
+        row_of: dict[str, str] = {}
         pieces: dict[str, list[Piece]] = {}
         for row, prompts in self._of.items():
             for number, text in enumerate(prompts):
                 key = f"{row}/{number}"
-                of[key], pieces[key] = row, [Piece(text, "", tokens_of(text), False)]
+                row_of[key], pieces[key] = row, [Piece(text, "", tokens_of(text), False)]
         tree = prefix_tree(pieces)
         nodes = list(tree.walk())
         below: dict[int, set[str]] = {}
         for node in reversed(nodes):
             children = (below[id(child)] for child in node.children.values())
-            below[id(node)] = {of[key] for key in node.calls}.union(*children)
+            below[id(node)] = {row_of[key] for key in node.calls}.union(*children)
         kept = sum(
             node.tokens for node in nodes if len(below[id(node)]) == 1 and len(node.calls) + len(node.children) > 1
         )

@@ -38,7 +38,7 @@ def name(
 
     out = Output(as_json)
     with out.working():
-        pairs = [one.partition("=") for one in given]
+        pairs = [assignment.partition("=") for assignment in given]
         wrong = next(("".join(pair) for pair in pairs if not (pair[0] and pair[2])), None)
         if wrong is not None:
             raise InputError(f"{wrong}: give AGENT=NAME, as in agent-9c9f8a62=planner")

@@ -156,22 +156,22 @@ def explain(
         {"agent": agents[key], "sequence": sequence, "place": place}
         for key, (sequence, place) in sorted(runs_in.places.items(), key=lambda item: item[1])
     ]
-    of = chosen.optimised
+    optimised = chosen.optimised
     graphs = [list(node.operator.known) for node in chosen.nodes if isinstance(node.operator, CallingProgram)]
     lines = [
-        f"{chosen.name}: {counted(of.written, 'operator')}; {of.pruned} left out, {of.shared} merged, "
-        f"{of.folded} computed now; {counted(len(chosen.calls), 'call')} a row",
+        f"{chosen.name}: {counted(optimised.written, 'operator')}; {optimised.pruned} left out, "
+        f"{optimised.shared} merged, {optimised.folded} computed now; {counted(len(chosen.calls), 'call')} a row",
         "",
         "prompts (static tokens, or tokens that each row fills in):",
         *_branches(tree, agents, 1),
         "",
         "order of calls; those of one sequence run row by row, sequences one after the other over all rows:",
-        *(f"  {one['sequence']}.{one['place']}  {one['agent']}" for one in order),
+        *(f"  {call['sequence']}.{call['place']}  {call['agent']}" for call in order),
         *(["  so few rows that their calls are ordered one by one"] if runs_in.positions else []),
-        *(line for known in graphs for line in ("", *known)),
+        *(line for graph_lines in graphs for line in ("", *graph_lines)),
     ]
-    known = {"calls": len(chosen.calls), "order": order, "tree": _data(tree, agents), "graphs": graphs}
-    data = {"plan": chosen.name, **asdict(of), **known}
+    shape = {"calls": len(chosen.calls), "order": order, "tree": _data(tree, agents), "graphs": graphs}
+    data = {"plan": chosen.name, **asdict(optimised), **shape}
     Output(as_json).result(data, "\n".join(lines))
 
 

@@ -33,10 +33,10 @@ def calibrate_cost(
     with out.working() as report:
         report("fitting", None)
         times = read_step_times(steps)
-        found = asdict(calibrate(times, source))
-        engine = checked({**times.engine.limits(), "cost": found.pop("cost")}, str(steps[0]))
+        calibrated = asdict(calibrate(times, source))
+        engine = checked({**times.engine.limits(), "cost": calibrated.pop("cost")}, str(steps[0]))
         write_file(to, engine_text(engine).encode())
-    data = {"kind": "cost", "engine": engine.model_dump(), **found, "to": str(to)}
+    data = {"kind": "cost", "engine": engine.model_dump(), **calibrated, "to": str(to)}
     out.result(data, *(_render(data) if not as_json else ()))
 
 

@@ -205,13 +205,13 @@ class _Demo:
             "train-predictor remaining-length served-traces --out served-lengths --name served-lengths "
             "--estimator ridge --baselines median-per-step"
         )
-        found = {}
+        completion_s = {}
         for mode in ("off", "on"):
             self.show(f"\n$ presage gateway --simulate --mode {mode} {' '.join(forecasting)} &")
             with running(self.folder, environment, "--mode", mode, *forecasting) as url:
-                found[mode] = asyncio.run(drive(url, _GATEWAY_LOAD, seed=1))
-            self.show(f"mean completion of {_GATEWAY_LOAD} workflows at once: {found[mode]:.2f} s")
-        return found
+                completion_s[mode] = asyncio.run(drive(url, _GATEWAY_LOAD, seed=1))
+            self.show(f"mean completion of {_GATEWAY_LOAD} workflows at once: {completion_s[mode]:.2f} s")
+        return completion_s
 
     def summarize(
         self,
@@ -227,7 +227,9 @@ class _Demo:
         ours = trained["moments"]["completion"]["accuracy"]
         counting = trained["baselines"]["markov-3"]["completion"]["accuracy"]
         saved = lengths["queue"]["saved"]["shortest total, predicted"]
-        wrong, median = (of["tau_distance"]["all"] for of in (lengths, lengths["baselines"]["median-per-step"]))
+        wrong, median = (
+            figures["tau_distance"]["all"] for figures in (lengths, lengths["baselines"]["median-per-step"])
+        )
         rows = {
             "next agent": f"{ours[0]:.0%} right one step ahead after the output (counting: {counting[0]:.0%}), "
             f"{ours[-1]:.0%} {len(ours)} steps ahead (counting: {counting[-1]:.0%})",

@@ -87,8 +87,8 @@ def forecast(
         loaded = load_at(model, tracking_uri)
         rows = _one_workflow(steps, out)
         command = command_of(loaded.kind)
-        found = command.ask(loaded.predictor, rows)
-    data = {"model": loaded.model, "version": loaded.version, **found}
+        answer = command.ask(loaded.predictor, rows)
+    data = {"model": loaded.model, "version": loaded.version, **answer}
     out.result(data, *(command.forecast(data, loaded.called, rows) if not as_json else ()))
 
 
@@ -167,12 +167,12 @@ def route(
             text = sys.stdin.read() if prompt == "-" else prompt
         except UnicodeDecodeError:
             raise InputError("standard input: not UTF-8; wanted one prompt in UTF-8") from None
-        found = loaded.predictor.forecast(text).to_dict()
-        choice = choose(found["probabilities"], prices, found["pick"], max_cost=max_cost, min_quality=min_quality)
+        routed = loaded.predictor.forecast(text).to_dict()
+        choice = choose(routed["probabilities"], prices, routed["pick"], max_cost=max_cost, min_quality=min_quality)
     data = {
         "model": loaded.model,
         "version": loaded.version,
-        **found,
+        **routed,
         "choice": choice.model,
         "reason": choice.reason,
         "limit_kept": choice.kept,
@@ -184,7 +184,7 @@ def _costs(path: Path) -> dict[str, float]:
     from presage.datasets.adapters.files.text import BOM, not_utf8
 
     try:
-        found = tomllib.loads(path.read_bytes().removeprefix(BOM).decode())
+        costs = tomllib.loads(path.read_bytes().removeprefix(BOM).decode())
     except (OSError, ValueError) as error:
         what = str(error)
         if isinstance(error, UnicodeDecodeError):
@@ -192,12 +192,12 @@ def _costs(path: Path) -> dict[str, float]:
             what = f"line {line}: {not_utf8(error)}"
         message = f'{path}: cannot be read as TOML ({what}); wanted lines such as "small-model" = 0.2'
         raise ConfigurationError(message) from error
-    for name, cost in found.items():
+    for name, cost in costs.items():
         if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < math.inf:
             raise ConfigurationError(
                 f"{path}: the cost of {name!r} is {cost!r}; wanted a number, 0 or more (a name with dots in quotes)"
             )
-    return {name: float(cost) for name, cost in found.items()}
+    return {name: float(cost) for name, cost in costs.items()}
 
 
 def _render(data: dict[str, Any], prices: dict[str, float], choice: ModelChoice, called: str) -> list[Any]:

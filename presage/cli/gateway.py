@@ -102,11 +102,11 @@ def gateway(
         forecasts["recorder"] = {"text": "off", **(forecasts.get("recorder") or {}), "folder": str(record)}
     if time_to_live is not None:
         given.setdefault("forecasts", {})["time_to_live_s"] = time_to_live
-    known = [kind.name for kind in KINDS.values() if kind.in_gateway]
+    kinds = [kind.name for kind in KINDS.values() if kind.in_gateway]
     for named in model_folder or ():
         kind, _, reference = named.partition("=")
-        if kind not in known or not reference:
-            raise ConfigurationError(f"--forecaster {named!r}: give KIND=MODEL, KIND being one of {', '.join(known)}")
+        if kind not in kinds or not reference:
+            raise ConfigurationError(f"--forecaster {named!r}: give KIND=MODEL, KIND being one of {', '.join(kinds)}")
         given.setdefault("forecasts", {})[kind.replace("-", "_")] = reference
     if mode is not None:
         given["modes"] = {**given.get("modes", {}), "default": mode}

@@ -16,8 +16,8 @@ from presage.wording import counted
 
 
 def _ask(predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = predictor.forecast(rows).to_dict()
-    return found
+    forecast: dict[str, Any] = predictor.forecast(rows).to_dict()
+    return forecast
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class KindCommand:
 
 def command_of(kind: Kind) -> KindCommand:
     """The commands' side of a kind."""
-    found: KindCommand = resolve_name(kind.command)
-    return found
+    command: KindCommand = resolve_name(kind.command)
+    return command
 
 
 def tables(kind: Kind, metrics: dict[str, Any]) -> list[Any]:

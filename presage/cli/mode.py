@@ -63,8 +63,8 @@ def _render(engines: list[dict[str, Any]]) -> list[Any]:
             continue
         rows = [["all others", "all others", engine["default"]]]
         rows += [
-            [one["policy"] or "all", "all" if one["workflow_type"] is None else one["workflow_type"], one["mode"]]
-            for one in engine["rules"]
+            [rule["policy"] or "all", "all" if rule["workflow_type"] is None else rule["workflow_type"], rule["mode"]]
+            for rule in engine["rules"]
         ]
         whole = ", ".join(f"{policy} {word}" for policy, word in engine["policies"].items())
         shown += [table(f"Engine {number}", ["policy", "workflow type", "mode"], rows), f"at most: {whole}"]

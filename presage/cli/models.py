@@ -169,7 +169,7 @@ def rollback(
 def _listing(listed: list[dict[str, Any]], uri: str) -> list[Any]:
     if not listed:
         return [f"no models in {uri}; register one with `train-predictor`"]
-    kinds = {entry["kind"]: [one for one in listed if one["kind"] == entry["kind"]] for entry in listed}
+    kinds = {entry["kind"]: [other for other in listed if other["kind"] == entry["kind"]] for entry in listed}
     shown: list[Any] = [
         f"Models in {uri}, with their figures on the test set of each training; `--json` shows all fields."
     ]
@@ -188,21 +188,21 @@ def _of_kind(name: str, entries: list[dict[str, Any]]) -> Any:
             str(entry["version"]),
             ", ".join(entry["aliases"]) or "–",
             _standing(entry),
-            *of.values(),
+            *headline.values(),
             "–" if entry["size_bytes"] is None else f"{entry['size_bytes'] / 1e6:.2f} MB",
             entry["registered_at"][:10],
         ]
-        for entry, of in zip(entries, figures, strict=True)
+        for entry, headline in zip(entries, figures, strict=True)
     ]
     return table(title, head, rows)
 
 
 def _vacancy(of: dict[str, Any]) -> str:
     name, alias = of["name"], of["alias"]
-    found = "no version" if of["version"] is None else f"version {of['version']}, which was deleted"
+    target = "no version" if of["version"] is None else f"version {of['version']}, which was deleted"
     back = f"presage rollback {name} --alias {alias}"
     remedy = "promote a version" if of["former"] is None else f"`{back}` gives it to version {of['former']}"
-    return f"\n{name}: {alias} points to {found}; {remedy}"
+    return f"\n{name}: {alias} points to {target}; {remedy}"
 
 
 def _standing(entry: dict[str, Any]) -> str:

@@ -144,13 +144,13 @@ def _origin(reference: str, horizon: int | None, tracking_uri: str | None) -> Ol
     """The predictor of --start-from; raises ConfigurationError if it forecasts another number of steps."""
     from presage.kinds.next_agent import old_model
 
-    found = old_model(reference, lambda: open_existing(tracking_uri))
-    if horizon not in (None, found.predictor.horizon):
+    old = old_model(reference, lambda: open_existing(tracking_uri))
+    if horizon not in (None, old.predictor.horizon):
         raise ConfigurationError(
-            f"--horizon {horizon}: {reference} forecasts {counted(found.predictor.horizon, 'step')}; omit --horizon, "
+            f"--horizon {horizon}: {reference} forecasts {counted(old.predictor.horizon, 'step')}; omit --horizon, "
             "or omit --start-from to train anew"
         )
-    return found
+    return old
 
 
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:

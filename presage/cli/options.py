@@ -68,14 +68,14 @@ def read_traces(
     """As `read`, with what was skipped and not read."""
     from presage.datasets.read import read_traces
 
-    found = read_traces(
+    traces = read_traces(
         paths,
         skip_bad=skip_bad,
         source_format=source_format,
         progress=lambda _: report("reading traces", None),
     )
-    for reason, count in found.skipped.items():
+    for reason, count in traces.skipped.items():
         out.note(f"skipped {count} × {reason}")
-    for what, count in found.notices.items():
+    for what, count in traces.notices.items():
         out.note(f"read with {count} × {what}")
-    return found
+    return traces

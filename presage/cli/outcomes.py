@@ -38,15 +38,15 @@ def read(paths: list[Path], skip_bad: bool, out: Output, report: Progress) -> Ou
     """Read outcomes; report rows that were skipped, averaged or contradictory."""
     from presage.datasets.outcomes.files import read_outcomes
 
-    found = read_outcomes(paths, skip_bad, lambda _: report("reading outcomes", None))
-    for reason, count in found.skipped.items():
+    outcomes_read = read_outcomes(paths, skip_bad, lambda _: report("reading outcomes", None))
+    for reason, count in outcomes_read.skipped.items():
         out.note(f"skipped {count} × {reason}")
-    if found.duplicates:
+    if outcomes_read.duplicates:
         out.note(
-            f"averaged {counted(found.duplicates, 'row')} that repeat a prompt and a model, of them contradictory: "
-            f"{found.contradictions}"
+            f"averaged {counted(outcomes_read.duplicates, 'row')} that repeat a prompt and a model, "
+            f"of them contradictory: {outcomes_read.contradictions}"
         )
-    return found
+    return outcomes_read
 
 
 @app.command(epilog="Example:  presage outcomes describe outcomes.jsonl.gz")
@@ -77,11 +77,11 @@ def from_traces(
     with out.working() as report:
         table = options.read(traces, skip_bad, out, report)
         report("taking outcomes", None)
-        found = outcomes_of(table)
-        for reason, count in found.skipped.items():
+        traced = outcomes_of(table)
+        for reason, count in traced.skipped.items():
             out.note(f"skipped {count} × {reason}")
-        data = {"file": str(to), **_description(found), "skipped": dict(found.skipped)}
-        write_outcomes(found.outcomes, to)
+        data = {"file": str(to), **_description(traced), "skipped": dict(traced.skipped)}
+        write_outcomes(traced.outcomes, to)
     out.result(data, f"{to}:", *(_render(data) if not as_json else ()))
 
 
@@ -117,7 +117,7 @@ def _description(found: OutcomesRead) -> dict[str, Any]:
     import numpy as np
 
     outcomes = found.outcomes
-    known = ~np.isnan(outcomes.correct)
+    labelled = ~np.isnan(outcomes.correct)
 
     def mean(values: Any, column: int) -> float | None:
         there = values[~np.isnan(values[:, column]), column]
@@ -131,7 +131,7 @@ def _description(found: OutcomesRead) -> dict[str, Any]:
         "tasks": dict(Counter(task for task in outcomes.task if task is not None).most_common()),
         "models": {
             name: {
-                "labels": int(known[:, column].sum()),
+                "labels": int(labelled[:, column].sum()),
                 "solved": mean(outcomes.correct, column),
                 "output_tokens": mean(outcomes.output_tokens, column),
                 "cost": mean(outcomes.cost, column),
@@ -145,12 +145,12 @@ def _render(data: dict[str, Any]) -> list[Any]:
     rows = [
         [
             name,
-            str(of["labels"]),
-            number(of["solved"]),
-            number(of["output_tokens"], 0),
-            "–" if of["cost"] is None else f"{of['cost']:.4g}",
+            str(figures["labels"]),
+            number(figures["solved"]),
+            number(figures["output_tokens"], 0),
+            "–" if figures["cost"] is None else f"{figures['cost']:.4g}",
         ]
-        for name, of in sorted(data["models"].items(), key=lambda item: -(item[1]["solved"] or 0.0))
+        for name, figures in sorted(data["models"].items(), key=lambda item: -(item[1]["solved"] or 0.0))
     ]
     tasks = ", ".join(f"{task} {count}" for task, count in list(data["tasks"].items())[:8])
     shown: list[Any] = [

@@ -183,15 +183,15 @@ def _fitting(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[list[in
     widths = [2 + max(map(len, column)) for column in zip(head, *rows, strict=True)]
 
     def split(most: int) -> list[list[int]]:
-        found = [[0]]
+        tables = [[0]]
         for column in range(1, len(head)):
-            if len(found[-1]) > 1 and sum(widths[shown] for shown in found[-1]) + widths[column] > most:
-                found.append([0])
-            found[-1].append(column)
-        return found
+            if len(tables[-1]) > 1 and sum(widths[shown] for shown in tables[-1]) + widths[column] > most:
+                tables.append([0])
+            tables[-1].append(column)
+        return tables
 
     fewest = len(split(_TABLE_WIDTH))
-    return next(found for most in range(_TABLE_WIDTH + 1) if len(found := split(most)) == fewest)
+    return next(tables for most in range(_TABLE_WIDTH + 1) if len(tables := split(most)) == fewest)
 
 
 def report_lines(document: Document) -> Iterator[Any]:
@@ -207,14 +207,14 @@ def report_lines(document: Document) -> Iterator[Any]:
         if section.in_terminal:
             yield f"\n{section.title}"
             for block in section.blocks:
-                for one in block.blocks if isinstance(block, Folded) else (block,):
-                    if isinstance(one, ReportTable):
-                        for columns in _fitting(one.head, one.rows):
-                            rows = [[row[column] for column in columns] for row in one.rows]
-                            left = [place for place, column in enumerate(columns) if column in one.words]
+                for part in block.blocks if isinstance(block, Folded) else (block,):
+                    if isinstance(part, ReportTable):
+                        for columns in _fitting(part.head, part.rows):
+                            rows = [[row[column] for column in columns] for row in part.rows]
+                            left = [place for place, column in enumerate(columns) if column in part.words]
                             yield ""
-                            yield table("", [one.head[column] for column in columns], rows, left=left)
-                    elif isinstance(one, ReportText):
-                        yield one.text
+                            yield table("", [part.head[column] for column in columns], rows, left=left)
+                    elif isinstance(part, ReportText):
+                        yield part.text
     if document.verdict:
         yield f"\n{document.verdict}"

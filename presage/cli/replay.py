@@ -198,15 +198,15 @@ def replay(
             models=plan.agents,
             scaling=plan.scaling,
         )
-        for one in (*(member.engine for member in members), machine):
-            check_fits(held.jobs, one)
+        for member_engine in (*(member.engine for member in members), machine):
+            check_fits(held.jobs, member_engine)
         if as_recorded and seeds > 1:
             out.note("recorded arrivals do not depend on the seed: one run of each policy")
             seeds = 1
         done, interrupted = run_all(
             setting, policies, range(seeds), processes, report, lambda run: out.note(_row(run, policies))
         )
-        forecasting = not plain and any("asked" in one.sources for one in users)
+        forecasting = not plain and any("asked" in user.sources for user in users)
         shown = {**wanted, "returns": setting.returns} if forecasting else dict.fromkeys(wanted)
         metrics = {
             "kind": "replay",
@@ -219,7 +219,7 @@ def replay(
             **_run_figures(done, policies, setting),
         }
         if members:
-            metrics |= {"engines": len(members), "fleet": [described(one) for one in members]}
+            metrics |= {"engines": len(members), "fleet": [described(member) for member in members]}
         if report_folder is not None:
             write_metrics(report_folder, metrics)
             write_report(report_folder, metrics)
@@ -296,13 +296,13 @@ def _run_figures(done: Sequence[Done], policies: Sequence[Policy], setting: Sett
     }
 
 
-def _row(one: Done, policies: Sequence[Policy]) -> str:
+def _row(run: Done, policies: Sequence[Policy]) -> str:
     """A finished run in a line."""
-    limit = f", {one.at_once} at once" if one.at_once is not None else ""
+    limit = f", {run.at_once} at once" if run.at_once is not None else ""
     width = max(len(policy.name) for policy in policies)
     return (
-        f"{one.policy:{width}}  seed {one.seed}{limit}: hit rate {one.figures['hit_rate']:.3f}, "
-        f"mean completion {one.figures['completion_mean_s']:.1f} s, queueing {one.figures['queueing_mean_s']:.2f} s"
+        f"{run.policy:{width}}  seed {run.seed}{limit}: hit rate {run.figures['hit_rate']:.3f}, "
+        f"mean completion {run.figures['completion_mean_s']:.1f} s, queueing {run.figures['queueing_mean_s']:.2f} s"
     )
 
 
@@ -398,13 +398,13 @@ def read_plain_requests(
             f"--forecasts {forecasts}: it forecasts workflows, and these traces hold plain requests: omit it"
         )
     report("reading requests", None)
-    found = requests_workload(read_requests(paths), HASH_TOKENS)
-    shared = "" if hashed(found) else ", and without block hashes there are no cache hits"
+    workload = requests_workload(read_requests(paths), HASH_TOKENS)
+    shared = "" if hashed(workload) else ", and without block hashes there are no cache hits"
     out.note(
         "these traces hold plain requests: without workflows there are no forecasts and workflow policies have no "
         f"effect{shared}"
     )
-    return found
+    return workload
 
 
 def hashed(of: Workload) -> bool:

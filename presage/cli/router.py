@@ -141,8 +141,8 @@ def _scorer_of(reference: str, tracking_uri: str | None) -> TransformerScorer:
     from presage.registry.resolve import resolve
     from presage.registry.table import load_predictor
 
-    found = resolve(reference, lambda: open_existing(tracking_uri))
-    scorer = getattr(load_predictor(found.folder), "scorer", None)
+    resolved = resolve(reference, lambda: open_existing(tracking_uri))
+    scorer = getattr(load_predictor(resolved.folder), "scorer", None)
     if not isinstance(scorer, TransformerScorer):
         raise ArtefactError(f"--start-from {reference}: wanted a router with the head transformer")
     return scorer
@@ -154,8 +154,8 @@ def _ask(predictor: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
         raise InputError(
             'the last step has no input_text, the input of a router; add it, or use `presage route MODEL "prompt"`'
         )
-    found: dict[str, Any] = predictor.forecast(prompt).to_dict()
-    return found
+    forecast: dict[str, Any] = predictor.forecast(prompt).to_dict()
+    return forecast
 
 
 def _forecast(data: dict[str, Any], called: str, rows: list[dict[str, Any]]) -> list[Any]:

@@ -106,30 +106,32 @@ def vllm_check(
     if settings:
         from presage.serving_hooks.vllm.config import PresageConfig
 
-        known = [
+        listed = [
             {"name": name, "default": field.default, "description": " ".join((field.description or "").split())}
             for name, field in PresageConfig.model_fields.items()
         ]
-        rows = [[str(one["name"]), json.dumps(one["default"]), str(one["description"])] for one in known]
+        rows = [
+            [str(setting["name"]), json.dumps(setting["default"]), str(setting["description"])] for setting in listed
+        ]
         usage = "\n--additional-config.presage.NAME VALUE, of `presage serve` and of `vllm serve`"
-        out.result({"settings": known}, table("", ["setting", "default", ""], rows, left=range(3)), usage)
+        out.result({"settings": listed}, table("", ["setting", "default", ""], rows, left=range(3)), usage)
         return
     _check_vllm()
     from presage.serving_hooks.vllm.start.command import findings
     from presage.serving_hooks.vllm.start.engine_check import VERIFIED
 
     with out.working() as report:
-        found = findings(registry, lambda doing: report(doing, None))
-    ready = all(finding.state != "no" for finding in found)
-    data = {"ready": ready, "verified_versions": VERIFIED, "findings": [vars(finding) for finding in found]}
-    out.result(data, *(_render(found, ready) if not as_json else ()))
+        checks = findings(registry, lambda doing: report(doing, None))
+    ready = all(finding.state != "no" for finding in checks)
+    data = {"ready": ready, "verified_versions": VERIFIED, "findings": [vars(finding) for finding in checks]}
+    out.result(data, *(_render(checks, ready) if not as_json else ()))
     if not ready:
         raise typer.Exit(REFUSED)
 
 
-def _render(found: list[Finding], ready: bool) -> list[Any]:
+def _render(checks: list[Finding], ready: bool) -> list[Any]:
     words = {"ok": "ok", "less": "less", "no": "NO"}
-    rows = [[words[one.state], one.what, one.found] for one in found]
+    rows = [[words[finding.state], finding.what, finding.found] for finding in checks]
     shown = table("", ["", "what", "found"], rows, left=range(3))
     end = "An engine with the hooks starts here." if ready else "The checks marked NO must be fixed first."
     return [shown, f"\n{end}"]

@@ -133,15 +133,15 @@ def _shown(
         check_folder(report_folder, "--report", force)
     out = Output(as_json)
     with out.working() as report:
-        found = studied(out, report)
+        figures = studied(out, report)
         if report_folder is not None:
             report("writing the report", None)
-            write_metrics(report_folder, found)
-            write_report(report_folder, found)
-    lines = [] if as_json else list(report_lines(document(found)))
+            write_metrics(report_folder, figures)
+            write_report(report_folder, figures)
+    lines = [] if as_json else list(report_lines(document(figures)))
     if report_folder is not None:
         lines.append(f"\nthe page: {report_folder}/report.html")
-    out.result({**found, "report": str(report_folder) if report_folder is not None else None}, *lines)
+    out.result({**figures, "report": str(report_folder) if report_folder is not None else None}, *lines)
 
 
 def _sizes(sizes: str | None) -> list[int] | None:

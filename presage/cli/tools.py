@@ -71,13 +71,15 @@ def status(
     try:
         answer = requests.get(f"{url.rstrip('/')}/status", headers=headers, timeout=10)
         answer.raise_for_status()
-        found: dict[str, Any] = answer.json()
+        reported: dict[str, Any] = answer.json()
     except (requests.RequestException, ValueError) as error:
         raise EngineError(f"{url}: no tool service answers there ({type(error).__name__}); give its address") from None
-    lines = [counted(found["workflows"], "running workflow")]
-    for name, of in sorted(found["tools"].items()):
-        hidden = "nothing was asked for yet" if of["hidden"] is None else f"{of['hidden']:.0%} of the waiting hidden"
-        states = ", ".join(f"{count} {state}" for state, count in sorted(of["states"].items())) or "none there"
-        lines.append(f"{name}: {states}; preparing takes {of['setup_s']:.2f} s; {hidden}")
-        lines.append("  " + ", ".join(f"{what} {count}" for what, count in of["counts"].items()))
-    Output(as_json=as_json).result(found, "\n".join(line.rstrip() for line in lines))
+    lines = [counted(reported["workflows"], "running workflow")]
+    for name, usage in sorted(reported["tools"].items()):
+        hidden = (
+            "nothing was asked for yet" if usage["hidden"] is None else f"{usage['hidden']:.0%} of the waiting hidden"
+        )
+        states = ", ".join(f"{count} {state}" for state, count in sorted(usage["states"].items())) or "none there"
+        lines.append(f"{name}: {states}; preparing takes {usage['setup_s']:.2f} s; {hidden}")
+        lines.append("  " + ", ".join(f"{what} {count}" for what, count in usage["counts"].items()))
+    Output(as_json=as_json).result(reported, "\n".join(line.rstrip() for line in lines))

@@ -157,8 +157,8 @@ def ingest(
         "extended": done.extended,
         "given more than once": done.repeated,
     }
-    known = "".join(f"; {counted(count, 'workflow')} {what}" for what, count in notes.items() if count)
-    lines = [f"{to}: {counted(done.workflows, 'workflow')}, {counted(done.steps, 'step')} added{known}"]
+    noted = "".join(f"; {counted(count, 'workflow')} {what}" for what, count in notes.items() if count)
+    lines = [f"{to}: {counted(done.workflows, 'workflow')}, {counted(done.steps, 'step')} added{noted}"]
     if done.resumed:
         lines.append(f"{counted(done.resumed, 'source')} read before the last attempt was stopped")
     lines += [f"skipped {count} × {reason}" for reason, count in done.skipped.items()]
@@ -256,9 +256,9 @@ def generate(
     if law is not None:
         typer.echo("warning: --law is deprecated; use --process", err=True)
         process = process or law
-    known = (*PROCESSES, "lengths")
-    if process not in known:
-        raise ConfigurationError(f"--process {process or 'is missing'}: choose one of {', '.join(known)}")
+    processes = (*PROCESSES, "lengths")
+    if process not in processes:
+        raise ConfigurationError(f"--process {process or 'is missing'}: choose one of {', '.join(processes)}")
     with out.working() as report:
         report("generating workflows", None)
         if process == "lengths":  # lengths have no hidden states
@@ -277,37 +277,40 @@ def _description(data: dict[str, Any]) -> list[Any]:
     names = NameMapping.from_dict(data["names"])
     parts: list[Any] = [f"{counted(data['workflows'], 'workflow')}, {counted(data['steps'], 'step')}"]
     parts += [f"names folded by {names}"] if names else []
-    for name, of in data["workflow_types"].items():
-        length, spans = of["length"], (of["started_at"] or ["unknown", "unknown"])
+    for name, figures in data["workflow_types"].items():
+        length, spans = figures["length"], (figures["started_at"] or ["unknown", "unknown"])
         facts = [
-            ["workflows", str(of["workflows"])],
-            ["tasks", str(of["tasks"]) if of["tasks"] else "none given"],
+            ["workflows", str(figures["workflows"])],
+            ["tasks", str(figures["tasks"]) if figures["tasks"] else "none given"],
             [
                 "steps a workflow",
                 f"median {length['p50']:.0f}, 90 % within {length['p90']:.0f}, most {length['max']:.0f}",
             ],
             *(
-                [column.replace("_", " "), f"median {of[column]['p50']:.0f}, 99 % within {of[column]['p99']:.0f}"]
+                [
+                    column.replace("_", " "),
+                    f"median {figures[column]['p50']:.0f}, 99 % within {figures[column]['p99']:.0f}",
+                ]
                 for column in ("input_tokens", "output_tokens", "cached_input_tokens")
-                if of[column]
+                if figures[column]
             ),
-            *([["finish reasons", _reasons(of["finish_reasons"])]] if of["finish_reasons"] else []),
-            ["truncated", f"{of['censored_share']:.1%}"],
-            ["successful", "unknown" if of["success_share"] is None else f"{of['success_share']:.1%}"],
-            ["steps with text", f"{of['text_share']:.1%}"],
-            ["steps in a fan-out", f"{of['fan_out_share']:.1%}"],
-            *([state, f"{s['size']} numbers, {s['share']:.1%} of the steps"] for state, s in of["states"].items()),
+            *([["finish reasons", _reasons(figures["finish_reasons"])]] if figures["finish_reasons"] else []),
+            ["truncated", f"{figures['censored_share']:.1%}"],
+            ["successful", "unknown" if figures["success_share"] is None else f"{figures['success_share']:.1%}"],
+            ["steps with text", f"{figures['text_share']:.1%}"],
+            ["steps in a fan-out", f"{figures['fan_out_share']:.1%}"],
+            *([state, f"{s['size']} numbers, {s['share']:.1%} of the steps"] for state, s in figures["states"].items()),
             ["first and last start", " to ".join(spans)],
-            *([[what, ", ".join(of[what][:6])] for what in ("appeared", "vanished") if of[what]]),
+            *([[what, ", ".join(figures[what][:6])] for what in ("appeared", "vanished") if figures[what]]),
         ]
         parts.append(table(f"\n{name}", ["", ""], facts))
         rows = [
             [
                 agent,
-                str(of["agents"][agent]),
+                str(figures["agents"][agent]),
                 ", ".join(f"{to} {number(edge['probability'], 2)}" for to, edge in list(after.items())[:6]),
             ]
-            for agent, after in of["call_graph"].items()
+            for agent, after in figures["call_graph"].items()
         ]
         parts.append(table(f"\n{name}: call graph", ["agent", "steps", "what follows"], rows))
     return parts

@@ -235,7 +235,9 @@ def listed_models(body: bytes) -> list[tuple[str, Any]]:
     """(name, entry) of each model that an answer of /v1/models lists; empty for any other answer."""
     try:
         listed = msgspec.json.decode(body)["data"]
-        return [(one["id"], one) for one in listed if isinstance(one, dict) and isinstance(one.get("id"), str)]
+        return [
+            (entry["id"], entry) for entry in listed if isinstance(entry, dict) and isinstance(entry.get("id"), str)
+        ]
     except (msgspec.DecodeError, LookupError, TypeError):
         return []
 

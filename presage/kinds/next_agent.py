@@ -27,9 +27,9 @@ _BYTES_AN_AGENT: Final = 25_000
 
 def old_model(reference: str, registry: Callable[[], Registry]) -> OldModel:
     """A predictor to train further, from `models:/NAME@ALIAS`, `models:/NAME/VERSION` or an artefact folder."""
-    found = resolve(reference, registry)
-    called = reference if found.version is None else f"models:/{found.name}/{found.version}"
-    return OldModel(NextAgentPredictor.load(found.folder), called, read_artefact(found.folder).digest)
+    resolved = resolve(reference, registry)
+    called = reference if resolved.version is None else f"models:/{resolved.name}/{resolved.version}"
+    return OldModel(NextAgentPredictor.load(resolved.folder), called, read_artefact(resolved.folder).digest)
 
 
 def gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, profile: str) -> list[Gate]:
@@ -61,6 +61,8 @@ def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> NextA
 
 def _moments(figures: ByMoment) -> dict[str, Any]:
     return {
-        moment: MomentEvidence(of.correct, of.positions, of.nll, of.ece, of.workflow, of.surprise, of.bin_gaps)
-        for moment, of in figures.items()
+        moment: MomentEvidence(
+            judged.correct, judged.positions, judged.nll, judged.ece, judged.workflow, judged.surprise, judged.bin_gaps
+        )
+        for moment, judged in figures.items()
     }

@@ -28,5 +28,5 @@ def _evidence(loaded: Loaded, data: pa.Table, seed: int) -> ProfileEvidence:
         counts.whole,
         counts.correct,
         counts.positions,
-        {name: of.doubts for name, of in profiles.items()},
+        {name: profile.doubts for name, profile in profiles.items()},
     )

@@ -26,7 +26,7 @@ def gates(candidate: Loaded, champion: Loaded | None, data: Outcomes, seed: int,
     The input profile has no effect: a router reads prompts only.
     """
     judged = evaluate_router(candidate.predictor, data, seed)
-    found, floor = judged.evaluation, BaseRate.name
+    evaluation, floor = judged.evaluation, BaseRate.name
     against = None
     if champion is not None:
         both = compare_routers(candidate.predictor, champion.predictor, data, seed)
@@ -34,11 +34,13 @@ def gates(candidate: Loaded, champion: Loaded | None, data: Outcomes, seed: int,
     return judge_router(
         RouterEvidence(
             candidate.artefact_evidence(judged.latency_us / 1000, _interface(candidate)),
-            labels=found.figures.ranking.labels,
-            prompts=found.figures.ranking.prompts,
-            ece=found.figures.ranking.ece,
-            floor=_compared("the base rates", found.figures, found.baselines[floor], found.differences[floor]),
-            warnings=figure_warnings(found.to_dict()),
+            labels=evaluation.figures.ranking.labels,
+            prompts=evaluation.figures.ranking.prompts,
+            ece=evaluation.figures.ranking.ece,
+            floor=_compared(
+                "the base rates", evaluation.figures, evaluation.baselines[floor], evaluation.differences[floor]
+            ),
+            warnings=figure_warnings(evaluation.to_dict()),
         ),
         against,
         _budget(candidate.predictor.config.head),

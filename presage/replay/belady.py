@@ -68,7 +68,7 @@ class NextUses:
         self._ended: list[dict[int, float]] = [{} for _ in jobs]
         self._open = [list(range(len(job.steps))) for job in jobs]  # steps that have not ended
         self._soonest: dict[int, dict[int, float]] = {group: {} for group in self._shared}
-        self._left = {group: len(of) for group, of in self._shared.items()}  # jobs that will read it
+        self._left = {group: len(readers) for group, readers in self._shared.items()}  # jobs that will read it
         self._s_per_token = _FIRST_S_PER_TOKEN
         self._begun = 0
         self.changes = 0
@@ -124,15 +124,15 @@ class NextUses:
     def _coming(self, number: int, now: float) -> dict[int, float]:
         """When each unfinished step of a job reads its prompt, by step."""
         asked, steps = self._asked[number], self._jobs[number].steps
-        found: dict[int, float] = {}
+        by_step: dict[int, float] = {}
         ends = self._ended[number].copy()
         for index in self._open[number]:
             step, at_s = steps[index], asked.get(index)
             if at_s is None:
                 at_s = max(now, max((ends[parent] for parent in step.parents), default=now) + step.pause_s)
-            found[index] = at_s
+            by_step[index] = at_s
             ends[index] = max(now, at_s + step.output_tokens * self._s_per_token)
-        return found
+        return by_step
 
     def _sort(self, prompts: PromptIds) -> int:
         """Groups blocks by their readers; returns the number of groups. Only blocks of openings have several owners."""
@@ -153,10 +153,10 @@ class NextUses:
                 for owner, blocks in prompts.stretches(number, index):
                     reads[owner].append((blocks, index))
             first, starts, readers = groups, [0], list[int]()
-            for owner, of in enumerate(reads):
+            for owner, own_reads in enumerate(reads):
                 begin = 0
-                for end in sorted({blocks for blocks, _ in of}):
-                    steps = [index for blocks, index in of if blocks >= end]
+                for end in sorted({blocks for blocks, _ in own_reads}):
+                    steps = [index for blocks, index in own_reads if blocks >= end]
                     alone = dict.fromkeys((block for block in own[owner][begin:end] if block not in several), groups)
                     for block in own[owner][begin : end - len(alone)]:
                         readers_of[block][number].update(steps)
@@ -287,5 +287,5 @@ class BeladyBlocks(ScoredBlocks):
             later = np.flatnonzero(due > least)
             first = np.r_[later, np.flatnonzero(due == least)[: n - len(later)]]
             free, due = free[first], due[first]
-        found: list[int] = free[np.argsort(-due, kind="stable")].tolist()
-        return found
+        in_order: list[int] = free[np.argsort(-due, kind="stable")].tolist()
+        return in_order

@@ -283,7 +283,7 @@ class ReplayEngine:
         at_s, number, index = arrival
         (job, prompts), name = self._job(number), f"{number}.{index}"
         step, scheduler, under_way = job.steps[index], engine.scheduler, self._under_way[number]
-        prompt, known = partial(prompts.prompt, number, index), prompts.known(number, index)
+        prompt, hashes = partial(prompts.prompt, number, index), prompts.known(number, index)
         sent = (
             {}
             if not job.workflow_type or not engine.named
@@ -296,7 +296,7 @@ class ReplayEngine:
             }
         )
         request = make_request(
-            name, LazyTokens(prompt, step.prompt_tokens), step.output_tokens, at_s, sent, known, engine.block_tokens
+            name, LazyTokens(prompt, step.prompt_tokens), step.output_tokens, at_s, sent, hashes, engine.block_tokens
         )
         again = again_tokens(job, index) // engine.block_tokens * engine.block_tokens
         came_s = at_s if step.parents else under_way.began_s  # also if the job waited to begin
@@ -366,8 +366,8 @@ class ReplayEngine:
                     watcher.selected(asked.job, asked.step, now)
         for name in output.scheduled_cached_reqs.resumed_req_ids:
             request = scheduler.requests[name]
-            found = request.num_computed_tokens - output.num_scheduled_tokens[name]
-            run.recomputing_s += engine.cost.prefill_s(request.num_tokens - 1 - found, found)
+            cached = request.num_computed_tokens - output.num_scheduled_tokens[name]
+            run.recomputing_s += engine.cost.prefill_s(request.num_tokens - 1 - cached, cached)
         run.preemptions += len(output.preempted_req_ids or ())
         return engine.cost.seconds(prefilled, decoded, context, sum(loads.values()), pairs)
 
@@ -390,11 +390,11 @@ class ReplayEngine:
         if self._router is not None:
             self._answers[self._order + 1] = asked, not under_way.left
             self._come(now, self._order + 1, _ANSWER)
-        for index, one in enumerate(job.steps):
-            if asked.step in one.parents:
+        for index, later_step in enumerate(job.steps):
+            if asked.step in later_step.parents:
                 under_way.waits_for[index] -= 1
                 if not under_way.waits_for[index]:
-                    self._come(now + one.pause_s, asked.job, index)
+                    self._come(now + later_step.pause_s, asked.job, index)
         if under_way.left:
             return
         self.run.completions_s.append(now - under_way.began_s)
@@ -432,8 +432,8 @@ class Evictions:
                 blank += 1
                 continue
             content = block.block_hash[:HASH_BYTES]
-            of = sharers.get(content)
-            if owner.get(content) in using if of is None else not of.isdisjoint(using):
+            sharing = sharers.get(content)
+            if owner.get(content) in using if sharing is None else not sharing.isdisjoint(using):
                 active += 1
             else:
                 retired += 1

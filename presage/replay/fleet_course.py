@@ -33,9 +33,10 @@ def fleet_course(run: PolicyRun, loops: Sequence[EngineLoop], names: Sequence[st
     """
     edges = np.linspace(0.0, max(run.end_s, 1e-9), WINDOWS + 1)
     came, placed, ended = (
-        np.array([getattr(one, name) for one in run.asked], np.float64) for name in ("came_s", "placed_s", "ended_s")
+        np.array([getattr(request, name) for request in run.asked], np.float64)
+        for name in ("came_s", "placed_s", "ended_s")
     )
-    engine = np.array([one.engine for one in run.asked])
+    engine = np.array([request.engine for request in run.asked])
     there = [_present(placed[engine == n], ended[engine == n], edges) for n in range(len(loops))]
     used = [_mean(loop.used_s, loop.used, edges) for loop in loops]
     return {
@@ -63,15 +64,15 @@ def _waited(times: NDArray[np.float64], until: NDArray[np.float64]) -> NDArray[n
 
 def _mean(since_s: Sequence[float], values: Sequence[float], edges: NDArray[np.float64]) -> NDArray[np.float64]:
     """Means over windows of a value that stays until the next one; 0 before the first."""
-    at, value = np.array([0.0, *since_s, edges[-1]]), np.array([0.0, *values])
-    total = np.concatenate([[0.0], np.cumsum(np.diff(at) * value)])
-    means: NDArray[np.float64] = np.diff(np.interp(edges, at, total)) / np.diff(edges)
+    times_s, value = np.array([0.0, *since_s, edges[-1]]), np.array([0.0, *values])
+    total = np.concatenate([[0.0], np.cumsum(np.diff(times_s) * value)])
+    means: NDArray[np.float64] = np.diff(np.interp(edges, times_s, total)) / np.diff(edges)
     return means
 
 
 def _shown(names: Sequence[str], series: NDArray[np.float64]) -> dict[str, list[float]]:
     if len(names) <= MOST_SHOWN:
-        return {name: _rounded(one) for name, one in zip(names, series, strict=True)}
+        return {name: _rounded(by_window) for name, by_window in zip(names, series, strict=True)}
     return {"least": _rounded(series.min(0)), "mean": _rounded(series.mean(0)), "most": _rounded(series.max(0))}
 
 

@@ -126,7 +126,7 @@ def read_fleet(path: Path) -> FleetPlan:
     try:
         file = _FleetFile.model_validate(given)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        problems = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
         raise ConfigurationError(f"--fleet {path}: invalid fleet file: {problems}") from None
     members = tuple(member for table in file.engines for member in _members(table, path))
     _check(members, path)
@@ -139,7 +139,7 @@ def read_fleet(path: Path) -> FleetPlan:
 def _members(table: _Engines, path: Path) -> list[FleetMember]:
     policy = POLICIES.get(table.policy)
     if policy is None or policy.foresight or policy.swept:
-        usable = ", ".join(name for name, one in POLICIES.items() if not (one.foresight or one.swept))
+        usable = ", ".join(name for name, candidate in POLICIES.items() if not (candidate.foresight or candidate.swept))
         raise ConfigurationError(f"--fleet {path}: policy {table.policy!r} of {table.name!r}: give one of {usable}")
     if table.scheduler is not None:
         policy = crossed([policy], table.scheduler)[0]

@@ -40,16 +40,16 @@ class HostCache:
         The first counts as used last, as when vLLM frees: a block is of no use without those before it.
         """
         kept = self._kept
-        for one in reversed(hashes):
-            kept[one] = None
-            kept.move_to_end(one)
+        for block_hash in reversed(hashes):
+            kept[block_hash] = None
+            kept.move_to_end(block_hash)
         while len(kept) > self._blocks:
             kept.popitem(last=False)
 
     def found(self, hashes: Sequence[bytes]) -> int:
         """How many blocks from the first on are here. Does not count as use."""
-        for number, one in enumerate(hashes):
-            if one not in self._kept:
+        for number, block_hash in enumerate(hashes):
+            if block_hash not in self._kept:
                 return number
         return len(hashes)
 

@@ -132,8 +132,8 @@ def named(names: str) -> list[Policy]:
         ConfigurationError: unknown name, or the module has no such policy, or one with settings unknown to the hooks.
     """
     own = {name: _own(name) for name in (part.strip() for part in names.split(",")) if ":" in name}
-    known = {**POLICIES, **own}
-    return [known[name] for name in _each(names, known, "--policy")]
+    available = {**POLICIES, **own}
+    return [available[name] for name in _each(names, available, "--policy")]
 
 
 def routing_named(names: str) -> list[Policy]:
@@ -150,18 +150,18 @@ def _own(path: str) -> Policy:
 
     module, _, name = path.partition(":")
     try:
-        found = getattr(import_module(module), name)
+        policy = getattr(import_module(module), name)
     except Exception as error:  # a user's module may raise any error
         raise ConfigurationError(f"--policy {path!r} cannot be imported: {error}") from None
-    if not isinstance(found, Policy):
-        raise ConfigurationError(f"--policy {path!r} is a {type(found).__name__}; give the name of a Policy")
-    missing = sorted(((found.settings or frozenset()) | found.more.keys()) - PresageConfig.model_fields.keys())
+    if not isinstance(policy, Policy):
+        raise ConfigurationError(f"--policy {path!r} is a {type(policy).__name__}; give the name of a Policy")
+    missing = sorted(((policy.settings or frozenset()) | policy.more.keys()) - PresageConfig.model_fields.keys())
     if missing:
         raise ConfigurationError(
-            f"--policy {found.name}: the hooks of this version cannot do {' and '.join(missing)} yet; leave "
-            f"{found.name} out"
+            f"--policy {policy.name}: the hooks of this version cannot do {' and '.join(missing)} yet; leave "
+            f"{policy.name} out"
         )
-    return found
+    return policy
 
 
 def crossed(policies: Sequence[Policy], schedulers: str) -> list[Policy]:
@@ -170,7 +170,7 @@ def crossed(policies: Sequence[Policy], schedulers: str) -> list[Policy]:
     Raises:
         ConfigurationError: unknown name.
     """
-    found = []
+    combined = []
     for policy in policies:
         for name in _each(schedulers, SCHEDULERS, "--scheduler"):
             ranked = SCHEDULERS[name]
@@ -179,8 +179,8 @@ def crossed(policies: Sequence[Policy], schedulers: str) -> list[Policy]:
                 settings |= {"priority"}
             plain = policy.settings is None and ranked is None
             changed = replace(policy, settings=None if plain else settings, ranked=ranked or policy.ranked)
-            found.append(replace(changed, name=f"{policy.name}+{name}"))
-    return found
+            combined.append(replace(changed, name=f"{policy.name}+{name}"))
+    return combined
 
 
 def ends(name: str) -> tuple[str, str]:
@@ -190,8 +190,8 @@ def ends(name: str) -> tuple[str, str]:
 
 
 def _each(names: str, known: Collection[str], option: str) -> list[str]:
-    found = list(dict.fromkeys(part.strip() for part in names.split(",")))
-    for name in found:
+    chosen = list(dict.fromkeys(part.strip() for part in names.split(",")))
+    for name in chosen:
         if name not in known:
             raise ConfigurationError(f"{option} {name!r} is unknown; there are {', '.join(known)}")
-    return found
+    return chosen

@@ -67,8 +67,8 @@ class LastForecasts:
     def of(self, workflow: str) -> list[dict[str, Any]]:
         """The forecasts of one workflow, the oldest first. Costs O(most)."""
         now = self._clock()
-        made = (of for of in reversed(self._ring) if of[1].workflow == workflow)
-        return [_as_plain(step, live, now - at) for at, step, live in islice(made, MOST_SHOWN)][::-1]
+        made = (entry for entry in reversed(self._ring) if entry[1].workflow == workflow)
+        return [_as_plain(step, live, now - made_s) for made_s, step, live in islice(made, MOST_SHOWN)][::-1]
 
 
 def _as_plain(step: Step, forecast: LiveForecast, ago_s: float) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _stands(position: dict[str, Any]) -> list[str]:
 
 
 def _grows(growth: dict[str, Any], admission: dict[str, Any] | None) -> str:
-    tokens = {float(q): of for q, of in growth["quantiles"].items()}
+    tokens = {float(q): at_most for q, at_most in growth["quantiles"].items()}
     median, most = (min(tokens, key=lambda q: abs(q - wanted)) for wanted in (0.5, 0.9))
     by = growth["source"] if growth["version"] is None else f"{growth['source']} {growth['version']}"
     grows = f"its context is expected to grow by {tokens[median]:,.0f} tokens"

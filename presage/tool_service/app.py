@@ -115,12 +115,12 @@ def build(config: ToolServiceConfig, now: Callable[[], float] = time.time) -> St
             if not operator and not theirs:
                 return JSONResponse({"error": f"give the token of {config.token_variable}, or a tenant's"}, 401)
             try:
-                found: Response = await endpoint(request, None if operator else theirs[0])
+                response: Response = await endpoint(request, None if operator else theirs[0])
             except NotAvailable as error:
                 return JSONResponse({"error": str(error)}, error.status)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 return JSONResponse({"error": f"the body is not what is wanted: {error}"}, 400)
-            return found
+            return response
 
         return answer
 

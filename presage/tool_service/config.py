@@ -96,7 +96,7 @@ class ToolSettings(BaseModel):
 
     @model_validator(mode="after")
     def _one_driver(self) -> Self:
-        if sum(of is not None for of in (self.subprocess, self.docker, self.custom)) != 1:
+        if sum(table is not None for table in (self.subprocess, self.docker, self.custom)) != 1:
             raise ValueError("give one of the tables subprocess, docker and custom")
         return self
 
@@ -140,12 +140,12 @@ def check_named(config: ToolServiceConfig) -> list[str]:
         programs = [] if container is None else [("docker.program", container.program)]
         if process is not None:
             commands = (("subprocess.command", process.command), ("subprocess.ready", process.ready))
-            programs = [(of, command[0]) for of, command in commands if command]
-        for of, program in programs:
+            programs = [(setting, command[0]) for setting, command in commands if command]
+        for setting, program in programs:
             plain = "/" not in program or Path(program).is_absolute()  # others are of the tool's folder, made later
             if plain and "{" not in program and which(program) is None:
                 raise ConfigurationError(
-                    f"tools.{name}.{of}: there is no program {program!r}; install it, or correct it"
+                    f"tools.{name}.{setting}: there is no program {program!r}; install it, or correct it"
                 )
     wanted = {config.secret_variable: "no events are taken", **dict.fromkeys(config.tenants.values(), "no start")}
     return [f"{variable} is not set: {without}" for variable, without in wanted.items() if variable not in os.environ]
@@ -169,5 +169,5 @@ def read_config(file: Path) -> ToolServiceConfig:
         return ToolServiceConfig.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        at = ".".join(map(str, first["loc"])) or "it"
-        raise ConfigurationError(f"{file}: {at}: {first['msg'].removeprefix('Value error, ')}") from None
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise ConfigurationError(f"{file}: {where}: {first['msg'].removeprefix('Value error, ')}") from None

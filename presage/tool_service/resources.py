@@ -97,9 +97,9 @@ class ResourceTable:
 
     def __iter__(self) -> Iterator[Resource]:
         rows = self._database.execute("SELECT * FROM resources").fetchall()
-        for resource_id, tool, state, tenant, workflow_type, workflow_id, at, handle in rows:
+        for resource_id, tool, state, tenant, workflow_type, workflow_id, since_s, handle in rows:
             workflow = None if workflow_id is None else (tenant, workflow_type, workflow_id)
-            yield Resource(resource_id, tool, state, workflow, at, msgspec.json.decode(handle))
+            yield Resource(resource_id, tool, state, workflow, since_s, msgspec.json.decode(handle))
 
     def end(self, workflow: WorkflowKey, at: float) -> None:
         """The workflow has ended at this time: what happened before and is told later is late."""

@@ -79,9 +79,9 @@ class ToolUsage:
 
     def restore(self, kept: bytes) -> None:
         """Goes on from `to_json`."""
-        found = msgspec.json.decode(kept)
-        self._setups.extend(found["setups"])
-        for workflow_type, agent, role in found["roles"]:
-            one = self._roles[workflow_type, agent] = _Role()
-            one.needed.extend(role["needed"])
-            one.after_s.extend(role["after_s"])
+        restored = msgspec.json.decode(kept)
+        self._setups.extend(restored["setups"])
+        for workflow_type, agent, role in restored["roles"]:
+            learnt = self._roles[workflow_type, agent] = _Role()
+            learnt.needed.extend(role["needed"])
+            learnt.after_s.extend(role["after_s"])

@@ -46,10 +46,10 @@ def isolated(
     baggage = headers.get("baggage")
     if baggage:
         changed["baggage"] = ",".join(_member(part, own) for part in baggage[:_LONGEST].split(","))
-    found = _own_ids(body, own, 0)
+    new_body = _own_ids(body, own, 0)
     if isinstance(body.get("request_id"), str):  # vLLM stores a response under it
-        found = {**found, "request_id": own(body["request_id"])}
-    return found, {**headers, **changed} if changed else headers
+        new_body = {**new_body, "request_id": own(body["request_id"])}
+    return new_body, {**headers, **changed} if changed else headers
 
 
 def _own_ids(fields: Mapping[str, Any], own: Any, depth: int) -> Mapping[str, Any]:

@@ -53,5 +53,5 @@ def forecasts(annotation: Annotation) -> dict[str, Any]:
 
 
 def _each(quantiles: tuple[float, float] | None, digits: int) -> list[float | None] | None:
-    found = [rounded(value, digits) for value in quantiles or ()]
-    return found if found and None not in found else None
+    numbers = [rounded(value, digits) for value in quantiles or ()]
+    return numbers if numbers and None not in numbers else None

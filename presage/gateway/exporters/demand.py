@@ -48,19 +48,19 @@ def model_demand(
         horizons_s: [horizons].
         ahead: mean and variance of the forecast, [horizons, models] each; None without one.
     """
-    found = [
+    demands = [
         ModelDemand(model, 0.0, dict.fromkeys(quantiles, float(requests)))
         for model, requests in zip(models, now, strict=True)
     ]
     if ahead is None:
-        return found
+        return demands
     mean, spread = ahead[0], np.sqrt(ahead[1] + 1.0)
     for place, horizon_s in enumerate(horizons_s.tolist()):
         for column, model in enumerate(models):
-            of = NormalDist(float(mean[place, column]), float(spread[place, column]))
+            normal = NormalDist(float(mean[place, column]), float(spread[place, column]))
             if horizon_s > 0:
-                found.append(ModelDemand(model, horizon_s, {q: max(0.0, of.inv_cdf(q)) for q in quantiles}))
-    return found
+                demands.append(ModelDemand(model, horizon_s, {q: max(0.0, normal.inv_cdf(q)) for q in quantiles}))
+    return demands
 
 
 class DemandGauges:
@@ -95,9 +95,9 @@ def read_demand(page: str) -> list[ModelDemand]:
     Raises:
         ValueError: the page is not in that format.
     """
-    found: dict[tuple[str, float], dict[float, float]] = {}
+    by_key: dict[tuple[str, float], dict[float, float]] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples if family.name == GAUGE else ():
             key = sample.labels["model"], float(sample.labels["horizon_s"])
-            found.setdefault(key, {})[float(sample.labels["quantile"])] = sample.value
-    return [ModelDemand(model, horizon_s, requests) for (model, horizon_s), requests in found.items()]
+            by_key.setdefault(key, {})[float(sample.labels["quantile"])] = sample.value
+    return [ModelDemand(model, horizon_s, requests) for (model, horizon_s), requests in by_key.items()]

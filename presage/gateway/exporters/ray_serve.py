@@ -41,7 +41,7 @@ def replicas(demands: Sequence[ModelDemand], model: str, quantile: float, reques
 
     Replicas are kept until then, so a drop between two horizons closes none.
     """
-    wanted = [one.requests[quantile] for one in demands if one.model == model and quantile in one.requests]
+    wanted = [demand.requests[quantile] for demand in demands if demand.model == model and quantile in demand.requests]
     return math.ceil(max(wanted) / requests_per_replica - 1e-9) if wanted else None
 
 
@@ -79,11 +79,11 @@ class DemandPolicy:
             self._reader = threading.Thread(target=self._read_on, name="presage-demand", daemon=True)
             self._reader.start()
         read_s, wanted = self._last
-        known = wanted is not None and time.monotonic() - read_s <= self._keep_s
-        if wanted is None or not known:
+        fresh = wanted is not None and time.monotonic() - read_s <= self._keep_s
+        if wanted is None or not fresh:
             wanted = math.ceil(ctx.total_num_requests / self._per_replica - 1e-9)
         bounded = min(max(wanted, ctx.capacity_adjusted_min_replicas), ctx.capacity_adjusted_max_replicas)
-        return bounded, {"presage": "forecast" if known else "requests"}
+        return bounded, {"presage": "forecast" if fresh else "requests"}
 
     def read(self) -> None:
         """Reads the page once; if that raises, the last reading stays."""

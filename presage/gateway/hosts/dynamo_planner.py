@@ -62,11 +62,11 @@ class RequestPredictor:
 
     def sample(self) -> dict[float, float]:
         """Notes the requests in flight; returns those of each horizon in seconds, 0 being now."""
-        found: dict[float, float] = {0.0: 0.0}
+        in_flight: dict[float, float] = {0.0: 0.0}
         for demand in self._demands():
-            found[demand.horizon_s] = found.get(demand.horizon_s, 0.0) + demand.requests[_MEDIAN]
-        self._samples.append((self._clock(), found[0.0]))
-        return found
+            in_flight[demand.horizon_s] = in_flight.get(demand.horizon_s, 0.0) + demand.requests[_MEDIAN]
+        self._samples.append((self._clock(), in_flight[0.0]))
+        return in_flight
 
     def predicted(self, requests: float, interval_s: float) -> float | None:
         """Requests of the next interval, by the most in flight ahead; None if nothing is known.
@@ -76,12 +76,12 @@ class RequestPredictor:
         """
         ahead = [value for horizon_s, value in self.sample().items() if horizon_s > 0]
         since = self._clock() - interval_s
-        seen = [value for at, value in self._samples if at >= since]
+        seen = [value for taken_s, value in self._samples if taken_s >= since]
         mean = sum(seen) / len(seen)
         if not ahead or mean <= 0 or requests <= 0:
             return None
-        found = requests * max(ahead) / mean
-        return found if math.isfinite(found) else None
+        predicted = requests * max(ahead) / mean
+        return predicted if math.isfinite(predicted) else None
 
     async def predict(self, request: Any, _: Any) -> Any:
         """Answers `Predict`."""

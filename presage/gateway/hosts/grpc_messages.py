@@ -37,7 +37,7 @@ def messages(package: str, tables: Mapping[str, str]) -> dict[str, Any]:
     """
     file = FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto2")
     for name, table in tables.items():
-        fields = [_field(package, *one.split()) for one in table.split(",") if one.strip()]
+        fields = [_field(package, *field.split()) for field in table.split(",") if field.strip()]
         file.message_type.append(DescriptorProto(name=name, field=fields))
     pool = DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())

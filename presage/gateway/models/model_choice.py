@@ -222,11 +222,11 @@ class ModelChooser:
         if not isinstance(answer, RouterAnswer):
             return to(unchanged, NO_PROMPT if answer is None else _SKIPPED[answer])
         shares = {model: answer.probabilities[model] for model in pool.models if model in answer.probabilities}
-        known = [model for model in pool.models if model in soonest and model in shares]
-        if answer.far or len(known) < 2 or unchanged not in known:
+        comparable = [model for model in pool.models if model in soonest and model in shares]
+        if answer.far or len(comparable) < 2 or unchanged not in comparable:
             return to(unchanged, TOO_FAR if answer.far else UNKNOWN, shares)
-        scores = {model: shares[model] - pool.costs.get(model, 0.0) for model in known}
-        model, reason = self._by_rule(pool, {model: by_model[model] for model in known}, scores, home)
+        scores = {model: shares[model] - pool.costs.get(model, 0.0) for model in comparable}
+        model, reason = self._by_rule(pool, {model: by_model[model] for model in comparable}, scores, home)
         return replace(to(model, reason, shares), fallback=answer.fallback)
 
     def _by_rule(
@@ -246,7 +246,7 @@ class ModelChooser:
     ) -> dict[_Place, float]:
         """Estimated seconds to the last token wherever the pool's models take requests."""
         self._monitor.refresh()
-        found = {}
+        by_place = {}
         for row in self._monitor.engines:
             if not row.open:
                 continue
@@ -254,8 +254,8 @@ class ModelChooser:
                 if model in pool.models:
                     place = _Place(model, row.name)
                     cached = last.prompt_tokens if last is not None and last.place == place else 0.0
-                    found[place] = self._estimate_s(row, max(0.0, prompt_tokens - cached), output_tokens)
-        return found
+                    by_place[place] = self._estimate_s(row, max(0.0, prompt_tokens - cached), output_tokens)
+        return by_place
 
     def _estimate_s(self, row: FleetEngine, uncached_tokens: float, output_tokens: float) -> float:
         return last_token_s(row, uncached_tokens + self._monitor.prefill_tokens(row.name), output_tokens)

@@ -96,15 +96,15 @@ class _Process:
         assert self.process.stdout is not None
         try:
             while line := await self.process.stdout.readline():
-                found = json.loads(line)
-                if "early" in found:
-                    if found["id"] in self.unanswered:
-                        self.unanswered[found["id"]].early = found
+                answer = json.loads(line)
+                if "early" in answer:
+                    if answer["id"] in self.unanswered:
+                        self.unanswered[answer["id"]].early = answer
                     continue
                 self.progress_s = self._clock()
-                asked = self.unanswered.pop(found["id"], None)
+                asked = self.unanswered.pop(answer["id"], None)
                 if asked is not None and not asked.answer.done():
-                    asked.answer.set_result(found)
+                    asked.answer.set_result(answer)
         except (ValueError, LookupError, TypeError, OSError):  # a line that is too long, or no answer
             self.end()
         self.ended = True
@@ -175,10 +175,10 @@ class RouterClient:
         if not done:
             self._end_if_hung(running)
         try:
-            found, late = (asked.answer.result(), full) if done else (asked.early, True)
-            if found is None:
+            answer, late = (asked.answer.result(), full) if done else (asked.early, True)
+            if answer is None:
                 return "late"
-            forecast = RouterAnswer(found["probabilities"], found["far"], late)
+            forecast = RouterAnswer(answer["probabilities"], answer["far"], late)
         except (ProcessEnded, LookupError):
             return "failed"
         self._ended = 0
@@ -210,13 +210,13 @@ class RouterClient:
         running.reader.add_done_callback(lambda _: self._processes.discard(running))
         try:
             async with asyncio.timeout(MOST_S):
-                found = await running.ask({"load": folder, "digest": digest}).answer
-            if "error" in found:
-                raise ArtefactError(found["error"])
+                answer = await running.ask({"load": folder, "digest": digest}).answer
+            if "error" in answer:
+                raise ArtefactError(answer["error"])
             if self._closed:
                 raise ProcessEnded("the gateway shuts down", queried=False)
-            running.fallback = found.get("fallback", False)
-            return running, tuple(found["models"])
+            running.fallback = answer.get("fallback", False)
+            return running, tuple(answer["models"])
         except BaseException as error:
             running.end()
             if isinstance(error, TimeoutError):

@@ -42,9 +42,9 @@ class RouterVersions:
     @property
     def held(self) -> Held:
         """The version that is live, or why there is none."""
-        found = self._reload.take()
-        if found is not None:
-            self._held = found["router"]
+        renewed = self._reload.take()
+        if renewed is not None:
+            self._held = renewed["router"]
         return self._held
 
     def start(self) -> None:

@@ -288,8 +288,12 @@ class FleetMonitor:
         """Brings `engines` up to date."""
         now = self._clock()
         self._close_silent(now)
-        known = [of.foreign for name, of in self._states.items() if of.outage is None and self.load(name) is not None]
-        typical = round(sum(known) / len(known)) if known else 0
+        foreign = [
+            state.foreign
+            for name, state in self._states.items()
+            if state.outage is None and self.load(name) is not None
+        ]
+        typical = round(sum(foreign) / len(foreign)) if foreign else 0
         for name, state in self._states.items():
             if self.load(name) is None:
                 state.foreign = typical
@@ -308,10 +312,10 @@ class FleetMonitor:
     def status(self) -> dict[str, dict[str, Any]]:
         """The upstreams as JSON values; None where something is unknown."""
         self.refresh()
-        found: dict[str, dict[str, Any]] = {}
+        statuses: dict[str, dict[str, Any]] = {}
         for name, state in self._states.items():
             load, row = self.load(name), state.rows[0]
-            found[name] = {
+            statuses[name] = {
                 "open": row.open,
                 "reason": state.outage,
                 "running": None if load is None else load.running,
@@ -325,7 +329,7 @@ class FleetMonitor:
                 "bias": state.speed.bias(self._clock()),
                 "measured": dict(zip(("decoding", "prefill"), state.speed.measured, strict=True)),
             }
-        return found
+        return statuses
 
     def _describe(self, row: FleetEngine, state: _State, now: float) -> None:
         bias = state.speed.bias(now)

@@ -39,8 +39,8 @@ class _Mean:
     def add(self, seconds: float) -> None:
         self.count += 1
         weight = max(1 / self.count, _NEW)
-        of = math.log(min(max(seconds, _FASTEST_S), _SLOWEST_S))
-        self.value = math.exp((1 - weight) * math.log(self.value) + weight * of)
+        log_s = math.log(min(max(seconds, _FASTEST_S), _SLOWEST_S))
+        self.value = math.exp((1 - weight) * math.log(self.value) + weight * log_s)
 
 
 class UpstreamSpeed:

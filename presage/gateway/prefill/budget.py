@@ -30,7 +30,7 @@ class PrefillBudget:
     @property
     def wasted(self) -> float | None:
         """The share of the window's tokens; None without any."""
-        tokens = sum(of for of, _ in self._judged)
+        tokens = sum(sent for sent, _ in self._judged)
         return sum(lost for _, lost in self._judged) / tokens if tokens else None
 
     def paused(self, now: float) -> bool:
@@ -65,14 +65,14 @@ class PrefillBudgets:
 
     def of(self, stats_key: str) -> PrefillBudget:
         """The budget of a workflow type."""
-        found = self._of.get(stats_key)
-        if found is None:
-            found = self._of[stats_key] = self._make()
+        budget = self._of.get(stats_key)
+        if budget is None:
+            budget = self._of[stats_key] = self._make()
             if len(self._of) > MOST_TYPES:
                 self._of.popitem(last=False)
         self._of.move_to_end(stats_key)
-        return found
+        return budget
 
     def paused(self, now: float) -> int:
         """Workflow types in a pause."""
-        return sum(of.paused(now) for of in self._of.values())
+        return sum(budget.paused(now) for budget in self._of.values())

@@ -90,8 +90,8 @@ class NextAgentAdapter:
         source = self.predictor.source
         if source.kind != "captured" or not self._states:
             return {}
-        found = {moment: self.predictor.projection(moment) for moment in source.sizes}
-        return {moment: projection for moment, projection in found.items() if projection is not None}
+        projections = {moment: self.predictor.projection(moment) for moment in source.sizes}
+        return {moment: projection for moment, projection in projections.items() if projection is not None}
 
     def opened(self, workflow_type: str) -> tuple[str, ...] | None:
         """The new agents of a workflow that begins: none so far, or None where the model does not number them."""
@@ -112,8 +112,8 @@ class NextAgentAdapter:
         """
         out = self._buffer()
         tokens = log_tokens(step, "input")
-        known = self.predictor.vocabulary.call(agent, new)[0]
-        evidence = self.predictor.prefilled(workflow, known, tokens, self._state(step, PREFILL), out)
+        index = self.predictor.vocabulary.call(agent, new)[0]
+        evidence = self.predictor.prefilled(workflow, index, tokens, self._state(step, PREFILL), out)
         return self._checked(workflow, new, PREFILL, evidence, out, left)
 
     def completed(

@@ -157,11 +157,11 @@ def main() -> None:
         limit_memory(query["most_mb"])
         signal.setitimer(signal.ITIMER_REAL, query["most_s"])
         try:
-            found = answer(query)
+            reply = answer(query)
         except BaseException:  # a library in Rust panics, such as for want of memory
             os._exit(1)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _write(answers, found)
+        _write(answers, reply)
 
 
 if __name__ == "__main__":

@@ -266,9 +266,9 @@ class Reload:
         self.troubles: dict[str, str] = {}
         self._held = dict(held)
         self._watched = {
-            kind: of.reference
-            for kind, of in self._held.items()
-            if of.reference is not None and of.reference.startswith("models:")
+            kind: current.reference
+            for kind, current in self._held.items()
+            if current.reference is not None and current.reference.startswith("models:")
         }
         self._registry, self._every_s, self._load_folder = registry, every_s, load
         self._draw, self._clock = draw, clock

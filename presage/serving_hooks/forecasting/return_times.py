@@ -180,8 +180,8 @@ class ReturnTimeForecaster:
         course = self._courses.pop(workflow, None)
         if course is not None and course.away is not None and reason is EndReason.FINISHED:
             try:
-                of = course.away.step
-                self.counts.ended(of.stats_key, of.agent, course.away.finish_reason)
+                before = course.away.step
+                self.counts.ended(before.stats_key, before.agent, course.away.finish_reason)
             except Exception as error:
                 self.faults[type(error).__name__] += 1
 
@@ -209,9 +209,9 @@ class ReturnTimeForecaster:
         self._courses.move_to_end(step.workflow)
         now = self._time(course, now)
         if course.away is not None:
-            of, seconds = course.away.step, min(now - course.away.at, LONGEST_S)
-            self.live.returned(of.workflow_type, course.away.forecast, seconds)
-            self.counts.returned(of.stats_key, of.agent, course.away.finish_reason, seconds)
+            before, seconds = course.away.step, min(now - course.away.at, LONGEST_S)
+            self.live.returned(before.workflow_type, course.away.forecast, seconds)
+            self.counts.returned(before.stats_key, before.agent, course.away.finish_reason, seconds)
             course.away = None
         begun = None
         if course.state is not None:

@@ -70,11 +70,13 @@ def load(kind: str, reference: str, registry: Callable[[], Registry]) -> Held:
         RegistryError: the registry does not answer or lacks the model.
         ArtefactError: the artefact is broken, of another kind, or fails its trial.
     """
-    found = resolve(reference, registry)
-    predictor = _tried(kind, found.folder, _TEXTS)
-    digest = artefact_digest(found.folder)
-    promoted, profile = _evidence(found, registry)
-    return Held(predictor, reference, found.version, digest, promoted=promoted, folder=found.folder, profile=profile)
+    resolved = resolve(reference, registry)
+    predictor = _tried(kind, resolved.folder, _TEXTS)
+    digest = artefact_digest(resolved.folder)
+    promoted, profile = _evidence(resolved, registry)
+    return Held(
+        predictor, reference, resolved.version, digest, promoted=promoted, folder=resolved.folder, profile=profile
+    )
 
 
 def load_validated(kind: str, folder: Path, digest: str) -> Any:
@@ -86,9 +88,9 @@ def load_validated(kind: str, folder: Path, digest: str) -> Any:
         ArtefactError: the artefact is broken, of another kind, not the validated one, or fails its trial.
     """
     predictor = _tried(kind, folder, {})
-    found = artefact_digest(folder)
-    if found != digest:
-        raise ArtefactError(f"{folder}: digest {found[:19]}… is not {digest[:19]}…, which was validated: put it back")
+    actual = artefact_digest(folder)
+    if actual != digest:
+        raise ArtefactError(f"{folder}: digest {actual[:19]}… is not {digest[:19]}…, which was validated: put it back")
     return predictor
 
 
@@ -151,9 +153,9 @@ def _cached(registry: Callable[[], Registry]) -> Callable[[], Registry]:
             return error
 
     def opened() -> Registry:
-        found = outcome()
-        if isinstance(found, Exception):
-            raise found
-        return found
+        registry_or_error = outcome()
+        if isinstance(registry_or_error, Exception):
+            raise registry_or_error
+        return registry_or_error
 
     return opened

@@ -31,14 +31,14 @@ _SERVED: Final = ("remaining", "final-context")
 def try_next_agent(predictor: NextAgentPredictor, texts: Mapping[str, str]) -> None:
     """Forecasts a few steps at both moments, of known and unknown workflow types and agents."""
     adapter, vocabulary = NextAgentAdapter(predictor, None), predictor.vocabulary
-    known: dict[str, Any] = dict(texts)
+    inputs: dict[str, Any] = dict(texts)
     if texts:
-        known |= {STATE_COLUMN[moment]: np.zeros(size, np.float32) for moment, size in predictor.source.sizes.items()}
+        inputs |= {STATE_COLUMN[moment]: np.zeros(size, np.float32) for moment, size in predictor.source.sizes.items()}
     for workflow_type in (*vocabulary.workflow_types[:1], ""):
         workflow = predictor.open(workflow_type)
         for agent in (*vocabulary.agents[:TRIAL_STEPS], ""):
-            adapter.prefilled(workflow, agent, (), {"input_tokens": 1, **known}, NO_LENGTHS)
-            adapter.completed(workflow, (), {"output_tokens": 1, **known}, NO_LENGTHS)
+            adapter.prefilled(workflow, agent, (), {"input_tokens": 1, **inputs}, NO_LENGTHS)
+            adapter.completed(workflow, (), {"output_tokens": 1, **inputs}, NO_LENGTHS)
 
 
 def try_lengths(predictor: RemainingLengthPredictor, texts: Mapping[str, str]) -> None:
@@ -62,7 +62,7 @@ def try_profile(predictor: ProfilePredictor, texts: Mapping[str, str]) -> None:
     for workflow_type, profile in predictor.profiles.items():
         workflow = adapter.open(workflow_type)
         assert workflow is not None
-        states = (profile.automaton.states[at] for at in profile.automaton.dominant_path()[0][:TRIAL_STEPS])
+        states = (profile.automaton.states[number] for number in profile.automaton.dominant_path()[0][:TRIAL_STEPS])
         for agent in (*(next(iter(state.members)) for state in states), ""):
             workflow = adapter.begun(workflow, agent, beside=False)
             adapter.forecast(workflow, PREFILL, None, adapter.lengths(workflow, None) or NO_LENGTHS)

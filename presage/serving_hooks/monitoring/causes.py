@@ -59,7 +59,7 @@ def causes_of(promoted: Transitions, called: Collection[frozenset[str]]) -> tupl
     """
     workflows = Counter(agent for agents in called for agent in agents)
     least = max(_SHARE * len(called), 1.0)
-    new = [name for name, of in workflows.most_common() if name not in promoted.agents and of >= least]
+    new = [name for name, count in workflows.most_common() if name not in promoted.agents and count >= least]
     steps = Counter[str]()
     for (_, agent), times in promoted.counts.items():
         if agent != END:

@@ -47,14 +47,14 @@ class LiveReturns:
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """By workflow type and source, as JSON values."""
-        found: dict[str, dict[str, Any]] = {}
+        by_type: dict[str, dict[str, Any]] = {}
         for (name, source), sums in self._figures.items():
-            found.setdefault(name, {})[source] = {
+            by_type.setdefault(name, {})[source] = {
                 "judged": {f"{q:g}": n for q, n in sums.judged.items()},
                 "within": {f"{q:g}": n for q, n in sums.within.items()},
                 "log_error": sums.log_error,
             }
-        return found
+        return by_type
 
 
 class _Sums:

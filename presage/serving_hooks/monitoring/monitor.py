@@ -50,8 +50,8 @@ class ForecastMonitor:
         profiled: str | None = None,
     ) -> None:
         """See `OutcomeTracker.begun`."""
-        of = workflow_type, workflow_id, agent, forecast, step, counted, profiled
-        self._safely(lambda: self.tracker.begun(*of), None)
+        arguments = workflow_type, workflow_id, agent, forecast, step, counted, profiled
+        self._safely(lambda: self.tracker.begun(*arguments), None)
 
     def again(self, workflow_type: str, workflow_id: str, forecast: LiveForecast) -> None:
         """See `OutcomeTracker.again`."""
@@ -124,11 +124,11 @@ class ForecastMonitor:
             )
         elif isinstance(change, Recovered):
             _log.warning("workflow type %r has recovered: its figures are as promoted", change.workflow_type)
-        for compared, of in (
+        for compared, tally in (
             (self.stand_back, workflow.against_counts),
             (self.profile_stand_back, workflow.profile_against_counts),
         ):
-            stood = compared.followed(workflow.workflow_type, of)
+            stood = compared.followed(workflow.workflow_type, tally)
             if stood is not None:
                 _log.warning("%s", stood)
 

@@ -111,9 +111,9 @@ class Tally:
         has no column for it.
         """
         place = min(int(np.float32(confidence) * _BINS), BINS - 1)
-        at = (_PLACE[moment] * self._horizon + horizon - 1) * BINS + place
+        index = (_PLACE[moment] * self._horizon + horizon - 1) * BINS + place
         nats = 0.0 if given is None else -log(max(given, LEAST_PROBABILITY))
-        self._single.extend((at, confidence, right, nats, given is not None))
+        self._single.extend((index, confidence, right, nats, given is not None))
         if len(self._single) > _MOST_SINGLE:
             self._summed()
 
@@ -122,11 +122,11 @@ class Tally:
         plane, single = self._planes, iter(self._single)
         flat = self._flat = self._flat or array("f", bytes(4 * 5 * plane))
         for place, *added in zip(single, single, single, single, single, strict=True):
-            at = int(place)
-            flat[at] += 1.0
+            index = int(place)
+            flat[index] += 1.0
             for number in added:
-                at += plane
-                flat[at] += number
+                index += plane
+                flat[index] += number
         self._single = array("d")
         return flat
 

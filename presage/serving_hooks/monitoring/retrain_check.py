@@ -49,20 +49,20 @@ class TraceForecasts:
 
     def at(self, row: int, moment: Moment) -> LiveForecast:
         """The forecast at a row, as the forecaster would have made it."""
-        of = self.probabilities.get(moment)
+        probabilities = self.probabilities.get(moment)
         remaining = NO_LENGTHS
         if moment == PREFILL and self.tokens is not None and np.isfinite(self.tokens[row]).all():
             tokens = tuple(self.tokens[row].tolist())
             remaining = LiveLengths("champion", 0, self.quantiles, tokens, 0, self.lengths_version)
-        if of is None:
+        if probabilities is None:
             return LiveForecast("none", 0, moment, NOTHING, (), None, None, remaining)
-        return LiveForecast("champion", 0, moment, of[row], self.agents, self.version, None, remaining)
+        return LiveForecast("champion", 0, moment, probabilities[row], self.agents, self.version, None, remaining)
 
 
 def followed_of(table: pa.Table, forecasts: TraceForecasts) -> Iterator[Followed]:
     """The sums of each workflow of a trace's served steps, by the time of its first step if recorded."""
     ended: list[Followed] = []
-    horizon = max((of.shape[1] for of in forecasts.probabilities.values()), default=1)
+    horizon = max((probabilities.shape[1] for probabilities in forecasts.probabilities.values()), default=1)
     tracker = OutcomeTracker(ended.append, horizon)
     columns: dict[str, list[Any]] = {name: table[name].to_pylist() for name in _COLUMNS}
     for rows in _by_time(table):
@@ -132,4 +132,4 @@ def retrain_check(
             "never_seen": never,
             "latest": latest.get(name, {}),
         }
-    return {"due": any(of["due"] for of in types.values()), "workflow_types": types}
+    return {"due": any(checked["due"] for checked in types.values()), "workflow_types": types}

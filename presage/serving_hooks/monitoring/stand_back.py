@@ -78,12 +78,12 @@ class StandBack:
         """By workflow type, as JSON values: `steps`, accuracy of `model` and `counts` there, `stands_back`."""
         return {
             name: {
-                "steps": of.sums.judged,
-                "model": of.sums.model / of.sums.judged,
-                "counts": of.sums.counts / of.sums.judged,
+                "steps": window.sums.judged,
+                "model": window.sums.model / window.sums.judged,
+                "counts": window.sums.counts / window.sums.judged,
                 "stands_back": name in self.types,
             }
-            for name, of in self._windows.items()
+            for name, window in self._windows.items()
         }
 
 

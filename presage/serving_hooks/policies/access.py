@@ -181,7 +181,7 @@ class ActiveWorkflow:
     def remove(self, group: Group) -> None:
         """Removes a group, from either collection."""
         if self.shared.pop(group.id, None) is None:
-            self.private = tuple(one for one in self.private if one is not group)
+            self.private = tuple(other for other in self.private if other is not group)
 
 
 Parts = Mapping[Group | None, list[int]]
@@ -340,7 +340,7 @@ class AccessIndex:
         """Moves the return time of a workflow to its present stage; returns its groups, which it scores again."""
         running.turns += 1
         running.stage = _NO_STAGE if running.curve is None else running.curve.at(max(0.0, now - running.since))
-        known: dict[frozenset[str], int] = {}  # shared groups may have equal agents
+        worth_of: dict[frozenset[str], int] = {}  # shared groups may have equal agents
         groups = running.groups
         for group in groups:
             alone = group.sole is not None
@@ -348,9 +348,9 @@ class AccessIndex:
                 group.stale = True  # no free block: score it when one is freed
                 continue
             agents = group.agents if alone else group.many[workflow].agents
-            worth = known.get(agents)
+            worth = worth_of.get(agents)
             if worth is None:
-                worth = known[agents] = self.worth(running, agents)
+                worth = worth_of[agents] = self.worth(running, agents)
             group.put(workflow, agents, worth)
             group.stale = False
         return groups
@@ -364,12 +364,12 @@ class AccessIndex:
             return running.lookahead.score(agents)
         if running.rated != running.lookahead.changes:
             running.uses, running.rated = {}, running.lookahead.changes
-        known = running.uses.get(agents)
-        if known is None:
+        scale_and_delay = running.uses.get(agents)
+        if scale_and_delay is None:
             use = running.lookahead.first_use(agents)
             scale = PER_S * _coarse(use.probability) if use.probability else 0.0
-            known = running.uses[agents] = scale, (round(2.0 * use.step) / 2.0 - 1.0) * running.step_s
-        scale, later_s = known
+            scale_and_delay = running.uses[agents] = scale, (round(2.0 * use.step) / 2.0 - 1.0) * running.step_s
+        scale, later_s = scale_and_delay
         if not scale:
             return 0
         if running.curve is None:

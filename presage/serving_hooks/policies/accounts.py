@@ -183,9 +183,9 @@ class SharedPrefixes:
     def first_prompt(self, workflow_type: str, agent: str, hashes: Sequence[bytes]) -> Sequence[bytes]:
         """The first prompt of an agent in a workflow; returns the blocks that it shares with another workflow."""
         latest = self._latest.get((workflow_type, agent))
-        found = hashes[: latest.known(hashes)] if latest is not None else ()
-        if found:
-            self._shared.setdefault(workflow_type, Distinct()).add(found)
+        shared = hashes[: latest.known(hashes)] if latest is not None else ()
+        if shared:
+            self._shared.setdefault(workflow_type, Distinct()).add(shared)
         self._latest[workflow_type, agent] = kept = Distinct()
         kept.add(hashes)
         self._latest.move_to_end((workflow_type, agent))
@@ -193,4 +193,4 @@ class SharedPrefixes:
             (gone, _), _ = self._latest.popitem(last=False)
             if all(name != gone for name, _ in self._latest):
                 self._shared.pop(gone, None)
-        return found
+        return shared

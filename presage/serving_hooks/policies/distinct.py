@@ -51,18 +51,18 @@ class Distinct:
 
     def add(self, hashes: Sequence[bytes]) -> None:
         """Adds the blocks of a prompt, by their `hashes` from its beginning."""
-        known, at = self._end(hashes)
+        known_blocks, run_index = self._end(hashes)
         every = self._every
-        fresh = [_word(one) for one in hashes[every * (known + 1) - 1 :: every]]
+        fresh = [_word(block_hash) for block_hash in hashes[every * (known_blocks + 1) - 1 :: every]]
         if not fresh:
             return
         self._words += len(fresh)
         words = b"".join(fresh)
         runs = self._runs
-        if at is not None and runs[at][0] + len(runs[at][1]) // _WORD == known:
-            self._runs = (*runs[:at], (runs[at][0], runs[at][1] + words), *runs[at + 1 :])
+        if run_index is not None and runs[run_index][0] + len(runs[run_index][1]) // _WORD == known_blocks:
+            self._runs = (*runs[:run_index], (runs[run_index][0], runs[run_index][1] + words), *runs[run_index + 1 :])
         else:
-            self._runs = (*runs, (known, words))
+            self._runs = (*runs, (known_blocks, words))
         while self._words + _RUN * len(self._runs) > self._most and self._words:
             self._thin()
 
@@ -92,7 +92,7 @@ class Distinct:
         """Drops every second kept block."""
         runs = []
         for start, words in self._runs:
-            ours = [words[at : at + _WORD] for at in range(_WORD * (1 - start % 2), len(words), 2 * _WORD)]
+            ours = [words[offset : offset + _WORD] for offset in range(_WORD * (1 - start % 2), len(words), 2 * _WORD)]
             if ours:
                 runs.append((start // 2, b"".join(ours)))
         self._runs = tuple(runs)
@@ -100,5 +100,5 @@ class Distinct:
         self._every *= 2
 
 
-def _word(one: bytes) -> bytes:
-    return one[:_WORD].ljust(_WORD, b"\0")
+def _word(block_hash: bytes) -> bytes:
+    return block_hash[:_WORD].ljust(_WORD, b"\0")

@@ -156,8 +156,8 @@ class StepPace:
 
 def _renewed(mean: tuple[int, float], value: float) -> tuple[int, float]:
     """A mean of the first 50 values, exponentially weighted after them."""
-    count, of = mean
-    return count + 1, of + (value - of) / min(count + 1, 50)
+    count, average = mean
+    return count + 1, average + (value - average) / min(count + 1, 50)
 
 
 def paced(step_s: float, end: float) -> ReturnCurve:

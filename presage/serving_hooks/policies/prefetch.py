@@ -48,12 +48,12 @@ def plan(
         The index of a prompt, and how many of its missing blocks, from the front.
     """
     left = min(spare_blocks, config.most_blocks, int(channel_blocks) if math.isfinite(channel_blocks) else 0)
-    worth = [at for at, (value, blocks) in enumerate(missing) if value >= config.least_value and blocks > 0]
+    worth = [index for index, (value, blocks) in enumerate(missing) if value >= config.least_value and blocks > 0]
     fetches: list[tuple[int, int]] = []
-    for at in sorted(worth, key=lambda at: -missing[at][0]):
+    for index in sorted(worth, key=lambda index: -missing[index][0]):
         if left <= 0:
             break
-        blocks = min(missing[at][1], left)
-        fetches.append((at, blocks))
+        blocks = min(missing[index][1], left)
+        fetches.append((index, blocks))
         left -= blocks
     return fetches

@@ -73,10 +73,10 @@ class Objectives:
 
     def of(self, step: Step | None) -> Objective:
         """That of a request; `step` is None without a workflow."""
-        found = None
+        objective = None
         if step is not None:
-            found = self.workflow_types.get(step.workflow_type) or self.tenants.get(tenant_of(step.workflow_id))
-        return found or self.default
+            objective = self.workflow_types.get(step.workflow_type) or self.tenants.get(tenant_of(step.workflow_id))
+        return objective or self.default
 
 
 class WaitBounds:

@@ -174,7 +174,9 @@ class Fleet:
 
     def open(self, model: str = "") -> list[int]:
         """Numbers of the engines that take programs of a model; empty is any."""
-        return [number for number, of in enumerate(self.engines) if of.open and (not model or of.model == model)]
+        return [
+            number for number, engine in enumerate(self.engines) if engine.open and (not model or engine.model == model)
+        ]
 
     def arrived(self, request: RoutingRequest) -> Program:
         """A request has arrived; returns its program, which may be new."""
@@ -230,30 +232,30 @@ class Fleet:
     def answered(self, request: tuple[int, int], program: str, output_tokens: int, now: float) -> Program:
         """A request has its last token."""
         engine, expected = self._in_flight.pop(request)
-        target, of = self.engines[engine], self.programs[program]
+        target, running = self.engines[engine], self.programs[program]
         target.requests -= 1
         target.predicted_tokens = max(0.0, target.predicted_tokens - expected) if target.requests else 0.0
         self.mean_output += _NEW * (output_tokens - self.mean_output)
-        of.in_flight -= 1
-        of.steps += 1
-        of.context_tokens = float(sum(of.contexts.values()) + output_tokens)
-        del of.contexts[request]
-        of.remaining_tokens = max(0.0, of.remaining_tokens - output_tokens)
-        if not of.in_flight and not of.waiting:
-            of.phase, of.since_s = Phase.TOOL, now
-        return of
+        running.in_flight -= 1
+        running.steps += 1
+        running.context_tokens = float(sum(running.contexts.values()) + output_tokens)
+        del running.contexts[request]
+        running.remaining_tokens = max(0.0, running.remaining_tokens - output_tokens)
+        if not running.in_flight and not running.waiting:
+            running.phase, running.since_s = Phase.TOOL, now
+        return running
 
     def ended(self, program: str) -> None:
         """A workflow has ended."""
-        of = self.programs.pop(program)
-        if of.steps:
-            self.workload.of_type(of.group).steps.observe(of.steps)
-        self.groups[of.group] -= 1
-        if not self.groups[of.group]:
-            del self.groups[of.group]
-        self.count(of, 0.0)
-        if of.engine is not None:
-            self.engines[of.engine].programs.pop(program, None)
+        ended = self.programs.pop(program)
+        if ended.steps:
+            self.workload.of_type(ended.group).steps.observe(ended.steps)
+        self.groups[ended.group] -= 1
+        if not self.groups[ended.group]:
+            del self.groups[ended.group]
+        self.count(ended, 0.0)
+        if ended.engine is not None:
+            self.engines[ended.engine].programs.pop(program, None)
 
     def count(self, program: Program, tokens: float) -> None:
         """Sets the tokens that a program counts for in the load of its engine."""
