@@ -194,11 +194,11 @@ class _Writer:
         filler = self._function(f"{agent}_part", "answer", what, returns='""')
         return f"function({filler}, {place.before})"
 
-    def _parallel(self, of: ParallelSteps, place: _Place) -> _Place:
-        bounds = f"in the traces {of.low} to {of.high} of {', '.join(of.agents)} run at once"
+    def _parallel(self, parallel: ParallelSteps, place: _Place) -> _Place:
+        bounds = f"in the traces {parallel.low} to {parallel.high} of {', '.join(parallel.agents)} run at once"
         steps: list[_Step] = []
-        if len(of.agents) == 1:
-            (agent,) = of.agents
+        if len(parallel.agents) == 1:
+            (agent,) = parallel.agents
             over = self._function(f"parts_for_{agent}", "answer", f"a list; {bounds}", returns="[answer]")
             body, item = self._name(f"each_{agent}"), self._name("part")
             self._line(place, "")
@@ -210,7 +210,7 @@ class _Writer:
             made = f"map_each(function({over}, {place.before}), {body})"
         else:
             self._line(place, f"# EDIT: {bounds}; here each runs once")
-            for agent in of.agents:
+            for agent in parallel.agents:
                 steps.append(self._call(agent, place).steps[-1])
             made = f"[{', '.join(step.answer for step in steps)}]"
         return self._joined(f"join({made})", place, steps)
@@ -296,9 +296,9 @@ def _named(source: PromptSource, steps: Sequence[_Step]) -> str:
     return step.prompt if source.side == "prompt" else step.answer
 
 
-def _agents(of: Expression) -> list[str]:
+def _agents(expression: Expression) -> list[str]:
     """Agents of an expression in their order, one round of each loop, the first of each choice."""
-    match of:
+    match expression:
         case OneStep(agent):
             return [agent]
         case ParallelSteps(agents):
@@ -311,5 +311,5 @@ def _agents(of: Expression) -> list[str]:
             return _agents(body)
 
 
-def _first(of: Expression) -> str:
-    return _agents(of)[0] if names(of) else "nothing"
+def _first(expression: Expression) -> str:
+    return _agents(expression)[0] if names(expression) else "nothing"

@@ -53,5 +53,5 @@ CONTEXT_GROWTH = KindCommand(
     examples="train-predictor context-growth traces/\n\n"
     "train-predictor context-growth traces/ --target next-context --name next-context",
     advice="more workflows, input_tokens and output_tokens on every LLM step, or --estimator forest or boosted",
-    forecast=lambda *of: forecast_tokens("Tokens by which the context will exceed the prompt", *of),
+    forecast=lambda *arguments: forecast_tokens("Tokens by which the context will exceed the prompt", *arguments),
 )

@@ -197,11 +197,11 @@ def _of_kind(name: str, entries: list[dict[str, Any]]) -> Any:
     return table(title, head, rows)
 
 
-def _vacancy(of: dict[str, Any]) -> str:
-    name, alias = of["name"], of["alias"]
-    target = "no version" if of["version"] is None else f"version {of['version']}, which was deleted"
+def _vacancy(vacancy: dict[str, Any]) -> str:
+    name, alias = vacancy["name"], vacancy["alias"]
+    target = "no version" if vacancy["version"] is None else f"version {vacancy['version']}, which was deleted"
     back = f"presage rollback {name} --alias {alias}"
-    remedy = "promote a version" if of["former"] is None else f"`{back}` gives it to version {of['former']}"
+    remedy = "promote a version" if vacancy["former"] is None else f"`{back}` gives it to version {vacancy['former']}"
     return f"\n{name}: {alias} points to {target}; {remedy}"
 
 

@@ -113,10 +113,10 @@ def _check_jsonl(to: Path) -> None:
         raise ConfigurationError(f"--to {to}: wanted a .jsonl file")
 
 
-def _description(found: OutcomesRead) -> dict[str, Any]:
+def _description(outcomes_read: OutcomesRead) -> dict[str, Any]:
     import numpy as np
 
-    outcomes = found.outcomes
+    outcomes = outcomes_read.outcomes
     labelled = ~np.isnan(outcomes.correct)
 
     def mean(values: Any, column: int) -> float | None:
@@ -125,9 +125,9 @@ def _description(found: OutcomesRead) -> dict[str, Any]:
 
     return {
         "prompts": len(outcomes),
-        "rows": found.rows,
-        "duplicates": found.duplicates,
-        "contradictions": found.contradictions,
+        "rows": outcomes_read.rows,
+        "duplicates": outcomes_read.duplicates,
+        "contradictions": outcomes_read.contradictions,
         "tasks": dict(Counter(task for task in outcomes.task if task is not None).most_common()),
         "models": {
             name: {

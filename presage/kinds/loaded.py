@@ -67,11 +67,13 @@ def load_at(reference: str, tracking_uri: str | None) -> Loaded:
     return _load(resolve_at(reference, tracking_uri))
 
 
-def _load(found: ResolvedModel) -> Loaded:
+def _load(resolved: ResolvedModel) -> Loaded:
     from presage.predictors.common.artefact import read_artefact
     from presage.progress import say_when_compiling
     from presage.registry.table import load_predictor
 
     say_when_compiling()
-    kind = kind_of(read_artefact(found.folder).kind)
-    return Loaded(found.folder, kind, load_predictor(found.folder), found.name, found.version, found.source)
+    kind = kind_of(read_artefact(resolved.folder).kind)
+    return Loaded(
+        resolved.folder, kind, load_predictor(resolved.folder), resolved.name, resolved.version, resolved.source
+    )

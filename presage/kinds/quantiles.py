@@ -32,5 +32,5 @@ def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> Lengt
     )
 
 
-def _counts(of: QuantileFigures) -> LengthCounts:
-    return LengthCounts(of.wrong, of.pairs, of.loss, of.covered, of.positions)
+def _counts(figures: QuantileFigures) -> LengthCounts:
+    return LengthCounts(figures.wrong, figures.pairs, figures.loss, figures.covered, figures.positions)

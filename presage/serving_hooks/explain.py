@@ -108,8 +108,13 @@ def return_as_plain(forecast: LiveReturn, away_s: float, target: float) -> dict[
     return plain
 
 
-def _source(of: LiveForecast | LiveLengths | LiveReturn) -> dict[str, Any]:
-    return {"source": of.source, "version": of.version, "evidence": of.evidence, "reason": of.reason}
+def _source(forecast: LiveForecast | LiveLengths | LiveReturn) -> dict[str, Any]:
+    return {
+        "source": forecast.source,
+        "version": forecast.version,
+        "evidence": forecast.evidence,
+        "reason": forecast.reason,
+    }
 
 
 def _row(row: list[float], agents: tuple[str, ...]) -> dict[str, Any]:

@@ -120,15 +120,15 @@ def _held(kind: str, reference: str | None, registry: Callable[[], Registry]) ->
         return Held(None, reference, reason=why(error))
 
 
-def _evidence(found: ResolvedModel, registry: Callable[[], Registry]) -> tuple[Mapping[str, Promoted], str | None]:
+def _evidence(resolved: ResolvedModel, registry: Callable[[], Registry]) -> tuple[Mapping[str, Promoted], str | None]:
     """The promoted figures of a version, and the inputs that its promotion evaluated; it serves without them too."""
-    if found.name is None or found.version is None:
+    if resolved.name is None or resolved.version is None:
         return {}, None
-    called = f"{found.name} version {found.version}"
+    called = f"{resolved.name} version {resolved.version}"
     promoted: Mapping[str, Promoted] = {}
     profile = None
     try:
-        content = attached(registry(), found.name, found.version, PROMOTED_FOLDER, PROMOTED_FILE)
+        content = attached(registry(), resolved.name, resolved.version, PROMOTED_FOLDER, PROMOTED_FILE)
         if content is not None:
             promoted = read_promoted(content)
         else:
@@ -136,7 +136,7 @@ def _evidence(found: ResolvedModel, registry: Callable[[], Registry]) -> tuple[M
     except Exception as error:
         _log.warning("%s: its promoted figures cannot be read: %s; %s", called, why(error).rstrip("."), _OWN_BEGINNING)
     try:
-        profile = registry().version(found.name, found.version).tags.get(PROFILE)
+        profile = registry().version(resolved.name, resolved.version).tags.get(PROFILE)
     except Exception as error:
         _log.warning("%s: its tags cannot be read: %s", called, why(error))
     return promoted, profile

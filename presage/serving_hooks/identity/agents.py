@@ -163,5 +163,5 @@ class Agents:
         return agent
 
 
-def _alike(cluster: _Cluster, one: Fingerprint, tools: str) -> bool:
-    return cluster.tools == tools and cluster.first.resembles(one)
+def _alike(cluster: _Cluster, fingerprint: Fingerprint, tools: str) -> bool:
+    return cluster.tools == tools and cluster.first.resembles(fingerprint)

@@ -215,7 +215,7 @@ class Conversations:
         if len(index.conversations) >= share:
             self._evict(index)
         elif self._size >= self._most:
-            self._evict(max(self._tenants.values(), key=lambda one: len(one.conversations)))
+            self._evict(max(self._tenants.values(), key=lambda tenant: len(tenant.conversations)))
         index.begin(conversation)
         self._size += 1
 
