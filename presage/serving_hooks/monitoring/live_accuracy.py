@@ -95,13 +95,13 @@ class LiveAccuracy:
         """
         figures: dict[str, dict[str, dict[str, Any]]] = {}
         for name, model in self.models():
-            own = self._cached.get((name, model)) if not resamples else None
-            if own is None:
+            of_model = self._cached.get((name, model)) if not resamples else None
+            if of_model is None:
                 moments = self.agents(name, model, resamples)
-                own = {**({"moments": moments} if moments else {}), **self.lengths(name, model, resamples)}
+                of_model = {**({"moments": moments} if moments else {}), **self.lengths(name, model, resamples)}
                 if not resamples:
-                    self._cached[name, model] = own
-            figures.setdefault(name, {})[model] = own
+                    self._cached[name, model] = of_model
+            figures.setdefault(name, {})[model] = of_model
         return figures
 
     def _window(self, windows: OrderedDict[tuple[str, str], deque[Any]], workflow_type: str, model: str) -> deque[Any]:

@@ -141,16 +141,16 @@ class ShortestTotalJobFirst:
 
     def selected(self, requests: Collection[str], iteration: int) -> list[str]:
         """Records the requests that `iteration` selected; demotes and returns those that have used their quantum."""
-        entries = self._requests
+        by_request = self._requests
         left = self._chosen.difference(requests)
         for request in left:
-            waiting = entries[request]
+            waiting = by_request[request]
             waiting.served += self._turn + 1 - (waiting.since or 0)
             waiting.since, waiting.last = None, self._at + 1  # the next wait began with the next iteration
         self._chosen -= left
-        entered = [request for request in requests if request not in self._chosen and request in entries]
+        entered = [request for request in requests if request not in self._chosen and request in by_request]
         for request in entered:
-            self._serve(request, entries[request])
+            self._serve(request, by_request[request])
         self._chosen.update(entered)
         self._turn, self._at = self._turn + 1, iteration
         demoted = self._demote()
