@@ -65,10 +65,10 @@ def describe(table: pa.Table) -> dict[str, Any]:
 def missing_counts_warning(description: Mapping[str, Any]) -> str | None:
     """What a reader of `describe` should know of missing token counts, and do; None below MISSING_SHARE."""
     lines = [
-        f"{column} are missing on {of['steps']:,} of {counted(of['of'], 'LLM step')} ({of['share']:.1%}): "
-        f"{_named(of['agents'])} of their steps."
-        for column, of in description.get("missing_counts", {}).items()  # the metrics of earlier versions have none
-        if of["share"] >= MISSING_SHARE
+        f"{column} are missing on {gaps['steps']:,} of {counted(gaps['of'], 'LLM step')} ({gaps['share']:.1%}): "
+        f"{_named(gaps['agents'])} of their steps."
+        for column, gaps in description.get("missing_counts", {}).items()  # the metrics of earlier versions have none
+        if gaps["share"] >= MISSING_SHARE
     ]
     if not lines:
         return None
@@ -86,11 +86,11 @@ def generated_names_warning(description: Mapping[str, Any]) -> str | None:
         pattern, name = _pattern(types) or ("REGEX", "NAME")
         ways.append(f"--names with the file \"[workflow_types]\\n'{pattern}' = '{name}'\"")
         lines.append(f"{counted(len(types), 'workflow type')} for {counted(description['workflows'], 'workflow')}")
-    for name, of in types.items():
-        once = of.get("agents_once", 0)  # the metrics of earlier versions have none
-        if once >= _MANY_NAMES and 2 * once >= len(of["agents"]):
-            lines.append(f"{once} of {counted(len(of['agents']), 'agent')} of {name} seen in one workflow only")
-            ways.append(f"--agent-pattern '{'='.join(_pattern(of['agents']) or ('REGEX', 'NAME'))}'")
+    for name, of_type in types.items():
+        once = of_type.get("agents_once", 0)  # the metrics of earlier versions have none
+        if once >= _MANY_NAMES and 2 * once >= len(of_type["agents"]):
+            lines.append(f"{once} of {counted(len(of_type['agents']), 'agent')} of {name} seen in one workflow only")
+            ways.append(f"--agent-pattern '{'='.join(_pattern(of_type['agents']) or ('REGEX', 'NAME'))}'")
     if not lines:
         return None
     return (
@@ -106,11 +106,18 @@ def _pattern(names: Iterable[str]) -> tuple[str, str] | None:
     best = 0, "", 0
     for turn in (1, -1):
         groups: dict[str, list[list[str]]] = {}
-        for of in words:
-            groups.setdefault(of[::turn][0], []).append(of[::turn])
+        for parts in words:
+            groups.setdefault(parts[::turn][0], []).append(parts[::turn])
         alike = max(groups.values(), key=len)
-        common = [of[0] for of in takewhile(lambda of: len(set(of)) == 1, zip(*alike, strict=False))]
-        best = max(best, (len(alike), "".join(common[::turn]), turn), key=lambda of: (of[0], len(of[1])))
+        common = [
+            parts_alike[0]
+            for parts_alike in takewhile(lambda parts_alike: len(set(parts_alike)) == 1, zip(*alike, strict=False))
+        ]
+        best = max(
+            best,
+            (len(alike), "".join(common[::turn]), turn),
+            key=lambda shared_start: (shared_start[0], len(shared_start[1])),
+        )
     count, shared, turn = best
     name = shared.strip(" -_:/.#")
     if count < max(FEW, len(words) / 2) or not name or set("='") & set(name):
@@ -126,17 +133,17 @@ def _named(shares: Mapping[str, float]) -> str:
 
 def _missing_counts(table: pa.Table) -> dict[str, Any]:
     llm = table.select(["agent", "kind", *_NEEDED]).filter(pc.equal(table["kind"], "llm"))
-    steps, found = _counts(llm["agent"]), {}
+    steps, gaps_of = _counts(llm["agent"]), {}
     for column in _NEEDED:
         missing = _counts(llm["agent"].filter(pc.is_null(llm[column])))
         if missing:
-            found[column] = {
+            gaps_of[column] = {
                 "steps": (total := sum(missing.values())),
                 "of": len(llm),
                 "share": total / len(llm),
                 "agents": {agent: count / steps[agent] for agent, count in missing.items()},
             }
-    return found
+    return gaps_of
 
 
 def _describe_type(table: pa.Table) -> dict[str, Any]:
@@ -175,16 +182,16 @@ def _describe_type(table: pa.Table) -> dict[str, Any]:
 def _over_time(table: pa.Table, workflow: NDArray[np.int64], started: pa.ChunkedArray) -> dict[str, Any]:
     """Agents that one workflow has, that appeared and that vanished; `workflow` numbers that of each row, int64 [n]."""
     agents = table["agent"].combine_chunks().dictionary_encode()
-    names, of = agents.dictionary.to_pylist(), agents.indices.to_numpy()
+    names, agent = agents.dictionary.to_pylist(), agents.indices.to_numpy()
     order = np.argsort(np.argsort(pc.fill_null(started.cast(pa.int64()), 0).to_numpy(), kind="stable"))
-    pairs = np.unique(np.stack([of, order[workflow]]), axis=1)
+    pairs = np.unique(np.stack([agent, order[workflow]]), axis=1)
     counts = np.bincount(pairs[0], minlength=len(names))
     later = np.bincount(pairs[0], pairs[1] >= len(order) // 2, minlength=len(names))
-    known = (counts >= FEW) & (started.null_count == 0)
+    frequent = (counts >= FEW) & (started.null_count == 0)
     return {
         "agents_once": int((counts == 1).sum()) if len(order) > 1 else 0,
-        "appeared": sorted(names[i] for i in np.flatnonzero(known & (later == counts))),
-        "vanished": sorted(names[i] for i in np.flatnonzero(known & (later == 0))),
+        "appeared": sorted(names[i] for i in np.flatnonzero(frequent & (later == counts))),
+        "vanished": sorted(names[i] for i in np.flatnonzero(frequent & (later == 0))),
     }
 
 
@@ -230,9 +237,9 @@ def _call_graph(table: pa.Table, starts: NDArray[np.bool_]) -> dict[str, dict[st
     now = agents.indices.to_numpy()
     last = np.r_[starts[1:], True]
     following = np.where(last, len(names) - 1, np.r_[now[1:], 0])
-    known = ~last | table["complete"].to_numpy()  # what follows a cut is unknown, not END
+    counts_here = ~last | table["complete"].to_numpy()  # what follows a cut is unknown, not END
     counts = np.zeros((len(names), len(names)), np.int64)
-    np.add.at(counts, (now[known], following[known]), 1)
+    np.add.at(counts, (now[counts_here], following[counts_here]), 1)
     graph: dict[str, dict[str, dict[str, float]]] = {}
     for agent in sorted(range(len(names) - 1), key=names.__getitem__):
         total = int(counts[agent].sum())

@@ -88,9 +88,12 @@ def read_traces(
     given = [traces] if isinstance(traces, str | Path) or is_frame(traces) else list(traces)
     if not given:
         raise TraceError("no traces given: name at least one store, file or folder of spans")
-    paths = [one for one in given if not is_frame(one)]
-    opened = [(named(of), begin) for of, begin in open_sources(paths, source_format, skip_bad, parents_elsewhere)]
-    frames = [one for one in given if is_frame(one)]
+    paths = [source for source in given if not is_frame(source)]
+    opened = [
+        (named(source_paths), begin)
+        for source_paths, begin in open_sources(paths, source_format, skip_bad, parents_elsewhere)
+    ]
+    frames = [source for source in given if is_frame(source)]
     for number, frame in enumerate(frames):
         name = "DataFrame" if len(frames) == 1 else f"DataFrame {number}"
         spans = are_spans([*map(str, frame.columns), *filter(None, frame.index.names)])

@@ -63,13 +63,16 @@ def read_requests(paths: Sequence[Path]) -> list[PlainRequest]:
 
     Raises TraceError if a file cannot be read, a line is malformed (the message names it), or there is no request.
     """
-    found: list[PlainRequest] = []
+    requests: list[PlainRequest] = []
     for path in paths:
-        found += _csv(path) if path.name.endswith(_CSV_SUFFIXES) else _lines(path)
-    if not found:
+        requests += _csv(path) if path.name.endswith(_CSV_SUFFIXES) else _lines(path)
+    if not requests:
         raise TraceError(f"no request in {', '.join(map(str, paths))}: give a file with at least one")
-    first = min(request.arrives_s for request in found)
-    shifted = (PlainRequest(of.arrives_s - first, of.input_tokens, of.output_tokens, of.hash_ids) for of in found)
+    first = min(request.arrives_s for request in requests)
+    shifted = (
+        PlainRequest(request.arrives_s - first, request.input_tokens, request.output_tokens, request.hash_ids)
+        for request in requests
+    )
     return sorted(shifted, key=lambda request: request.arrives_s)
 
 

@@ -86,8 +86,11 @@ def open_sources(
         together.append(path)
     more = {reader: {"parents_elsewhere": parents_elsewhere} for reader in JOINING.values()}
     return [
-        (tuple(of), partial(reader, of if len(of) > 1 else of[0], skip_bad, **more.get(reader, {})))
-        for reader, of in sources
+        (
+            tuple(group),
+            partial(reader, group if len(group) > 1 else group[0], skip_bad, **more.get(reader, {})),
+        )
+        for reader, group in sources
     ]
 
 
@@ -107,9 +110,9 @@ def open_request_logs(paths: Sequence[Path], workflow_type: str | None = None, s
                 "infer nothing"
             )
         if not path.is_dir() and not path.name.endswith(READ_SUFFIXES) and not is_vllm_log(path):
-            known = ", ".join(READ_SUFFIXES)
+            kinds = ", ".join(READ_SUFFIXES)
             raise TraceError(
-                f"{path}: neither {known} nor vLLM's own log; expected a log of one JSON object a request: write it as "
+                f"{path}: neither {kinds} nor vLLM's own log; expected a log of one JSON object a request: write it as "
                 "JSONL"
             )
     return partial(read_request_logs, paths, workflow_type, skip_bad)
@@ -139,8 +142,8 @@ def _reader(path: Path, source_format: str) -> Reader:
             "(one step a line is --format jsonl, or a file name with .jsonl)"
         )
     if name is None:
-        known = ", ".join((*SUFFIXES, ".json", ".json.gz"))
-        raise TraceError(f"{path}: unknown kind of file; known: {known}, or a store: rename it or name its format")
+        suffixes = ", ".join((*SUFFIXES, ".json", ".json.gz"))
+        raise TraceError(f"{path}: unknown kind of file; known: {suffixes}, or a store: rename it or name its format")
     columns = _first_columns(path)
     if columns >= {"prompt", "correct"} and "workflow_id" not in columns:
         raise TraceError(

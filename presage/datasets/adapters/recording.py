@@ -74,9 +74,9 @@ def read_recording(path: Path, skip_bad: bool = False) -> Iterator[Source]:
 
 
 def _taken(skipped: Counter[str]) -> dict[str, int]:
-    found = {reason: count for reason, count in skipped.items() if count}
+    counts = {reason: count for reason, count in skipped.items() if count}
     skipped.clear()
-    return found
+    return counts
 
 
 def _tables(
@@ -148,8 +148,8 @@ class RowPlan(NamedTuple):
         """The index of each of n recorded steps in the plan, int64 [n]; -1 for steps that do not become a row."""
         wanted = key(runs, steps)
         places = np.searchsorted(self.keys, wanted)
-        found = np.append(self.keys, -1)[places] == wanted  # keys are never negative
-        return np.where(found, places, -1)
+        is_planned = np.append(self.keys, -1)[places] == wanted  # keys are never negative
+        return np.where(is_planned, places, -1)
 
 
 def _judged(planned: RowPlan, outcomes: Sequence[pa.RecordBatch]) -> dict[str, pa.Array]:
@@ -162,18 +162,18 @@ def _judged(planned: RowPlan, outcomes: Sequence[pa.RecordBatch]) -> dict[str, p
     last = np.append(run[1:] != run[:-1], True)[: len(run)] & planned.complete
     for of_whole in (False, True):
         for batch in outcomes:
-            found = batch.filter(pc.equal(batch["step"].is_null(), of_whole))
-            runs = found["run"].to_numpy()
-            told = found["success"].to_numpy(zero_copy_only=False).astype(np.int8)
+            reported = batch.filter(pc.equal(batch["step"].is_null(), of_whole))
+            runs = reported["run"].to_numpy()
+            told = reported["success"].to_numpy(zero_copy_only=False).astype(np.int8)
             if not of_whole:
-                place = planned.find(runs, found["step"].to_numpy().astype(np.int64))
-                score[place[place >= 0]] = found["score"].to_numpy()[place >= 0]
+                place = planned.find(runs, reported["step"].to_numpy().astype(np.int64))
+                score[place[place >= 0]] = reported["score"].to_numpy()[place >= 0]
                 ends = np.append(last, False)[place]
                 runs, told = runs[ends], told[ends]
             order = np.argsort(runs, kind="stable")
             place = np.searchsorted(runs[order], run)
-            known = np.append(runs[order], -1)[place] == run
-            success[known] = told[order][place[known]]
+            is_planned = np.append(runs[order], -1)[place] == run
+            success[is_planned] = told[order][place[is_planned]]
     return {
         "success": pa.array(success.astype(bool), mask=success < 0),
         "step_score": pa.array(score, from_pandas=True),
@@ -232,18 +232,18 @@ def _unbroken(client: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 def _ended_runs(ends: Iterable[pa.RecordBatch]) -> dict[int, int]:
     """The number of steps of each ended run, from the columns END_NUMBERS of the ends."""
-    found: dict[int, int] = {}
+    steps_by_run: dict[int, int] = {}
     for batch in ends:
-        known = batch.filter(pc.is_in(batch["how"], pa.array(layout.RECORDED_ENDS)))
-        found.update(zip(known["run"].to_pylist(), known["steps"].to_pylist(), strict=True))
-    return found
+        recorded = batch.filter(pc.is_in(batch["how"], pa.array(layout.RECORDED_ENDS)))
+        steps_by_run.update(zip(recorded["run"].to_pylist(), recorded["steps"].to_pylist(), strict=True))
+    return steps_by_run
 
 
 def _numbers(steps: Iterable[pa.RecordBatch], skipped: Counter[str]) -> NDArray[np.int64]:
     """Of all named steps, each once, sorted, int64 [6, n]: run, step, client's step (or UNNUMBERED), whether aborted,
     prompt tokens (-1 if unknown), and a number for the agent.
     """
-    found, agents = [np.empty((6, 0), np.int64)], dict[str, int]()
+    parts, agents = [np.empty((6, 0), np.int64)], dict[str, int]()
     for batch in steps:
         named = pc.not_equal(batch["agent"], "END")
         for name in ("workflow_type", "workflow_id", "agent"):
@@ -255,8 +255,8 @@ def _numbers(steps: Iterable[pa.RecordBatch], skipped: Counter[str]) -> NDArray[
             pc.fill_null(batch["input_tokens"], -1),
             pa.array([agents.setdefault(agent, len(agents)) for agent in batch["agent"].to_pylist()], pa.int64()),
         )
-        found.append(np.stack([column.filter(named).to_numpy().astype(np.int64) for column in columns]))
-    numbers = np.concatenate(found, axis=1)
+        parts.append(np.stack([column.filter(named).to_numpy().astype(np.int64) for column in columns]))
+    numbers = np.concatenate(parts, axis=1)
     # Sorted; a batch that was written twice counts once.
     return numbers[:, np.unique(key(*numbers[:2]), return_index=True)[1]]
 
@@ -285,8 +285,10 @@ def is_recording(path: Path) -> bool:
 def engines(path: Path) -> list[RecordedEngine]:
     """The engines of a recording, sorted by name, or the one of an engine's folder; a TraceError if there is none."""
     name = layout.INSTANCE_FOLDER
-    if found := _folders(path):
-        return [RecordedEngine(one, one.name.removeprefix(name), _records(one / layout.LOCK)) for one in found]
+    if folders := _folders(path):
+        return [
+            RecordedEngine(folder, folder.name.removeprefix(name), _records(folder / layout.LOCK)) for folder in folders
+        ]
     raise TraceError(
         f"{path}: no recording ({name}*/{layout.LOCK} is missing); expected the folder of the recorder's settings: "
         "check the path"

@@ -68,37 +68,37 @@ class Gathered:
     @property
     def notices(self) -> dict[str, int]:
         """What was not read or was mended, and how often."""
-        found = Counter[str]()
+        counts = Counter[str]()
         for source in self.sources:
-            found.update(source.notices)
+            counts.update(source.notices)
         folded = set[tuple[str, str]]().union(*(source.folded for source in self.sources))
-        found.update(f"{FOLDED}: {column.replace('_', ' ')}" for column, _ in folded)
-        return dict(found.most_common())
+        counts.update(f"{FOLDED}: {column.replace('_', ' ')}" for column, _ in folded)
+        return dict(counts.most_common())
 
 
 def feeds_of(
     sources: Sequence[str | Path | Feed], source_format: str, skip_bad: bool, parents_elsewhere: bool
 ) -> list[Feed]:
     """The sources of an ingestion; all span files together are one source."""
-    found = []
+    feeds = []
     given = [source for source in sources if not isinstance(source, Feed)]
     for paths, begin in open_sources(given, source_format, skip_bad, parents_elsewhere):
         identities, sizes = zip(*map(_identity, paths), strict=True)
         if len(paths) == 1:
-            found.append(Feed(named(paths), begin, identities[0], sizes[0], paths[0]))
+            feeds.append(Feed(named(paths), begin, identities[0], sizes[0], paths[0]))
         else:
-            files = "\n".join(f"{path.absolute()}:{one}" for path, one in zip(paths, identities, strict=True))
-            found.append(Feed(named(paths), begin, hashlib.sha256(files.encode()).hexdigest(), sum(sizes)))
-    return found + [feed for feed in sources if isinstance(feed, Feed)]
+            files = "\n".join(f"{path.absolute()}:{identity}" for path, identity in zip(paths, identities, strict=True))
+            feeds.append(Feed(named(paths), begin, hashlib.sha256(files.encode()).hexdigest(), sum(sizes)))
+    return feeds + [feed for feed in sources if isinstance(feed, Feed)]
 
 
 def request_logs(paths: Sequence[str | Path], workflow_type: str | None = None, skip_bad: bool = False) -> Feed:
     """Logs of requests without workflows as one source, whose workflows are inferred; see `open_request_logs`."""
-    of = [Path(path) for path in paths]
-    begin = open_request_logs(of, workflow_type, skip_bad)
-    identities, sizes = zip(*map(_identity, of), strict=True)
-    told = "\n".join([str(workflow_type), *map(str, of), *identities])
-    return Feed(named(of), begin, hashlib.sha256(told.encode()).hexdigest(), sum(sizes))
+    logs = [Path(path) for path in paths]
+    begin = open_request_logs(logs, workflow_type, skip_bad)
+    identities, sizes = zip(*map(_identity, logs), strict=True)
+    told = "\n".join([str(workflow_type), *map(str, logs), *identities])
+    return Feed(named(logs), begin, hashlib.sha256(told.encode()).hexdigest(), sum(sizes))
 
 
 def gather(
@@ -119,17 +119,17 @@ def gather(
     `held` are the widths of the states in the store, which errors call `store`; `names` folds names. Raises TraceError
     as the readers, or if states of two sources, or of a source and the store, differ in size.
     """
-    identities = [one.identity for one in inputs]
+    identities = [feed.identity for feed in inputs]
     entries = journal.sources_read(identities)
-    known = {source.number for entry in entries for source in entry.sources}
-    meter = _Meter(inputs, known, progress)
+    read_before = {source.number for entry in entries for source in entry.sources}
+    meter = _Meter(inputs, read_before, progress)
     common = CommonSizes()
     common.add(held, f"the store {store}")
     prefix = journal.next_prefix()
 
     def spilled() -> Iterator[tuple[list[Spilled], list[SortedRun]]]:
         tasks = []
-        for numbers in _groups(inputs, known):
+        for numbers in _groups(inputs, read_before):
             name, paths = f"{prefix}-{numbers[0]}", [inputs[number].path for number in numbers]
             if on_ray and None not in paths:
                 absolute = [str(path.absolute()) for path in paths if path is not None]
@@ -157,13 +157,13 @@ def gather(
         sorted((source for entry in entries for source in entry.sources), key=lambda source: source.number),
         [run for entry in entries for run in entry.runs],
         trace_schema(*common.sizes),
-        len(known),
+        len(read_before),
     )
 
 
 class _Meter:
     def __init__(self, inputs: Sequence[Feed], known: set[int], progress: Progress) -> None:
-        sizes = [one.size for one in inputs]
+        sizes = [feed.size for feed in inputs]
         self._total = None if None in sizes else max(1, sum(size or 0 for size in sizes))
         self._read = sum(sizes[number] or 0 for number in known)
         self._progress = progress
@@ -177,14 +177,14 @@ def _groups(inputs: Sequence[Feed], known: set[int]) -> Iterator[list[int]]:
     """The source numbers of each journal entry: single paths up to a size, or another source."""
     waiting: list[int] = []
     size = 0
-    for number, one in enumerate(inputs):
+    for number, feed in enumerate(inputs):
         if number in known:
             continue
-        if one.path is None:
+        if feed.path is None:
             yield [number]
             continue
         waiting.append(number)
-        size += one.size or 0
+        size += feed.size or 0
         if size >= GROUP_BYTES:
             yield waiting
             waiting, size = [], 0

@@ -104,11 +104,11 @@ def spill(
 
 def _changed(before: pa.Table, after: pa.Table) -> set[tuple[str, str]]:
     """The names that were folded, each with its column."""
-    found = set()
+    folded = set()
     for column in ("agent", "workflow_type") if after is not before else ():
         changed = before[column].filter(pc.not_equal(before[column], after[column]))
-        found |= {(column, name) for name in pc.unique(changed).to_pylist()}
-    return found
+        folded |= {(column, name) for name in pc.unique(changed).to_pylist()}
+    return folded
 
 
 def ranges(runs: Sequence[SortedRun], wanted_bytes: int) -> list[int]:
@@ -255,7 +255,7 @@ class Journal:
 
     def sources_read(self, identities: list[str]) -> list[SourcesRead]:
         """The groups that were read and are unchanged, in source order; removes all other runs."""
-        found: dict[int, SourcesRead] = {}
+        by_first: dict[int, SourcesRead] = {}
         taken = set[int]()
         for entry in reversed(self._entries):
             if not isinstance(entry, SourcesRead):
@@ -263,13 +263,13 @@ class Journal:
             numbers = [source.number for source in entry.sources]
             unchanged = [identities[number] for number in numbers] == entry.identities
             if unchanged and taken.isdisjoint(numbers) and all((self.folder / r.name).is_file() for r in entry.runs):
-                found[numbers[0]] = entry
+                by_first[numbers[0]] = entry
                 taken.update(numbers)
-        kept = {run.name for entry in found.values() for run in entry.runs}
+        kept = {run.name for entry in by_first.values() for run in entry.runs}
         for path in self.folder.glob("*.arrow"):
             if path.name not in kept:
                 path.unlink()
-        return [found[number] for number in sorted(found)]
+        return [by_first[number] for number in sorted(by_first)]
 
     def next_prefix(self) -> str:
         """A new prefix for the file names of runs."""

@@ -60,7 +60,8 @@ class Outcomes:
         blank = np.full((len(self), 1), np.nan, np.float32)
         columns = np.array([place.get(name, len(place)) for name in models], np.int64)
         correct, tokens, cost = (
-            np.concatenate([of, blank], axis=1)[:, columns] for of in (self.correct, self.output_tokens, self.cost)
+            np.concatenate([matrix, blank], axis=1)[:, columns]
+            for matrix in (self.correct, self.output_tokens, self.cost)
         )
         return Outcomes(self.prompts, tuple(models), correct, tokens, cost, self.task, self.group)
 

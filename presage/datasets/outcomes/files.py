@@ -84,8 +84,8 @@ def read_outcomes(
                 gathered.add(row)
         progress(read)
     if not gathered.prompts:
-        found = ", ".join(f"{count} × {reason}" for reason, count in sorted(skipped.items())) or "the files are empty"
-        raise TraceError(f"no row with a label among the outcomes ({found}); expected rows with correct 0 or 1")
+        reasons = ", ".join(f"{count} × {reason}" for reason, count in sorted(skipped.items())) or "the files are empty"
+        raise TraceError(f"no row with a label among the outcomes ({reasons}); expected rows with correct 0 or 1")
     return gathered.finish(dict(skipped))
 
 
@@ -103,15 +103,15 @@ class GatheredOutcomes:
 
     def add(self, row: OutcomeRow) -> None:
         """Adds a row."""
-        at = self.row_of.setdefault(row.prompt, len(self.prompts))
-        if at == len(self.prompts):
+        row_number = self.row_of.setdefault(row.prompt, len(self.prompts))
+        if row_number == len(self.prompts):
             self.prompts.append(row.prompt)
             self.task.append(row.task)
             self.group.append(row.group)
         else:
-            self.task[at] = row.task if self.task[at] is None else self.task[at]
-            self.group[at] = row.group if self.group[at] is None else self.group[at]
-        self.row.append(at)
+            self.task[row_number] = row.task if self.task[row_number] is None else self.task[row_number]
+            self.group[row_number] = row.group if self.group[row_number] is None else self.group[row_number]
+        self.row.append(row_number)
         self.model.append(self.model_of.setdefault(row.model, len(self.model_of)))
         for name, values in self.numbers.items():
             values.append(getattr(row, name))
@@ -202,9 +202,9 @@ def _csv(file: Path, on_bad: OnBad) -> Iterator[tuple[str, Any]]:
         if row.problem:
             on_bad(f"{file}, line {row.line}: {row.problem}", f"line with {row.reason}")
             continue
-        found: dict[str, Any] = dict(zip(rows.names, row.fields, strict=True))
-        meant = {name: _meant(found[name]) for name in _NUMBERS if name in found}
-        yield f"line {row.line}", found | meant | {name: found.get(name) or None for name in ("task", "group")}
+        fields: dict[str, Any] = dict(zip(rows.names, row.fields, strict=True))
+        meant = {name: _meant(fields[name]) for name in _NUMBERS if name in fields}
+        yield f"line {row.line}", fields | meant | {name: fields.get(name) or None for name in ("task", "group")}
 
 
 def _meant(field: str) -> bool | float | str | None:
@@ -225,9 +225,9 @@ def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
             require_columns(names, str(file), REQUIRED, _COLUMNS)
             row = 0
             for table, _ in row_batches(opened, [name for name in _COLUMNS if name in names]):
-                for found in table.to_pylist():
+                for fields in table.to_pylist():
                     row += 1
-                    yield f"row {row}", found
+                    yield f"row {row}", fields
     except (pa.ArrowException, OSError) as error:
         message = f"{file}: cannot be read as Parquet ({first_line(error)}): copy or write the file again"
         raise TraceError(message) from error
@@ -306,7 +306,7 @@ def write_outcomes(outcomes: Outcomes, path: Path) -> int:
 
 def _row(outcomes: Outcomes, prompt: int, model: int) -> dict[str, object]:
     correct, tokens, cost = (
-        float(of[prompt, model]) for of in (outcomes.correct, outcomes.output_tokens, outcomes.cost)
+        float(matrix[prompt, model]) for matrix in (outcomes.correct, outcomes.output_tokens, outcomes.cost)
     )
     row: dict[str, object] = {"prompt": outcomes.prompts[prompt], "model": outcomes.models[model], "correct": correct}
     if outcomes.task[prompt] is not None:

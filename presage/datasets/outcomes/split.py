@@ -68,9 +68,9 @@ def choose_models(outcomes: Outcomes, minimum: int = MIN_LABELS) -> Chosen:
             "least 2"
         )
     if len(labels) - len(left_out) < 2:
-        found = ", ".join(f"{name}: {count}" for name, count in labels.items())
+        counts = ", ".join(f"{name}: {count}" for name, count in labels.items())
         raise TraceError(
-            f"{len(labels) - len(left_out)} of {len(labels)} models with {minimum} labels or more ({found}); expected "
+            f"{len(labels) - len(left_out)} of {len(labels)} models with {minimum} labels or more ({counts}); expected "
             "at least 2: give more outcomes"
         )
     chosen = outcomes.of_models([name for name in labels if name not in left_out])
@@ -103,7 +103,7 @@ def families(tasks: Sequence[str | None], pattern: str | None = None) -> list[st
                 f"the family pattern {pattern!r} is no regular expression ({error}); such as '^[^/]+'"
             ) from error
         matches = [rule.search(task) if task is not None else None for task in tasks]
-        return [(found[1] if rule.groups else found[0]) or None if found else None for found in matches]
+        return [(match[1] if rule.groups else match[0]) or None if match else None for match in matches]
     whole = [_PART_OF_BENCHMARK.sub("", task) if task is not None else None for task in tasks]
     first = [name.split("/", 1)[0] if name is not None else None for name in whole]
     return first if len(set(first) - {None}) > 1 else whole

@@ -48,9 +48,9 @@ def outcomes_of(table: pa.Table) -> OutcomesRead:
                 continue
             gathered.add(_outcome(row, group))
     if not gathered.prompts:
-        found = ", ".join(f"{count} × {reason}" for reason, count in skipped.items()) or "no LLM step"
+        reasons = ", ".join(f"{count} × {reason}" for reason, count in skipped.items()) or "no LLM step"
         raise TraceError(
-            f"no step with a prompt, a model and an outcome ({found}); record with text on, and report outcomes to "
+            f"no step with a prompt, a model and an outcome ({reasons}); record with text on, and report outcomes to "
             "the gateway (docs/gateway_models.md)"
         )
     return gathered.finish(dict(skipped))

@@ -101,13 +101,13 @@ def check_version(metadata: dict[bytes, bytes] | None, source: str) -> bool:
 
     Raises TraceError if the schema version is not supported.
     """
-    found = (metadata or {}).get(VERSION_KEY)
-    if found is not None and found != str(SCHEMA_VERSION).encode():
+    version = (metadata or {}).get(VERSION_KEY)
+    if version is not None and version != str(SCHEMA_VERSION).encode():
         raise TraceError(
-            f"{source}: trace schema version {found.decode(errors='replace')!r}, this release reads version "
+            f"{source}: trace schema version {version.decode(errors='replace')!r}, this release reads version "
             f"{SCHEMA_VERSION}: read it with the release that wrote it, or ingest the original traces again"
         )
-    return found is not None
+    return version is not None
 
 
 def conform(table: pa.Table, source: str | Origin, sizes: tuple[int | None, int | None] = (None, None)) -> pa.Table:
@@ -132,10 +132,10 @@ def conform(table: pa.Table, source: str | Origin, sizes: tuple[int | None, int 
     columns["complete"] = pc.fill_null(columns["complete"], True)
     _check_values(columns, origin)
     widths: dict[str, int | None] = dict.fromkeys(STATE_COLUMNS)
-    for column, known in zip(STATE_COLUMNS, sizes, strict=True):
-        found = state_size(table.column(column)) if column in table.column_names else None
-        if found is not None:
-            size = widths[column] = known or found
+    for column, wanted in zip(STATE_COLUMNS, sizes, strict=True):
+        size_there = state_size(table.column(column)) if column in table.column_names else None
+        if size_there is not None:
+            size = widths[column] = wanted or size_there
             columns[column] = cast_state(table.column(column), size, column, origin)
     schema = trace_schema(*widths.values())
     return pa.table([columns[field.name] for field in schema], schema=schema)
@@ -151,9 +151,9 @@ def require_columns(names: Sequence[str], source: str, required: Sequence[str], 
     """Raise a TraceError for a required column that is missing, and for a known one that appears twice."""
     if missing := [column for column in required if column not in names]:
         # Without a header the names may be values, so anything that may be a prompt is omitted.
-        found = ", ".join(name if _NAME.fullmatch(name) else "…" for name in names[:20]) or "none"
+        given = ", ".join(name if _NAME.fullmatch(name) else "…" for name in names[:20]) or "none"
         raise TraceError(
-            f"{source}: no column {' and no column '.join(map(repr, missing))}; found: {found}; expected "
+            f"{source}: no column {' and no column '.join(map(repr, missing))}; found: {given}; expected "
             f"{', '.join(required)}: rename or add them{misspelt(names, missing, known)}"
         )
     if twice := sorted({column for column in names if names.count(column) > 1} & set(known)):
@@ -181,14 +181,14 @@ def refuse_misspelt(names: Collection[str], source: str, columns: Collection[str
 
 def _column(table: pa.Table, column: str, data_type: pa.DataType, origin: Origin) -> pa.ChunkedArray:
     """The column, completed from its JSONL spelling; nulls if both are absent."""
-    found = [
+    spellings = [
         cast_column(table.column(spelling), data_type, spelling, origin)
         for spelling in (column, *(alias for alias, canonical in ALIASES.items() if canonical == column))
         if spelling in table.column_names
     ]
-    if not found:
+    if not spellings:
         return pa.chunked_array([pa.nulls(table.num_rows, data_type)])
-    return found[0] if len(found) == 1 else pc.coalesce(*found)
+    return spellings[0] if len(spellings) == 1 else pc.coalesce(*spellings)
 
 
 def _check_values(columns: dict[str, pa.ChunkedArray], origin: Origin) -> None:
@@ -235,12 +235,12 @@ class CommonSizes:
 
     def add(self, found: tuple[int | None, int | None], name: str) -> None:
         """Add the widths in a table; raise a TraceError that names both if an earlier table has another width."""
-        for i, (known, size) in enumerate(zip(self.sizes, found, strict=True)):
-            if known is None:
+        for i, (width, size) in enumerate(zip(self.sizes, found, strict=True)):
+            if width is None:
                 self._owner[i] = name
-            elif size is not None and size != known:
+            elif size is not None and size != width:
                 raise TraceError(
-                    f"mixed state sizes in column {STATE_COLUMNS[i]!r}: {known} in {self._owner[i]}, {size} in {name}. "
+                    f"mixed state sizes in column {STATE_COLUMNS[i]!r}: {width} in {self._owner[i]}, {size} in {name}. "
                     "States of one trace come from one model: keep traces of different models apart"
                 )
         self.sizes = (self.sizes[0] or found[0], self.sizes[1] or found[1])

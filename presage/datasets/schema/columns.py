@@ -38,16 +38,16 @@ def ranks(column: pa.ChunkedArray) -> NDArray[np.int64]:
     encoded = dictionary_encoded(column)
     places = np.full(len(encoded.dictionary) + 1, -1)  # the last is that of null
     places[pc.array_sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(encoded.dictionary))
-    found: NDArray[np.int64] = places[pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)]
-    return found
+    rank_of_row: NDArray[np.int64] = places[pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)]
+    return rank_of_row
 
 
 def hashes(column: pa.ChunkedArray) -> NDArray[np.uint64]:
     """A 32-bit hash of each string, the same in every process; uint64 [rows]."""
     encoded = dictionary_encoded(column)
     of_value = np.array([zlib.crc32(value.encode()) for value in encoded.dictionary.to_pylist()], np.uint64)
-    found: NDArray[np.uint64] = of_value[encoded.indices.to_numpy(zero_copy_only=False)]
-    return found
+    hash_of_row: NDArray[np.uint64] = of_value[encoded.indices.to_numpy(zero_copy_only=False)]
+    return hash_of_row
 
 
 def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str, origin: Origin) -> pa.ChunkedArray:
@@ -264,28 +264,28 @@ def _cast_state_chunk(chunk: pa.Array, size: int, name: str, origin: Origin, sta
     if not pa.types.is_fixed_size_list(chunk.type):
         lengths = pc.list_value_length(chunk).fill_null(size).to_numpy()
         if size == 0 or (lengths != size).any():
-            at = int(np.argmax(lengths != size)) if size else int(rows[0])
+            row = int(np.argmax(lengths != size)) if size else int(rows[0])
             message = (
-                f"a state of {lengths[at]} numbers where the rows before have {size}: mixed state sizes. "
+                f"a state of {lengths[row]} numbers where the rows before have {size}: mixed state sizes. "
                 "States of one trace come from one model and are never empty: drop the column or repair the row"
             )
-            raise origin.bad(start + at, name, message, f"{name} of another size")
+            raise origin.bad(start + row, name, message, f"{name} of another size")
     flat = chunk.flatten()  # skips null rows, so it is [rows with a state × size]
     if flat.null_count:
-        at = int(rows[int(np.argmax(flat.is_null().to_numpy(zero_copy_only=False))) // size])
-        raise origin.bad(start + at, name, "a null inside the state; expected numbers", f"null inside {name}")
+        row = int(rows[int(np.argmax(flat.is_null().to_numpy(zero_copy_only=False))) // size])
+        raise origin.bad(start + row, name, "a null inside the state; expected numbers", f"null inside {name}")
     values: NDArray[np.generic] = flat.to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):
         halves = values.astype(np.float16, copy=False)
     # All exponent bits set is NaN or infinity; on the bits this is several times faster than isfinite on float16.
     broken = (halves.view(np.uint16) & 0x7C00) == 0x7C00
     if broken.any():
-        at = int(rows[int(np.argmax(broken)) // size])
+        row = int(rows[int(np.argmax(broken)) // size])
         message = (
             "NaN, infinity, or a number past ±65504 in the state, which float16 cannot hold: record the hidden state "
             "after the last norm, or leave the state of this row out"
         )
-        raise origin.bad(start + at, name, message, f"{name} not finite")
+        raise origin.bad(start + row, name, message, f"{name} not finite")
     if pa.types.is_fixed_size_list(chunk.type) and chunk.type.value_type == pa.float16():
         return chunk
     if not null.any():

@@ -73,14 +73,14 @@ def unflattened(pairs: Sequence[tuple[str, Any]]) -> Any:
     root: dict[str, Any] = {}
     for key, value in pairs:
         *path, last = key.split(".")
-        at = root
+        node = root
         for part in path:
-            inner = at.setdefault(part, {})
+            inner = node.setdefault(part, {})
             if not isinstance(inner, dict):  # a value and a path have the same name: keep the value
                 break
-            at = inner
+            node = inner
         else:
-            at.setdefault(last, value)
+            node.setdefault(last, value)
     return root
 
 
@@ -162,9 +162,9 @@ def _text(value: Any) -> str:
         arguments = value.get("arguments", value.get("args"))
         return f"{value['name']}({arguments if isinstance(arguments, str) else _json(arguments)})"
     keys = ("text", "content", "contents", "parts", "response", "result", "tool_calls")
-    found = [_text(value[key]) for key in keys if value.get(key) is not None]
-    if found or "role" in value or value.get("type") in _SPEAKERS:
-        return "\n".join(dict.fromkeys(filter(None, found)))
+    texts = [_text(value[key]) for key in keys if value.get(key) is not None]
+    if texts or "role" in value or value.get("type") in _SPEAKERS:
+        return "\n".join(dict.fromkeys(filter(None, texts)))
     return _json(value) if value else ""
 
 

@@ -101,8 +101,8 @@ class NameMapping:
                 folded = self.column(section, table[column])
                 if column == "agent":
                     folded = pc.if_else(pc.equal(table["kind"], "llm"), folded, table[column])
-                at = table.schema.get_field_index(column)
-                table = table.set_column(at, table.schema.field(at), folded)
+                position = table.schema.get_field_index(column)
+                table = table.set_column(position, table.schema.field(position), folded)
         return table
 
     def _folded(self, section: str, names: pa.Array) -> pa.Array:
@@ -112,31 +112,31 @@ class NameMapping:
             changed = np.flatnonzero(pc.not_equal(names, before).to_numpy(zero_copy_only=False))
             if not len(changed):
                 return names
-            for one in changed.tolist():
-                if not _sound(names[one].as_py()):
+            for row in changed.tolist():
+                if not _sound(names[row].as_py()):
                     raise ConfigurationError(
-                        f"the patterns of {section} fold {before[one].as_py()!r} to {names[one].as_py()[:80]!r}; "
+                        f"the patterns of {section} fold {before[row].as_py()!r} to {names[row].as_py()[:80]!r}; "
                         f"expected a name of 1 to {MAX_NAME} printable characters: change the patterns"
                     )
         raise ConfigurationError(
-            f"the patterns of {section} fold {before[one].as_py()!r} to {names[one].as_py()!r} and so on without end; "
+            f"the patterns of {section} fold {before[row].as_py()!r} to {names[row].as_py()!r} and so on without end; "
             "expected names that no pattern changes further: change the patterns"
         )
 
     @staticmethod
     def _once(rules: Rules, names: pa.Array) -> pa.Array:
-        found, left = names, pc.not_equal(names, "")
+        folded, left = names, pc.not_equal(names, "")
         for pattern, name in rules:
             hit = pc.and_(left, pc.match_substring_regex(names, pattern=_whole(pattern)))
             if not pc.any(hit).as_py():
                 continue
-            found = pc.if_else(hit, pc.utf8_trim_whitespace(_replaced(names, pattern, name)), found)
+            folded = pc.if_else(hit, pc.utf8_trim_whitespace(_replaced(names, pattern, name)), folded)
             left = pc.and_not(left, hit)
-        return found
+        return folded
 
     def and_then(self, later: NameMapping) -> NameMapping:
         """The mapping of names that this one folded and the later one folds further."""
-        both = (tuple(dict.fromkeys((*getattr(self, of), *getattr(later, of)))) for of in _SECTIONS)
+        both = (tuple(dict.fromkeys((*getattr(self, section), *getattr(later, section)))) for section in _SECTIONS)
         return NameMapping(*both)
 
     def on(self, table: pa.Table) -> pa.Table:
@@ -148,8 +148,8 @@ class NameMapping:
     @classmethod
     def of(cls, table: pa.Table) -> NameMapping:
         """The mapping by which a table was folded."""
-        found = (table.schema.metadata or {}).get(NAMES_KEY)
-        return NO_NAMES if found is None else cls.from_dict(json.loads(found))
+        written = (table.schema.metadata or {}).get(NAMES_KEY)
+        return NO_NAMES if written is None else cls.from_dict(json.loads(written))
 
     def to_dict(self) -> dict[str, list[list[str]]]:
         """JSON values: pattern and name of each rule, in order, by `agents` and `workflow_types`."""
@@ -183,18 +183,18 @@ def _file(path: Path) -> dict[str, Rules]:
     wanted = "expected TOML or JSON with a table agents or workflow_types of pattern = name, both strings"
     try:
         text = path.read_text(encoding="utf-8-sig")
-        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        given = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ConfigurationError(f"--names {path}: cannot be read ({error.strerror}); {wanted}") from error
     except ValueError as error:
         raise ConfigurationError(f"--names {path}: {error}; {wanted}: patterns in 'single quotes' in TOML") from error
-    if not isinstance(found, dict) or not found or not found.keys() <= set(_SECTIONS):
-        names = ", ".join(map(repr, found)) if isinstance(found, dict) else type(found).__name__
+    if not isinstance(given, dict) or not given or not given.keys() <= set(_SECTIONS):
+        names = ", ".join(map(repr, given)) if isinstance(given, dict) else type(given).__name__
         raise ConfigurationError(f"--names {path}: found {names or 'nothing'}; {wanted}")
-    for section, rules in found.items():
+    for section, rules in given.items():
         if not isinstance(rules, dict) or not all(isinstance(name, str) for name in rules.values()):
             raise ConfigurationError(f"--names {path}: {section} is {rules!r:.80}; {wanted}")
-    return {section: tuple(rules.items()) for section, rules in found.items()}
+    return {section: tuple(rules.items()) for section, rules in given.items()}
 
 
 def _whole(pattern: str) -> str:

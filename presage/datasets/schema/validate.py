@@ -68,8 +68,8 @@ def drop_invalid(table: pa.Table, source: str | Origin) -> tuple[pa.Table, dict[
     bad = np.zeros(int(codes.max()) + 1, bool)
     skipped: dict[str, int] = {}
     for problem in _problems(table, origin_of(source, table.num_rows), codes, order):
-        found = np.unique(codes[problem.rows])
-        fresh = found[~bad[found]]
+        broken = np.unique(codes[problem.rows])
+        fresh = broken[~bad[broken]]
         bad[fresh] = True
         if len(fresh):
             skipped[problem.reason] = skipped.get(problem.reason, 0) + len(fresh)
@@ -88,9 +88,9 @@ def refuse_all_skipped(kept: int, skipped: Mapping[str, int], names: str) -> Non
 def refuse_notices(notices: Mapping[str, int]) -> None:
     """Raise if there are notices, of what was not read or is doubtful in spans."""
     if notices:
-        found = "; ".join(f"{count} × {what}" for what, count in notices.items())
+        told = "; ".join(f"{count} × {what}" for what, count in notices.items())
         raise TraceError(
-            f"not all of the spans was read, or for certain, and --strict was given: {found}. See docs/traces.md"
+            f"not all of the spans was read, or for certain, and --strict was given: {told}. See docs/traces.md"
         )
 
 

@@ -58,14 +58,14 @@ def open_store(store: str | Path) -> ds.Dataset:
 def names_of(paths: Sequence[str | Path]) -> NameMapping:
     """The mapping that has folded the names of the stores among the paths; raises TraceError if two have different
     ones, or as `open_store`."""
-    found = {path: names for path in paths if is_store(path) and (names := load(Path(path)).names)}
-    if len(set(found.values())) > 1:
-        told = "; ".join(f"{path} by {names}" for path, names in found.items())
+    mappings = {path: names for path in paths if is_store(path) and (names := load(Path(path)).names)}
+    if len(set(mappings.values())) > 1:
+        told = "; ".join(f"{path} by {names}" for path, names in mappings.items())
         raise TraceError(
             f"names were folded differently: {told}. Read the stores one by one, or ingest the original traces into "
             "one store"
         )
-    return next(iter(found.values()), NO_NAMES)
+    return next(iter(mappings.values()), NO_NAMES)
 
 
 def read_store(
@@ -79,10 +79,10 @@ def read_store(
     unknown = [column for column in columns or () if column not in dataset.schema.names]
     if unknown:
         raise TraceError(f"{store}: no column {unknown[0]!r}; the store has: {', '.join(dataset.schema.names)}")
-    known = {part.workflow_type for part in load(Path(store)).parts}
-    absent = sorted(set(workflow_types or ()) - known)
+    stored_types = {part.workflow_type for part in load(Path(store)).parts}
+    absent = sorted(set(workflow_types or ()) - stored_types)
     if absent:
-        raise TraceError(f"{store}: no workflow type {absent[0]!r}; the store has: {', '.join(sorted(known))}")
+        raise TraceError(f"{store}: no workflow type {absent[0]!r}; the store has: {', '.join(sorted(stored_types))}")
     only = None if workflow_types is None else pc.field("workflow_type").isin(list(workflow_types))
     wanted = list(dataset.schema.names if columns is None else columns)
     try:
@@ -127,15 +127,15 @@ def against(table: pa.Table, root: Path, manifest: Manifest, skip_bad: bool = Fa
 
     Raises TraceError if the store has a workflow with other content, unless `skip_bad`, or if a part is damaged.
     """
-    found = []
+    parts_found = []
     for name in pc.unique(table["workflow_type"]).to_pylist():
         parts = [part for part in manifest.parts if part.workflow_type == name]
         if parts:
             ids = pc.unique(table["workflow_id"].filter(pc.equal(table["workflow_type"], name)))
-            found += [rows for part in parts for rows in rows_of(ids, root, part, manifest.sizes)]
-    if not found:
+            parts_found += [rows for part in parts for rows in rows_of(ids, root, part, manifest.sizes)]
+    if not parts_found:
         return StoreComparison(table)
-    stored = concat(found, [str(root)] * len(found))
+    stored = concat(parts_found, [str(root)] * len(parts_found))
     stored = stored.take(pa.array(canonical_order(stored)))
     keys = ["workflow_type", "workflow_id"]
     codes = workflow_codes(pa.concat_tables([table.select(keys), stored.select(keys)]))
@@ -151,20 +151,20 @@ def against(table: pa.Table, root: Path, manifest: Manifest, skip_bad: bool = Fa
     if not len(unlike):
         return StoreComparison(new, present)
     edges = [
-        np.searchsorted(of, unlike, side) + shift
-        for of, shift in ((there, 0), (here, len(there)))
+        np.searchsorted(side_codes, unlike, side) + shift
+        for side_codes, shift in ((there, 0), (here, len(there)))
         for side in ("left", "right")
     ]
     parts_of = [(range(a, b), range(c, d)) for a, b, c, d in zip(*edges, strict=True)]
     rows, conflict, unchanged = joined(both, parts_of)
     if conflict.any() and not skip_bad:
-        old, of = parts_of[int(np.argmax(conflict))]
-        what = f"it has {len(old)} steps there and {len(of)} here"
-        if len(old) == len(of):
-            _, columns = differing(*(both.slice(rows[0], len(rows)) for rows in (old, of)))
+        old, now = parts_of[int(np.argmax(conflict))]
+        what = f"it has {len(old)} steps there and {len(now)} here"
+        if len(old) == len(now):
+            _, columns = differing(*(both.slice(rows[0], len(rows)) for rows in (old, now)))
             what = f"column {next(iter(columns))!r} differs"
         raise TraceError(
-            f"workflow {both['workflow_id'][of[0]].as_py()!r} ({both['workflow_type'][of[0]].as_py()}) is already in "
+            f"workflow {both['workflow_id'][now[0]].as_py()!r} ({both['workflow_type'][now[0]].as_py()}) is already in "
             f"{root} with other content: {what}. A workflow with times may go on; what is known of its steps stays: "
             "use another store, give the new run another workflow_id, or leave such workflows out with --skip-bad"
         )
@@ -196,10 +196,10 @@ def differing(one: pa.Table, other: pa.Table) -> tuple[NDArray[np.bool_], dict[s
         if left.equals(right):
             continue
         if pa.types.is_nested(left.type):  # Arrow compares no lists; few are looked at, since this ends in an error
-            found = np.array([left[row] != right[row] for row in range(len(left))])
+            differs = np.array([left[row] != right[row] for row in range(len(left))])
         else:
             same = pc.or_(pc.fill_null(pc.equal(left, right), False), pc.and_(pc.is_null(left), pc.is_null(right)))
-            found = ~same.to_numpy()
-        columns[name] = int(np.argmax(found))
-        rows |= found
+            differs = ~same.to_numpy()
+        columns[name] = int(np.argmax(differs))
+        rows |= differs
     return rows, columns

@@ -51,37 +51,37 @@ def joined(
     columns = {name: table.column(name) for name in _NEEDED}
     for name in ("started_at", "ended_at"):
         columns[name] = columns[name].cast(pa.int64())
-    known = {name: column.to_pylist() for name, column in columns.items()}
-    found = _Joined()
+    values = {name: column.to_pylist() for name, column in columns.items()}
+    result_rows = _Joined()
     conflict, grown = np.zeros(len(parts), bool), np.zeros(len(parts), bool)
     for number, (stored, new) in enumerate(parts):
-        if any(known["started_at"][row] is None for row in (*stored, *new)):
+        if any(values["started_at"][row] is None for row in (*stored, *new)):
             conflict[number] = True
             continue
-        grown[number] = _join(known, stored, new, number, found)
-    workflow = np.array(found.workflow, np.int64)
-    twins = pa.array(found.twin, mask=np.array(found.twin) < 0)
-    mine, other = table.take(pa.array(found.row, pa.int64())), table.take(twins.cast(pa.int64()))
+        grown[number] = _join(values, stored, new, number, result_rows)
+    workflow = np.array(result_rows.workflow, np.int64)
+    twins = pa.array(result_rows.twin, mask=np.array(result_rows.twin) < 0)
+    mine, other = table.take(pa.array(result_rows.row, pa.int64())), table.take(twins.cast(pa.int64()))
     result = {}
     for name in table.column_names:
-        one, two = mine[name], other[name]
-        result[name] = one
-        if name in _WORKED_OUT or not two.length() or two.null_count == len(two):
+        own, theirs = mine[name], other[name]
+        result[name] = own
+        if name in _WORKED_OUT or not theirs.length() or theirs.null_count == len(theirs):
             continue
-        differ = pc.and_(pc.is_valid(one), pc.is_valid(two)).to_numpy()
+        differ = pc.and_(pc.is_valid(own), pc.is_valid(theirs)).to_numpy()
         if name == "agent":  # where one part lacked what names it, the other does not
-            result[name] = table[name].take(pa.array(found.agent, pa.int64()))
+            result[name] = table[name].take(pa.array(result_rows.agent, pa.int64()))
             differ &= pc.fill_null(pc.equal(mine["complete"], other["complete"]), False).to_numpy()
-        same = _equal(one, two)
+        same = _equal(own, theirs)
         np.logical_or.at(conflict, workflow[differ & ~same], True)
-        gained = pc.and_(pc.is_null(one), pc.is_valid(two)).to_numpy()
+        gained = pc.and_(pc.is_null(own), pc.is_valid(theirs)).to_numpy()
         if gained.any():
             np.logical_or.at(grown, workflow[gained], True)
-            result[name] = pc.if_else(pa.array(gained), two, one)
-    result["step"] = pa.array(found.step, pa.int32())
-    result["parent_steps"] = pa.array(found.parents, pa.list_(pa.int32()))
-    result["complete"] = pa.array(found.complete, pa.bool_())
-    result["success"] = pa.array(found.success, pa.bool_())
+            result[name] = pc.if_else(pa.array(gained), theirs, own)
+    result["step"] = pa.array(result_rows.step, pa.int32())
+    result["parent_steps"] = pa.array(result_rows.parents, pa.list_(pa.int32()))
+    result["complete"] = pa.array(result_rows.complete, pa.bool_())
+    result["success"] = pa.array(result_rows.success, pa.bool_())
     keep = (grown & ~conflict)[workflow]
     rows = pa.table({name: result[name] for name in table.column_names}).cast(table.schema).filter(pa.array(keep))
     return rows, conflict, ~grown & ~conflict
@@ -114,7 +114,9 @@ def _join(known: dict[str, list[Any]], stored: Sequence[int], new: Sequence[int]
     step |= {other: step[row] for row, other in twin.items()}
     follows = _follow_all(known, stored) | _follow_all(known, new)
     parts = [
-        (row, {step[part[at]] for at in known["parent_steps"][row] or ()}) for part in (stored, new) for row in part
+        (row, {step[part[index]] for index in known["parent_steps"][row] or ()})
+        for part in (stored, new)
+        for row in part
     ]
     told = dict(parts)
     waits: list[set[int]] = []
@@ -133,7 +135,7 @@ def _join(known: dict[str, list[Any]], stored: Sequence[int], new: Sequence[int]
     found.agent += [twin[row] if row in twin and complete[twin[row]] and not complete[row] else row for row in rows]
     found.workflow += [number] * len(rows)
     found.step += range(len(rows))
-    found.parents += [sorted(of) for of in waits]
+    found.parents += [sorted(waited_for) for waited_for in waits]
     found.complete += [whole] * len(rows)
     found.success += [success] * len(rows)
     named = zip(rows, found.agent[-len(rows) :], strict=True)
@@ -155,13 +157,13 @@ def _keys(known: dict[str, list[Any]], rows: Sequence[int]) -> list[tuple[Any, .
 def _follow_all(known: dict[str, list[Any]], rows: Sequence[int]) -> set[int]:
     """The rows of a part that waited for all that had ended before them there."""
     frontier = _Frontier()
-    found = set()
+    follows = set()
     for place, row in enumerate(rows):
         waited = set(known["parent_steps"][row] or ())
         if waited == frontier.until(known["started_at"][row]):
-            found.add(row)
+            follows.add(row)
         frontier.add(_end(known["ended_at"][row]), place, waited)
-    return found
+    return follows
 
 
 class _Frontier:

@@ -50,16 +50,16 @@ def row_batches(
     """(rows, bytes on disk read so far) of an open file or some of its row groups, in portions."""
     done = 0
     for group in range(file.num_row_groups) if groups is None else groups:
-        found = file.metadata.row_group(group)
-        on_disk = sum(found.column(column).total_compressed_size for column in range(found.num_columns))
+        row_group = file.metadata.row_group(group)
+        on_disk = sum(row_group.column(column).total_compressed_size for column in range(row_group.num_columns))
         rows = CHUNK_ROWS
-        if found.num_rows > _PROBE_ROWS:
+        if row_group.num_rows > _PROBE_ROWS:
             probe = next(file.iter_batches(_PROBE_ROWS, row_groups=[group], columns=columns))
             rows = min(CHUNK_ROWS, max(1, _CHUNK_BYTES * probe.num_rows // max(1, probe.nbytes)))
         read = 0
         for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
             read += batch.num_rows
-            yield pa.Table.from_batches([batch]), done + on_disk * read // max(1, found.num_rows)
+            yield pa.Table.from_batches([batch]), done + on_disk * read // max(1, row_group.num_rows)
         done += on_disk
 
 
@@ -340,10 +340,10 @@ def rows_of(ids: pa.Array, root: Path, part: Part, sizes: tuple[int | None, int 
                 continue
             start = 0
             for rows, _ in row_batches(file, file.schema_arrow.names, groups=[group]):
-                found = rows.filter(wanted.slice(start, rows.num_rows))
+                matching = rows.filter(wanted.slice(start, rows.num_rows))
                 start += rows.num_rows
-                if found.num_rows:
-                    yield _conforming(found, part, root, sizes)
+                if matching.num_rows:
+                    yield _conforming(matching, part, root, sizes)
 
 
 @contextmanager
@@ -398,7 +398,7 @@ def _row_groups(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Ta
         rows = int(np.clip(_ROW_GROUP_BYTES * table.num_rows // max(1, table.nbytes), 1, _ROW_GROUP_ROWS))
         for start in range(0, table.num_rows, rows):
             waiting.append(with_schema(table.slice(start, rows), schema))
-            if sum(one.num_rows for one in waiting) >= rows:
+            if sum(part_table.num_rows for part_table in waiting) >= rows:
                 yield pa.concat_tables(waiting)
                 waiting = []
     if waiting:

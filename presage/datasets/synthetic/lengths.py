@@ -121,8 +121,8 @@ def generate_lengths(workflows: int, seed: int, *, censored: float = 0.0) -> Gen
     def oracle(quantiles: Sequence[float]) -> NDArray[np.float64]:
         cell = np.stack([kind[workflow], stage, model[workflow]], axis=1)
         cells, index = np.unique(cell, axis=0, return_inverse=True)
-        known = np.stack([np.quantile(_sums(*c), quantiles) for c in cells.tolist()])
-        return np.asarray(known[index.reshape(-1)] * factor[workflow][:, None])
+        by_cell = np.stack([np.quantile(_sums(*c), quantiles) for c in cells.tolist()])
+        return np.asarray(by_cell[index.reshape(-1)] * factor[workflow][:, None])
 
     return GeneratedLengths(table, oracle)
 

@@ -93,8 +93,8 @@ def generate(
     """
     if isinstance(process, str) and process not in PROCESSES:
         raise ConfigurationError(f"unknown process {process!r}; known: {', '.join(PROCESSES)}")
-    known = PROCESSES[process] if isinstance(process, str) else process
-    directions = len(known.intents) + len(known.agents) + 1
+    described = PROCESSES[process] if isinstance(process, str) else process
+    directions = len(described.intents) + len(described.agents) + 1
     for name, value, least in (
         ("workflows", workflows, 1),
         ("seed", seed, 0),
@@ -102,14 +102,14 @@ def generate(
         ("state_size", state_size, directions),
     ):
         if value < least:
-            raise ConfigurationError(f"{name} is {value}; expected at least {least} for process {known.name!r}")
+            raise ConfigurationError(f"{name} is {value}; expected at least {least} for process {described.name!r}")
     if not 0 <= censored <= 1:
         raise ConfigurationError(f"censored is {censored}; expected a share between 0 and 1")
-    rng = np.random.default_rng([seed, zlib.crc32(known.name.encode())])
-    walks = _walk(known, workflows, censored, rng)
-    states, seen = _draw_states(known, walks, state_size, rng)
+    rng = np.random.default_rng([seed, zlib.crc32(described.name.encode())])
+    walks = _walk(described, workflows, censored, rng)
+    states, seen = _draw_states(described, walks, state_size, rng)
     return Generated(
-        _table(known, walks, states, seen, seed, rng), known.agents, _forecast(known, walks, *seen, horizon)
+        _table(described, walks, states, seen, seed, rng), described.agents, _forecast(described, walks, *seen, horizon)
     )
 
 
@@ -161,8 +161,8 @@ def _walk(process: SyntheticProcess, workflows: int, censored: float, rng: np.ra
         raise ConfigurationError(
             f"process {process.name!r} has workflows of more than {_MAX_STEPS} steps: make its loops end"
         )
-    workflow = np.concatenate([at for at, _, _ in steps])
-    step = np.repeat(np.arange(len(steps)), [len(at) for at, _, _ in steps])
+    workflow = np.concatenate([active for active, _, _ in steps])
+    step = np.repeat(np.arange(len(steps)), [len(active) for active, _, _ in steps])
     order = np.lexsort((step, workflow))
     lengths = np.bincount(workflow, minlength=workflows)
     cut = np.where(rng.random(workflows) < censored, rng.geometric(1 / lengths.mean(), workflows), lengths)
@@ -264,10 +264,10 @@ def _intent_scores(
     workflow = walks.workflow
     order = np.argsort(walks.step, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(walks.step[order])) + 1):
-        at = workflow[rows]
-        running[at] += at_prefill[rows]
-        scores[rows] = running[at]
-        running[at] += later[rows]
+        active = workflow[rows]
+        running[active] += at_prefill[rows]
+        scores[rows] = running[active]
+        running[active] += later[rows]
     return scores
 
 
@@ -344,8 +344,8 @@ def _table(
         "success": pa.array(success[workflow], mask=~walks.complete[workflow]),
         "complete": pa.array(walks.complete[workflow]),
         **{
-            name: pa.FixedSizeListArray.from_arrays(pa.array(of.reshape(-1)), of.shape[1])
-            for name, of in zip(STATE_COLUMNS, states, strict=True)
+            name: pa.FixedSizeListArray.from_arrays(pa.array(states_of_moment.reshape(-1)), states_of_moment.shape[1])
+            for name, states_of_moment in zip(STATE_COLUMNS, states, strict=True)
         },
     }
     return conform(pa.table(columns), "generated workflows")

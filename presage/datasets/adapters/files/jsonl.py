@@ -31,7 +31,7 @@ _BATCH_ROWS: Final = 8192
 _BATCH_BYTES: Final = 32 * 2**20
 _TEXTS: Final = ("system_prompt", "input_text", "output_text")
 _TYPES: Final = {name: KINDS[column].json | None for name, column in COLUMN_TYPES.items()}
-_TypedRow: Final = msgspec.defstruct("_TypedRow", [(name, of, None) for name, of in _TYPES.items()], gc=False)
+_TypedRow: Final = msgspec.defstruct("_TypedRow", [(name, type_, None) for name, type_ in _TYPES.items()], gc=False)
 _DECODE: Final = msgspec.json.Decoder(_TypedRow).decode
 _FIELDS: Final = {name: attrgetter(name) for name in COLUMN_TYPES}
 
@@ -107,8 +107,8 @@ class _JsonRows:
         return _table(columns, origin)
 
     def workflow(self, row: int) -> tuple[object, object]:
-        of = self.parsed[row] if self.parsed is not None else _parsed(self.lines[row])
-        return of.values.get("workflow_type"), of.values.get("workflow_id")
+        parsed = self.parsed[row] if self.parsed is not None else _parsed(self.lines[row])
+        return parsed.values.get("workflow_type"), parsed.values.get("workflow_id")
 
     def _typed(self, start: int, stop: int, origin: Origin) -> pa.Table | None:
         """The columns, decoded fast; None if a line needs the slow path."""
@@ -117,7 +117,10 @@ class _JsonRows:
             columns = {name: list(map(field, rows)) for name, field in _FIELDS.items()}
             if any(None in columns[name] for name in REQUIRED):
                 return None  # a key may be misspelt
-            return _table({n: of for n, of in columns.items() if of.count(None) < len(of) or n in REQUIRED}, origin)
+            return _table(
+                {n: values for n, values in columns.items() if values.count(None) < len(values) or n in REQUIRED},
+                origin,
+            )
         except (msgspec.MsgspecError, TypeError, UnicodeError, RecursionError, RowError):
             return None
 

@@ -109,8 +109,8 @@ def _known_counts(table: pa.Table) -> tuple[pa.Table, dict[str, int]]:
         zero = pc.and_(answered, pc.fill_null(pc.equal(table[name], 0), False))
         if count := pc.sum(zero).as_py() or 0:
             place = table.schema.get_field_index(name)
-            known = pc.if_else(zero, pa.scalar(None, table[name].type), table[name])
-            table = table.set_column(place, table.schema.field(place), known)
+            counts = pc.if_else(zero, pa.scalar(None, table[name].type), table[name])
+            table = table.set_column(place, table.schema.field(place), counts)
             notices[f"{name} of 0, which is no count: unknown"] = count
     return table, notices
 
@@ -238,15 +238,15 @@ class _CsvRows:
 
     def table(self, start: int, stop: int, origin: Origin) -> pa.Table:
         part = self._rows[start:stop]
-        for row, found in enumerate(part):
-            if found.problem:
-                raise RowError(f"{origin.at(row)}: {found.problem}", row=row, reason=found.reason)
+        for row, csv_row in enumerate(part):
+            if csv_row.problem:
+                raise RowError(f"{origin.at(row)}: {csv_row.problem}", row=row, reason=csv_row.reason)
         columns = list(zip(*(row.fields for row in part), strict=True)) or [()] * (1 + max(self._places.values()))
         return pa.table({name: _csv_column(columns[place], name, origin) for name, place in self._places.items()})
 
     def workflow(self, row: int) -> tuple[object, object]:
-        of = self._rows[row]
-        return self._field(of, "workflow_type"), self._field(of, "workflow_id")
+        csv_row = self._rows[row]
+        return self._field(csv_row, "workflow_type"), self._field(csv_row, "workflow_id")
 
     def _field(self, row: CsvRow, name: str) -> str | None:
         place = self._places[name]

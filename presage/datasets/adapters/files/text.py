@@ -256,7 +256,9 @@ class CsvRows:
         if header.problem:
             raise TraceError(f"{path}, line {header.line}: {header.problem}")
         self.names = header.fields
-        separator = next((of for of in _OTHER_SEPARATORS if len(self.names) == 1 and of in self.names[0]), None)
+        separator = next(
+            (candidate for candidate in _OTHER_SEPARATORS if len(self.names) == 1 and candidate in self.names[0]), None
+        )
         if separator is not None:
             raise TraceError(
                 f"{path}: fields seem to be separated by {_OTHER_SEPARATORS[separator]}; expected commas: write the "

@@ -164,7 +164,7 @@ def prompt_of(asked: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[int
     value = asked[name]
     if name.endswith("_token_ids") or (isinstance(value, list) and value and type(value[0]) is int):
         ids = _ids(from_json(value), name)
-        texts = {of: asked[of] for of in PROMPTS if not of.endswith("_token_ids") and asked.get(of) is not None}
+        texts = {key: asked[key] for key in PROMPTS if not key.endswith("_token_ids") and asked.get(key) is not None}
         return (prompt_of({**texts, "system": asked.get("system")})[0] if texts and name not in texts else []), ids
     begin = [("system", text) for key in ("system", "instructions") if (text := plain(asked.get(key)))]
     if name == "messages":
@@ -194,7 +194,7 @@ def _answer(replied: Mapping[str, Any]) -> tuple[str | None, list[int] | None]:
 
 
 def _ids(value: Any, name: str) -> list[int]:
-    if isinstance(value, list) and all(type(one) is int and 0 <= one < _MOST_ID for one in value):
+    if isinstance(value, list) and all(type(token) is int and 0 <= token < _MOST_ID for token in value):
         return value
     raise NotARequestError(f'"{name}": expected a list of token ids: correct it', f"{name} that are no token ids")
 
@@ -232,8 +232,8 @@ def _named(line: Mapping[str, Any], name: str) -> str | None:
 def _count(
     line: Mapping[str, Any], usage: Mapping[str, Any], names: tuple[str, ...], ids: list[int] | None
 ) -> int | None:
-    found = (_whole(of.get(name)) for of in (line, usage) for name in names)
-    counted = next((count for count in found if count is not None), None)
+    counts = (_whole(source.get(name)) for source in (line, usage) for name in names)
+    counted = next((count for count in counts if count is not None), None)
     return counted if counted is not None else len(ids) if ids else None
 
 

@@ -218,8 +218,8 @@ def _named(role: Role, values: dict[str, Any], name: str) -> tuple[Naming, str]:
 @lru_cache(_MOST_NAMES)
 def _own_name(span: str) -> tuple[str, str]:
     """The operation in the name of a span, "" if there is none, and what it names."""
-    found = _OWN_NAME.match(span)
-    return (found["operation"], _stripped(found["name"])) if found is not None else ("", _stripped(span))
+    match = _OWN_NAME.match(span)
+    return (match["operation"], _stripped(match["name"])) if match is not None else ("", _stripped(span))
 
 
 def _stripped(name: str) -> str:

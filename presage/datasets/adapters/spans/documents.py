@@ -127,8 +127,8 @@ def take_spans(document: Any, place: Place, intake: Intake) -> None:
     elif is_span(document):
         _take_span(document, place, intake)
     elif (inner := unwrapped(document)) is not None:
-        for one in inner:
-            take_spans(one, place, intake)
+        for inner_document in inner:
+            take_spans(inner_document, place, intake)
     elif (name := names_of_unread(document)) is not None:
         intake.refuse(place, name, "line of an export that is not read")
     else:
@@ -151,10 +151,12 @@ def _take_otlp(document: Any, place: Place, intake: Intake) -> None:
             return
     for resource in document.resource_spans or ():
         given = (resource.resource.attributes if resource.resource else None) or ()
-        service = next((one.value.string_value for one in given if one.key == "service.name"), None) or None
+        service = (
+            next((attribute.value.string_value for attribute in given if attribute.key == "service.name"), None) or None
+        )
         shared = None
         with suppress(*_MALFORMED):
-            shared = {one.key: _value(one.value) for one in given if one.key in PLAN}
+            shared = {attribute.key: _value(attribute.value) for attribute in given if attribute.key in PLAN}
         for scope in resource.scope_spans or resource.instrumentation_library_spans or ():
             for span in scope.spans or ():
                 _take_otlp_span(span, place, service, shared, intake)
@@ -171,20 +173,22 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
     try:
         if shared is None:
             raise ValueError("a resource that is no OTLP")
-        found = shared.copy()
+        kept = shared.copy()
         for attribute in attributes:
             key = attribute.key
             if key in PLAN:
                 text = attribute.value.string_value
-                found[key] = text if text is not None else _value(attribute.value)
+                kept[key] = text if text is not None else _value(attribute.value)
             else:
                 prefix, name = other(key)
                 if prefix is not None:
-                    keep(found, key, _value(attribute.value))
+                    keep(kept, key, _value(attribute.value))
                 elif name is not None:
                     missed.append(name)
         for event in span.events or ():
-            flags |= _event(found, event.name, {one.key: _value(one.value) for one in event.attributes or ()})
+            flags |= _event(
+                kept, event.name, {attribute.key: _value(attribute.value) for attribute in event.attributes or ()}
+            )
         start, end = int(span.start_time_unix_nano or 0), int(span.end_time_unix_nano or 0)
         if any(start // unit in _OF_TODAY for unit in _OTHER_UNITS):
             start, end = time_ns(start) or 0, time_ns(end) or 0
@@ -193,7 +197,7 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
         return
     intake.take(
         place,
-        found,
+        kept,
         ids=(span.trace_id, span.span_id, span.parent_span_id),
         name=span.name,
         times=(start or None, end or None),
@@ -225,11 +229,11 @@ def _value(value: _Value) -> Any:
     if value.int_value is not None:
         return int(value.int_value)
     if value.array_value is not None:
-        return [_inner(one) for one in value.array_value.get("values") or ()]
+        return [_inner(element) for element in value.array_value.get("values") or ()]
     if value.kvlist_value is not None:
-        return {one["key"]: _inner(one.get("value")) for one in value.kvlist_value.get("values") or ()}
+        return {pair["key"]: _inner(pair.get("value")) for pair in value.kvlist_value.get("values") or ()}
     plain = (value.string_value, value.double_value, value.bool_value)
-    return next((one for one in plain if one is not None), None)
+    return next((scalar for scalar in plain if scalar is not None), None)
 
 
 def _inner(wrapped: Any) -> Any:
@@ -273,11 +277,11 @@ def _take_object(
 
     Raises TraceError if the span is malformed, and bad spans are not skipped.
     """
-    found: Found = {}
-    unread = [name for key, value in attributes if (name := keep(found, key, value)) is not None and value is not None]
+    kept: Found = {}
+    unread = [name for key, value in attributes if (name := keep(kept, key, value)) is not None and value is not None]
     try:
         for event in span.get("events") or ():
-            flags |= _event(found, event["name"], event.get("attributes") or {})
+            flags |= _event(kept, event["name"], event.get("attributes") or {})
         status = span.get("status") or {}
         code = span.get("status_code", status.get("status_code", status.get("code")))
         flags |= _flags(code, span.get("status_message", status.get("description", status.get("message"))))
@@ -291,7 +295,7 @@ def _take_object(
     parent = span.get("parent_span_id", span.get("parent_id"))
     intake.take(
         place,
-        found,
+        kept,
         ids=(trace, _id(span, "span_id"), _plain_id(parent)),
         name=span.get("name"),
         times=(start, None if running and parent is None else end),

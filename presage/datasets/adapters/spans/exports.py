@@ -27,8 +27,8 @@ _LANGFUSE: Final = ({"traceId", "id", "type", "startTime"}, {"trace_id", "id", "
 
 def unwrapped(document: Any) -> list[Any] | None:
     """The documents that a recognised export stands for, OTLP or single spans; None for any other document."""
-    found = (convert for is_one, convert in _EXPORTS if isinstance(document, dict) and is_one(document))
-    convert = next(found, None)
+    converters = (convert for is_one, convert in _EXPORTS if isinstance(document, dict) and is_one(document))
+    convert = next(converters, None)
     return None if convert is None else list(convert(document))
 
 
@@ -135,5 +135,5 @@ _EXPORTS: Final[tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str
 
 def are_spans(columns: Iterable[str]) -> bool:
     """Whether a table with these columns holds spans."""
-    found = set(columns)
-    return any(some <= found for some in ({"context.trace_id", "context.span_id"}, *_LANGFUSE))
+    given = set(columns)
+    return any(some <= given for some in ({"context.trace_id", "context.span_id"}, *_LANGFUSE))

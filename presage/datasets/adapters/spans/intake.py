@@ -119,7 +119,7 @@ class Intake:
     def torn(self, place: Place, message: str, reason: str, line: bytes) -> None:
         """Handle a line that is not JSON: traces named in it, and those before and after it, may have lost spans."""
         self.refuse(place, message, f"line with {reason}")
-        for trace in {found.decode(errors="replace") for found in _TRACE_IDS.findall(line)}:
+        for trace in {trace_id.decode(errors="replace") for trace_id in _TRACE_IDS.findall(line)}:
             self._lost(trace, place)
         self._torn = place
 
@@ -195,12 +195,12 @@ class Intake:
             self.notices["span with an error"] += bool(meaning.flags & Flag.ERROR)
         elif any(_GENAI.match(key) and PLAN[key].field not in _OF_ANY_SPAN for key in found):
             said = {key: found[key].strip() for key in KINDS if isinstance(found.get(key), str)}
-            known = next((word for key, word in said.items() if word.lower() in KINDS[key]), None)
+            kind = next((word for key, word in said.items() if word.lower() in KINDS[key]), None)
             operation = next(iter(said.values()), "no operation")
-            if known is None and (none := NO_REQUEST.search(f"{' '.join(said.values()) or name} {meaning.model}")):
-                known = none[0].lower()
+            if kind is None and (none := NO_REQUEST.search(f"{' '.join(said.values()) or name} {meaning.model}")):
+                kind = none[0].lower()
             called = re.sub(r"[0-9a-fA-F]*\d[0-9a-fA-F]*", "N", name)[:60]
-            what = f"span of a kind that is no step: {known}" if known else f"span not read: {operation}, {called}"
+            what = f"span of a kind that is no step: {kind}" if kind else f"span not read: {operation}, {called}"
             if what not in self.notices and len(self.notices) >= _MOST_NAMES:
                 what = "span not read: more"
             self.notices[what] += 1

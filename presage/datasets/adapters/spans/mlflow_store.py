@@ -68,7 +68,7 @@ def read_mlflow_experiment(
 def _traces(client: MlflowClient, name: str, shown: str, since: dt.datetime | None) -> Iterator[dict[str, Any]]:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        there = ", ".join(repr(found.name) for found in client.search_experiments(max_results=10)) or "none"
+        there = ", ".join(repr(other.name) for other in client.search_experiments(max_results=10)) or "none"
         raise TraceError(f"no experiment {name!r} in {shown}; there are: {there}. Check the name and the tracking URI")
     search = partial(
         client.search_traces,
@@ -160,5 +160,5 @@ def _one_line(error: Exception) -> str | None:
 
 
 def _without_password(uri: str) -> str:
-    head, at, rest = uri.rpartition("@")
-    return f"{head.split('//', 1)[0]}//…@{rest}" if at and "//" in head else uri
+    head, separator, rest = uri.rpartition("@")
+    return f"{head.split('//', 1)[0]}//…@{rest}" if separator and "//" in head else uri

@@ -33,9 +33,9 @@ class TraceColumns:
         self._table = table
         trace = _codes(table.column("trace"))
         places = {}
-        for one, other in (("span", "parent"), ("node", "node_parent")):  # equal strings get equal numbers
-            both = ranks(pa.chunked_array([*table.column(one).chunks, *table.column(other).chunks]))
-            places[one], places[other] = both[: table.num_rows], both[table.num_rows :]
+        for own, other in (("span", "parent"), ("node", "node_parent")):  # equal strings get equal numbers
+            both = ranks(pa.chunked_array([*table.column(own).chunks, *table.column(other).chunks]))
+            places[own], places[other] = both[: table.num_rows], both[table.num_rows :]
         self.order = np.lexsort((places["span"], trace))
         self.bounds = np.flatnonzero(np.diff(trace[self.order], prepend=-1, append=-1)).tolist()
         columns = {name: table.column(name).to_numpy() for name in ("role", "naming", "remote", "start", "flags")}
@@ -56,15 +56,15 @@ class TraceColumns:
         part = slice(first, stop)
 
         def contents(rows: Sequence[int]) -> list[tuple[Any, ...]]:
-            found = self._table.select(CONTENT).take(pa.array(self.order[[first + row for row in rows]]))
-            return [tuple(row.values()) for row in found.to_pylist()]
+            selected = self._table.select(CONTENT).take(pa.array(self.order[[first + row for row in rows]]))
+            return [tuple(row.values()) for row in selected.to_pylist()]
 
         return TraceSpans(**{name: self._columns[name][part] for name in _OF_SPANS}, contents=contents)
 
     def place(self, row: int) -> tuple[Place, str]:
         """Where a span was read, and its id."""
-        found = self._table.select(["file", "line", "span"]).take(pa.array([self.order[row]])).to_pylist()[0]
-        return Place(found["file"], found["line"]), found["span"]
+        read_at = self._table.select(["file", "line", "span"]).take(pa.array([self.order[row]])).to_pylist()[0]
+        return Place(read_at["file"], read_at["line"]), read_at["span"]
 
     def facts(self, first: int, stop: int, steps: TraceSteps | None) -> TraceFacts:
         """The facts of a trace; `steps` is None if its spans are not a tree."""
@@ -196,31 +196,31 @@ class StepRows:
         columns = {name: spans.column(name).take(row) for name in _FROM_SPANS}
         if around.null_count < len(rows):
             columns = {name: pc.coalesce(column, spans.column(name).take(around)) for name, column in columns.items()}
-        given = zip(*((one.workflow_id, *one) for one in facts), strict=True)
+        given = zip(*((trace_facts.workflow_id, *trace_facts) for trace_facts in facts), strict=True)
         for name, kind, values in zip(("workflow_id", *TraceFacts._fields), _FACTS, given, strict=True):
             columns[name] = pa.array(values, kind).take(trace)
         columns |= {name: rows[name] for name in ("step", "parent_steps", "leaf", "start", "ended")}
-        of = spans.select(_OF_SPAN).take(row)
+        span_columns = spans.select(_OF_SPAN).take(row)
         agent = spans.column("label").take(rows["agent"])
         # What no span names is named as its missing root would: by the workflow.
-        unnamed = pc.and_(pc.equal(of["naming"], int(Naming.NOT)), pc.invert(columns["rooted"]))
+        unnamed = pc.and_(pc.equal(span_columns["naming"], int(Naming.NOT)), pc.invert(columns["rooted"]))
         unnamed = pc.and_(unnamed, pc.equal(rows["agent"], row))
         started, ended = (rows[name].to_numpy() for name in ("start", "ended"))
-        unanswered = pc.bit_wise_and(of["flags"], pa.scalar(int(Flag.UNANSWERED), pa.int8()))
+        unanswered = pc.bit_wise_and(span_columns["flags"], pa.scalar(int(Flag.UNANSWERED), pa.int8()))
         return pa.table(
             columns
             | {
-                "workflow_type": pa.array([one.known_type for one in facts], pa.string()).take(trace),
+                "workflow_type": pa.array([trace_facts.known_type for trace_facts in facts], pa.string()).take(trace),
                 "agent": pc.if_else(unnamed, pc.coalesce(columns["workflow"], agent), agent),
-                "kind": pc.if_else(pc.equal(of["role"], int(Role.TOOL)), "tool", "llm"),
+                "kind": pc.if_else(pc.equal(span_columns["role"], int(Role.TOOL)), "tool", "llm"),
                 "started_at": pa.array(started // _NS_PER_US).cast(TIMESTAMP),
                 "ended_at": pa.array(ended // _NS_PER_US, mask=ended == NEVER_ENDED).cast(TIMESTAMP),
                 "unanswered": pc.not_equal(unanswered, 0),
                 "complete": pc.and_not(columns["whole"], columns["stopped"]),
                 "success": pc.if_else(columns["failed"], False, pa.scalar(None, pa.bool_())),
-                "line": of["line"],
+                "line": span_columns["line"],
             }
-            | ({"key": _keys(of)} if keyed else {})
+            | ({"key": _keys(span_columns)} if keyed else {})
         )
 
 

@@ -189,11 +189,11 @@ class _Tree:
     def _last_of(self, reports: list[int]) -> int:
         """The report of a span that ended, or else the one that knows most: a choice by content alone."""
         ends, contents = self.spans.end, self.spans.contents(reports)
-        known = [
+        by_knowledge = [
             (ends[row] != NEVER_ENDED, ends[row], sum(value is not None for value in content), str(content), row)
             for row, content in zip(reports, contents, strict=True)
         ]
-        return max(known)[-1]
+        return max(by_knowledge)[-1]
 
     def _adopt(self, parent: int, row: int) -> None:
         if not self.children[parent]:
@@ -233,23 +233,23 @@ class _Tree:
         calls: dict[tuple[int, int], int] = {}
         for row in rows:
             if call[row] >= 0 and role[row] in _CALLS:
-                one = calls.setdefault((role[row], call[row]), row)
-                if one != row and start[row] < end[one]:
-                    twins[row] = one
+                first_call = calls.setdefault((role[row], call[row]), row)
+                if first_call != row and start[row] < end[first_call]:
+                    twins[row] = first_call
         alike: dict[tuple[int, int, int], list[int]] = {}
         if tie:
             rows.sort(key=lambda row: (start[row], end[row]))
             for row in rows:
                 if end[row] > start[row]:
                     alike.setdefault((start[row], end[row], role[row]), []).append(row)
-        for several in (found for found in alike.values() if len(found) > 1):
+        for several in (group for group in alike.values() if len(group) > 1):
             first: dict[Any, int] = {}
             for row, content in zip(several, self.spans.contents(several), strict=True):
-                if (one := first.setdefault(content, row)) != row:
-                    twins[row] = one
-        for row, one in twins.items():
+                if (first_call := first.setdefault(content, row)) != row:
+                    twins[row] = first_call
+        for row, original in twins.items():
             for child in self.children[row]:
-                self._adopt(one, child)
+                self._adopt(original, child)
         self.twins.update(twins)
         return [row for row in rows if row not in twins] if twins else rows
 
@@ -293,7 +293,7 @@ class _Tree:
             step[row] = place
         parents = [tuple(sorted(map(step.__getitem__, waits[row]))) for row in rows]
         del waits, step
-        waited = {parent for one in set(parents) for parent in one}
+        waited = {parent for before in set(parents) for parent in before}
         outer = (row for row in self.order if self.spans.role[row] in _OUTER)
         failed = any(map(self._failed, self.last))
         paused = bool(seen & _PAUSED)
@@ -389,7 +389,7 @@ class _Tree:
         """The steps that each step waited for."""
         children, node, node_parent = self.children, self.spans.node, self.spans.node_parent
         waits: dict[int, Steps] = {}
-        graph = any(one >= 0 for one in node_parent)
+        graph = any(node >= 0 for node in node_parent)
         ran: dict[int, list[tuple[int, Steps]]] = {}  # (end, last steps) of each run of a node, in tree order
         around: list[int] = []  # enclosing nodes, which a graph also names as parents
         stack = [Siblings(-1, ())]
