@@ -82,7 +82,7 @@ class Fingerprint:
             return 1.0
         union = sorted(self._hashes | other._hashes)[:SKETCH]
         both = self._hashes & other._hashes
-        return sum(one in both for one in union) / max(1, len(union))
+        return sum(shingle in both for shingle in union) / max(1, len(union))
 
     def same_agent(self, other: Fingerprint) -> bool:
         """Whether both are of one agent, as far as two prompts show."""
@@ -134,13 +134,13 @@ def masked_prompt(system: str, known: Pieces) -> MaskedPrompt:
         if len(head) < HEAD_TOKENS:
             tokens = masked(piece, role=True)
             head += tokens
-            of = _hashed(tokens)
+            piece_hashes = _hashed(tokens)
         else:
             digest = blake2b(piece.encode("utf-8", "surrogatepass"), digest_size=12, key=_KEY).digest()
-            found = known.get(digest)
-            of = known[digest] = _hashed(masked(piece)) if found is None else found
-        hashes += of[0]
-        words.update(of[1])
+            remembered = known.get(digest)
+            piece_hashes = known[digest] = _hashed(masked(piece)) if remembered is None else remembered
+        hashes += piece_hashes[0]
+        words.update(piece_hashes[1])
     sequence = np.array(hashes, np.uint64)
     exact = blake2b(sequence.tobytes(), digest_size=6).hexdigest()
     return MaskedPrompt(exact, _hex("\0".join(head[:HEAD_TOKENS])), sequence, frozenset(words))
@@ -152,35 +152,35 @@ def masked(sentence: str, *, role: bool = False) -> list[str]:
     Args:
         role: the sentence may name the agent's role, so capitals after `are`, `as` and the like stay.
     """
-    found: list[str] = []
+    tokens: list[str] = []
     starts, reach = True, 0
     for chunk in sentence.split():
         lower = chunk.lower()
         if chunk in _BULLETS:
-            found.append(chunk)
+            tokens.append(chunk)
             continue
         bare = lower if lower.isalpha() else lower.strip(".,;:!?()[]\"'*`")
         token = ""
         if len(bare) <= _LONGEST_DAY and _DAYS.fullmatch(bare):
             token = _DAY
-            while found and _NUMBER.fullmatch(found[-1]):  # the day before its month
-                found.pop()
-        elif bare[:1].isdigit() and (tokens_of_chunk(bare) == [_DAY] or (found[-1:] == [_DAY] and bare.isdigit())):
+            while tokens and _NUMBER.fullmatch(tokens[-1]):  # the day before its month
+                tokens.pop()
+        elif bare[:1].isdigit() and (tokens_of_chunk(bare) == [_DAY] or (tokens[-1:] == [_DAY] and bare.isdigit())):
             token = _DAY
         elif not starts and reach <= 0 and chunk[0].isupper():
             token = _NAME
         if not token:
-            found += tokens_of_chunk(lower)
-        elif found[-1:] != [token]:  # names and dates have several words
-            found.append(token)
+            tokens += tokens_of_chunk(lower)
+        elif tokens[-1:] != [token]:  # names and dates have several words
+            tokens.append(token)
         reach = _ROLE_REACH if role and bare in _ROLE_WORDS else reach - 1
         starts = False
-    return found
+    return tokens
 
 
 def _hashed(tokens: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     hashes = tuple(crc32(token.encode("utf-8", "surrogatepass")) for token in tokens)
-    words = (one for one, token in zip(hashes, tokens, strict=True) if len(token) > 1 and token.isalpha())
+    words = (token_hash for token_hash, token in zip(hashes, tokens, strict=True) if len(token) > 1 and token.isalpha())
     return hashes, tuple(words)
 
 

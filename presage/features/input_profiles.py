@@ -57,11 +57,13 @@ ALL_INPUTS: Final = "all_inputs_"
 
 def as_served(metrics: Mapping[str, Any], profile: str = ENGINE) -> Mapping[str, Any]:
     """A `metrics.json` whose figures are those under one profile; unchanged if it has none of its own (a router)."""
-    of = metrics.get("profiles", {}).get(profile)
-    if of is None:
+    own_figures = metrics.get("profiles", {}).get(profile)
+    if own_figures is None:
         return metrics
-    moments = {name: {**figures, **of["moments"][name]} for name, figures in metrics.get("moments", {}).items()}
-    own = {name: figures for name, figures in of.items() if name not in ("behind", "moments")}
+    moments = {
+        name: {**figures, **own_figures["moments"][name]} for name, figures in metrics.get("moments", {}).items()
+    }
+    own = {name: figures for name, figures in own_figures.items() if name not in ("behind", "moments")}
     return {**metrics, **own, **({"moments": moments} if moments else {})}
 
 
@@ -70,7 +72,7 @@ def masked(table: pa.Table, sources: Sources) -> pa.Table:
     for source, columns in COLUMNS.items():
         for name in columns if source not in sources else ():
             if name in table.column_names:
-                at = table.schema.get_field_index(name)
-                field = table.schema.field(at)
-                table = table.set_column(at, field, pa.nulls(len(table), field.type))
+                position = table.schema.get_field_index(name)
+                field = table.schema.field(position)
+                table = table.set_column(position, field, pa.nulls(len(table), field.type))
     return table

@@ -182,8 +182,8 @@ def knows_state(inputs: NDArray[np.float32], moment: int, prefill: int, completi
 
     At completion that is the completion state, or the prefill state if the model reads no completion states.
     """
-    at = len(inputs) - 1 if (completion > 0 and moment == 1) or prefill == 0 else len(inputs) - 2
-    return bool(prefill + completion > 0 and inputs[at] > NO_STATE / 2 + NO_EARLIER / 2)
+    marker = len(inputs) - 1 if (completion > 0 and moment == 1) or prefill == 0 else len(inputs) - 2
+    return bool(prefill + completion > 0 and inputs[marker] > NO_STATE / 2 + NO_EARLIER / 2)
 
 
 @njit(cache=True)
@@ -224,12 +224,12 @@ def unroll(
     for w in range(len(offsets) - 1):
         begin(inputs, sums, workflow_type[w], agents, prefill, completion)
         for row in range(offsets[w], offsets[w + 1]):
-            known = np.where(np.isnan(sizes[row]), np.float32(0.0), sizes[row])
+            known_sizes = np.where(np.isnan(sizes[row]), np.float32(0.0), sizes[row])
             state = prefill_states[row] if has_prefill[row] else prefill_states[row, :0]
-            at_prefill(inputs, sums, agent[row], known[0], state, agents, prefill, completion)
+            at_prefill(inputs, sums, agent[row], known_sizes[0], state, agents, prefill, completion)
             first[row] = inputs
             state = completion_states[row] if has_completion[row] else completion_states[row, :0]
             tools = called[row, :0] if np.isnan(called[row, 0]) else called[row]
-            at_completion(inputs, sums, known[1], state, tools, agents, prefill, completion)
+            at_completion(inputs, sums, known_sizes[1], state, tools, agents, prefill, completion)
             second[row] = inputs
     return first, second

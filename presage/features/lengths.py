@@ -107,7 +107,7 @@ class LengthEncoder:
         before = tuple(f"agent_{i}_before" for i in range(1, RECENT))
         tracked = tuple(f"{what}_{agent}" for what in ("calls", "since") for agent in self.tracked)
         dimensions = range(self.sketch.size) if self.sketch is not None else range(0)
-        sketch = tuple(f"{of}_{i}" for of in ("prompt", "answer") for i in dimensions)
+        sketch = tuple(f"{text}_{i}" for text in ("prompt", "answer") for i in dimensions)
         return PROMPT + PROGRESS + before + tracked + sketch
 
     @property

@@ -101,16 +101,16 @@ class CountEstimates:
     def _estimates(self, steps: pa.Table, column: str) -> NDArray[np.int64]:
         """The count of each LLM step without one, int64 [rows]; -1 where nothing says it."""
         ratios, recorded = self.ratios[column], self.recorded[column]
-        found = np.full(len(steps), -1, np.int64)
+        estimates = np.full(len(steps), -1, np.int64)
         for row, step in enumerate(_named(steps, column).to_pylist()):
             if step["characters"]:
                 ratio = _nearest(ratios, step, _OF_RATIOS)
-                found[row] = round(step["characters"] / (CHARS_PER_TOKEN if ratio is None else ratio))
+                estimates[row] = round(step["characters"] / (CHARS_PER_TOKEN if ratio is None else ratio))
             elif (counts := _nearest(recorded, step, _OF_DRAWS)) is not None:
-                found[row] = counts[self._draw(column, step) * len(counts) >> 64]
+                estimates[row] = counts[self._draw(column, step) * len(counts) >> 64]
         if column == "input_tokens":
-            found = np.where(found < 0, found, np.maximum(found, _least_input(steps)))
-        return np.where(found < 0, found, np.clip(found, 1, _MOST))
+            estimates = np.where(estimates < 0, estimates, np.maximum(estimates, _least_input(steps)))
+        return np.where(estimates < 0, estimates, np.clip(estimates, 1, _MOST))
 
     def _draw(self, column: str, step: Mapping[str, Any]) -> int:
         """A random number below 2^64 that the seed, the column and the step's identity determine."""
@@ -128,23 +128,23 @@ def _named(steps: pa.Table, column: str) -> pa.Table:
 
 def _groups(steps: pa.Table, levels: tuple[tuple[str, ...], ...], columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
     """Each group of the levels that has enough steps, with the values of `columns`, int64 each."""
-    found: list[tuple[Any, ...]] = []
+    groups: list[tuple[Any, ...]] = []
     for names in levels:
-        grouped = steps.group_by(list(names), use_threads=False).aggregate([(of, "list") for of in columns])
+        grouped = steps.group_by(list(names), use_threads=False).aggregate([(column, "list") for column in columns])
         keys = zip(*(grouped[name].to_pylist() for name in names), strict=True)
-        values = zip(*(grouped[f"{of}_list"].combine_chunks() for of in columns), strict=True)
+        values = zip(*(grouped[f"{column}_list"].combine_chunks() for column in columns), strict=True)
         for key, lists in zip(keys, values, strict=True):
             if len(lists[0].values) >= (1 if names == _ALL else ENOUGH):
-                found.append(((names, key), *(of.values.to_numpy() for of in lists)))
-    return found
+                groups.append(((names, key), *(column_values.values.to_numpy() for column_values in lists)))
+    return groups
 
 
 def _nearest(groups: Mapping[_Group, Any], step: Mapping[str, Any], levels: tuple[tuple[str, ...], ...]) -> Any:
     """What is known of the first of a step's groups that is known; None if none is."""
     for names in levels:
-        known = groups.get((names, tuple(step[name] for name in names)))
-        if known is not None:
-            return known
+        group = groups.get((names, tuple(step[name] for name in names)))
+        if group is not None:
+            return group
     return None
 
 

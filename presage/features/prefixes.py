@@ -242,9 +242,9 @@ def transition_matrix(prefixes: Prefixes) -> NDArray[np.float32]:
     step is unknown (the trace was cut) are not counted.
     """
     agents, following = prefixes.vocabulary.unknown, prefixes.outcomes[:, 0]
-    known = (following >= 0) & (following < agents) & (prefixes.agent < agents)
+    is_followed = (following >= 0) & (following < agents) & (prefixes.agent < agents)
     steps = np.zeros((agents + 1, agents + 1), np.int64)
-    np.add.at(steps, (prefixes.agent[known], following[known]), 1)
+    np.add.at(steps, (prefixes.agent[is_followed], following[is_followed]), 1)
     counts = steps.astype(np.float32)
     total = counts.sum(axis=1, keepdims=True)
     matrix: NDArray[np.float32] = np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)

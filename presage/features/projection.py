@@ -154,10 +154,10 @@ def _targets(prefixes: Prefixes, rows: NDArray[np.int64]) -> NDArray[np.float32]
     blocks = []
     for k in dict.fromkeys((0, prefixes.horizon - 1)):
         outcome = prefixes.outcomes[rows, k]
-        known = (outcome >= 0) & (outcome < size)
+        is_known = (outcome >= 0) & (outcome < size)
         block = np.zeros((len(rows), size), np.float32)
-        block[np.flatnonzero(known), outcome[known]] = 1.0
-        block[known] -= block[known].mean(axis=0) if known.any() else 0.0  # an unknown outcome pulls nowhere
+        block[np.flatnonzero(is_known), outcome[is_known]] = 1.0
+        block[is_known] -= block[is_known].mean(axis=0) if is_known.any() else 0.0  # an unknown outcome pulls nowhere
         blocks.append(block)
     return np.hstack(blocks)
 

@@ -103,9 +103,12 @@ def profiles_of(numbers: NDArray[np.float32], text_columns: tuple[int, ...] = TE
     """
     out = np.empty(len(numbers), np.int64)
     for row in range(len(numbers)):
-        of = numbers[row]
-        out[row] = not (np.isnan(of[PROMPT_COLUMN]) and np.isnan(of[PREVIOUS_COLUMN])) or of[PRODUCED_COLUMN] > 0
+        row_numbers = numbers[row]
+        out[row] = (
+            not (np.isnan(row_numbers[PROMPT_COLUMN]) and np.isnan(row_numbers[PREVIOUS_COLUMN]))
+            or row_numbers[PRODUCED_COLUMN] > 0
+        )
         for column in text_columns:
-            if not np.isnan(of[column]):
+            if not np.isnan(row_numbers[column]):
                 out[row] = 2
     return out

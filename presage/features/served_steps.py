@@ -93,9 +93,9 @@ def _callers(
     for begin, end in pairwise(offsets.tolist()):
         own = given[begin:end]
         if not all(kinds[begin:end]):
-            found, own = _of_workflow(kinds[begin:end], own)
-            callers[begin:end] = [-1 if caller is None else begin + caller for caller in found]
-        parents += [one for one, served in zip(own, kinds[begin:end], strict=True) if served]
+            own_callers, own = _of_workflow(kinds[begin:end], own)
+            callers[begin:end] = [-1 if caller is None else begin + caller for caller in own_callers]
+        parents += [waited_for for waited_for, served in zip(own, kinds[begin:end], strict=True) if served]
     return callers, pa.array(parents, table.schema.field("parent_steps").type)
 
 
@@ -112,12 +112,12 @@ def _of_workflow(
     latest: int | None = None
     for place, given in enumerate(parents):
         if given is None:
-            found = set() if latest is None else {latest}
+            llm_steps = set() if latest is None else {latest}
         else:
-            found = set().union(*({one} if llm[one] else waited[one] for one in given))
-        waited.append(found)
-        callers.append(max(found, default=None))
-        numbers.append(None if given is None else sorted(number[one] for one in found))
+            llm_steps = set().union(*({earlier} if llm[earlier] else waited[earlier] for earlier in given))
+        waited.append(llm_steps)
+        callers.append(max(llm_steps, default=None))
+        numbers.append(None if given is None else sorted(number[step] for step in llm_steps))
         if llm[place]:
             latest = place
     return callers, numbers
@@ -130,7 +130,7 @@ def _called(table: pa.Table, llm: NDArray[np.bool_], callers: NDArray[np.int64])
     counts = np.bincount(callers[tools], minlength=len(table))[llm]
     offsets = pa.array(np.r_[0, np.cumsum(counts)], pa.int32())
     names = table["agent"].take(pa.array(tools)).combine_chunks()
-    found = pa.ListArray.from_arrays(offsets, names)
+    called = pa.ListArray.from_arrays(offsets, names)
     using = pc.unique(table["workflow_type"].filter(pa.array(~llm)))
-    known = pc.is_in(table["workflow_type"].filter(pa.array(llm)), using).combine_chunks()
-    return pc.if_else(known, found, pa.scalar(None, found.type))
+    uses_tools = pc.is_in(table["workflow_type"].filter(pa.array(llm)), using).combine_chunks()
+    return pc.if_else(uses_tools, called, pa.scalar(None, called.type))

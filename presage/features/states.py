@@ -92,8 +92,8 @@ class StateSource:
             return {}
         # In one call: the input of a step is often an earlier output, and each distinct text is processed once.
         texts = [text for moment in moments for text in table[TEXT_COLUMN[moment]].to_pylist()]
-        found = self.sketch.transform(texts) if self.sketch is not None else self._encoder.encode(texts, progress)
-        return {moment: found[i * len(table) : (i + 1) * len(table)] for i, moment in enumerate(moments)}
+        vectors = self.sketch.transform(texts) if self.sketch is not None else self._encoder.encode(texts, progress)
+        return {moment: vectors[i * len(table) : (i + 1) * len(table)] for i, moment in enumerate(moments)}
 
     def of_step(self, step: Mapping[str, Any], moment: Moment) -> NDArray[np.float32] | None:
         """The state of one step at one moment, float32 [d]; None if it has none, or training had none.
@@ -180,12 +180,12 @@ def candidates(table: pa.Table, states: States, text_encoder: str = SKETCH) -> t
             raise ConfigurationError(
                 f"--states {wanted}, but no step of the training traces has {columns}: record {remedy} or none"
             )
-    found: list[Candidate] = ["none"] if states in ("auto", "none") else []
+    sources: list[Candidate] = ["none"] if states in ("auto", "none") else []
     if captured and states in ("auto", "captured"):
-        found.append("captured")
+        sources.append("captured")
     if written and states in ("auto", "text"):
-        found += ["relevant text", "text"] if text_encoder == SKETCH else ["text"]
-    return tuple(found)
+        sources += ["relevant text", "text"] if text_encoder == SKETCH else ["text"]
+    return tuple(sources)
 
 
 def captured_source(table: pa.Table) -> StateSource:
@@ -254,12 +254,12 @@ class StepTexts:
         """
         rows, folds = np.tile(steps, len(self.moments)), np.tile(fold, len(self.moments))
         part = self.corpus.take(rows)
-        sketch, known = Sketch.fit(part, folds[rows], relevant=relevant, seed=seed)
-        found = np.empty((len(rows), sketch.size), np.float32)
-        found[rows] = sketch.out_of_fold(part, folds[rows], known)
-        found[~rows] = sketch.rows(self.corpus.take(~rows))
+        sketch, known_terms = Sketch.fit(part, folds[rows], relevant=relevant, seed=seed)
+        vectors = np.empty((len(rows), sketch.size), np.float32)
+        vectors[rows] = sketch.out_of_fold(part, folds[rows], known_terms)
+        vectors[~rows] = sketch.rows(self.corpus.take(~rows))
         source = StateSource("sketch", dict.fromkeys(self.moments, sketch.size), sketch)
-        return source, dict(zip(self.moments, np.split(found, len(self.moments)), strict=True))
+        return source, dict(zip(self.moments, np.split(vectors, len(self.moments)), strict=True))
 
 
 def _what_follows(prefixes: Prefixes) -> NDArray[np.float32]:
@@ -268,9 +268,9 @@ def _what_follows(prefixes: Prefixes) -> NDArray[np.float32]:
     blocks = []
     for k in dict.fromkeys((0, prefixes.horizon - 1)):
         outcome = prefixes.outcomes[:, k]
-        known = (outcome >= 0) & (outcome < prefixes.vocabulary.outcomes)
-        block = (outcome[:, None] == _frequent(outcome[known])).astype(np.float32)
-        block[~known] = np.nan
+        known_outcome = (outcome >= 0) & (outcome < prefixes.vocabulary.outcomes)
+        block = (outcome[:, None] == _frequent(outcome[known_outcome])).astype(np.float32)
+        block[~known_outcome] = np.nan
         blocks.append(block)
     called = prefixes.agent[:, None] == _frequent(prefixes.agent)
     so_far = np.cumsum(called, axis=0)
@@ -298,8 +298,8 @@ def _of_steps_with_state(table: pa.Table, column: str) -> list[Any]:
     states = [pc.is_valid(table[state]) for state in STATE_COLUMN.values() if state in table.column_names]
     if not states or column not in table.column_names:
         return []
-    found: list[Any] = pc.unique(table[column].filter(functools.reduce(pc.or_, states))).to_pylist()
-    return found
+    distinct: list[Any] = pc.unique(table[column].filter(functools.reduce(pc.or_, states))).to_pylist()
+    return distinct
 
 
 def _after(layers: Iterable[int | None]) -> str:

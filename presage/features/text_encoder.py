@@ -129,8 +129,8 @@ class TextEncoder:
 
         Equals the row of `encode` within 1e-5 of the largest entry: batches sum in another order.
         """
-        known = self._known.get(_key(text))
-        return self.embed([text], None)[0] if known is None else known.copy()
+        cached = self._known.get(_key(text))
+        return self.embed([text], None)[0] if cached is None else cached.copy()
 
     def embed(self, texts: Sequence[str], progress: Callable[[int], None] | None) -> NDArray[np.float32]:
         """Embeddings of texts, float32 [n, d], in batches of similar length."""
