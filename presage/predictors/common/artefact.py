@@ -344,20 +344,20 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         raw = read_regular(path, _MOST_CONFIG_BYTES)
     except OSError as error:
-        found = "a file" if isinstance(error, NotADirectoryError) else "nothing"
+        actual = "a file" if isinstance(error, NotADirectoryError) else "nothing"
         if os.path.isdir(folder):  # noqa: PTH112  False where Path.is_dir raises: below a folder without access
-            found = f"no readable {CONFIG_FILE}"
+            actual = f"no readable {CONFIG_FILE}"
         wanted = f"an artefact folder ({CONFIG_FILE} and {TENSORS_FILE})"
-        _refuse(folder, f"{found} ({_reason(error)})", wanted, "Check the path.", error)
+        _refuse(folder, f"{actual} ({_reason(error)})", wanted, "Check the path.", error)
     try:
         manifest = json.loads(raw)
         digest = manifest_digest(manifest) if isinstance(manifest, dict) else None
     except _MADE_UP as error:
-        found = f"no valid JSON ({type(error).__name__}: {error})"
-        _refuse(path, found, "the configuration of an artefact", _COPY_AGAIN, error)
+        actual = f"no valid JSON ({type(error).__name__}: {error})"
+        _refuse(path, actual, "the configuration of an artefact", _COPY_AGAIN, error)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = repr(manifest.get("format")) if isinstance(manifest, dict) else type(manifest).__name__
-        _refuse(path, f"format {found}", f"format {FORMAT!r}", "Another program wrote this folder; check the path.")
+        actual = repr(manifest.get("format")) if isinstance(manifest, dict) else type(manifest).__name__
+        _refuse(path, f"format {actual}", f"format {FORMAT!r}", "Another program wrote this folder; check the path.")
     version = manifest.get("format_version")
     reads = READS_OF_ROUTERS if manifest.get("kind") == "router" else READS
     if version not in reads:
@@ -375,7 +375,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             json_type = "string" if kind is str else "object"
             _refuse(path, f"{key} {manifest.get(key)!r}", f"a JSON {json_type} there", _COPY_AGAIN)
     further = set(manifest["files"]) - {TENSORS_FILE}
-    digests = all(isinstance(of, str) for of in manifest["files"].values())
+    digests = all(isinstance(digest, str) for digest in manifest["files"].values())
     named = all(map(_FURTHER_FILE.fullmatch, further)) and not further & _OTHERS
     if TENSORS_FILE not in manifest["files"] or not named or not digests:
         wanted_files = f"{TENSORS_FILE} and further files like tokenizer.json"
@@ -402,9 +402,9 @@ def _read_file(path: Path, digest: str, most: int) -> bytes:
         _refuse(path, f"no readable file ({_reason(error)})", "a file of the artefact", _COPY_AGAIN, error)
     except MemoryError as error:
         _refuse(path, "more bytes than there is memory for", "a smaller artefact", _COPY_AGAIN, error)
-    found = _sha256(content)
-    if found != digest:
-        _refuse(path, f"{len(content)} bytes with digest {found[:19]}…", f"digest {digest[:19]}…", _COPY_AGAIN)
+    actual = _sha256(content)
+    if actual != digest:
+        _refuse(path, f"{len(content)} bytes with digest {actual[:19]}…", f"digest {digest[:19]}…", _COPY_AGAIN)
     return content
 
 
@@ -412,8 +412,8 @@ def _unpack_tensors(path: Path, content: bytes) -> dict[str, np.ndarray]:
     try:
         tensors: dict[str, np.ndarray] = load_tensors(content)
     except (SafetensorError, *_MADE_UP) as error:
-        found = f"no valid safetensors ({type(error).__name__}: {error})"
-        _refuse(path, found, "the tensors of the artefact", _COPY_AGAIN, error)
+        actual = f"no valid safetensors ({type(error).__name__}: {error})"
+        _refuse(path, actual, "the tensors of the artefact", _COPY_AGAIN, error)
     for name, tensor in tensors.items():
         if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
             _refuse(path, f"tensor {name!r} with NaN or infinite values", "finite numbers", "Train anew.")

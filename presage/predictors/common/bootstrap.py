@@ -83,9 +83,9 @@ def pair_ratio_cis(
     """
     ends = ratio_cis(numerators, denominators, rng, resamples)
     totals = denominators.sum(axis=0)
-    found = np.divide(numerators.sum(axis=0), totals, out=np.full(len(totals), np.nan), where=totals > 0)
+    shares = np.divide(numerators.sum(axis=0), totals, out=np.full(len(totals), np.nan), where=totals > 0)
     least = -1.0 if (numerators < 0).any() else 0.0
-    reach = [(2 * low - at, 2 * high - at) for (low, high), at in zip(ends, found.tolist(), strict=True)]
+    reach = [(2 * low - share, 2 * high - share) for (low, high), share in zip(ends, shares.tolist(), strict=True)]
     return [(float(np.clip(low, least, 1)), float(np.clip(high, least, 1))) for low, high in reach]
 
 

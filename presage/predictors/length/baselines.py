@@ -35,8 +35,8 @@ def input_length(train: LabelledRows, quantiles: Sequence[float]) -> Predict:
     """Output in proportion to the prompt: ranks by input length."""
 
     def tokens(rows: LabelledRows) -> NDArray[np.float32]:
-        known = rows.numbers[:, _PROMPT_TOKENS]
-        return np.asarray(1.0 + np.where(np.isnan(known), usual, known), np.float32)
+        prompt_tokens = rows.numbers[:, _PROMPT_TOKENS]
+        return np.asarray(1.0 + np.where(np.isnan(prompt_tokens), usual, prompt_tokens), np.float32)
 
     labelled, _ = labels_of(train)
     usual = float(np.nan_to_num(np.nanmean(np.append(labelled.numbers[:, _PROMPT_TOKENS], 1.0)), nan=1.0))
@@ -72,8 +72,8 @@ def extrapolated(train: LabelledRows, quantiles: Sequence[float]) -> Predict:
     labelled, _ = labels_of(train)
     ends = np.diff(train.workflow, append=-1) != 0
     types, steps = train.workflow_type[ends], train.step[ends]
-    known = range(len(train.vocabulary.workflow_types) + 1)
-    usual = np.array([steps[types == of].mean() if (types == of).any() else steps.mean() for of in known])
+    kinds = range(len(train.vocabulary.workflow_types) + 1)
+    usual = np.array([steps[types == kind].mean() if (types == kind).any() else steps.mean() for kind in kinds])
     rates = _rates(labelled)
     others = float(np.median(rates[~np.isnan(rates)])) if not np.isnan(rates).all() else 1.0
 

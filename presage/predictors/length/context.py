@@ -96,7 +96,7 @@ def _types(rows: LabelledRows) -> NDArray[np.float64]:
 
     def means(amount: NDArray[Any], number: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[np.float64]:
         of_types = len(rows.vocabulary.workflow_types) + 1
-        above, below = (np.bincount(types[known], of[known], of_types) for of in (amount, number))
+        above, below = (np.bincount(types[known], values[known], of_types) for values in (amount, number))
         above[-1], below[-1] = above.sum(), below.sum()
         none = below == 0
         above[none], below[none] = above[-1], below[-1]

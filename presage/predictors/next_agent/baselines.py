@@ -195,8 +195,8 @@ def _weight(rows: int, columns: int, generator: torch.Generator) -> nn.Parameter
 
 def _labels(prefixes: Prefixes) -> Tensor:
     """int64 [n, K]; END is a target like any other, masked outcomes and unseen agents are ignored."""
-    known = (prefixes.outcomes >= 0) & (prefixes.outcomes < prefixes.vocabulary.outcomes)
-    return torch.from_numpy(np.where(known, prefixes.outcomes, _IGNORED).astype(np.int64))
+    counts = (prefixes.outcomes >= 0) & (prefixes.outcomes < prefixes.vocabulary.outcomes)
+    return torch.from_numpy(np.where(counts, prefixes.outcomes, _IGNORED).astype(np.int64))
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -233,12 +233,12 @@ class BoostedTrees:
     def predict(self, prefixes: Prefixes, moment: Moment) -> NDArray[np.float32]:
         """Probabilities float32 [n, K, V+1]; 0 for outcomes that training never saw at a horizon."""
         inputs = self._inputs(prefixes, moment)
-        found = np.zeros((prefixes.steps, len(self._models[moment]), self._outcomes), np.float32)
+        probabilities = np.zeros((prefixes.steps, len(self._models[moment]), self._outcomes), np.float32)
         for k, (classes, model) in enumerate(self._models[moment]):
-            found[:, k, classes] = (
+            probabilities[:, k, classes] = (
                 1 / len(classes) if model is None else model.predict(inputs, num_threads=self.threads)
             )
-        return found
+        return probabilities
 
     def _fit_horizon(self, inputs: NDArray[np.float32], outcomes: NDArray[np.int32]) -> tuple[NDArray[np.int64], Any]:
         """The outcomes seen at this horizon (all if none was seen), and a LightGBM model over them.
@@ -278,9 +278,9 @@ class BoostedTrees:
         history = histories(prefixes.agent, prefixes.offsets, len(prefixes.vocabulary.agents))
         history[:, :RECENT] += 1  # "before the start" becomes category 0; LightGBM treats -1 as missing
         columns = [history, prefixes.sizes[:, known_sizes]]
-        for at in MOMENTS[: MOMENTS.index(moment) + 1]:  # chronological
-            states = prefixes.states.get(at)
-            missing = np.full((prefixes.steps, self._dims[at]), np.nan, np.float32)
-            columns.append(missing if states is None else states[:, : self._dims[at]])
+        for earlier in MOMENTS[: MOMENTS.index(moment) + 1]:  # chronological
+            states = prefixes.states.get(earlier)
+            missing = np.full((prefixes.steps, self._dims[earlier]), np.nan, np.float32)
+            columns.append(missing if states is None else states[:, : self._dims[earlier]])
         columns.append(prefixes.workflow_type[prefixes.workflow, None].astype(np.float32))
         return np.concatenate(columns, axis=1)

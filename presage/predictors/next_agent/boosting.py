@@ -103,9 +103,9 @@ class TreeEnsemble:
     def and_then(self, more: TreeEnsemble) -> TreeEnsemble:
         """The trees of both, of one depth; leaves are rounded anew only where those of `more` are larger."""
         scale = np.maximum(self.scale, more.scale)
-        leaves = [np.round(of.leaves * (of.scale / scale)).astype(np.int8) for of in (self, more)]
+        leaves = [np.round(trees.leaves * (trees.scale / scale)).astype(np.int8) for trees in (self, more)]
         feature, threshold = (
-            np.concatenate([getattr(of, name) for of in (self, more)]) for name in ("feature", "threshold")
+            np.concatenate([getattr(trees, name) for trees in (self, more)]) for name in ("feature", "threshold")
         )
         return TreeEnsemble(feature, threshold, np.concatenate(leaves), scale, self.base + more.base)
 
@@ -242,11 +242,11 @@ def _choose(
 
 def _targets(outcomes: NDArray[np.int32], outcome_count: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Labels one-hot, float32 [n, K, V+1], and 1 where a label counts, float32 [n, K, 1]."""
-    known = (outcomes >= 0) & (outcomes < outcome_count)
+    counts = (outcomes >= 0) & (outcomes < outcome_count)
     target = np.zeros((*outcomes.shape, outcome_count), np.float32)
-    row, k = np.nonzero(known)
+    row, k = np.nonzero(counts)
     target[row, k, outcomes[row, k]] = 1.0
-    return target, known[:, :, None].astype(np.float32)
+    return target, counts[:, :, None].astype(np.float32)
 
 
 def _edges(column: NDArray[np.float32], bins: int) -> NDArray[np.float32]:
@@ -325,12 +325,12 @@ def _grow(
         for node in range(count):
             smaller[node] = node if rows[node] < rows[node + count] else node + count
         chosen = np.empty(len(sample), np.int32)
-        found = 0
+        kept = 0
         for i in sample:
             if smaller[leaf[i] & (count - 1)] == leaf[i]:
-                chosen[found] = i
-                found += 1
-        listed = chosen[:found]
+                chosen[kept] = i
+                kept += 1
+        listed = chosen[:kept]
     return feature, cut, leaf
 
 

@@ -103,13 +103,13 @@ class Extension:
     def _renamed(
         prefixes: Prefixes, agents: NDArray[np.int64], outcomes: NDArray[np.int64], vocabulary: Vocabulary
     ) -> Prefixes:
-        known = prefixes.outcomes >= 0
+        has_outcome = prefixes.outcomes >= 0
         called = prefixes.called[:, : 1 + len(vocabulary.tools)]
         return replace(
             prefixes,
             vocabulary=vocabulary,
             agent=agents[prefixes.agent].astype(np.int32),
-            outcomes=np.where(known, outcomes[prefixes.outcomes], prefixes.outcomes).astype(np.int32),
+            outcomes=np.where(has_outcome, outcomes[prefixes.outcomes], prefixes.outcomes).astype(np.int32),
             called=called if vocabulary.tools else np.full_like(called, np.nan),
         )
 

@@ -93,8 +93,8 @@ def step_prefix(inputs: NDArray[np.float32], hidden: NDArray[np.float32], engine
     states = numbers[PREFILL] + numbers[COMPLETION]
     first = len(inputs) - 2 * states - 2
     given = np.empty(3 * g, np.float32)
-    at = numbers[e.STEP_AGENT] + int(inputs[0]) * 3 * g
-    given[:] = floats[at : at + 3 * g]
+    offset = numbers[e.STEP_AGENT] + int(inputs[0]) * 3 * g
+    given[:] = floats[offset : offset + 3 * g]
     _add_product(given, inputs[first : first + states], floats, numbers[e.STEP_STATES])
     kept = np.empty(3 * g, np.float32)
     kept[:] = floats[numbers[e.STEP_HIDDEN_BIAS] : numbers[e.STEP_HIDDEN_BIAS] + 3 * g]
@@ -135,8 +135,8 @@ def network_logits(
     encoded = np.empty(2 * (agents + 1) + 5, np.float32)
     encode(inputs, encoded, agents)
     first = np.empty(width, np.float32)
-    at = numbers[e.MOMENT] + moment * width
-    first[:] = floats[at : at + width]
+    offset = numbers[e.MOMENT] + moment * width
+    first[:] = floats[offset : offset + width]
     for i in range(RECENT):
         row = i * (agents + 2) + int(inputs[i]) + 1
         _add_row(first, floats, numbers[e.RECENT_TABLE] + row * width)
@@ -285,9 +285,9 @@ def softmax_rows(rows: NDArray[np.float32]) -> None:
         total = np.float32(0.0)
         for j in range(len(row)):
             total += row[j]
-        one = np.float32(1.0) / total
+        scale = np.float32(1.0) / total
         for j in range(len(row)):
-            row[j] *= one
+            row[j] *= scale
 
 
 @njit(cache=True, inline="always")
@@ -331,8 +331,8 @@ def mix(
     agent, kind = int(inputs[0]), workflow_type_of(inputs, numbers)
     values = numbers[numbers[e.CONTEXTS] : numbers[e.CONTEXTS] + len(engine.keys)]
     size = len(out)
-    at = numbers[e.LOG_ROWS] + lookup(engine.keys, values, kind, agent, int(inputs[1]), int(inputs[2])) * size
-    counts = floats[at : at + size]
+    offset = numbers[e.LOG_ROWS] + lookup(engine.keys, values, kind, agent, int(inputs[1]), int(inputs[2])) * size
+    counts = floats[offset : offset + size]
     share = numbers[e.SHARES] + (2 * pattern + moment) * 3 * size
     to_network, to_trees = floats[share : share + size], floats[share + size : share + 2 * size]
     to_counts = floats[share + 2 * size : share + 3 * size]
@@ -344,8 +344,8 @@ def mix(
             out[i] = to_trees[i] * of_trees[i] + (to_counts[i] + to_network[i]) * counts[i]
     else:
         out[:] = counts
-    known: int = numbers[numbers[EVIDENCE] + kind * (numbers[AGENTS] + 1) + agent]
-    return known
+    evidence: int = numbers[numbers[EVIDENCE] + kind * (numbers[AGENTS] + 1) + agent]
+    return evidence
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
@@ -362,9 +362,9 @@ def forecast_row(
         network_logits(inputs, hidden, moment, engine, of_network)
     if who != NGRAM_ALONE:
         tree_logits(inputs, moment, pattern, engine, of_trees)
-    known = mix(inputs, moment, pattern, who, of_network, of_trees, engine, out.reshape(out.size))
+    evidence = mix(inputs, moment, pattern, who, of_network, of_trees, engine, out.reshape(out.size))
     softmax_rows(out)
-    return known
+    return evidence
 
 
 @njit(cache=True)
@@ -441,9 +441,9 @@ def forecast_trace(
     for w in range(len(offsets) - 1):
         opened(row, workflow_type[w], engine)
         for i in range(offsets[w], offsets[w + 1]):
-            known = np.where(np.isnan(sizes[i]), np.float32(0.0), sizes[i])
+            known_sizes = np.where(np.isnan(sizes[i]), np.float32(0.0), sizes[i])
             state = prefill_states[i] if has_prefill[i] else prefill_states[i, :0]
-            prefilled(row, agent[i], known[0], state, engine, out[0, i])
+            prefilled(row, agent[i], known_sizes[0], state, engine, out[0, i])
             state = completion_states[i] if has_completion[i] else completion_states[i, :0]
             tools = called[i, :0] if np.isnan(called[i, 0]) else called[i]
-            completed(row, known[1], state, tools, engine, out[1, i])
+            completed(row, known_sizes[1], state, tools, engine, out[1, i])

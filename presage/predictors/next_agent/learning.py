@@ -89,7 +89,7 @@ def project(
 
         def examples_of(prefixes: Prefixes) -> Examples:
             twins = start.extension.twins(prefixes)
-            both = (_examples(of, project_all(of, projections)) for of in (prefixes, twins))
+            both = (_examples(source, project_all(source, projections)) for source in (prefixes, twins))
             return next(both).and_then(next(both))
 
         examples = examples_of(train)
@@ -187,28 +187,30 @@ def grow(
         of_ids = fit(TREES[0], 0, (every[0], every[1]), None, ids, ids[:0], round(_IDS_SHARE * most))
 
     def of_moment(moment: int) -> dict[str, TreeEnsemble]:
-        found: dict[str, TreeEnsemble] = {}
+        ensembles: dict[str, TreeEnsemble] = {}
         begun = [of_ids.logits(data.inputs[moment]) for data in both]
         patterns = [known(data.inputs[moment], moment, *of.widths) for data in both]
         for stage, bit in STAGES:
             name = f"{stage}.{MOMENTS[moment]}"
             rows = [has[bit // 2] for has in patterns]
             if grown is not None and name in grown:
-                found[name] = grown[name]
+                ensembles[name] = grown[name]
             elif stage == "states":
-                added = {TREES[0]: of_ids, **found}
-                limit = most - sum(len(trees) - len(old.get(of, ())) for of, trees in added.items())
-                found[name] = fit(name, moment, (rows[0], rows[1]), (begun[0], begun[1]), ids, columns[stage], limit)
+                added = {TREES[0]: of_ids, **ensembles}
+                limit = most - sum(len(trees) - len(old.get(trees_name, ())) for trees_name, trees in added.items())
+                ensembles[name] = fit(
+                    name, moment, (rows[0], rows[1]), (begun[0], begun[1]), ids, columns[stage], limit
+                )
             else:
                 every, limit = np.concatenate([ids, columns[stage]]), round(_SHARE * most)
-                found[name] = fit(name, moment, (rows[0], rows[1]), (begun[0], begun[1]), every, ids[:0], limit)
+                ensembles[name] = fit(name, moment, (rows[0], rows[1]), (begun[0], begun[1]), every, ids[:0], limit)
             for logits, data, read in zip(begun, both, rows, strict=True):
-                logits[read] += found[name].logits(data.inputs[moment][read])
-        return found
+                logits[read] += ensembles[name].logits(data.inputs[moment][read])
+        return ensembles
 
     with ThreadPoolExecutor(max_workers=len(MOMENTS)) as pool:  # growing releases the GIL
-        found = list(pool.map(of_moment, range(len(MOMENTS))))
-    return {TREES[0]: of_ids, **found[0], **found[1]}
+        by_moment = list(pool.map(of_moment, range(len(MOMENTS))))
+    return {TREES[0]: of_ids, **by_moment[0], **by_moment[1]}
 
 
 def tree_logits(
@@ -268,23 +270,25 @@ def learn(
     assert grown is not None
     ngram, evidence = BackoffNgram(NGRAM_ORDER).fit(train, train), _counts(train)
     shares = np.full((PATTERNS, len(MOMENTS), len(COMPONENTS), train.horizon), _EVEN_SHARE)
-    found = {name: len(ensemble) for name, ensemble in grown.items()}
+    rounds_of = {name: len(ensemble) for name, ensemble in grown.items()}
     if start is not None:
         old = start.parts
         ngram, evidence, shares = old.ngram.and_then(ngram), evidence + old.evidence, old.shares
         kept = _with_room(old.trees, tree_limits(train.horizon * train.vocabulary.outcomes, config.boosting)[1])
-        found = {name: count - len(kept[name]) for name, count in found.items()}
+        rounds_of = {name: count - len(kept[name]) for name, count in rounds_of.items()}
     parts = NextAgentParts(of.projections, network, grown, ngram, _evidence(evidence), shares)
     curves = dict(zip(("training_loss", "validation_loss"), zip(*losses, strict=True), strict=True))
-    return parts, Stopping(epoch, found, curves)
+    return parts, Stopping(epoch, rounds_of, curves)
 
 
 def _with_room(trees: Mapping[str, TreeEnsemble], most: int) -> Mapping[str, TreeEnsemble]:
     """The first trees of each ensemble, at most so many at a moment."""
-    counts = [sum(len(of) for name, of in trees.items() if name == TREES[0] or name.endswith(m)) for m in MOMENTS]
+    counts = [
+        sum(len(ensemble) for name, ensemble in trees.items() if name == TREES[0] or name.endswith(m)) for m in MOMENTS
+    ]
     if max(counts) <= most:
         return trees
-    return {name: of.first(len(of) * most // max(counts)) for name, of in trees.items()}
+    return {name: ensemble.first(len(ensemble) * most // max(counts)) for name, ensemble in trees.items()}
 
 
 def _examples(prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]]) -> Examples:
@@ -300,7 +304,7 @@ def _renamed(prefixes: Prefixes, projected: Mapping[Moment, NDArray[np.float32]]
     some = rng.permutation(prefixes.workflows)[: max(1, round(_RENAMED_SHARE * prefixes.workflows))]
     rows = prefixes.rows_of(some)
     return _examples(
-        prefixes.take(some).with_unknown_names(rng), {moment: of[rows] for moment, of in projected.items()}
+        prefixes.take(some).with_unknown_names(rng), {moment: states[rows] for moment, states in projected.items()}
     )
 
 

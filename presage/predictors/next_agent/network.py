@@ -248,7 +248,7 @@ class ContinuedNetwork(NextAgentNetwork):
         self.step_states = nn.Parameter(old["step_states"] * unit[of_states])
         gates = self.step_agent.shape[1]
         self.prefix = nn.GRU(gates, gates // 3, batch_first=True)
-        known = {
+        learnt = {
             "kind.weight": old["kind"],
             "encoded.weight": old["encoded"].T,
             "dense.weight": (old["dense"] * unit).T,
@@ -267,8 +267,8 @@ class ContinuedNetwork(NextAgentNetwork):
         }
         with torch.no_grad():
             for name, parameter in self.named_parameters():
-                if name in known:
-                    parameter.copy_(known[name])
+                if name in learnt:
+                    parameter.copy_(learnt[name])
                 parameter.requires_grad_(not name.endswith("_ih_l0"))
 
     def entries(self, batch: WorkflowBatch) -> tuple[Tensor, Tensor]:
@@ -413,12 +413,12 @@ def _follow(average: tuple[Tensor, ...], weights: tuple[Tensor, ...], keep: floa
 def _shift(network: NextAgentNetwork, data: ExampleTensors, offsets: NDArray[np.int64]) -> None:
     """Shift the logits of each outcome to its share of the labels."""
     network.eval()
-    found, outcomes = [], []
+    logits, outcomes = [], []
     for workflows in batches(np.diff(offsets), 8192, None):
         batch = WorkflowBatch(data, offsets, workflows, np.zeros((len(workflows), 2), bool))
-        found.append(network(batch).flatten(0, 1).numpy())
+        logits.append(network(batch).flatten(0, 1).numpy())
         outcomes += [batch.outcomes.numpy()] * 2
-    shift = outcome_shift(np.concatenate(found), np.concatenate(outcomes))
+    shift = outcome_shift(np.concatenate(logits), np.concatenate(outcomes))
     network.head.bias.add_(torch.from_numpy(shift.ravel()))
 
 

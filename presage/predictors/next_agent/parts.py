@@ -112,7 +112,7 @@ class NextAgentParts:
         """Inverse of `to_tensors`; raises KeyError, ValueError or TypeError for a missing or malformed tensor."""
         projections = {moment: under(tensors, f"projection.{moment}/") for moment in MOMENTS}
         loaded = cls(
-            projections={moment: Projection.from_tensors(found) for moment, found in projections.items() if found},
+            projections={moment: Projection.from_tensors(arrays) for moment, arrays in projections.items() if arrays},
             network=NetworkWeights.from_tensors(under(tensors, "network/")),
             trees={name: TreeEnsemble.from_tensors(under(tensors, f"trees.{name}/")) for name in TREES},
             ngram=BackoffNgram.from_tensors(under(tensors, "n-gram/"), vocabulary, horizon),

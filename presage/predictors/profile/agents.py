@@ -61,16 +61,16 @@ def agent_numbers(
     for workflow, steps in enumerate(workflows):
         for row, agent in enumerate(steps.agents, steps.rows.start):
             rows.setdefault(agent, []).append((row, workflow))
-    found: dict[str, dict[str, Percentiles]] = {}
-    for agent, of in sorted(rows.items()):
-        row, workflow = np.array(of).T
-        found[agent] = {}
+    percentiles: dict[str, dict[str, Percentiles]] = {}
+    for agent, places in sorted(rows.items()):
+        row, workflow = np.array(places).T
+        percentiles[agent] = {}
         for column, name in enumerate(NUMBERS):
             values = numbers[row, column]
-            known = ~np.isnan(values)
-            if known.any():
-                found[agent][name] = Percentiles.of(values[known], len(np.unique(workflow[known])))
-    return found
+            recorded = ~np.isnan(values)
+            if recorded.any():
+                percentiles[agent][name] = Percentiles.of(values[recorded], len(np.unique(workflow[recorded])))
+    return percentiles
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,12 @@ class AgentUsage:
             mean = total[agent] / count
             spread = max(squares[agent] / count - mean * mean, 0.0) * count / max(count - 1, 1)
             shares[agent] = AgentShare(mean, math.sqrt(spread), having[agent])
-        return cls(count, shares, {a: dict(sorted(of.items())) for a, of in sorted(calls.items())})
+        return cls(count, shares, {a: dict(sorted(called.items())) for a, called in sorted(calls.items())})
 
     @property
     def steps(self) -> float:
         """Mean steps a workflow."""
-        return sum(of.mean for of in self.agents.values())
+        return sum(share.mean for share in self.agents.values())
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -129,4 +129,6 @@ class AgentUsage:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`."""
-        return cls(data["workflows"], {name: AgentShare(**of) for name, of in data["agents"].items()}, data["calls"])
+        return cls(
+            data["workflows"], {name: AgentShare(**share) for name, share in data["agents"].items()}, data["calls"]
+        )

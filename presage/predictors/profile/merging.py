@@ -49,17 +49,17 @@ def prefix_tree(workflows: Iterable[tuple[Sequence[Symbol], bool]]) -> TreeNode:
     root = TreeNode(None, 0)
     nodes = 1
     for symbols, complete in workflows:
-        at = root
-        at.visits += 1
+        node = root
+        node.visits += 1
         for symbol in symbols:
-            child = at.next.get(symbol)
+            child = node.next.get(symbol)
             if child is None:
-                child = at.next[symbol] = TreeNode(symbol, nodes)
+                child = node.next[symbol] = TreeNode(symbol, nodes)
                 nodes += 1
-            at.taken[symbol] = at.taken.get(symbol, 0) + 1
-            at = child
-            at.visits += 1
-        at.ends += complete
+            node.taken[symbol] = node.taken.get(symbol, 0) + 1
+            node = child
+            node.visits += 1
+        node.ends += complete
     return root
 
 

@@ -32,17 +32,17 @@ def recorded_prompts(table: pa.Table, sequences: Mapping[str, TypeSequences]) ->
     for name in _COLUMNS[1:]:
         size += pc.fill_null(pc.binary_length(texts[name]), 0).to_numpy()
     prompted = pc.is_valid(texts["input_text"]).to_numpy()
-    tasks, found = task_of(table), dict[str, Workflows]()
-    for name, of in sequences.items():
-        rows = [workflow.rows for workflow in of.workflows]
+    tasks, recorded = task_of(table), dict[str, Workflows]()
+    for name, of_type in sequences.items():
+        rows = [workflow.rows for workflow in of_type.workflows]
         if any(prompted[part].any() for part in rows):
             steps, texts_size = (sum(each) for each in zip(*((len(size[p]), size[p].sum()) for p in rows), strict=True))
             excess = max(1.0, len(sequences) * max(steps / MOST_STEPS, texts_size / MOST_BYTES))
             kept = np.linspace(0, len(rows) - 1, max(1, int(len(rows) / excess))).astype(int)
-            found[name] = _read(texts, tasks, [rows[at] for at in kept])
-    return found
+            recorded[name] = _read(texts, tasks, [rows[index] for index in kept])
+    return recorded
 
 
 def _read(texts: pa.Table, tasks: pa.ChunkedArray, rows: Sequence[slice]) -> Iterator[tuple[str, list[PromptStep]]]:
-    for of in rows:
-        yield tasks[of.start].as_py(), prompt_steps(texts.slice(of.start, of.stop - of.start).to_pylist())
+    for span in rows:
+        yield tasks[span.start].as_py(), prompt_steps(texts.slice(span.start, span.stop - span.start).to_pylist())

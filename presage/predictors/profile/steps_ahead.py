@@ -46,8 +46,8 @@ class StepsAhead:
         if not total[0]:
             return None
         rows[total[:, 0] == 0, -1] = 1.0
-        found: NDArray[np.float32] = (rows / np.where(total > 0, total, 1.0)).astype(np.float32)
-        return found
+        probabilities: NDArray[np.float32] = (rows / np.where(total > 0, total, 1.0)).astype(np.float32)
+        return probabilities
 
     def _reach(self, at: int, within: int, further: int) -> NDArray[np.float64]:
         """m_(further+1) of a state of whose block `within` steps have begun."""

@@ -244,8 +244,8 @@ class PromptTemplates:
     def template_for(self, before: Sequence[str], agent: str) -> PromptTemplate | None:
         """The template of the next prompt, of `agent`, after steps of these agents; None if there is none."""
         run = WorkflowTexts.of([PromptStep(name, None, None) for name in before])
-        found = (self.templates.get(context) for context in _contexts_at(run, len(before), agent))
-        return next((one for one in found if one is not None), None)
+        fitting = (self.templates.get(context) for context in _contexts_at(run, len(before), agent))
+        return next((template for template in fitting if template is not None), None)
 
     def predict(self, history: Sequence[PromptStep], agent: str) -> PredictedPrefix:
         """The longest beginning of the next prompt, of `agent`, that is known exactly.
@@ -359,17 +359,17 @@ class PromptTemplates:
     def _observe(self, run: WorkflowTexts, now: int) -> None:
         prompt = run.prompts[now] or ""
         for template in self._of_agent.get(run.agents[now], ()):
-            at = 0
+            position = 0
             for segment in template.segments[: template.usable]:
                 piece = piece_of(segment, run, now, self._stems.get(segment.digest or ""))
                 if piece is None and segment.digest:
-                    piece = prompt[at : at + segment.length]
+                    piece = prompt[position : position + segment.length]
                     if digest(piece) != segment.digest:
                         break
                     self._stems[segment.digest] = piece
-                if piece is None or not prompt.startswith(piece, at):
+                if piece is None or not prompt.startswith(piece, position):
                     break
-                at += len(piece)
+                position += len(piece)
 
 
 def prompt_steps(rows: Iterable[Mapping[str, Any]]) -> list[PromptStep]:
@@ -451,7 +451,8 @@ def _learn(
         [
             s.kind != "gap"
             and all(
-                (of.precision or 0) >= config.precision and of.held_out_tasks >= config.min_tasks for of in (s, own)
+                (checked.precision or 0) >= config.precision and checked.held_out_tasks >= config.min_tasks
+                for checked in (s, own)
             )
             for s, own in zip(checked, _checked(drafts, early)[0], strict=True)
         ]
@@ -484,28 +485,30 @@ def _checked(segments: Sequence[PromptSegment], cases: list[_Case]) -> tuple[lis
     tasks = np.unique([task for task, _, _ in cases], return_inverse=True)[1]
     reached = np.zeros((len(cases), len(segments)), bool)
     right = np.zeros((len(cases), len(segments)), bool)
-    known = np.zeros((len(cases), len(segments)), np.int64)
+    prefix_length = np.zeros((len(cases), len(segments)), np.int64)
     for row, (_, run, now) in enumerate(cases):
-        prompt, at, length = run.prompts[now] or "", 0, 0
+        prompt, position, length = run.prompts[now] or "", 0, 0
         for column, segment in enumerate(segments):
             behind = column >= leading
             piece = "" if segment.kind == "gap" else piece_of(segment, run, now, segment.text)
             if piece is None or (behind and row >= CHECKED_BEHIND_GAPS):
-                known[row, column:] = length if at >= 0 else 0
+                prefix_length[row, column:] = length if position >= 0 else 0
                 break
-            if at >= 0:
-                found = prompt.find(piece, at) if behind else at if prompt.startswith(piece, at) else -1
-                at = found + len(piece) if found >= 0 else -1
+            if position >= 0:
+                place = (
+                    prompt.find(piece, position) if behind else position if prompt.startswith(piece, position) else -1
+                )
+                position = place + len(piece) if place >= 0 else -1
             length += len(piece)
-            reached[row, column], right[row, column] = True, at >= 0
-            known[row, column] = length if at >= 0 else 0
+            reached[row, column], right[row, column] = True, position >= 0
+            prefix_length[row, column] = length if position >= 0 else 0
     done = []
     for there, exact, segment in zip(reached.T, right.T, segments, strict=True):
         number = np.bincount(tasks[there])
         shares = np.bincount(tasks[there], exact[there])[number > 0] / number[number > 0]
         precision = min(float(exact[there].mean()), float(shares.mean())) if there.any() else None
         done.append(replace(segment, precision=precision, held_out_tasks=len(shares)))
-    return done, known
+    return done, prefix_length
 
 
 def _unpacked(data: Any, config: TemplateConfig) -> PromptTemplate:

@@ -66,11 +66,11 @@ class Ensemble:
         """Convert a LightGBM booster without categorical or missing inputs."""
         trees, values = [], []
         for text in booster.model_to_string().split("\nTree=")[1:]:
-            found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-            leaf = np.array(found["leaf_value"].split(), np.float64)
+            fields = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+            leaf = np.array(fields["leaf_value"].split(), np.float64)
             inner = len(leaf) - 1
             left, right, feature, threshold = (
-                np.array(found.get(name, "").split(), dtype)
+                np.array(fields.get(name, "").split(), dtype)
                 for name, dtype in (
                     ("left_child", np.int64),
                     ("right_child", np.int64),
@@ -120,23 +120,24 @@ class BoostedQuantiles(LogEstimator):
 
     def _learn(self, folds: Sequence[Fold], whole: Whole) -> list[Bands]:
         *locations, location_of_all = side_by_side(
-            lambda of: Ensemble.fit(*of, "l1", ROUNDS, self.seed),
+            lambda learning: Ensemble.fit(*learning, "l1", ROUNDS, self.seed),
             [*((fold.inputs, fold.above) for fold in folds), whole],
         )
         predicted = [
-            np.stack([location(of) for of in fold.shown]) for location, fold in zip(locations, folds, strict=True)
+            np.stack([location(inputs) for inputs in fold.shown])
+            for location, fold in zip(locations, folds, strict=True)
         ]
         error = np.empty(len(whole.above))
         for location, fold in zip(predicted, folds, strict=True):
             above = np.take_along_axis(fold.left - location, fold.drawn[None], axis=0)[0]
             error[fold.inside] = np.log(np.abs(above) + _LEAST_SCALE)
         *scales, scale_of_all = side_by_side(
-            lambda of: Ensemble.fit(of[0], of[1], "l2", DOUBT_ROUNDS, self.seed, **_SCALE_SETTINGS),
+            lambda learning: Ensemble.fit(learning[0], learning[1], "l2", DOUBT_ROUNDS, self.seed, **_SCALE_SETTINGS),
             [*((fold.inputs, error[fold.learning]) for fold in folds), (whole.inputs, error)],
         )
         self._learnt = {"middle": location_of_all, "doubt": scale_of_all}
         return [
-            self._quantiles_of(location, np.stack([scale(of) for of in fold.shown]))
+            self._quantiles_of(location, np.stack([scale(inputs) for inputs in fold.shown]))
             for location, scale, fold in zip(predicted, scales, folds, strict=True)
         ]
 

@@ -28,7 +28,7 @@ from presage.predictors.quantiles.estimator import (
 from presage.predictors.quantiles.forest import ForestQuantiles
 
 ESTIMATORS: Final[Mapping[str, type[LogEstimator]]] = MappingProxyType(
-    {of.name: of for of in (ForestQuantiles, BoostedQuantiles, RidgeQuantiles)}
+    {estimator.name: estimator for estimator in (ForestQuantiles, BoostedQuantiles, RidgeQuantiles)}
 )
 AUTO: Final = "auto"
 

@@ -91,7 +91,12 @@ class Conformal(Tensors):
         calibrated = counts >= floor
         calibrated[types] = False
         of_task = np.arange(len(workflow_type)) if task is None else np.unique(task, return_inverse=True)[1]
-        shifts = np.stack([_shifts(of, workflow_type, of_task, calibrated, counts, quantiles, floor) for of in scores])
+        shifts = np.stack(
+            [
+                _shifts(profile_scores, workflow_type, of_task, calibrated, counts, quantiles, floor)
+                for profile_scores in scores
+            ]
+        )
         if calibrated.any():
             upper = np.array(quantiles) > 0.5
             widest = shifts[typeless][:, calibrated].max(axis=1)
@@ -153,12 +158,12 @@ def _shrunk(
     levels: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """A type's own shifts, shrunk towards those of all types as far as its coverage permits, float64 [Q]."""
-    found = own
+    shifts = own
     for share in reversed(_SHARES):
         moved = every + share * (own - every)
         covered, error = _coverage(scores, moved, task)
-        found = np.where(np.abs(covered - levels) <= _ERRORS * error, moved, found)
-    return found
+        shifts = np.where(np.abs(covered - levels) <= _ERRORS * error, moved, shifts)
+    return shifts
 
 
 def _coverage(

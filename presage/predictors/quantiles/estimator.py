@@ -139,20 +139,20 @@ class EncodedRows:
 
     @cached_property
     def _folds(self) -> list[Fold]:
-        return [self._fold(*of) for of in parts(task_folds(self.rows.task, self.seed, ERROR_FOLDS))]
+        return [self._fold(*part) for part in parts(task_folds(self.rows.task, self.seed, ERROR_FOLDS))]
 
     def _fold(self, inside: NDArray[np.int64], learning: NDArray[np.int64]) -> Fold:
         """A fold with labels as targets."""
         encoding = InputEncoding.fit(self.profiles[-1].take(learning), self.labels[learning], self._models)
         inputs = _sampled_inputs(encoding, self.profiles, self._drawn, learning)
         line = LogLine.fit(inputs, self.labels[learning])
-        shown = np.stack([encoding.inputs(of.take(inside)) for of in self.calibrated])
+        shown = np.stack([encoding.inputs(profile.take(inside)) for profile in self.calibrated])
         return Fold(
             inside,
             learning,
             with_line(inputs, line(inputs)),
             self.labels[learning],
-            with_line(shown, np.stack([line(of) for of in shown])),
+            with_line(shown, np.stack([line(inputs_of_profile) for inputs_of_profile in shown])),
             np.broadcast_to(self.labels[inside], shown.shape[:2]),
             self._drawn[inside],
         )
@@ -216,26 +216,28 @@ class LogEstimator(ABC):
         Raises TraceError if no training row has a label.
         """
         self.quantiles = tuple(quantiles)
-        of = encoded or EncodedRows(train if more is None else join_rows(train, more), observed, nameless, self.seed)
-        rows = of.rows
-        evidence = np.zeros(of.encoding.agents.shape, np.int32)
+        encoded_rows = encoded or EncodedRows(
+            train if more is None else join_rows(train, more), observed, nameless, self.seed
+        )
+        rows = encoded_rows.rows
+        evidence = np.zeros(encoded_rows.encoding.agents.shape, np.int32)
         np.add.at(evidence, (rows.workflow_type, rows.agent), 1)
         self._set_evidence(evidence)
-        self._encoding, self._line = of.encoding, of.line
+        self._encoding, self._line = encoded_rows.encoding, encoded_rows.line
         if more is None:
-            self._start = np.float32(self.starts or of.line_helps)
-        folds = of.folds(self._start)
-        unseen = np.empty((len(of.calibrated), len(rows), len(self.quantiles)))
+            self._start = np.float32(self.starts or encoded_rows.line_helps)
+        folds = encoded_rows.folds(self._start)
+        unseen = np.empty((len(encoded_rows.calibrated), len(rows), len(self.quantiles)))
         scale = np.empty(unseen.shape[:2])
-        for fold, bands in zip(folds, self._learn(folds, of.whole(self._start)), strict=True):
+        for fold, bands in zip(folds, self._learn(folds, encoded_rows.whole(self._start)), strict=True):
             unseen[:, fold.inside] = _scores(fold.left, *bands)
             scale[:, fold.inside] = bands[1]
         # With fewer rows a fold's model splits less, so the level of its scale differs: that of the final model counts.
-        final = np.stack([self._bands(of.encoding.inputs(shown))[1] for shown in of.calibrated])
+        final = np.stack([self._bands(encoded_rows.encoding.inputs(shown))[1] for shown in encoded_rows.calibrated])
         kind, rise = rows.workflow_type, np.log(final / scale)
-        for at, mine in enumerate(rise):
+        for profile, mine in enumerate(rise):
             level = np.bincount(kind, mine) / np.maximum(np.bincount(kind), 1)
-            unseen[at] /= np.exp(level)[kind, None]
+            unseen[profile] /= np.exp(level)[kind, None]
         own = int(train.labelled.sum())  # those of `more` come after them
         self.conformal = Conformal.fit(
             unseen[:, :own],
@@ -274,8 +276,8 @@ class LogEstimator(ABC):
     ) -> NDArray[np.float32]:
         """The same for a single row, float32 [Q]; numbers float32 [F]."""
         inputs = self.inputs_one(workflow_type, agent, model, numbers)
-        of = profiles_of(numbers[None], self.text_columns), np.array([workflow_type]), np.array([agent])
-        predicted: NDArray[np.float32] = self._answer(inputs[None], *of)[0]
+        row = profiles_of(numbers[None], self.text_columns), np.array([workflow_type]), np.array([agent])
+        predicted: NDArray[np.float32] = self._answer(inputs[None], *row)[0]
         return predicted
 
     def _answer(
@@ -308,8 +310,8 @@ class LogEstimator(ABC):
 
     def _group(self, workflow_type: Any, agent: Any) -> NDArray[np.int32]:
         """The workflow types as which rows are calibrated; a rare one has the quantiles of an unknown one."""
-        known = self._known_types[workflow_type] if self._calibrates_unknown else self._seen[workflow_type, agent]
-        return np.asarray(np.where(known, workflow_type, self.conformal.shifts.shape[1] - 1), np.int32)
+        has_own = self._known_types[workflow_type] if self._calibrates_unknown else self._seen[workflow_type, agent]
+        return np.asarray(np.where(has_own, workflow_type, self.conformal.shifts.shape[1] - 1), np.int32)
 
     def _bands(self, inputs: NDArray[np.float32]) -> Bands:
         """Quantile locations float32 [n, Q] and positive scales float32 [n], on log tokens."""
@@ -399,10 +401,10 @@ def _sampled_inputs(
 
 def _largest(label: NDArray[Any], workflow_type: NDArray[np.int32], types: int) -> NDArray[np.float32]:
     """The largest label of each type and, last and for types without rows, of all, float32 [types + 1]."""
-    found = np.full(types + 1, -np.inf)
-    np.maximum.at(found, workflow_type, label)
-    found[types] = label.max()
-    return np.where(np.isfinite(found), found, label.max()).astype(np.float32)
+    largest = np.full(types + 1, -np.inf)
+    np.maximum.at(largest, workflow_type, label)
+    largest[types] = label.max()
+    return np.where(np.isfinite(largest), largest, label.max()).astype(np.float32)
 
 
 def _scores(labels: NDArray[np.float64], location: NDArray[Any], scale: NDArray[Any]) -> NDArray[np.float64]:

@@ -115,10 +115,13 @@ class ForestQuantiles(LogEstimator):
     parts: ClassVar = {"forest": FlatForest}
 
     def _learn(self, folds: Sequence[Fold], whole: Whole) -> list[Bands]:
-        forests = side_by_side(lambda of: grow(of[1].inputs, of[1].above, self.seed + of[0]), list(enumerate(folds)))
+        forests = side_by_side(
+            lambda numbered: grow(numbered[1].inputs, numbered[1].above, self.seed + numbered[0]),
+            list(enumerate(folds)),
+        )
         self._learnt = {"forest": FlatForest.joined(forests)}
         return [
-            _bands(np.stack([forest.quantiles(of, self.quantiles) for of in fold.shown]))
+            _bands(np.stack([forest.quantiles(inputs, self.quantiles) for inputs in fold.shown]))
             for forest, fold in zip(forests, folds, strict=True)
         ]
 
@@ -170,16 +173,16 @@ def _quantiles(
         find_leaves(inputs[row], feature, threshold, child, roots, leaves)
         for leaf in leaves:
             total += starts[leaf + 1] - starts[leaf]
-            for at in range(starts[leaf], starts[leaf + 1]):
-                ends[(entries[at] >> shift) + 1] += 1
+            for entry in range(starts[leaf], starts[leaf + 1]):
+                ends[(entries[entry] >> shift) + 1] += 1
         for bucket in range(_BUCKETS + 1):
             ends[bucket + 1] += ends[bucket]
         if total > len(gathered):
             gathered = np.empty(2 * total, np.uint32)
         for leaf in leaves:
-            for at in range(starts[leaf], starts[leaf + 1]):
-                bucket = entries[at] >> shift
-                gathered[ends[bucket]] = entries[at]
+            for entry in range(starts[leaf], starts[leaf + 1]):
+                bucket = entries[entry] >> shift
+                gathered[ends[bucket]] = entries[entry]
                 ends[bucket] += 1  # from the bucket's start to its end
         done = -1
         for q in range(len(quantiles)):

@@ -25,24 +25,28 @@ def quantiles_of_groups(
         keys: the groups of each row, the narrowest first, [n, K] each; the last is of all rows.
         quantiles: values of a group -> [Q]. A group with fewer than 5 rows gets those of the next wider one.
     """
-    known: list[dict[tuple[int, ...], NDArray[np.float32]]] = []
+    by_group: list[dict[tuple[int, ...], NDArray[np.float32]]] = []
     groups = keys(labelled)
-    for of in groups:
-        found, index, counts = np.unique(of, axis=0, return_inverse=True, return_counts=True)
+    for key_columns in groups:
+        distinct, index, counts = np.unique(key_columns, axis=0, return_inverse=True, return_counts=True)
         parts = np.split(values[np.argsort(index.reshape(-1), kind="stable")], np.cumsum(counts)[:-1])
-        known.append(
+        by_group.append(
             {
                 tuple(key): quantiles(part).astype(np.float32)
-                for key, part in zip(found.tolist(), parts, strict=True)
-                if len(part) >= _LEAST_ROWS or of is groups[-1]
+                for key, part in zip(distinct.tolist(), parts, strict=True)
+                if len(part) >= _LEAST_ROWS or key_columns is groups[-1]
             }
         )
 
     def predict(rows: LabelledRows) -> NDArray[np.float32]:
-        each = [list(map(tuple, of.tolist())) for of in keys(rows)]
+        each = [list(map(tuple, key_columns.tolist())) for key_columns in keys(rows)]
         return np.stack(
             [
-                next(of[key] for of, key in zip(known, of_row, strict=True) if key in of)
+                next(
+                    quantiles_by_key[key]
+                    for quantiles_by_key, key in zip(by_group, of_row, strict=True)
+                    if key in quantiles_by_key
+                )
                 for of_row in zip(*each, strict=True)
             ]
         )

@@ -58,9 +58,9 @@ class InputEncoding(Tensors):
 
     def inputs(self, rows: LabelledRows) -> NDArray[np.float32]:
         """Encoded categories and numbers, float32 [n, CATEGORIES + F], finite."""
-        known = np.minimum(rows.model, len(self.models) - 1)
-        means = self.agents[rows.workflow_type, rows.agent], self.types[rows.workflow_type], self.models[known]
-        categories = np.stack([*means, rows.workflow_type, rows.agent, known], axis=1, dtype=np.float32)
+        model = np.minimum(rows.model, len(self.models) - 1)
+        means = self.agents[rows.workflow_type, rows.agent], self.types[rows.workflow_type], self.models[model]
+        categories = np.stack([*means, rows.workflow_type, rows.agent, model], axis=1, dtype=np.float32)
         joined = np.concatenate([categories, rows.numbers], axis=1, dtype=np.float32)
         joined[np.isnan(joined)] = MISSING
         return joined
@@ -119,10 +119,10 @@ class LogLine(Tensors):
         """Fit on inputs float32 [n, D] of `InputEncoding` and labels float64 [n]."""
         from sklearn.linear_model import Ridge
 
-        known = inputs != MISSING
+        present = inputs != MISSING
         smooth = _smooth(inputs, np.zeros(inputs.shape[1], np.float32)).astype(np.float64)
-        usual = (smooth.sum(axis=0) / np.maximum(known.sum(axis=0), 1)).astype(np.float32)
-        smooth = np.where(known, smooth, usual)
+        usual = (smooth.sum(axis=0) / np.maximum(present.sum(axis=0), 1)).astype(np.float32)
+        smooth = np.where(present, smooth, usual)
         spread = smooth.std(axis=0)
         spread[spread < 1e-9] = np.inf  # a constant input gets no weight
         ridge = Ridge(alpha=_ALPHA).fit(smooth / spread, labels)
@@ -187,15 +187,15 @@ def _smooth(inputs: NDArray[np.float32], usual: NDArray[np.float32]) -> NDArray[
     """Inputs as the ridge sums them, float32 [n, D]."""
     smooth = np.empty_like(inputs)
     for row in range(len(inputs)):
-        for at in range(inputs.shape[1]):
-            x = inputs[row, at]
-            if _INDICES <= at < CATEGORIES:
+        for column in range(inputs.shape[1]):
+            x = inputs[row, column]
+            if _INDICES <= column < CATEGORIES:
                 x = np.float32(0.0)
             elif x == MISSING:
-                x = usual[at]
-            elif CATEGORIES <= at < _COUNTS:
+                x = usual[column]
+            elif CATEGORIES <= column < _COUNTS:
                 x = np.log1p(x)
-            smooth[row, at] = x
+            smooth[row, column] = x
     return smooth
 
 
@@ -211,7 +211,7 @@ def _predict(
     out = np.empty(len(inputs), np.float32)
     for row in range(len(inputs)):
         total = np.float64(bounds[0])
-        for at in range(len(weights)):
-            total += smooth[row, at] * weights[at]
+        for column in range(len(weights)):
+            total += smooth[row, column] * weights[column]
         out[row] = min(max(total, bounds[1]), bounds[2])
     return out

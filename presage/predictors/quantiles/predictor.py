@@ -72,11 +72,11 @@ class QuantilePredictor(ABC):
 
     def predict(self, rows: LabelledRows) -> NDArray[np.float32]:
         """The quantiles in the unit of the label, float32 [n, Q], not decreasing along Q."""
-        found = self.estimator.predict(rows)
+        quantiles = self.estimator.predict(rows)
         renamed = self._renamed(rows.workflow_type, rows.agent, rows.numbers)
         if self.unknown is not None and renamed.any():
-            found[renamed] = self.unknown.predict(rows.take(renamed))
-        return found
+            quantiles[renamed] = self.unknown.predict(rows.take(renamed))
+        return quantiles
 
     def predict_one(
         self, workflow_type: int, agent: int, model: int, numbers: NDArray[np.float32]
@@ -92,8 +92,8 @@ class QuantilePredictor(ABC):
         """
         if self.unknown is None:
             return np.zeros(numbers.shape[:-1], bool)
-        known = (workflow_type < len(self.vocabulary.workflow_types)) | (agent < self.vocabulary.unknown)
-        return known & (numbers[..., self.encoder.unknown_column] > 0)
+        is_known = (workflow_type < len(self.vocabulary.workflow_types)) | (agent < self.vocabulary.unknown)
+        return is_known & (numbers[..., self.encoder.unknown_column] > 0)
 
     def standing(self, workflow_type: int, agent: int) -> dict[str, Any]:
         """What every forecast tells of itself: its `source`, `evidence`, whether it is `calibrated`, and `calibration`.
@@ -102,11 +102,11 @@ class QuantilePredictor(ABC):
             workflow_type, agent: as the encoder numbers them.
         """
         evidence, conformal = int(self.estimator.evidence[workflow_type, agent]), self.estimator.conformal
-        known = evidence >= self.config.min_evidence
+        enough = evidence >= self.config.min_evidence
         return {
-            "source": "champion" if known else "back-off",
+            "source": "champion" if enough else "back-off",
             "evidence": evidence,
-            "calibrated": known and bool(conformal.calibrated[workflow_type]),
+            "calibrated": enough and bool(conformal.calibrated[workflow_type]),
             "calibration": int(conformal.rows[workflow_type]),
         }
 
@@ -154,7 +154,7 @@ class QuantilePredictor(ABC):
         One estimator for both would read how rarely renamed agents were called, and take workflows to be at their
         beginning; and rows with unknown names would blur what it forecasts where nothing was renamed.
         """
-        rng, of, config = np.random.default_rng(self.seed), self.encoder, self.config
+        rng, encoder, config = np.random.default_rng(self.seed), self.encoder, self.config
         least, most = RENAMED_ROWS
         if train.labelled.sum() < least:
             return None
@@ -163,18 +163,18 @@ class QuantilePredictor(ABC):
         def renamed(rows: LabelledRows) -> LabelledRows:
             workflows = np.unique(rows.workflow)
             some = rng.permutation(workflows)[: max(1, round(share * len(workflows)))]
-            after: LabelledRows = of.with_unknown_names(rows.take(np.isin(rows.workflow, some)), rng)
+            after: LabelledRows = encoder.with_unknown_names(rows.take(np.isin(rows.workflow, some)), rng)
             known_type = after.workflow_type < len(self.vocabulary.workflow_types)
-            return after.take(known_type & (after.numbers[:, of.unknown_column] > 0))
+            return after.take(known_type & (after.numbers[:, encoder.unknown_column] > 0))
 
         learning = renamed(train)
         if not learning.labelled.any():
             return None
-        found = type(self.estimator)(self.seed, config.floor, config.min_evidence, of.text_columns)
-        found.fit(learning, self.quantiles, of.observed, of.nameless)
+        estimator = type(self.estimator)(self.seed, config.floor, config.min_evidence, encoder.text_columns)
+        estimator.fit(learning, self.quantiles, encoder.observed, encoder.nameless)
         if config.refit:
-            found.fit(learning, self.quantiles, of.observed, of.nameless, more=renamed(selection))
-        return found
+            estimator.fit(learning, self.quantiles, encoder.observed, encoder.nameless, more=renamed(selection))
+        return estimator
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
         """Write the artefact: config.json and model.safetensors, nothing executable."""
@@ -212,12 +212,12 @@ class QuantilePredictor(ABC):
     def _read(self, name: str, tensors: Mapping[str, NDArray[Any]]) -> LogEstimator:
         """An estimator of the artefact; raises KeyError or ValueError for an invalid one."""
         text_columns, vocabulary = self.encoder.text_columns, self.vocabulary
-        found = ESTIMATORS[name].from_tensors(tensors, self.quantiles, self.config.min_evidence, text_columns)
-        if found.evidence.shape != (len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1):
+        estimator = ESTIMATORS[name].from_tensors(tensors, self.quantiles, self.config.min_evidence, text_columns)
+        if estimator.evidence.shape != (len(vocabulary.workflow_types) + 1, len(vocabulary.agents) + 1):
             raise ValueError("the evidence does not match the workflow types and agents of the vocabulary")
-        if found.numbers != len(self.encoder.names):
+        if estimator.numbers != len(self.encoder.names):
             raise ValueError("the estimator was fitted on other inputs than the encoder produces")
-        return found
+        return estimator
 
     @staticmethod
     @abstractmethod

@@ -59,7 +59,7 @@ class FlatTrees(Tensors):
             roots.append(trees.roots + np.int32(nodes))
             nodes, leaves = nodes + len(inner), leaves + int((~inner).sum())
         feature, threshold = (
-            np.concatenate([getattr(of, name) for of in several]) for name in ("feature", "threshold")
+            np.concatenate([getattr(trees, name) for trees in several]) for name in ("feature", "threshold")
         )
         return cls(feature, threshold, np.concatenate(child), np.concatenate(roots))
 
@@ -67,13 +67,13 @@ class FlatTrees(Tensors):
         """Raise ValueError unless every walk over `inputs` numbers ends in one of `leaves` leaves."""
         nodes = len(self.feature)
         inner = self.feature >= 0
-        at = np.arange(nodes)
+        node = np.arange(nodes)
         sound = (
             self.threshold.shape == self.child.shape == (nodes,)
             and bool((self.feature < inputs).all())
             and bool(((self.roots >= 0) & (self.roots < nodes)).all())
             # children follow their parent, so that a walk cannot loop
-            and bool((self.child[inner] > at[inner]).all() and (self.child[inner] < nodes - 1).all())
+            and bool((self.child[inner] > node[inner]).all() and (self.child[inner] < nodes - 1).all())
             and bool(((self.child[~inner] >= 0) & (self.child[~inner] < leaves)).all())
         )
         if not sound:
@@ -144,13 +144,13 @@ def find_leaves(
         c = roots[min(first + 2, trees - 1)]
         d = roots[min(first + 3, trees - 1)]
         while True:
-            at, bt, ct, dt = feature[a], feature[b], feature[c], feature[d]
-            if at < 0 and bt < 0 and ct < 0 and dt < 0:
+            feature_a, feature_b, feature_c, feature_d = feature[a], feature[b], feature[c], feature[d]
+            if feature_a < 0 and feature_b < 0 and feature_c < 0 and feature_d < 0:
                 break
-            a = child[a] + (x[at] > threshold[a]) if at >= 0 else a
-            b = child[b] + (x[bt] > threshold[b]) if bt >= 0 else b
-            c = child[c] + (x[ct] > threshold[c]) if ct >= 0 else c
-            d = child[d] + (x[dt] > threshold[d]) if dt >= 0 else d
+            a = child[a] + (x[feature_a] > threshold[a]) if feature_a >= 0 else a
+            b = child[b] + (x[feature_b] > threshold[b]) if feature_b >= 0 else b
+            c = child[c] + (x[feature_c] > threshold[c]) if feature_c >= 0 else c
+            d = child[d] + (x[feature_d] > threshold[d]) if feature_d >= 0 else d
         out[first] = child[a]
         if first + 1 < trees:
             out[first + 1] = child[b]

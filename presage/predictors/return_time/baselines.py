@@ -46,10 +46,10 @@ def _groups(*parts: str) -> Keys:
     """Keys of the groups of each row, the narrowest first: the last parts are left out one by one."""
 
     def keys(rows: LabelledRows, encoder: ReturnEncoder) -> list[NDArray[np.integer]]:
-        of = {"agent": [], "reason": encoder.reasons, "tool": encoder.tools}
+        names_of = {"agent": [], "reason": encoder.reasons, "tool": encoder.tools}
         columns = [np.zeros(len(rows), np.int64)]
         for part in parts:
-            names = [f"{part}_{name}" for name in of[part]]
+            names = [f"{part}_{name}" for name in names_of[part]]
             columns.append(rows.agent.astype(np.int64) if part == "agent" else _column(rows, encoder, names))
         return [np.stack(columns[:width], 1) for width in range(len(columns), 0, -1)]
 

@@ -110,10 +110,10 @@ class ReturnForecast:
         levels, logs = self._curve
         if seconds <= _LEAST_S:
             return 0.0
-        at = math.log(seconds)
-        if at <= logs[-1]:
-            return math.log1p(-float(np.interp(at, logs, levels)))
-        return math.log1p(-levels[-1]) - self._tail * (at - logs[-1])
+        log_seconds = math.log(seconds)
+        if log_seconds <= logs[-1]:
+            return math.log1p(-float(np.interp(log_seconds, logs, levels)))
+        return math.log1p(-levels[-1]) - self._tail * (log_seconds - logs[-1])
 
     def _time_at(self, log_survival: float) -> float:
         """Inverse of `_log_survival`."""
@@ -221,7 +221,7 @@ class ReturnTimePredictor(QuantilePredictor):
         rows = join_rows(train, selection)
         rows = rows.take(~np.isnan(rows.label))
         drawn = np.random.default_rng(self.seed).integers(len(LEARNT_PROFILES), size=len(rows))
-        inputs = np.stack([self.estimator.inputs(self.encoder.observed(rows, of)) for of in LEARNT_PROFILES])
+        inputs = np.stack([self.estimator.inputs(self.encoder.observed(rows, profile)) for profile in LEARNT_PROFILES])
         ended = np.isinf(rows.label)
         # Half a step that ended and half a step that did not keep the odds finite where every step did the same.
         share = (ended * len(rows) + 0.5) / (len(rows) + 1.0)

@@ -57,8 +57,10 @@ class Factors:
 
 def base_rates(correct: NDArray[np.float32]) -> NDArray[np.float64]:
     """Share of prompts each model solves, float64 [M], smoothed by one solved and one unsolved; .5 without labels."""
-    known = ~np.isnan(correct)
-    return np.asarray((np.where(known, correct, 0.0).sum(axis=0, dtype=np.float64) + 1.0) / (known.sum(axis=0) + 2.0))
+    labelled = ~np.isnan(correct)
+    return np.asarray(
+        (np.where(labelled, correct, 0.0).sum(axis=0, dtype=np.float64) + 1.0) / (labelled.sum(axis=0) + 2.0)
+    )
 
 
 def logit(share: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -83,10 +85,10 @@ def _filled(residuals: NDArray[np.float64], unknown: NDArray[np.bool_], rank: in
     """
     if not unknown.any():
         return residuals
-    found = residuals.copy()
-    noise = np.sqrt(len(found))  # norm of a column of unit-variance noise
+    filled = residuals.copy()
+    noise = np.sqrt(len(filled))  # norm of a column of unit-variance noise
     for _ in range(_ROUNDS):
-        left, size, right = np.linalg.svd(found, full_matrices=False)
+        left, size, right = np.linalg.svd(filled, full_matrices=False)
         kept = np.maximum(size[:rank] - noise, 0.0)
-        found[unknown] = (left[:, :rank] * kept @ right[:rank])[unknown]
-    return found
+        filled[unknown] = (left[:, :rank] * kept @ right[:rank])[unknown]
+    return filled

@@ -87,9 +87,9 @@ class RidgePath:
             beside[:, step] = np.where(going, norm, 0.0)
             now = np.where(going, after / np.maximum(norm, 1e-30), 0.0).astype(np.float32)
         tridiagonal = np.zeros((width, steps, steps))
-        at = np.arange(steps)
-        tridiagonal[:, at, at] = middle
-        tridiagonal[:, at[:-1], at[1:]] = tridiagonal[:, at[1:], at[:-1]] = beside[:, :-1]
+        diagonal = np.arange(steps)
+        tridiagonal[:, diagonal, diagonal] = middle
+        tridiagonal[:, diagonal[:-1], diagonal[1:]] = tridiagonal[:, diagonal[1:], diagonal[:-1]] = beside[:, :-1]
         values, vectors = np.linalg.eigh(tridiagonal)
         return cls(rows, basis, values, vectors, lengths)
 
@@ -217,14 +217,14 @@ class LinearScorer:
         """Log-odds float32 [n, M]."""
         intercepts, into = self.factors.to_logits()
         dense = self.inputs.dense(prompts) if len(prompts) else np.zeros((0, 0), np.float32)
-        found = np.empty((len(prompts), len(intercepts)), np.float32)
+        log_odds = np.empty((len(prompts), len(intercepts)), np.float32)
         terms = self.inputs.terms.size
         for i, prompt in enumerate(prompts):
             places, weights = self.inputs.terms.transform_one(prompt)
             factors = np.add.reduce(self.weights[places] * (weights * _TERMS_SHARE)[:, None], axis=0)
             factors += np.add.reduce(self.weights[terms:] * dense[i][:, None], axis=0)
-            found[i] = intercepts + np.add.reduce(into * factors[:, None], axis=0)
-        return found
+            log_odds[i] = intercepts + np.add.reduce(into * factors[:, None], axis=0)
+        return log_odds
 
     def to_config(self) -> dict[str, Any]:
         """Name and digest of the encoder, if any; it is not part of the artefact."""

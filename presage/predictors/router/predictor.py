@@ -193,8 +193,8 @@ class RouterPredictor:
         distance = self.evidence.distance(novelty)
         self.widening = None
         if folds.any():
-            known = Opinions(self.calibration.opinion(logits), learnt, distance, calibration_correct)
-            self.widening = Widening.fit(self._left_out(folds, away, words, forms, correct), known)
+            of_known = Opinions(self.calibration.opinion(logits), learnt, distance, calibration_correct)
+            self.widening = Widening.fit(self._left_out(folds, away, words, forms, correct), of_known)
         self.trust = learn_trust(self._probabilities(logits, distance, novelty), calibration_correct, learnt)
         if refit:
             report("learning again on all", 0.7)
@@ -226,14 +226,16 @@ class RouterPredictor:
         correct: NDArray[np.float32],
     ) -> list[Opinions]:
         """Forecasts of each fold by a router trained without it; `away` [n, M]: log-odds minus base rates' log-odds."""
-        found = []
+        opinions = []
         for fold in np.unique(folds):
             apart, rest = np.flatnonzero(folds == fold).tolist(), np.flatnonzero(folds != fold).tolist()
             others = TrainingPrompts.of([words[i] for i in rest], forms[rest])
             novelty = others.novelty([words[i] for i in apart], forms[apart])
             opinion = self.calibration.opinion(self.calibration.base + away[apart])
-            found.append(Opinions(opinion, base_rates(correct[rest]), self.evidence.distance(novelty), correct[apart]))
-        return found
+            opinions.append(
+                Opinions(opinion, base_rates(correct[rest]), self.evidence.distance(novelty), correct[apart])
+            )
+        return opinions
 
     def at_precision(self, precision: Precision, device: str = "cpu") -> Self:
         """A copy with its transformer at another precision, on a torch device.
@@ -266,12 +268,12 @@ class RouterPredictor:
                 raise InputError(f"a prompt of type {type(prompt).__name__}; expected a string")
         novelty = self.evidence.novelty(prompts)
         distance = self.evidence.distance(novelty)
-        found = self._answer(prompts, distance, novelty)
-        picks, far = self.picks(found), too_far(distance)
+        probabilities = self._answer(prompts, distance, novelty)
+        picks, far = self.picks(probabilities), too_far(distance)
         evidence = dict(zip(self.models, self.labels.tolist(), strict=True))
         return [
             RouteForecast(
-                probabilities=dict(zip(self.models, found[i].tolist(), strict=True)),
+                probabilities=dict(zip(self.models, probabilities[i].tolist(), strict=True)),
                 pick=self.models[int(picks[i])],
                 source="back-off" if far[i] else "champion",
                 evidence=evidence,
@@ -282,19 +284,19 @@ class RouterPredictor:
         ]
 
     def _answer(self, prompts: Sequence[str], distance: NDArray[np.float64], novelty: Novelty) -> NDArray[np.float32]:
-        found = self._probabilities(self.scorer.logits(prompts), distance, novelty)
-        return np.where(self.labels < self.config.min_evidence, self.base.astype(np.float32), found)
+        probabilities = self._probabilities(self.scorer.logits(prompts), distance, novelty)
+        return np.where(self.labels < self.config.min_evidence, self.base.astype(np.float32), probabilities)
 
     def _probabilities(
         self, logits: NDArray[np.float32], distance: NDArray[np.float64], novelty: Novelty
     ) -> NDArray[np.float32]:
         """Calibrated probabilities of log-odds [n, M], shrunk to the base rates according to the distance [n]."""
         if self.widening is None:
-            found, unsure = self.calibration.probabilities(logits), too_far(distance)
+            probabilities, unsure = self.calibration.probabilities(logits), too_far(distance)
         else:
             opinion, unsure = self.calibration.opinion(logits), novelty.known == 0.0
-            found = self.widening.probabilities(opinion, self.calibration.base, distance)
-        return np.where(unsure[:, None], self.base.astype(np.float32), found)
+            probabilities = self.widening.probabilities(opinion, self.calibration.base, distance)
+        return np.where(unsure[:, None], self.base.astype(np.float32), probabilities)
 
     def save(self, folder: str | Path, training_data: Mapping[str, Any] | None = None) -> None:
         """Write the artefact: config.json, model.safetensors and the scorer's files, nothing executable."""
@@ -381,8 +383,8 @@ def _check_labels(prompts: Sequence[str], correct: NDArray[np.float32], models: 
         raise TraceError(
             f"labels {list(correct.shape)} for {len(prompts)} prompts and {models} models; expected one each"
         )
-    known = correct[~np.isnan(correct)]
-    if not len(known):
+    labels = correct[~np.isnan(correct)]
+    if not len(labels):
         raise TraceError(f"no label among {len(prompts)} prompts; expected correct 0 or 1: give outcomes with labels")
-    if not ((known >= 0) & (known <= 1)).all():
+    if not ((labels >= 0) & (labels <= 1)).all():
         raise TraceError("a label outside 0..1; expected 0 or 1, or a share of tries between them: correct it")

@@ -255,10 +255,10 @@ class TransformerScorer:
                 new.bias.zero_()
             for place, name in enumerate(models):
                 if name in self.models:
-                    known = self.models.index(name)
-                    new.weight[place] = old.weight[known]
+                    earlier_place = self.models.index(name)
+                    new.weight[place] = old.weight[earlier_place]
                     if old.bias is not None:
-                        new.bias[place] = old.bias[known]
+                        new.bias[place] = old.bias[earlier_place]
         network.config.num_labels = network.num_labels = len(models)
         return type(self)(tuple(models), self.tokens, network.eval(), self.encoder)
 
@@ -321,11 +321,11 @@ class TransformerScorer:
         # Copied: arrays of a file may be read-only, and training modifies the network in place.
         weights = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
         try:
-            known = AutoConfig.for_model(**config["network"], num_labels=len(models))
-            kind: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(known)]
+            configuration = AutoConfig.for_model(**config["network"], num_labels=len(models))
+            kind: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(configuration)]
             with quiet():
                 network, loading = kind.from_pretrained(
-                    None, config=known, state_dict=weights, dtype=torch.float32, output_loading_info=True
+                    None, config=configuration, state_dict=weights, dtype=torch.float32, output_loading_info=True
                 )
         except Exception as error:  # transformers raises its own error types
             raise ValueError(f"transformers cannot build the network ({type(error).__name__})") from error
