@@ -144,8 +144,8 @@ def interval(value: float | None, ends: Sequence[float | None]) -> str:
 
 def signed_interval(value: float | None, ends: Sequence[float | None], digits: int = 3) -> str:
     """A difference with its interval."""
-    of = signed(value, digits)
-    return of if value is None else f"{of} [{signed(ends[0], digits)}, {signed(ends[1], digits)}]"
+    shown = signed(value, digits)
+    return shown if value is None else f"{shown} [{signed(ends[0], digits)}, {signed(ends[1], digits)}]"
 
 
 def count(value: float) -> str:

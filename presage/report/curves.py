@@ -50,17 +50,19 @@ def learning_curve(metrics: Metrics) -> Section:
                 lines = [
                     _line(
                         (size, accuracy[k], ends[k], f"{name}, {size:g} workflows")
-                        for size, accuracy, ends in zip(sizes, of[moment]["accuracy"], of[moment]["ci95"], strict=True)
+                        for size, accuracy, ends in zip(
+                            sizes, by_moment[moment]["accuracy"], by_moment[moment]["ci95"], strict=True
+                        )
                     )
-                    for name, of in models.items()
+                    for name, by_moment in models.items()
                 ]
                 panels += _share_panel(f"{moment}, {label} ahead", lines, x)
         caption = "Accuracy against training workflows (logarithmic)"
         legend = [f"{name} (ours)" if index == 0 else name for index, name in enumerate(models)]
         blocks.append(Picture("learning-curve", caption, panels, legend))
-    for of in curve["left_out"]:
+    for small in curve["left_out"]:
         blocks.append(
-            Text(f"Left out, too little to learn from: {counted(of['workflows'], 'workflow')} ({of['reason']}).")
+            Text(f"Left out, too little to learn from: {counted(small['workflows'], 'workflow')} ({small['reason']}).")
         )
     spread = Text(
         "Training sets drawn several times show the effect of the choice of workflows: lowest to highest accuracy of "
@@ -84,7 +86,7 @@ def reliability(metrics: Metrics) -> Section:
         "Accuracy against confidence, by steps ahead; on the dashed line they agree. Bins with fewer than "
         f"{DRAWN_FROM} forecasts are left out."
     )
-    eces = "; ".join(f"{moment} {' / '.join(map(number, of['ece']))}" for moment, of in moments.items())
+    eces = "; ".join(f"{moment} {' / '.join(map(number, figures['ece']))}" for moment, figures in moments.items())
     return Section(
         "Reliability",
         [
@@ -142,11 +144,13 @@ def _curve_tables(points: Sequence[Mapping[str, Any]], models: Mapping[str, Any]
     for moment, of_ours in next(iter(models.values())).items():
         rows = []
         for index, point in enumerate(points):
-            for name, of in models.items():
-                found = zip(*(of[moment][key][index] for key in ("accuracy", "ci95", "spread")), strict=True)
+            for name, by_moment in models.items():
+                cells_given = zip(
+                    *(by_moment[moment][key][index] for key in ("accuracy", "ci95", "spread")), strict=True
+                )
                 cells = [
                     interval(a, ends) + (f" ({number(spread[0])} to {number(spread[1])})" if point["draws"] > 1 else "")
-                    for a, ends, spread in found
+                    for a, ends, spread in cells_given
                 ]
                 rows.append([name, f"{point['workflows']:g}", count(point["tasks"]), count(point["draws"]), *cells])
         head = [f"at {moment}", "workflows", "tasks", "draws", *ahead(len(of_ours["accuracy"][0]))]
@@ -155,14 +159,14 @@ def _curve_tables(points: Sequence[Mapping[str, Any]], models: Mapping[str, Any]
 
 
 def _reliability_table(horizons: Sequence[Sequence[Mapping[str, Any]]], moment: str) -> Table:
-    found: dict[tuple[float, float], dict[int, str]] = {
+    cells_by_bin: dict[tuple[float, float], dict[int, str]] = {
         (row["low"], row["high"]): {} for horizon in horizons for row in horizon
     }
     for k, horizon in enumerate(horizons):
         for row in horizon:
-            found[row["low"], row["high"]][k] = f"{number(row['accuracy'])} ({count(row['positions'])})"
+            cells_by_bin[row["low"], row["high"]][k] = f"{number(row['accuracy'])} ({count(row['positions'])})"
     rows = [
         [f"{number(low)} to {number(high)}", *(cells.get(k, "") for k in range(len(horizons)))]
-        for (low, high), cells in sorted(found.items())
+        for (low, high), cells in sorted(cells_by_bin.items())
     ]
     return Table([f"confidence at {moment}", *ahead(len(horizons))], rows)

@@ -41,66 +41,70 @@ def trace_warnings(table: Any) -> dict[str, str]:
 def description_warnings(description: Mapping[str, Any]) -> dict[str, str]:
     """`one-step-workflows`, `constant-targets` and `generated-names`, as far as they apply, from `describe`; nothing
     from an empty one."""
-    types = {name: of for name, of in description.get("workflow_types", {}).items() if of["workflows"] >= FEWEST}
-    found = {}
+    types = {
+        name: of_type
+        for name, of_type in description.get("workflow_types", {}).items()
+        if of_type["workflows"] >= FEWEST
+    }
+    warnings = {}
     short = [
-        f"{name} {of['one_step_share']:.0%} of {counted(of['workflows'], 'workflow')}"
-        for name, of in types.items()
-        if of.get("one_step_share", 0.0) >= ONE_STEP_SHARE  # the metrics of earlier versions have none
+        f"{name} {of_type['one_step_share']:.0%} of {counted(of_type['workflows'], 'workflow')}"
+        for name, of_type in types.items()
+        if of_type.get("one_step_share", 0.0) >= ONE_STEP_SHARE  # the metrics of earlier versions have none
     ]
     if short:
-        found["one-step-workflows"] = (
+        warnings["one-step-workflows"] = (
             f"workflows with one step: {', '.join(short)}. Nothing follows that could be forecast. If they are "
             "requests of longer workflows, record the same workflow_id for all requests of one"
         )
-    constant = [f"{name}: {' and '.join(why)}" for name, of in types.items() if (why := _constant(of))]
+    constant = [f"{name}: {' and '.join(why)}" for name, of_type in types.items() if (why := _constant(of_type))]
     if constant:
-        found["constant-targets"] = (
+        warnings["constant-targets"] = (
             f"targets that never vary: {'; '.join(constant)}. Any forecast is right about these, so figures on them "
             "prove nothing"
         )
     if names := generated_names_warning(description):
-        found["generated-names"] = names
-    return found
+        warnings["generated-names"] = names
+    return warnings
 
 
 def _constant(of: Mapping[str, Any]) -> list[str]:
     """What never varies in the workflows of one type."""
-    found = []
+    constants = []
     if len(of["agents"]) == 1:
-        found.append(f"{next(iter(of['agents']))} is the only agent")
+        constants.append(f"{next(iter(of['agents']))} is the only agent")
     elif all(len(following) == 1 for following in of["call_graph"].values()):
-        found.append("the same agent always follows each agent")
+        constants.append("the same agent always follows each agent")
     if of["length"]["min"] == of["length"]["max"]:
-        found.append(f"every workflow has {counted(of['length']['min'], 'step')}")
+        constants.append(f"every workflow has {counted(of['length']['min'], 'step')}")
     if of["output_tokens"] and of["output_tokens"]["min"] == of["output_tokens"]["max"]:
-        found.append(f"every output has {counted(of['output_tokens']['min'], 'token')}")
-    return found
+        constants.append(f"every output has {counted(of['output_tokens']['min'], 'token')}")
+    return constants
 
 
 def figure_warnings(figures: Mapping[str, Any]) -> dict[str, str]:
     """`perfect-MOMENT` of a next-agent predictor, `perfect-order` and `constant-labels` of a router, as far as they
     apply; from the JSON of an evaluation.
     """
-    found = {}
-    for moment, of in figures.get("moments", {}).items():
-        positions, accuracy = of["positions"][0], of["accuracy"][0]
+    warnings = {}
+    for moment, scores in figures.get("moments", {}).items():
+        positions, accuracy = scores["positions"][0], scores["accuracy"][0]
         if positions >= FEWEST_PERFECT and accuracy == 1.0:
             what = f"all {counted(positions, 'next step')} at {moment} are forecast right (1.000)"
-            found[f"perfect-{moment}"] = f"{what}. {_CAUSE}"
-        elif of.get("ends", [0])[0] >= FEWEST_PERFECT and not of["end_errors"][0]:  # earlier versions have none
-            what = f"END is forecast at all {counted(of['ends'][0], 'end')} at {moment} and nowhere else (1.000)"
-            found[f"perfect-{moment}"] = f"{what}. {_CAUSE}"
+            warnings[f"perfect-{moment}"] = f"{what}. {_CAUSE}"
+        elif scores.get("ends", [0])[0] >= FEWEST_PERFECT and not scores["end_errors"][0]:  # earlier versions have none
+            what = f"END is forecast at all {counted(scores['ends'][0], 'end')} at {moment} and nowhere else (1.000)"
+            warnings[f"perfect-{moment}"] = f"{what}. {_CAUSE}"
     if figures.get("macro_map") == 1.0 and figures["prompts"] >= FEWEST_PERFECT:
         what = f"every model's prompts are in the perfect order (1.000 on {counted(figures['prompts'], 'prompt')})"
-        found["perfect-order"] = f"{what}. {_CAUSE}"
+        warnings["perfect-order"] = f"{what}. {_CAUSE}"
     constant = [
-        f"{name} {'all' if of['base_rate'] else 'none'} of {counted(of['labels'], 'prompt')}"
-        for name, of in figures.get("by_model", {}).items()
-        if of["labels"] >= FEWEST and of["base_rate"] in (0.0, 1.0)
+        f"{name} {'all' if of_model['base_rate'] else 'none'} of {counted(of_model['labels'], 'prompt')}"
+        for name, of_model in figures.get("by_model", {}).items()
+        if of_model["labels"] >= FEWEST and of_model["base_rate"] in (0.0, 1.0)
     ]
     if constant:
-        found["constant-labels"] = (
+        warnings["constant-labels"] = (
             f"models that solve all or none: {', '.join(constant)}. There is nothing to learn about these"
         )
-    return found
+    return warnings

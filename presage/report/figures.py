@@ -88,13 +88,17 @@ def line_with_intervals(
     line of many points.
     """
     colour, mark = COLOURS[place % len(COLOURS)], _MARKS[place % len(_MARKS)]
-    known = [(at, low, high) for at, (low, high) in zip(x, ends, strict=False) if low is not None and high is not None]
-    if band and known:
+    points = [
+        (position, low, high)
+        for position, (low, high) in zip(x, ends, strict=False)
+        if low is not None and high is not None
+    ]
+    if band and points:
         ax.fill_between(
-            [k[0] for k in known], [k[1] for k in known], [k[2] for k in known], color=colour, alpha=0.12, lw=0
+            [k[0] for k in points], [k[1] for k in points], [k[2] for k in points], color=colour, alpha=0.12, lw=0
         )
-    elif known:
-        ax.vlines([k[0] for k in known], [k[1] for k in known], [k[2] for k in known], color=colour, linewidth=1.2)
+    elif points:
+        ax.vlines([k[0] for k in points], [k[1] for k in points], [k[2] for k in points], color=colour, linewidth=1.2)
     dash = _DASHES[place % len(_DASHES)]
     mark = "" if band else mark
     ax.plot(x, y, marker=mark, color=colour, linestyle=dash, linewidth=1.6, markersize=5, label=name)
@@ -123,12 +127,12 @@ class Claims:
     def ci95(self, rng: np.random.Generator) -> tuple[tuple[float, float], ...]:
         """The interval of each bin's `accuracy`, in the order of `bins()`."""
         place, groups = bin_of(self.predicted), int(self.group.max(initial=-1)) + 1
-        found = []
+        intervals = []
         for b in np.unique(place):
             inside = place == b
             hits = np.bincount(self.group[inside], weights=self.truth[inside], minlength=groups)
-            found.append(share_ci(hits, np.bincount(self.group[inside], minlength=groups), rng))
-        return tuple(found)
+            intervals.append(share_ci(hits, np.bincount(self.group[inside], minlength=groups), rng))
+        return tuple(intervals)
 
 
 def reliability_line(ax: Axes, claims: Claims, rng: np.random.Generator, name: str, *, place: int = 0) -> None:
@@ -146,14 +150,18 @@ def side_by_side(metrics: Mapping[str, Any]) -> Figure:
     panels: dict[str, dict[str, tuple[float, Ends]]] = {}
     if metrics["kind"] == "next-agent":
         for moment in MOMENTS:
-            of = {name: one.get("moments", one)[moment] for name, one in judged.items()}
+            at_moment = {name: figures.get("moments", figures)[moment] for name, figures in judged.items()}
             panels[f"accuracy {moment_name(moment)}, 1 step ahead"] = {
-                name: (figures["accuracy"][0], figures["ci95"][0]) for name, figures in of.items()
+                name: (figures["accuracy"][0], figures["ci95"][0]) for name, figures in at_moment.items()
             }
     for label, (named, key) in KINDS[metrics["kind"]].panels.items():
-        known = {name: (of[named], of[f"{named}_ci95"]) for name, of in judged.items() if of.get(named) is not None}
+        shown = {
+            name: (figures[named], figures[f"{named}_ci95"])
+            for name, figures in judged.items()
+            if figures.get(named) is not None
+        }
         panels[label] = {
-            name: (value, ends) if key is None else (value[key], ends[key]) for name, (value, ends) in known.items()
+            name: (value, ends) if key is None else (value[key], ends[key]) for name, (value, ends) in shown.items()
         }
     figure, axes = plt.subplots(
         1,

@@ -50,7 +50,7 @@ def report_files(folder: Path) -> list[Path]:
 def check_folder(folder: Path, option: str, force: bool = True) -> None:
     """Raise OutputError unless results can be written there: it is a file, lies in one, or is protected; without
     `force`, also if it holds results of an earlier run."""
-    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         raise OutputError(f"{option} {folder}: {there} is a file; a folder is wanted: choose another name")
     if not os.access(there, os.W_OK):
@@ -93,15 +93,20 @@ def document(metrics: Metrics) -> Document:
     if not lost:
         return made
     rows = [
-        [one["baseline"], one["at"], f"{one['by']:.4g}", f"{one['ci95'][0]:.4g} to {one['ci95'][1]:.4g}"]
-        for one in lost
+        [
+            comparison["baseline"],
+            comparison["at"],
+            f"{comparison['by']:.4g}",
+            f"{comparison['ci95'][0]:.4g} to {comparison['ci95'][1]:.4g}",
+        ]
+        for comparison in lost
     ]
     text = (
         "Each row is a baseline that beats this predictor: the paired 95 % interval of the difference, by bootstrap, "
         "lies above 0. Use the baseline there, or improve the predictor first."
     )
     table = Table(["baseline", "where", "better by", "95 %"], rows, frozenset({0, 1}))
-    names = ", ".join(dict.fromkeys(one["baseline"] for one in lost))
+    names = ", ".join(dict.fromkeys(comparison["baseline"] for comparison in lost))
     times = counted(len(lost), "comparison")
     lead = f"LOST: in {times} a baseline ({names}) is better beyond the 95 % interval. {made.lead}"
     section = Section("Where a baseline is better", [Text(text), table])

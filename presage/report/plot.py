@@ -49,8 +49,8 @@ class Axis:
 
     def place(self, value: float) -> float:
         """0 at the beginning, 1 at the end."""
-        low, high, at = (math.log(v) if self.logarithmic else v for v in (self.low, self.high, value))
-        return (at - low) / (high - low)
+        low, high, position = (math.log(v) if self.logarithmic else v for v in (self.low, self.high, value))
+        return (position - low) / (high - low)
 
 
 def share_axis(label: str, values: Sequence[float]) -> Axis:

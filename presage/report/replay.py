@@ -288,7 +288,8 @@ def _evictions(policies: Mapping[str, Any]) -> Section | None:
 def _table(policies: Mapping[str, Any], figures: Mapping[str, tuple[str, int]]) -> Table:
     """A row for each policy, a column for each figure."""
     rows = [
-        [name, *(_figure(of.get(key), digits) for key, digits in figures.values())] for name, of in policies.items()
+        [name, *(_figure(by_key.get(key), digits) for key, digits in figures.values())]
+        for name, by_key in policies.items()
     ]
     return Table(["policy", *figures], rows)
 

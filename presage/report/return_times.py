@@ -40,7 +40,9 @@ def document(metrics: Metrics) -> Document:
 
 def _best(metrics: Metrics) -> str | None:
     """The baseline with the smallest loss of the median; None where there is none."""
-    losses = {name: of["pinball"]["0.5"] for name, of in metrics["baselines"].items() if "0.5" in of["pinball"]}
+    losses = {
+        name: figures["pinball"]["0.5"] for name, figures in metrics["baselines"].items() if "0.5" in figures["pinball"]
+    }
     return min(losses, key=lambda name: losses[name]) if losses else None
 
 
@@ -75,16 +77,16 @@ def _cards(metrics: Metrics) -> list[Card]:
 
 def _end(metrics: Metrics) -> Section | None:
     """Whether a workflow ended; nothing if none did."""
-    of = metrics["end"]
-    if of is None:
+    end = metrics["end"]
+    if end is None:
         return None
     text = (
-        f"{count(of['ended'])} of {count(of['steps'])} steps ended their workflow. Brier score and log loss of the "
+        f"{count(end['ended'])} of {count(end['steps'])} steps ended their workflow. Brier score and log loss of the "
         "probability of END, beside the share of steps that ended a workflow as a constant forecast; lower is better."
     )
     rows = [
-        ["ours", number(of["brier"], 4), number(of["nll"], 4)],
-        ["base rate", number(of["brier_base_rate"], 4), number(of["nll_base_rate"], 4)],
+        ["ours", number(end["brier"], 4), number(end["nll"], 4)],
+        ["base rate", number(end["brier_base_rate"], 4), number(end["nll_base_rate"], 4)],
     ]
     table = Table(["", "Brier score", "log loss"], rows, marked=frozenset({"ours"}))
     return Section("Does it come back at all?", [Text(text), table], in_terminal=True)

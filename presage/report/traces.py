@@ -189,15 +189,15 @@ def types_table(traces: Description) -> Table:
     rows = [
         [
             name,
-            count(of["workflows"]),
-            count(of["steps"]),
-            count(len(of["agents"])),
-            count(of["tasks"]) if of["tasks"] else "–",
-            f"{of['length']['p50']:g}",
-            f"{of['length']['p90']:g}",
-            number(of["censored_share"]),
+            count(figures["workflows"]),
+            count(figures["steps"]),
+            count(len(figures["agents"])),
+            count(figures["tasks"]) if figures["tasks"] else "–",
+            f"{figures['length']['p50']:g}",
+            f"{figures['length']['p90']:g}",
+            number(figures["censored_share"]),
         ]
-        for name, of in traces["workflow_types"].items()
+        for name, figures in traces["workflow_types"].items()
     ]
     return Table(head, rows)
 
@@ -205,7 +205,7 @@ def types_table(traces: Description) -> Table:
 def call_graphs(traces: Description) -> Section:
     """The call graph of each workflow type as a drawing, and in full as a table below."""
     types = sorted(traces["workflow_types"].items(), key=lambda item: (-item[1]["steps"], item[0]))
-    panels = [draw_call_graph(name, of["call_graph"], of["agents"]) for name, of in types[:GRAPHS]]
+    panels = [draw_call_graph(name, figures["call_graph"], figures["agents"]) for name, figures in types[:GRAPHS]]
     left_out = len(types) - len(panels)
     caption = (
         "Which agent calls which: the number is how often, of all steps of an agent, the other came next; blue leads "
@@ -214,7 +214,7 @@ def call_graphs(traces: Description) -> Section:
         + (f" Not drawn: {counted(left_out, 'workflow type')} with fewer steps." if left_out else "")
     )
     blocks: list[Block] = [Picture("call-graph", caption, panels, wide=True)]
-    blocks += [Folded(f"What follows each agent: {name}", [_followers(of)]) for name, of in types[:GRAPHS]]
+    blocks += [Folded(f"What follows each agent: {name}", [_followers(figures)]) for name, figures in types[:GRAPHS]]
     return Section("Call graph", blocks)
 
 
@@ -237,7 +237,7 @@ def document(description: Description) -> Document:
     """The description of a trace; `notices` may be in it: what of its spans was not read or was mended, how often."""
     types, notices = description["workflow_types"], description.get("notices", {})
     warning = " ".join(filter(None, (missing_counts_warning(description), generated_names_warning(description))))
-    each = [Section(name, [Facts(_facts(of))]) for name, of in types.items()]
+    each = [Section(name, [Facts(_facts(figures))]) for name, figures in types.items()]
     if notices:
         rows = [[what, count(times)] for what, times in notices.items()]
         each.append(Section("What was not read, or was mended", [Table(["what", "times"], rows)]))
