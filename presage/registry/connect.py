@@ -57,10 +57,10 @@ class Registry:
     def version(self, name: str, version: int) -> "ModelVersion":
         """One registered version; raises RegistryError if there is none."""
         versions = self.versions(name)
-        for found in versions:
-            if int(found.version) == version:
-                return found
-        there = ", ".join(str(found.version) for found in versions) or "none"
+        for candidate in versions:
+            if int(candidate.version) == version:
+                return candidate
+        there = ", ".join(str(candidate.version) for candidate in versions) or "none"
         raise RegistryError(
             f"{name!r} has no version {version} in {self.uri}; there are: {there}. See `presage models`."
         )
@@ -74,14 +74,14 @@ class Registry:
         """All versions of a model, oldest first; raises RegistryError if there is no such model."""
         with registry_errors(self.uri, f"listing the versions of {name!r}"):
             escaped = name.replace("'", "''")
-            found = pages(self.client.search_model_versions, filter_string=f"name = '{escaped}'")
-            if not found and name not in (names := self.names()):
+            versions = pages(self.client.search_model_versions, filter_string=f"name = '{escaped}'")
+            if not versions and name not in (names := self.names()):
                 meant = f"Did you mean {near!r}? " if (near := nearest(name, names)) else ""
                 raise RegistryError(
                     f"no model {name!r} in {self.uri}; there are: {', '.join(names) or 'none'}. {meant}"
                     "Check the name and MLFLOW_TRACKING_URI, or register one with `train-predictor`."
                 )
-        return sorted(found, key=lambda version: int(version.version))
+        return sorted(versions, key=lambda version: int(version.version))
 
     def aliases(self, name: str) -> dict[str, int]:
         """Version by alias, without aliases of deleted versions; raises RegistryError if there is no such model."""
@@ -180,10 +180,10 @@ def quieten() -> None:
 
 def pages(search: Any, **arguments: Any) -> list[Any]:
     """The results of an MLflow search, over all pages."""
-    found = list(page := search(**arguments))
+    results = list(page := search(**arguments))
     while page.token:
-        found += (page := search(**arguments, page_token=page.token))
-    return found
+        results += (page := search(**arguments, page_token=page.token))
+    return results
 
 
 @contextmanager
@@ -281,7 +281,7 @@ def attached(registry: Registry, name: str, version: int, folder: str, file: str
         if not run_id:
             return None
         listed = registry.client.list_artifacts(run_id, folder or None)
-        size_bytes = {found.path: found.file_size or 0 for found in listed}
+        size_bytes = {entry.path: entry.file_size or 0 for entry in listed}
         if path not in size_bytes:
             return None
         if size_bytes[path] > _MOST_ATTACHED_BYTES:

@@ -34,11 +34,11 @@ def resolve_at(reference: str, uri: str | None) -> ResolvedModel:
     """`resolve` in the existing registry at an MLflow tracking URI (None: the default one); raises the same errors."""
     if reference.startswith("models:"):
         name, alias, version = parse(reference)
-        found = _registered(uri or default_uri(), name, alias, version)
-        location = None if found is None else local_path(found.location)
-        if found is not None and location is not None and (folder := artefact_of(location)).is_dir():
-            check_artefact(folder, found.digest)
-            return ResolvedModel(folder, name, found.version, reference)
+        registered = _registered(uri or default_uri(), name, alias, version)
+        location = None if registered is None else local_path(registered.location)
+        if registered is not None and location is not None and (folder := artefact_of(location)).is_dir():
+            check_artefact(folder, registered.digest)
+            return ResolvedModel(folder, name, registered.version, reference)
     return resolve(reference, lambda: open_existing(uri))
 
 

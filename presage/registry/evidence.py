@@ -125,8 +125,8 @@ def judge_next_agent(
     """
     rng = np.random.default_rng(seed)
     judged = [moment.positions.any(axis=1) for moment in candidate.moments.values()]
-    found = int(np.logical_or.reduce(judged).sum()) if judged else 0
-    gates = [evidence_gate(found, budget.evidence)]
+    judged_workflows = int(np.logical_or.reduce(judged).sum()) if judged else 0
+    gates = [evidence_gate(judged_workflows, budget.evidence)]
     if champion is not None:
         broken = champion.artefact.interface.broken_by(candidate.artefact.interface)
         if missing := sorted(champion.moments.keys() - candidate.moments.keys()):
@@ -181,19 +181,23 @@ def _calibration(
     for moment, mine in candidate.moments.items():
         its = champion.moments.get(moment) if champion is not None else None
         for horizon, total in enumerate(mine.positions.sum(axis=0).tolist()):
-            at = f"{moment}-{horizon + 1}"
+            cell = f"{moment}-{horizon + 1}"
             if not total:
-                yield _unreached(f"calibration-{at}")
+                yield _unreached(f"calibration-{cell}")
                 continue
             ece = mine.ece[horizon]
-            yield calibration_gate(f"calibration-{at}", ece, budget.ece, sampling_ece(total), str(budget.ece))
+            yield calibration_gate(f"calibration-{cell}", ece, budget.ece, sampling_ece(total), str(budget.ece))
             if its is not None and horizon < len(its.ece):
                 positions = mine.positions[:, horizon]
                 gaps = mine.bin_gaps[:, horizon], its.bin_gaps[:, horizon]
                 compared = Compared(ece, its.ece[horizon], _ece_difference_ci(*gaps, positions, seed))
                 against = f"the champion's {compared.its:.4f}, lower is better"
                 yield no_worse(
-                    f"calibration-champion-{at}", compared, against, higher_is_better=False, allowed=budget.ece_loss
+                    f"calibration-champion-{cell}",
+                    compared,
+                    against,
+                    higher_is_better=False,
+                    allowed=budget.ece_loss,
                 )
 
 
@@ -238,7 +242,7 @@ def _nll(
                 yield plain(name, True, f"{finite}; {rival} knows none of these outcomes")
                 continue
             workflow, size = mine.workflow[both], len(candidate.workflows)
-            sums = [np.bincount(workflow, of[both], size) for of in surprises]
+            sums = [np.bincount(workflow, surprise[both], size) for surprise in surprises]
             counts = np.bincount(workflow, minlength=size)
             ci95 = ratio_ci(sums[0] - sums[1], counts, np.random.default_rng(seed))
             compared = Compared(sums[0].sum() / counts.sum(), sums[1].sum() / counts.sum(), ci95)
@@ -374,8 +378,8 @@ def _order_and_loss(
         pinball = Compared(loss.sum() / steps, other.sum() / steps, ends)
         digits = 2 if unit == "tokens" else 4
         against = f"{rival}'s {pinball.its:.{digits}f} {unit} a step, lower is better"
-        found = no_worse(f"{prefix}pinball-{q:g}", pinball, against, higher_is_better=False, digits=digits)
-        yield found if enough_beyond(steps, q) else _not_judged(found, steps, q)
+        verdict = no_worse(f"{prefix}pinball-{q:g}", pinball, against, higher_is_better=False, digits=digits)
+        yield verdict if enough_beyond(steps, q) else _not_judged(verdict, steps, q)
 
 
 def _not_judged(gate: Gate, steps: int, q: float) -> Gate:
@@ -392,8 +396,8 @@ def _coverage(candidate: LengthEvidence, budget: LengthBudget, seed: int) -> Ite
         if q <= 0.5:
             continue  # only upper quantiles serve as bounds
         allowed = min(budget.shortfall, budget.shortfall_share * (1 - q))
-        found = _covered(counts, place, np.ones(len(types), bool), seed)
-        yield _bound(f"coverage-{q:g}", found, q, allowed, "")
+        covered = _covered(counts, place, np.ones(len(types), bool), seed)
+        yield _bound(f"coverage-{q:g}", covered, q, allowed, "")
         judged = {
             kind: _covered(counts, place, types == kind, seed)
             for kind in sorted(set(candidate.type_of))
@@ -463,8 +467,8 @@ def judge_profile(
     A profile of which no workflow type is confident is refused: it would be asked and never answer.
     """
     gates = [evidence_gate(int(candidate.whole.sum()), budget.evidence, "whole workflow")]
-    sure = [name for name, of in candidate.doubts.items() if not of]
-    why = "; ".join(f"{name}: {' and '.join(of)}" for name, of in candidate.doubts.items() if of)
+    sure = [name for name, doubts in candidate.doubts.items() if not doubts]
+    why = "; ".join(f"{name}: {' and '.join(doubts)}" for name, doubts in candidate.doubts.items() if doubts)
     reason = f"{len(sure)} of {counted(len(candidate.doubts), 'workflow type')} with a confident profile"
     gates.append(at_least("confident", len(sure), 1, f"{reason}{f' ({why})' if why else ''}"))
     if candidate.whole.any():
@@ -477,8 +481,8 @@ def judge_profile(
     else:
         gates.append(schema_gate(champion.artefact.interface.broken_by(candidate.artefact.interface)))
         _check_workflows(candidate.workflows, champion.workflows)
-        for name, part, of in (("coverage", "covered", "whole"), ("accuracy", "correct", "positions")):
-            mine, its, total = getattr(candidate, part), getattr(champion, part), getattr(candidate, of)
+        for name, part, whole in (("coverage", "covered", "whole"), ("accuracy", "correct", "positions")):
+            mine, its, total = getattr(candidate, part), getattr(champion, part), getattr(candidate, whole)
             if total.any():
                 ends = ratio_ci(mine - its, total, np.random.default_rng(seed))
                 compared = Compared(mine.sum() / total.sum(), its.sum() / total.sum(), ends)
@@ -552,17 +556,17 @@ def judge_router(
 
 
 def _order_and_picks(prefix: str, beside: RouterComparison) -> Iterator[Gate]:
-    for figure, of, higher in (
+    for figure, compared, higher in (
         ("macro-map", beside.macro_map, True),
         ("picked-accuracy", beside.picked_accuracy, True),
         ("brier", beside.brier, False),
     ):
         name = f"{prefix}{figure}"
-        if math.isnan(of.ci95[higher]):
+        if math.isnan(compared.ci95[higher]):
             yield plain(name, True, "no prompt has the labels to judge this by")
             continue
-        against = f"{of.its:.4f} of {beside.rival}, {'higher' if higher else 'lower'} is better"
-        yield no_worse(name, of, against, higher_is_better=higher)
+        against = f"{compared.its:.4f} of {beside.rival}, {'higher' if higher else 'lower'} is better"
+        yield no_worse(name, compared, against, higher_is_better=higher)
 
 
 @dataclass(frozen=True)

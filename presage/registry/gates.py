@@ -197,10 +197,10 @@ def types_gate(
     The gate fails if the candidate does not know a wanted type. It warns of types that the champion knows and the
     candidate does not, and of types that the candidate knows and no held-out workflow has.
     """
-    known, name = set(candidate), "workflow-types"
-    if missing := sorted((set(champion) if wanted is None else set(wanted)) - known):
+    known_types, name = set(candidate), "workflow-types"
+    if missing := sorted((set(champion) if wanted is None else set(wanted)) - known_types):
         whose = "that the champion knows" if wanted is None else "that --types names"
-        remaining = ",".join(sorted(set(champion) & known)) or "TYPE,…"
+        remaining = ",".join(sorted(set(champion) & known_types)) or "TYPE,…"
         remedy = (
             "train it on traces that have them too (older ones will do), or give them up: with "
             f"--types {remaining} it is judged on these alone, and engines forecast the others by online counts"
@@ -209,13 +209,13 @@ def types_gate(
         )
         return plain(name, False, f"does not know {_types(missing)} {whose}: {remedy}")
     said = []
-    if lost := sorted(set(champion) - known):
+    if lost := sorted(set(champion) - known_types):
         said.append(f"gives up {_types(lost)} that the champion knows: engines will forecast these by online counts")
-    if unjudged := sorted(known - set(judged)):
+    if unjudged := sorted(known_types - set(judged)):
         said.append(f"not judged on {_types(unjudged)} that it knows, for there are no such held-out workflows")
     if wanted is not None:
         said.insert(0, f"judged on {', '.join(sorted(wanted))} alone, as --types asks")
-    reason = "; ".join(said) or f"judged on each of {counted(len(known), 'workflow type')} that it knows"
+    reason = "; ".join(said) or f"judged on each of {counted(len(known_types), 'workflow type')} that it knows"
     return Gate(name, True, None, None, reason, warning=bool(lost or unjudged))
 
 
@@ -301,7 +301,7 @@ def floor_gates(metrics: Mapping[str, Any], target: str) -> list[Gate]:
     if not metrics["baselines"]:
         reason = "it was trained without baselines, so nothing shows that it beats any: train it again with --baselines"
         return [plain("baselines", False, reason)]
-    worst = {one["baseline"]: one for one in sorted(_lost(metrics, target), key=_share)}
+    worst = {comparison["baseline"]: comparison for comparison in sorted(_lost(metrics, target), key=_share)}
     judged = metrics["workflows"] if "workflows" in metrics else metrics["prompts"]
     return [_floor_gate(f"floor-{name}", worst.get(name), judged) for name in sorted(metrics["baselines"])]
 
@@ -319,23 +319,23 @@ def forgetting_gates(metrics: Mapping[str, Any]) -> list[Gate]:
             "measured: train it again with --old-test, or judge it on newer and older traces"
         )
         return warning_gates({"forgotten": reason})
-    found = {}
-    for moment, of in old["forgotten"].items():
+    reasons = {}
+    for moment, gap in old["forgotten"].items():
         mine = old["moments"][moment]["accuracy"]
-        for k, (lost, ends) in enumerate(zip(of["difference"], of["ci95"], strict=True)):
+        for k, (lost, ends) in enumerate(zip(gap["difference"], gap["ci95"], strict=True)):
             if lost is not None and ends[0] > NEGLIGIBLE * (mine[k] + lost):
-                found[f"forgotten-{moment}-{k + 1}"] = (
+                reasons[f"forgotten-{moment}-{k + 1}"] = (
                     f"on {counted(old['workflows'], 'workflow')} of older traces it has {mine[k]:.4f}, and "
                     f"{started['model']}, from which it was trained further, {mine[k] + lost:.4f}: {lost:.4f} less, "
                     f"95 % interval [{ends[0]:.4f}, {ends[1]:.4f}]"
                 )
-    return warning_gates(found)
+    return warning_gates(reasons)
 
 
 def _lost(metrics: Mapping[str, Any], target: str) -> list[dict[str, Any]]:
     """The comparisons with baselines that a version lost in training, under the profile of the target."""
-    of = metrics["profiles"][TARGETS[target]] if "profiles" in metrics else metrics
-    lost: list[dict[str, Any]] = of.get("behind", [])
+    figures = metrics["profiles"][TARGETS[target]] if "profiles" in metrics else metrics
+    lost: list[dict[str, Any]] = figures.get("behind", [])
     return lost
 
 

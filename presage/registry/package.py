@@ -222,25 +222,25 @@ def _flat(metrics: Mapping[str, Any]) -> dict[str, float]:
             if isinstance(values, list) and values and all(map(_is_number, values)):
                 flat |= {f"{moment}_{figure}_{step}": float(value) for step, value in enumerate(values, start=1)}
     for table in TABLES:
-        of = metrics.get(table)
-        if isinstance(of, Mapping):  # of a profile, the coverage is one number
-            flat |= {f"{table}_{key}": float(value) for key, value in of.items() if _is_number(value)}
+        values_by_key = metrics.get(table)
+        if isinstance(values_by_key, Mapping):  # of a profile, the coverage is one number
+            flat |= {f"{table}_{key}": float(value) for key, value in values_by_key.items() if _is_number(value)}
     return flat
 
 
 def headline_of_all(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """The headline figures of "presage", as an engine gets them, and of each baseline, under the same names."""
-    found = {OURS: _flat(as_served(metrics))}
-    for name, of in metrics.get("baselines", {}).items():
-        moments = {key: value for key, value in of.items() if isinstance(value, Mapping) and "accuracy" in value}
-        found[name] = _flat({**of, "moments": moments} if moments else of)
-    return found
+    headlines = {OURS: _flat(as_served(metrics))}
+    for name, baseline in metrics.get("baselines", {}).items():
+        moments = {key: value for key, value in baseline.items() if isinstance(value, Mapping) and "accuracy" in value}
+        headlines[name] = _flat({**baseline, "moments": moments} if moments else baseline)
+    return headlines
 
 
 def _experiment(registry: Registry) -> str:
-    found = registry.client.get_experiment_by_name(EXPERIMENT)
-    if found is not None:
-        return str(found.experiment_id)
+    experiment = registry.client.get_experiment_by_name(EXPERIMENT)
+    if experiment is not None:
+        return str(experiment.experiment_id)
     tags = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's pages for models, not those for LLM traces
     return str(registry.client.create_experiment(EXPERIMENT, artifact_location=registry.artifacts, tags=tags))
 
@@ -397,13 +397,13 @@ def _make_model(registry: Registry, name: str, kind: str) -> None:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "presage": __version__}
+    versions = {"python": platform.python_version(), "presage": __version__}
     for library in _LIBRARIES:
         try:
-            found[library] = metadata.version(library)
+            versions[library] = metadata.version(library)
         except metadata.PackageNotFoundError:
             continue
-    return {f"version.{library}": version for library, version in found.items()}
+    return {f"version.{library}": version for library, version in versions.items()}
 
 
 def _requirements(config: Mapping[str, Any]) -> list[str]:
@@ -424,8 +424,8 @@ def _package(file: Path) -> Path:
     """Write the code that forecasts to a zip file."""
     root = Path(__file__).parents[1]
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for found in (root.glob("*.py"), *((root / name).rglob("*.py") for name in _FORECASTING)):
-            for path in sorted(found):
+        for files in (root.glob("*.py"), *((root / name).rglob("*.py") for name in _FORECASTING)):
+            for path in sorted(files):
                 archive.write(path, path.relative_to(root.parent))
     return file
 

@@ -107,7 +107,7 @@ def promote(
     present = registry.version(name, version)
     previous = registry.aliases(name).get(alias)
     if previous != against:
-        before, now = ("no version" if one is None else f"version {one}" for one in (against, previous))
+        before, now = ("no version" if version is None else f"version {version}" for version in (against, previous))
         raise AliasMovedError(
             f"{name!r} version {version} was judged while {before} was {alias}, and {now} is {alias} now. Nothing was "
             "changed: promote it again, to judge it against that."
@@ -240,9 +240,9 @@ def list_models(registry: Registry) -> list[dict[str, Any]]:
         holders: dict[int, list[str]] = {}
         for alias, version in model.aliases.items():
             holders.setdefault(int(version), []).append(alias)
-        for found in reversed(registry.versions(model.name)):
-            if "presage.kind" in found.tags:
-                listed.append(_describe(found, sorted(holders.get(int(found.version), [])), runs))
+        for listed_version in reversed(registry.versions(model.name)):
+            if "presage.kind" in listed_version.tags:
+                listed.append(_describe(listed_version, sorted(holders.get(int(listed_version.version), [])), runs))
     return listed
 
 
@@ -265,9 +265,9 @@ def vacant_aliases(registry: Registry) -> list[dict[str, Any]]:
         existing = {int(version.version) for version in versions}
         for alias, version in sorted(pointing.items()):
             if version not in existing:
-                former = [one for one in _history(registry, model.name, alias) if one in existing]
-                of = {"name": model.name, "alias": alias, "version": version, "former": former[-1] if former else None}
-                vacant.append(of)
+                former = [earlier for earlier in _history(registry, model.name, alias) if earlier in existing]
+                row = {"name": model.name, "alias": alias, "version": version, "former": former[-1] if former else None}
+                vacant.append(row)
     return vacant
 
 
@@ -281,12 +281,12 @@ def _runs(registry: Registry) -> dict[str, _Run]:
     experiment = registry.client.get_experiment_by_name(EXPERIMENT)
     if experiment is None:
         return {}
-    found = pages(registry.client.search_runs, experiment_ids=[experiment.experiment_id], filter_string=_OF_VERSIONS)
+    runs = pages(registry.client.search_runs, experiment_ids=[experiment.experiment_id], filter_string=_OF_VERSIONS)
     return {
         run.info.run_id: _Run(
             {key: value for key, value in run.data.metrics.items() if not key.startswith(EPOCH)}, dict(run.data.tags)
         )
-        for run in found
+        for run in runs
     }
 
 

@@ -109,7 +109,7 @@ def kept_file(reference: str, file: str, registry: Callable[[], Registry]) -> Pa
     opened, name, version = registered_version(reference, registry)
     run_id = opened.version(name, version).run_id
     with registry_errors(opened.uri, f"reading {file} of {name!r} version {version}"):
-        if not run_id or file not in {found.path for found in opened.client.list_artifacts(run_id)}:
+        if not run_id or file not in {entry.path for entry in opened.client.list_artifacts(run_id)}:
             raise ArtefactError(f"{name!r} version {version}: its run keeps no {file}; train and register it again.")
         local = local_path(opened.client.get_run(run_id).info.artifact_uri)
         if local is not None:
@@ -160,7 +160,7 @@ def alias_holder(registry: Registry, name: str, alias: str) -> int | None:
 def _behind_alias(registry: Registry, name: str, alias: str) -> int:
     aliases = registry.aliases(name)
     if alias not in aliases:
-        there = ", ".join(f"{known} (version {version})" for known, version in sorted(aliases.items())) or "none"
+        there = ", ".join(f"{other} (version {version})" for other, version in sorted(aliases.items())) or "none"
         raise RegistryError(
             f"{name!r} has no alias {alias!r} in {registry.uri}; there are: {there}. "
             f"Set it with `presage promote {name} --version N --to {alias}`, or name a version: models:/{name}/N."
@@ -169,8 +169,8 @@ def _behind_alias(registry: Registry, name: str, alias: str) -> int:
 
 
 def _fetch(registry: Registry, name: str, version: int, cache: Path | None, pause: Callable[[int], None]) -> Path:
-    found = registry.version(name, version)
-    wanted = found.tags.get(DIGEST)
+    entry = registry.version(name, version)
+    wanted = entry.tags.get(DIGEST)
     with registry_errors(registry.uri, f"locating {name!r} version {version}"):
         location = registry.client.get_model_version_download_uri(name, str(version))
     local = local_path(location)
@@ -184,7 +184,7 @@ def _fetch(registry: Registry, name: str, version: int, cache: Path | None, paus
         check_artefact(folder, wanted)
         return folder
     # Version numbers restart in a new database; the source of a version is unique.
-    key = hashlib.sha256(f"{registry.uri} {found.source} {found.creation_timestamp}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{registry.uri} {entry.source} {entry.creation_timestamp}".encode()).hexdigest()[:16]
     cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "presage" / "models"
     folder = cache / f"{name}-{version}-{key}"
     tries = 0
@@ -210,10 +210,10 @@ def artefact_of(version: Path) -> Path:
 
 def check_artefact(folder: Path, wanted: str | None) -> None:
     """Raise ArtefactError unless this is a valid artefact, with the digest of the registered one if that is known."""
-    found = read_artefact(folder).digest
-    if wanted is not None and found != wanted:
+    digest = read_artefact(folder).digest
+    if wanted is not None and digest != wanted:
         raise ArtefactError(
-            f"{folder}: found the artefact {found[:19]}…; expected {wanted[:19]}…, which the version was registered "
+            f"{folder}: found the artefact {digest[:19]}…; expected {wanted[:19]}…, which the version was registered "
             "with. Its files were replaced: put them back, or register the new ones as a version of their own."
         )
 

@@ -82,9 +82,9 @@ def forecast_workflows(predictor: Predictor, table: pd.DataFrame) -> pd.DataFram
 
     answers = []
     for rows in _workflows(table):
-        found = predictor.forecast([step for _, step in rows])
-        values = found.to_dict()
-        answers.append((rows[0][1]["workflow_id"], values["source"], values["evidence"], found.prediction, values))
+        forecast = predictor.forecast([step for _, step in rows])
+        values = forecast.to_dict()
+        answers.append((rows[0][1]["workflow_id"], values["source"], values["evidence"], forecast.prediction, values))
     return pd.DataFrame(answers, columns=["workflow_id", "source", "evidence", "prediction", "forecast"])
 
 
@@ -95,14 +95,14 @@ def predict_steps(predictor: Predictor, table: pd.DataFrame) -> pd.Series:
     """
     import pandas as pd
 
-    found: dict[int, str | float | None] = {}
+    predictions: dict[int, str | float | None] = {}
     for rows in _workflows(table):
         steps = [step for _, step in rows]
         asked = False
         for count, (row, step) in enumerate(rows, start=1):
             asked |= step.get("kind", "llm") == "llm"
-            found[row] = predictor.forecast(steps[:count]).prediction if asked else None
-    return pd.Series([found[row] for row in range(len(table))], index=table.index, name="prediction")
+            predictions[row] = predictor.forecast(steps[:count]).prediction if asked else None
+    return pd.Series([predictions[row] for row in range(len(table))], index=table.index, name="prediction")
 
 
 def _workflows(table: pd.DataFrame) -> list[list[tuple[int, dict[str, Any]]]]:
