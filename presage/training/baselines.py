@@ -97,15 +97,15 @@ def find(name: str) -> NextAgentBaseline:
         check_names((name,), BASELINES)
         return BASELINES[name]
     try:
-        found = importlib.import_module(module).BASELINES[key]
+        baseline = importlib.import_module(module).BASELINES[key]
     except Exception as error:  # importing a user's module may raise any exception
         raise ConfigurationError(
             f"baseline {name!r} cannot be loaded ({error!r}); wanted is module:name, a module on PYTHONPATH whose "
             "mapping BASELINES has that name"
         ) from error
-    if not isinstance(found, NextAgentBaseline):
-        raise ConfigurationError(f"baseline {name!r} is a {type(found).__name__}; wanted a NextAgentBaseline")
-    return found
+    if not isinstance(baseline, NextAgentBaseline):
+        raise ConfigurationError(f"baseline {name!r} is a {type(baseline).__name__}; wanted a NextAgentBaseline")
+    return baseline
 
 
 def choose(text: str) -> tuple[str, ...]:
@@ -163,9 +163,9 @@ def last_words(found: Sequence[Mapping[str, Any]], advice: str) -> list[str]:
     if not found:
         return []
     lines = [f"LOST: {counted(len(found), 'comparison')} with a baseline, beyond the 95 % interval"]
-    for one in sorted(found, key=lambda one: -one["by"])[:_MOST_LINES]:
-        low, high = one["ci95"]
-        lines.append(f"  {one['baseline']} is better {one['at']} by {one['by']:.4g} (95 % {low:.4g} to {high:.4g})")
+    for lost in sorted(found, key=lambda lost: -lost["by"])[:_MOST_LINES]:
+        low, high = lost["ci95"]
+        lines.append(f"  {lost['baseline']} is better {lost['at']} by {lost['by']:.4g} (95 % {low:.4g} to {high:.4g})")
     if len(found) > _MOST_LINES:
         lines.append(f"  and {len(found) - _MOST_LINES} more")
     return [*lines, f"What to try: {advice}"]
@@ -176,7 +176,7 @@ _MOST_LINES = 6
 
 def worst(found: Iterable[Behind]) -> list[dict[str, Any]]:
     """JSON values, largest difference first."""
-    return [json_values(vars(one)) for one in sorted(found, key=lambda one: -one.by)]
+    return [json_values(vars(comparison)) for comparison in sorted(found, key=lambda comparison: -comparison.by)]
 
 
 Shown = TypeVar("Shown")

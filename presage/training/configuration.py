@@ -116,12 +116,12 @@ def _build(
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name not in {field.name for field in dataclasses.fields(cast(Any, kind))}:
-            known = ", ".join(f"{known} ({of})" for known, of in keys(root))
-            raise ConfigurationError(f"{source}: no key {key!r}; the keys are {known}")
+            known_keys = ", ".join(f"{known_key} ({type_name})" for known_key, type_name in keys(root))
+            raise ConfigurationError(f"{source}: no key {key!r}; the keys are {known_keys}")
         hint = hints[name]
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             if not isinstance(value, dict):
-                inside = ", ".join(of for of, _ in keys(hint, f"{key}."))
+                inside = ", ".join(inner_key for inner_key, _ in keys(hint, f"{key}."))
                 raise ConfigurationError(f"{source}: {key} is {value!r}; it is a table, set its keys: {inside}")
             built[name] = _build(hint, value, source, limits, f"{key}.", root)
         else:
@@ -132,13 +132,13 @@ def _build(
 def _scalar(hint: Any, value: Any, key: str, source: str, limits: tuple[float, float]) -> Any:
     try:
         # Strict mode: otherwise "yes" would pass for true and 3.0 for 3. TOML lists become the dataclass's tuples.
-        found = TypeAdapter(hint).validate_python(tuple(value) if isinstance(value, list) else value, strict=True)
+        checked = TypeAdapter(hint).validate_python(tuple(value) if isinstance(value, list) else value, strict=True)
     except ValidationError as error:
         given = f"{value!r} ({type(value).__name__})"
         wanted = "one of" if get_origin(hint) is Literal else "a value of type"
         raise ConfigurationError(f"{source}: {key} is {given}; {wanted} {_name(hint)} is wanted") from error
     least, most = limits
-    if isinstance(found, int | float) and not (least <= found <= most and math.isfinite(found)):
+    if isinstance(checked, int | float) and not (least <= checked <= most and math.isfinite(checked)):
         ends = f"a finite number of at least {least}" if most == math.inf else f"a number from {least} to {most}"
-        raise ConfigurationError(f"{source}: {key} is {found}; {ends} is wanted")
-    return found
+        raise ConfigurationError(f"{source}: {key} is {checked}; {ends} is wanted")
+    return checked

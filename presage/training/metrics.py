@@ -36,7 +36,7 @@ def _json(value: Any) -> Any:
     if is_dataclass(value):
         return json_values(vars(value))
     if isinstance(value, list | tuple):
-        return [_json(of) for of in value]
+        return [_json(element) for element in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -138,8 +138,8 @@ def measure(
     confidence = np.take_along_axis(probabilities, likeliest[..., None], axis=-1)[..., 0]
     right = judged & (likeliest == outcomes)
     correct, positions = (by_workflow(flags, workflow, workflows).astype(np.int64) for flags in (right, judged))
-    known = judged & (outcomes < size)
-    of_outcome = np.take_along_axis(probabilities, np.where(known, outcomes, 0)[..., None], axis=-1)[..., 0]
+    known_outcome = judged & (outcomes < size)
+    of_outcome = np.take_along_axis(probabilities, np.where(known_outcome, outcomes, 0)[..., None], axis=-1)[..., 0]
     surprise = -np.log(np.maximum(of_outcome.astype(np.float64), LEAST_PROBABILITY))
     # Top two: at most one outcome is likelier than the actual one. Ties for the top count the first, as in argmax.
     rest = probabilities.copy()
@@ -151,13 +151,13 @@ def measure(
     np.add.at(gaps, (workflow[rows], ahead, bin_of(confidence[judged])), right[judged] - confidence[judged])
     came, foretold = judged & (outcomes == size - 1), judged & (likeliest == size - 1)
     total = positions.sum(axis=0)
-    in_vocabulary = known.sum(axis=0)
+    in_vocabulary = known_outcome.sum(axis=0)
     return Figures(
         accuracy=_shares(correct.sum(axis=0), total),
         accuracy_by_workflow=tuple(_mean_share(correct[:, k], positions[:, k]) for k in range(horizon)),
         ci95=tuple(ratio_ci(correct[:, k], positions[:, k], rng, resamples) for k in range(horizon)),
         top2=_shares(among_two.sum(axis=0), total),
-        nll=_shares((surprise * known).sum(axis=0), in_vocabulary),
+        nll=_shares((surprise * known_outcome).sum(axis=0), in_vocabulary),
         ece=tuple(calibration_error(rows) for rows in bins),
         unseen=_shares(total - in_vocabulary, total),
         reliability=bins,
@@ -166,7 +166,7 @@ def measure(
         correct=correct,
         positions=positions,
         workflow=workflow,
-        surprise=np.where(known, surprise, np.nan),
+        surprise=np.where(known_outcome, surprise, np.nan),
         bin_gaps=gaps,
     )
 
@@ -207,4 +207,7 @@ def differences(
     gain = np.divide(above.sum(axis=0), total, out=np.full(len(total), np.nan), where=total > 0).tolist()
     horizon = gains[0].shape[1]
     slices = [slice(i * horizon, (i + 1) * horizon) for i in range(len(pairs))]
-    return {name: Difference(tuple(gain[of]), tuple(ends[of])) for name, of in zip(pairs, slices, strict=True)}
+    return {
+        name: Difference(tuple(gain[columns]), tuple(ends[columns]))
+        for name, columns in zip(pairs, slices, strict=True)
+    }

@@ -149,12 +149,12 @@ class Family(Generic[Of, Figures]):
         Raises ConfigurationError for an unknown baseline, and TraceError if no step has a known label.
         """
         predictor, learning, report = fitted.predictor, fitted.learning, progress or (lambda _, __: None)
-        known = self.names(predictor.target)
-        baselines = tuple(known) if baselines is None else baselines
-        check_names(baselines, known)
+        names = self.names(predictor.target)
+        baselines = tuple(names) if baselines is None else baselines
+        check_names(baselines, names)
         filled = fitted.counts.fill(parts.test)
         held = predictor.rows(filled.table)
-        predicts = fit_baselines(baselines, lambda of: self.baseline(predictor, of, learning), report)
+        predicts = fit_baselines(baselines, lambda baseline: self.baseline(predictor, baseline, learning), report)
         report("judging on the test set", None)
         profiles = rows_under_profiles(held, predictor.encoder.observed)
         evaluation = self.judge(predictor, held, filled, baselines=predicts, seed=predictor.seed, profiles=profiles)
@@ -171,7 +171,9 @@ class Family(Generic[Of, Figures]):
                 **named_digests(digests),
             },
             **fitted.further,
-            "estimators": {of: by_quantile(predictor.quantiles, losses) for of, losses in predictor.losses.items()},
+            "estimators": {
+                estimator: by_quantile(predictor.quantiles, losses) for estimator, losses in predictor.losses.items()
+            },
             "traces": describe(parts.train),
             "config": {
                 **asdict(predictor.config),

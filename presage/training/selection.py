@@ -67,9 +67,9 @@ def simplest(
     """
     index = np.unique(task, return_inverse=True)[1]
     tasks = int(index.max(initial=-1)) + 1
-    sums = {name: np.bincount(index, of[0], tasks) for name, of in losses.items()}
+    sums = {name: np.bincount(index, loss[0], tasks) for name, loss in losses.items()}
     labels = np.bincount(index, next(iter(losses.values()))[1], tasks)
-    mean = {name: float(of.sum() / max(labels.sum(), 1.0)) for name, of in sums.items()}
+    mean = {name: float(total.sum() / max(labels.sum(), 1.0)) for name, total in sums.items()}
     best = min(mean, key=lambda name: mean[name])
     table: dict[str, tuple[float, float]] = {}
     for name in sums:

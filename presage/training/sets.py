@@ -148,9 +148,9 @@ def under_profiles(
 
     `observed` keeps the inputs of some sources of the `whole` data; `alike` compares the inputs of two.
     """
-    seen, found = [whole], {}
+    seen, by_profile = [whole], {}
     for name, sources in PROFILES.items():
         shown = observed(sources)
-        found[name] = next((of for of in seen if alike(of, shown)), shown)
-        seen.append(found[name])
-    return found
+        by_profile[name] = next((earlier for earlier in seen if alike(earlier, shown)), shown)
+        seen.append(by_profile[name])
+    return by_profile

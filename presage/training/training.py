@@ -39,11 +39,11 @@ Fitted = TypeVar("Fitted")
 
 def fit_baselines(names: Sequence[str], fit: Callable[[str], Fitted], progress: Progress) -> dict[str, Fitted]:
     """Fit each baseline by its name."""
-    found = {}
+    fitted = {}
     for index, name in enumerate(names):
         progress(f"baseline {name}", index / len(names))
-        found[name] = fit(name)
-    return found
+        fitted[name] = fit(name)
+    return fitted
 
 
 _WARM_UP = 50

@@ -91,14 +91,14 @@ def evaluate(
     `estimated`, bool [n], marks the rows whose label contains an estimate; None if no row's does. The seed is also that
     of the queue's arrivals. Raises TraceError without a known length.
     """
-    known = rows.labelled
-    cut = int((rows.lower_bound & ~known).sum())
-    if not known.any():
+    labelled = rows.labelled
+    cut = int((rows.lower_bound & ~labelled).sum())
+    if not labelled.any():
         raise TraceError(
             f"of {len(rows)} steps none has a known length ({cut} are of workflows that were cut): nothing can be "
             "judged; give traces with output_tokens and at least one complete workflow"
         )
-    found, forecast = evaluate_quantiles(
+    evaluation, forecast = evaluate_quantiles(
         predict,
         rows,
         quantiles,
@@ -110,14 +110,14 @@ def evaluate(
         resamples=resamples,
     )
     median = forecast[:, median_column(quantiles)]
-    marked = known & (np.zeros(len(rows), bool) if estimated is None else estimated)
+    marked = labelled & (np.zeros(len(rows), bool) if estimated is None else estimated)
     return LengthEvaluation(
-        **vars(found),
+        **vars(evaluation),
         queue=_queue(rows, median, seed),
-        bins=bins(median[known], rows.label[known]),
+        bins=bins(median[labelled], rows.label[labelled]),
         target=rows.target,
         cut=cut,
-        unknown=int((~known).sum()) - cut,
+        unknown=int((~labelled).sum()) - cut,
         estimated=int(marked.sum()),
         recorded=_recorded(rows, forecast, marked, quantiles, seed, resamples) if marked.any() else None,
     )

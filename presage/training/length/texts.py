@@ -98,19 +98,19 @@ class LengthTexts:
         """
         mine = np.tile(np.ones(len(self.rows), bool) if learning is None else learning, 2)
         part = self.corpus.take(mine)
-        sketch, known = Sketch.fit(part, self.fold[mine], relevant=relevant, size=size, seed=seed)
-        found = np.empty((len(mine), sketch.size), np.float32)
-        found[mine] = sketch.out_of_fold(part, self.fold[mine], known) if relevant else sketch.rows(part)
-        found[~mine] = sketch.rows(self.corpus.take(~mine))
-        numbers = np.concatenate([self.rows.numbers, *np.split(found, 2)], axis=1)
+        sketch, known_terms = Sketch.fit(part, self.fold[mine], relevant=relevant, size=size, seed=seed)
+        vectors = np.empty((len(mine), sketch.size), np.float32)
+        vectors[mine] = sketch.out_of_fold(part, self.fold[mine], known_terms) if relevant else sketch.rows(part)
+        vectors[~mine] = sketch.rows(self.corpus.take(~mine))
+        numbers = np.concatenate([self.rows.numbers, *np.split(vectors, 2)], axis=1)
         return replace(encoder, sketch=sketch), replace(self.rows, numbers=numbers)
 
 
 def _ranks(rows: LabelledRows, group: NDArray[np.int32]) -> NDArray[np.float32]:
     """Rank of a row's remaining tokens in its group, 0..1, and whether it is in the largest tenth; float32 [n, 2]."""
     ranks = np.full((len(rows), 2), np.nan, np.float32)
-    for one in np.unique(group):
-        inside = np.flatnonzero((group == one) & rows.labelled)
+    for number in np.unique(group):
+        inside = np.flatnonzero((group == number) & rows.labelled)
         if len(inside):
             rank = (rankdata(rows.label[inside]) - 0.5) / len(inside)
             ranks[inside] = np.stack([rank, rank > _LARGEST], axis=1)

@@ -131,8 +131,8 @@ def _by_prompts(old: NextAgentPredictor, table: pa.Table) -> dict[str, str]:
     """The old agent as which most steps of a new one are recognised, by the new name."""
     sent = table["agent"].to_pylist()
     known_as = recognised(table, old.agent_names, old.vocabulary)["agent"].to_pylist()
-    steps, found = Counter(sent), Counter((a, b) for a, b in zip(sent, known_as, strict=True) if a != b)
-    return {name: known for (name, known), count in found.items() if 2 * count > steps[name]}
+    steps, recognitions = Counter(sent), Counter((a, b) for a, b in zip(sent, known_as, strict=True) if a != b)
+    return {name: old_name for (name, old_name), count in recognitions.items() if 2 * count > steps[name]}
 
 
 def _information(counts: NDArray[np.integer]) -> NDArray[np.float64]:

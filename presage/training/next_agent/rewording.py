@@ -30,8 +30,8 @@ def rewording(prompts: Iterable[str], salt: int) -> Callable[[str], str]:
         lines = []
         for line in prompt.split("\n"):
             sentences = line.split(". ")
-            kept = [of for of in sentences if drawn(of) >= _SHARE] or [max(sentences, key=drawn)]
-            lines.append(". ".join(" ".join(map(replaced, of.split(" "))) for of in kept))
+            kept = [sentence for sentence in sentences if drawn(sentence) >= _SHARE] or [max(sentences, key=drawn)]
+            lines.append(". ".join(" ".join(map(replaced, sentence.split(" "))) for sentence in kept))
         return "\n".join(sorted(lines, key=drawn))
 
     return reword

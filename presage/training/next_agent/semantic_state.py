@@ -145,13 +145,13 @@ def choose_states(
             continue
         inner, validation = (prefixes.take(part) for part in traces.parts)
         with threadpool_limits(limits=1):
-            of = project(inner, validation, config, seed)
-            trees = grow(of, config, seed, grown=grown) if len(names) > 1 else None
-        tried[name] = source, prefixes, of, trees
+            projected = project(inner, validation, config, seed)
+            trees = grow(projected, config, seed, grown=grown) if len(names) > 1 else None
+        tried[name] = source, prefixes, projected, trees
         if trees is not None:
             grown = {kept: trees[kept] for kept in TREES if not kept.startswith("states")}
             task = validation.task[validation.workflow]
-            losses[name] = _losses(of, trees)
+            losses[name] = _losses(projected, trees)
     if not tried:
         raise InputError(next(iter(refused.values())))
     chosen, table = simplest(losses, task) if len(tried) > 1 else (next(iter(tried)), {})

@@ -318,13 +318,13 @@ def fit_predictor(
 def _on_old_traces(predictor: NextAgentPredictor, table: pa.Table, predicts: Mapping[str, Predict]) -> dict[str, Any]:
     """Figures on old test traces, and what was forgotten: by how much the old model is more accurate."""
     held = prefixes_of(table, predictor.vocabulary, predictor.horizon).with_states(predictor.source.states(table))
-    found = evaluate(_predict(predictor), held, np.random.default_rng(predictor.seed), baselines=predicts)
+    evaluation = evaluate(_predict(predictor), held, np.random.default_rng(predictor.seed), baselines=predicts)
     kept = ("workflows", "steps", "moments", "baselines", "differences")
     forgotten: dict[str, Any] = {
-        moment: {"difference": [-x for x in of.difference], "ci95": [(-high, -low) for low, high in of.ci95]}
-        for moment, of in found.differences[OLD].items()
+        moment: {"difference": [-x for x in gap.difference], "ci95": [(-high, -low) for low, high in gap.ci95]}
+        for moment, gap in evaluation.differences[OLD].items()
     }
-    return {**{key: found.to_dict()[key] for key in kept}, "forgotten": json_values(forgotten)}
+    return {**{key: evaluation.to_dict()[key] for key in kept}, "forgotten": json_values(forgotten)}
 
 
 def _predict(predictor: NextAgentPredictor) -> Predict:
@@ -342,8 +342,8 @@ def _predict(predictor: NextAgentPredictor) -> Predict:
 def _profiles(predictor: NextAgentPredictor, prefixes: Prefixes) -> dict[str, Prefixes]:
     def alike(one: Prefixes, other: Prefixes) -> bool:
         inputs = [
-            (bool(np.isfinite(of.sizes).any()), bool(np.isfinite(of.called).any()), bool(of.states))
-            for of in (one, other)
+            (bool(np.isfinite(side.sizes).any()), bool(np.isfinite(side.called).any()), bool(side.states))
+            for side in (one, other)
         ]
         return inputs[0] == inputs[1]
 

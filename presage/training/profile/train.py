@@ -129,8 +129,8 @@ def _latency_us(predictor: ProfilePredictor, sequences: Mapping[str, TypeSequenc
     profile, workflows = predictor.profiles[name], sequences[name].workflows
     rng = np.random.default_rng(predictor.seed)
     places = []
-    for at in rng.integers(len(workflows), size=_ROUNDS):
-        steps, place = workflows[at], ProfilePlace()
+    for number in rng.integers(len(workflows), size=_ROUNDS):
+        steps, place = workflows[number], ProfilePlace()
         last = int(rng.integers(len(steps.agents)))
         for index in range(last):
             place = profile.automaton.step(place, steps.agents[index], index, steps.parents[index], profile.alphabet)

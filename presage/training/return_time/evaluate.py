@@ -82,15 +82,15 @@ def evaluate(
 
     Raises TraceError if no step has a known return time.
     """
-    known, ended = rows.labelled, np.isinf(rows.label)
-    left_out = {"the workflow ended": int(ended.sum()), "cut": int((rows.lower_bound & ~known).sum())}
-    left_out["a time is missing"] = int((~known).sum()) - sum(left_out.values())
-    if not known.any():
+    labelled, ended = rows.labelled, np.isinf(rows.label)
+    left_out = {"the workflow ended": int(ended.sum()), "cut": int((rows.lower_bound & ~labelled).sum())}
+    left_out["a time is missing"] = int((~labelled).sum()) - sum(left_out.values())
+    if not labelled.any():
         raise TraceError(
             f"of {len(rows)} steps none has a known return time: nothing can be judged; give traces with started_at "
             "and ended_at, and workflows of two steps or more"
         )
-    found, forecast = evaluate_quantiles(
+    evaluation, forecast = evaluate_quantiles(
         predict,
         rows,
         quantiles,
@@ -101,11 +101,11 @@ def evaluate(
         profiles=profiles,
         resamples=resamples,
     )
-    median = forecast[known, median_column(quantiles)]
+    median = forecast[labelled, median_column(quantiles)]
     return ReturnEvaluation(
-        **vars(found),
+        **vars(evaluation),
         end=_end(predict_end(rows), rows),
-        bins=bins(median / np.float32(1e3), rows.label[known] / np.float32(1e3)),
+        bins=bins(median / np.float32(1e3), rows.label[labelled] / np.float32(1e3)),
         left_out=left_out,
     )
 
@@ -116,8 +116,8 @@ def _log_seconds(milliseconds: NDArray[np.float32]) -> NDArray[np.float64]:
 
 def _end(predicted: NDArray[np.float64], rows: LabelledRows) -> EndFigures | None:
     """None if no workflow ended."""
-    known = ~np.isnan(rows.label)
-    ended = np.isinf(rows.label[known])
+    labelled = ~np.isnan(rows.label)
+    ended = np.isinf(rows.label[labelled])
     if not ended.any():
         return None
 
@@ -125,5 +125,5 @@ def _end(predicted: NDArray[np.float64], rows: LabelledRows) -> EndFigures | Non
         p = np.clip(p, 1e-6, 1.0 - 1e-6)
         return float(np.square(p - ended).mean()), float(-np.log(np.where(ended, p, 1.0 - p)).mean())
 
-    ours, usual = losses(predicted[known]), losses(np.full(len(ended), ended.mean()))
+    ours, usual = losses(predicted[labelled]), losses(np.full(len(ended), ended.mean()))
     return EndFigures(len(ended), int(ended.sum()), *ours, *usual)

@@ -65,20 +65,20 @@ class TfidfLogistic(_Likeliest):
         rows = self._vectorizer.fit_transform(prompts)
         self._heads: list[Any] = []
         for labels in correct.T:
-            known = ~np.isnan(labels)
-            solved = labels[known] >= 0.5
+            labelled = ~np.isnan(labels)
+            solved = labels[labelled] >= 0.5
             both = solved.any() and not solved.all()
-            self._heads.append(LogisticRegression(max_iter=1000).fit(rows[known], solved) if both else None)
+            self._heads.append(LogisticRegression(max_iter=1000).fit(rows[labelled], solved) if both else None)
         return self
 
     def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
         """As fitted."""
         rows = self._vectorizer.transform(prompts)
-        found = np.tile(self._base.astype(np.float32), (len(prompts), 1))
+        probabilities = np.tile(self._base.astype(np.float32), (len(prompts), 1))
         for m, head in enumerate(self._heads):
             if head is not None:
-                found[:, m] = head.predict_proba(rows)[:, 1]
-        return found
+                probabilities[:, m] = head.predict_proba(rows)[:, 1]
+        return probabilities
 
 
 class Nearest(_Likeliest):
@@ -98,15 +98,15 @@ class Nearest(_Likeliest):
 
     def probabilities(self, prompts: Sequence[str]) -> NDArray[np.float32]:
         """Cosine similarity; neighbours without a label for a model are ignored for it."""
-        rows, found = self._terms.transform(prompts), np.empty((len(prompts), len(self._base)), np.float32)
+        rows, probabilities = self._terms.transform(prompts), np.empty((len(prompts), len(self._base)), np.float32)
         count = min(self.neighbours, len(self._correct))
         for start in range(0, len(prompts), self.chunk):
             alike = (rows[start : start + self.chunk] @ self._rows.T).toarray()
             labels = self._correct[np.argpartition(-alike, count - 1, axis=1)[:, :count]]  # [rows, count, M]
-            known = ~np.isnan(labels)
-            total = np.where(known, labels, 0.0).sum(axis=1) + self.prior_labels * self._base
-            found[start : start + self.chunk] = total / (known.sum(axis=1) + self.prior_labels)
-        return found
+            labelled = ~np.isnan(labels)
+            total = np.where(labelled, labels, 0.0).sum(axis=1) + self.prior_labels * self._base
+            probabilities[start : start + self.chunk] = total / (labelled.sum(axis=1) + self.prior_labels)
+        return probabilities
 
 
 BASELINES: Final[Mapping[str, type[BaseRate | TfidfLogistic | Nearest]]] = MappingProxyType(

@@ -59,7 +59,7 @@ class CostQuality:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        singles = {name: {"cost": cost, "accuracy": of} for name, (cost, of) in self.singles.items()}
+        singles = {name: {"cost": cost, "accuracy": accuracy} for name, (cost, accuracy) in self.singles.items()}
         at_slack = {f"{slack:g}": point for slack, point in self.at_slack.items()}
         return json_values({**vars(self), "singles": singles, "at_slack": at_slack})
 
@@ -96,20 +96,24 @@ def priced(outcomes: Outcomes) -> Priced | None:
 
 def cost_quality(probabilities: NDArray[np.floating], outcomes: Outcomes) -> CostQuality | None:
     """The curve of probabilities [n, M]; None if a model has no cost or no prompt has a label of every model."""
-    known = priced(outcomes)
-    if known is None:
+    priced_prompts = priced(outcomes)
+    if priced_prompts is None:
         return None
-    paid, labels, predicted = known.paid, known.labels, probabilities[known.whole].astype(np.float64)
+    paid, labels, predicted = (
+        priced_prompts.paid,
+        priced_prompts.labels,
+        probabilities[priced_prompts.whole].astype(np.float64),
+    )
     points = []
     for weight in TRADE_OFFS:
-        taken = known.taken(predicted, weight)
-        spent, solved = (float(np.take_along_axis(of, taken, axis=1).mean()) for of in (paid, labels))
+        taken = priced_prompts.taken(predicted, weight)
+        spent, solved = (float(np.take_along_axis(values, taken, axis=1).mean()) for values in (paid, labels))
         points.append(TradeOffPoint(weight, spent, solved))
     singles = {name: (float(paid[:, m].mean()), float(labels[:, m].mean())) for m, name in enumerate(outcomes.models)}
     costs = np.array([spent for spent, _ in singles.values()])
-    best = max(of for _, of in singles.values())
+    best = max(accuracy for _, accuracy in singles.values())
     return CostQuality(
-        unit=known.unit,
+        unit=priced_prompts.unit,
         points=tuple(points),
         singles=singles,
         area=area_under([(p.cost, p.accuracy) for p in points], float(costs.min()), float(costs.max())),
@@ -130,9 +134,9 @@ def area_under(points: Sequence[tuple[float, float]], low: float, high: float) -
     costs, best = (np.array(column) for column in zip(*ordered, strict=True))
     best = np.maximum.accumulate(best)
     edges = np.concatenate([[low], costs[(costs > low) & (costs < high)], [high]])
-    at = np.maximum(np.searchsorted(costs, edges[:-1], side="right") - 1, 0)
+    best_until = np.maximum(np.searchsorted(costs, edges[:-1], side="right") - 1, 0)
     widths = np.diff(edges)
-    return float((best[at] * widths).sum() / widths.sum()) if high > low else float(best[at[0]])
+    return float((best[best_until] * widths).sum() / widths.sum()) if high > low else float(best[best_until[0]])
 
 
 def _hull_area(singles: Sequence[tuple[float, float]]) -> float:
@@ -147,11 +151,11 @@ def _hull_area(singles: Sequence[tuple[float, float]]) -> float:
             hull.pop()
         hull.append(point)
     high = max(cost for cost, _ in singles)
-    costs, of = (np.array(column) for column in zip(*hull, strict=True))
+    costs, accuracies = (np.array(column) for column in zip(*hull, strict=True))
     if high <= costs[0]:
-        return float(of[-1])
-    costs, of = np.append(costs, high), np.append(of, of[-1])
-    return float(np.trapezoid(of, costs) / (high - costs[0]))
+        return float(accuracies[-1])
+    costs, accuracies = np.append(costs, high), np.append(accuracies, accuracies[-1])
+    return float(np.trapezoid(accuracies, costs) / (high - costs[0]))
 
 
 def _turns_up(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
@@ -166,11 +170,12 @@ def _known(cost: NDArray[np.float32]) -> bool:
 
 def accuracy_cis(probabilities: NDArray[np.floating], outcomes: Outcomes, seed: int) -> tuple[Interval, ...]:
     """Interval of the accuracy at each point of `cost_quality(probabilities, outcomes)`; empty without costs."""
-    known = priced(outcomes)
-    if known is None:
+    priced_prompts = priced(outcomes)
+    if priced_prompts is None:
         return ()
-    predicted = probabilities[known.whole].astype(np.float64)
+    predicted = probabilities[priced_prompts.whole].astype(np.float64)
     hits = np.concatenate(
-        [np.take_along_axis(known.labels, known.taken(predicted, w), axis=1) for w in TRADE_OFFS], axis=1
+        [np.take_along_axis(priced_prompts.labels, priced_prompts.taken(predicted, w), axis=1) for w in TRADE_OFFS],
+        axis=1,
     )
     return tuple(ratio_cis(hits, np.ones_like(hits), np.random.default_rng(seed)))

@@ -64,14 +64,16 @@ class RouterEvaluation:
             *("macro_map", "brier", "picked_accuracy", "best_single", "best_single_model", "random", "oracle"),
             "prompts",
         )
-        by_task = {name: of.to_dict() for name, of in self.by_task.items()}
+        by_task = {name: figures.to_dict() for name, figures in self.by_task.items()}
         return json_values(
             {
                 "kind": "router",
                 "model": None,
                 "version": None,
                 **self.figures.to_dict(),
-                "by_task": {name: {figure: of[figure] for figure in headline} for name, of in by_task.items()},
+                "by_task": {
+                    name: {figure: figures[figure] for figure in headline} for name, figures in by_task.items()
+                },
                 "cost_quality": self.curve,
                 "behind": worst(lost(self.baselines, self.differences)),
                 "baselines": self.baselines,
@@ -109,7 +111,7 @@ def evaluate(
         figures=figures,
         by_task=_by_task(predicted, picks, outcomes, seed),
         baselines=others,
-        differences={name: differences(figures, of, seed, resamples) for name, of in others.items()},
+        differences={name: differences(figures, other, seed, resamples) for name, other in others.items()},
         curve=cost_quality(predicted, outcomes),
     )
 
@@ -142,7 +144,7 @@ def differences(
 
 def lost(baselines: Mapping[str, RouterFigures], against: Mapping[str, Mapping[str, Estimate]]) -> list[Behind]:
     """Comparisons that a baseline won significantly; `against` as in `RouterEvaluation.differences`."""
-    found = []
+    lost_to = []
     for name, its in baselines.items():
         own = {
             "macro_map": its.ranking.macro_map,
@@ -151,20 +153,20 @@ def lost(baselines: Mapping[str, RouterFigures], against: Mapping[str, Mapping[s
         }
         for figure, (gain, (low, high)) in against[name].items():
             by, ci95 = (gain, (low, high)) if figure in _LOWER_IS_BETTER else (-gain, (-high, -low))
-            found += behind(name, f"in {_CALLED[figure]}", by, ci95, own[figure])
-    return found
+            lost_to += behind(name, f"in {_CALLED[figure]}", by, ci95, own[figure])
+    return lost_to
 
 
 def _by_task(
     predicted: NDArray[np.float32], picks: NDArray[np.int64], outcomes: Outcomes, seed: int
 ) -> dict[str, RouterFigures]:
     names = np.array([task or "" for task in outcomes.task])
-    found = {}
+    judged = {}
     for name in sorted(set(names.tolist()) - {""}):
         rows = np.flatnonzero(names == name)
         if len(rows) >= MIN_TASK_PROMPTS:
-            found[name] = judge(predicted[rows], picks[rows], outcomes.take(rows), seed, resamples=0)
-    return found
+            judged[name] = judge(predicted[rows], picks[rows], outcomes.take(rows), seed, resamples=0)
+    return judged
 
 
 def held_out(outcomes: Outcomes, *routers: RouterPredictor) -> tuple[Outcomes, int]:
@@ -198,5 +200,5 @@ def compare_routers(
         columns = np.array([router.models.index(name) for name in shared])
         predicted = router.probabilities(judged.prompts)[:, columns]
         figures.append(judge(predicted, pick(predicted, router.base[columns], router.trust), judged, seed))
-    one, other = figures
-    return one, other, differences(one, other, seed)
+    own, other = figures
+    return own, other, differences(own, other, seed)

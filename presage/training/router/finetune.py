@@ -164,10 +164,10 @@ def finetune(
         with quiet():
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
     except (RuntimeError, MemoryError, OSError, SafetensorError) as error:
-        known = _known_failure(error, scorer, config, checkpoints)
-        if known is None:
+        explained = _known_failure(error, scorer, config, checkpoints)
+        if explained is None:
             raise
-        raise known from error
+        raise explained from error
     if config.gradient_checkpointing:
         checkpoint_activations(scorer.network, False)
     scorer.network.to("cpu").eval()
@@ -233,8 +233,8 @@ def _fingerprint(
 
 def _last_checkpoint(folder: Path, print_of_training: str, resume: bool) -> Path | None:
     """The last complete checkpoint of this training; refuses checkpoints of another training."""
-    found = sorted(folder.glob(f"{_CHECKPOINT}*"), key=lambda path: int(path.name.removeprefix(_CHECKPOINT)))
-    if not found:
+    checkpoints = sorted(folder.glob(f"{_CHECKPOINT}*"), key=lambda path: int(path.name.removeprefix(_CHECKPOINT)))
+    if not checkpoints:
         return None
     if not resume:
         raise ConfigurationError(
@@ -246,7 +246,7 @@ def _last_checkpoint(folder: Path, print_of_training: str, resume: bool) -> Path
             f"{folder}: holds checkpoints of a training on other outcomes, another encoder or other settings; give "
             "what it was started with, or delete the folder to start anew"
         )
-    return next((path for path in reversed(found) if _read(path / _LAST_WRITTEN) is not None), None)
+    return next((path for path in reversed(checkpoints) if _read(path / _LAST_WRITTEN) is not None), None)
 
 
 def _read(file: Path) -> Any:
@@ -403,9 +403,9 @@ class _AfterSteps(TrainerCallback):
 
 def known_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Binary cross-entropy of logits and labels [n, M], mean over known labels ("Chimera", §3.3); 0 without any."""
-    known = ~labels.isnan()
+    labelled = ~labels.isnan()
     each = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.nan_to_num(0.0), reduction="none")
-    return (each * known).sum() / known.sum().clamp(min=1)
+    return (each * labelled).sum() / labelled.sum().clamp(min=1)
 
 
 def judge(prediction: EvalPrediction) -> dict[str, float]:

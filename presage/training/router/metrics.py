@@ -75,7 +75,7 @@ class RankingFigures:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, without the arrays."""
-        return json_values({name: of for name, of in vars(self).items() if not isinstance(of, np.ndarray)})
+        return json_values({name: figure for name, figure in vars(self).items() if not isinstance(figure, np.ndarray)})
 
 
 def measure(
@@ -103,24 +103,26 @@ def measure(
     predicted, truth = probabilities.astype(np.float64), correct.astype(np.float64)
     if not ((predicted >= 0) & (predicted <= 1)).all():
         raise ValueError("a probability is not between 0 and 1")
-    known = ~np.isnan(truth)
-    error = np.where(known, (predicted - truth) ** 2, 0.0)
-    squared, counted = error.sum(axis=1), known.sum(axis=1).astype(np.float64)
-    bins = reliability(predicted[known], truth[known])
-    of = {name: _of_model(predicted[known[:, m], m], truth[known[:, m], m]) for m, name in enumerate(models)}
+    labelled = ~np.isnan(truth)
+    error = np.where(labelled, (predicted - truth) ** 2, 0.0)
+    squared, counted = error.sum(axis=1), labelled.sum(axis=1).astype(np.float64)
+    bins = reliability(predicted[labelled], truth[labelled])
+    by_model = {
+        name: _of_model(predicted[labelled[:, m], m], truth[labelled[:, m], m]) for m, name in enumerate(models)
+    }
     draws = macro_draws(predicted, truth, seed, resamples) if resamples else np.zeros(0)
     interval = (math.nan, math.nan)
     return RankingFigures(
-        macro_map=_mean([model.average_precision for model in of.values()]),
+        macro_map=_mean([model.average_precision for model in by_model.values()]),
         macro_map_ci95=percentiles(draws),
-        macro_auroc=_mean([model.auroc for model in of.values()]),
-        brier=float(squared.sum() / counted.sum()) if known.any() else math.nan,
+        macro_auroc=_mean([model.auroc for model in by_model.values()]),
+        brier=float(squared.sum() / counted.sum()) if labelled.any() else math.nan,
         brier_ci95=ratio_ci(squared, counted, np.random.default_rng(seed), resamples) if resamples else interval,
         ece=calibration_error(bins) if bins else math.nan,
         reliability=bins,
-        by_model=of,
+        by_model=by_model,
         prompts=int((counted > 0).sum()),
-        labels=int(known.sum()),
+        labels=int(labelled.sum()),
         map_draws=draws,
         squared=squared,
         counted=counted,
@@ -129,14 +131,16 @@ def measure(
 
 def macro_draws(predicted: Floats, truth: Floats, seed: int, resamples: int) -> Floats:
     """Macro mean average precision of resamples of the prompts, float64 [resamples]."""
-    known = [np.flatnonzero(~np.isnan(column)) for column in truth.T]
-    found = []
+    labelled = [np.flatnonzero(~np.isnan(column)) for column in truth.T]
+    draws = []
     for weights in resample_weights(len(truth), np.random.default_rng(seed), resamples):
-        of_models = [_ranked(predicted[rows, m], truth[rows, m], weights[:, rows])[0] for m, rows in enumerate(known)]
+        of_models = [
+            _ranked(predicted[rows, m], truth[rows, m], weights[:, rows])[0] for m, rows in enumerate(labelled)
+        ]
         stacked = np.stack(of_models)
         total, count = np.nansum(stacked, axis=0), (~np.isnan(stacked)).sum(axis=0)
-        found.append(np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0))
-    return np.concatenate(found)
+        draws.append(np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0))
+    return np.concatenate(draws)
 
 
 def _ranked(scores: Floats, truth: Floats, weights: NDArray[Any]) -> tuple[Floats, Floats]:
@@ -193,8 +197,8 @@ def _of_model(predicted: Floats, truth: Floats) -> ModelFigures:
 
 
 def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return float(np.mean(known)) if known else math.nan
+    numbers = [value for value in values if not math.isnan(value)]
+    return float(np.mean(numbers)) if numbers else math.nan
 
 
 @dataclass(frozen=True)
@@ -225,7 +229,7 @@ class PickFigures:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, without the array."""
-        return json_values({name: of for name, of in vars(self).items() if name != "hits"})
+        return json_values({name: figure for name, figure in vars(self).items() if name != "hits"})
 
 
 def judged_prompts(correct: NDArray[np.floating]) -> NDArray[np.bool_]:

@@ -236,5 +236,5 @@ def _of_models(outcomes: Outcomes) -> dict[str, dict[str, float | int | None]]:
 
 
 def _mean(values: np.ndarray) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(known.mean(dtype=np.float64)) if len(known) else None
+    numbers = values[~np.isnan(values)]
+    return float(numbers.mean(dtype=np.float64)) if len(numbers) else None
