@@ -423,8 +423,8 @@ class NextAgent(Estimator):
             raise ConfigurationError(f"moment is {moment!r}; expected one of {', '.join(MOMENTS)}")
         table, index = _served(traces)
         prefixes = prefixes_of(table, predictor.vocabulary, predictor.horizon)
-        found = predictor.predict(prefixes.with_states(predictor.source.states(table)), moment)
-        return pd.DataFrame(found[:, steps_ahead - 1], index=index, columns=list(self.classes_))
+        probabilities = predictor.predict(prefixes.with_states(predictor.source.states(table)), moment)
+        return pd.DataFrame(probabilities[:, steps_ahead - 1], index=index, columns=list(self.classes_))
 
     def predict(self, traces: TraceLike, *, steps_ahead: int = 1, moment: Moment = COMPLETION) -> pd.Series:
         """The most likely of `classes_` at every LLM step; arguments as in `predict_proba`."""
@@ -679,7 +679,7 @@ class Router(Estimator):
 
 
 _ESTIMATORS: dict[str, type[Estimator]] = {
-    of.kind: of for of in (NextAgent, RemainingLength, ContextGrowth, ReturnTime, Profile, Router)
+    estimator.kind: estimator for estimator in (NextAgent, RemainingLength, ContextGrowth, ReturnTime, Profile, Router)
 }
 _SEPARATE = "separate test traces"
 

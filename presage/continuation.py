@@ -173,7 +173,7 @@ class PromptIndex(Generic[Known]):
         self._numbers = count(1)
         self._workflows: OrderedDict[int, Known] = OrderedDict()
         self._scopes: dict[Hashable, _Scope[Known]] = {}
-        self._base, self._mixer = (one | 1 for one in self._drawn(b"windows", 2))
+        self._base, self._mixer = (number | 1 for number in self._drawn(b"windows", 2))
         self._shift = np.uint64(65 - parts.bit_length())
         self._parts = np.zeros(parts, np.uint64)
         self._part_owners = np.zeros(parts, np.uint32)  # 0: nobody, or several
@@ -197,8 +197,8 @@ class PromptIndex(Generic[Known]):
 
     def find(self, prompt: TokenPrompt) -> Link[Known] | None:
         """The workflow that a prompt goes on from."""
-        known = self._scopes.get(prompt.scope)
-        return self._begins_with(known, prompt) or self._holds(known, prompt.tokens) if known is not None else None
+        scope = self._scopes.get(prompt.scope)
+        return self._begins_with(scope, prompt) or self._holds(scope, prompt.tokens) if scope is not None else None
 
     def asked(self, of: Known, prompt: TokenPrompt, now: float = 0.0, link: Link[Known] | None = None) -> None:
         """The workflow has sent this prompt, which was found to be its by this link."""
@@ -320,10 +320,10 @@ class PromptIndex(Generic[Known]):
         return digest.digest()
 
     def _scope(self, scope: Hashable) -> _Scope[Known]:
-        known = self._scopes.get(scope)
-        if known is None:
-            known = self._scopes[scope] = _Scope(self._drawn(repr(scope).encode(), 1)[0])
-        return known
+        remembered = self._scopes.get(scope)
+        if remembered is None:
+            remembered = self._scopes[scope] = _Scope(self._drawn(repr(scope).encode(), 1)[0])
+        return remembered
 
     # Rule 2: parts of answers.
 
@@ -333,9 +333,9 @@ class PromptIndex(Generic[Known]):
         owners = self._part_owners[places][self._parts[places] == windows]
         numbers, times = np.unique(owners[owners != 0], return_counts=True)
         fits = [
-            (n, self._workflows[of])
-            for n, of in zip(times.tolist(), numbers.tolist(), strict=True)
-            if of in self._workflows
+            (n, self._workflows[number])
+            for n, number in zip(times.tolist(), numbers.tolist(), strict=True)
+            if number in self._workflows
         ]
         fits.sort(key=lambda fit: -fit[0])
         if not fits or fits[0][0] - (fits[1][0] if len(fits) > 1 else 0) < LEAD:
@@ -377,7 +377,7 @@ class PromptIndex(Generic[Known]):
 
     def _drawn(self, purpose: bytes, n: int) -> list[int]:
         drawn = blake2b(purpose, digest_size=8 * n, key=self._key).digest()
-        return [int.from_bytes(drawn[8 * at : 8 * at + 8], "little") for at in range(n)]
+        return [int.from_bytes(drawn[8 * index : 8 * index + 8], "little") for index in range(n)]
 
 
 def _without(some: Hashes, others: Hashes) -> Hashes:
@@ -396,12 +396,12 @@ def as_ids(tokens: Sequence[int]) -> Ids:
 def chained(tokens: Sequence[int], block_tokens: int) -> list[bytes]:
     """Chained hashes of the whole blocks, for logs of requests: an engine has its own."""
     ids = as_ids(tokens)
-    found: list[bytes] = []
+    hashes: list[bytes] = []
     last = b""
     for end in range(block_tokens, len(ids) + 1, block_tokens):
         last = blake2b(last + ids[end - block_tokens : end].tobytes(), digest_size=16).digest()
-        found.append(last)
-    return found
+        hashes.append(last)
+    return hashes
 
 
 def head_of(tokens: Sequence[int], least: int = HEAD_TOKENS) -> str:
