@@ -250,8 +250,8 @@ class PromptIndex(Generic[Known]):
 
     # Rule 1: beginnings.
 
-    def _begins_with(self, known: _Scope[Known], prompt: TokenPrompt) -> Link[Known] | None:
-        lengths, blocks, tokens = known.lengths, prompt.blocks, prompt.tokens
+    def _begins_with(self, scope: _Scope[Known], prompt: TokenPrompt) -> Link[Known] | None:
+        lengths, blocks, tokens = scope.lengths, prompt.blocks, prompt.tokens
         tried = 0
         for place in reversed([0, *compress(count(1), map(lengths.__contains__, blocks))]):
             last = blocks[place - 1] if place else b""
@@ -262,7 +262,7 @@ class PromptIndex(Generic[Known]):
                 tried += 1
                 if tried > MOST_TRIED:
                     return None
-                begun = known.beginnings.get(self._end(last, prompt, start, start + length))
+                begun = scope.beginnings.get(self._end(last, prompt, start, start + length))
                 if begun is not None:
                     if begun.continued is not None and not begun.told_apart:
                         begun.shared |= begun.continued != self._last_end(prompt)[2]
@@ -277,28 +277,28 @@ class PromptIndex(Generic[Known]):
         last, start = (blocks[-1], len(blocks) * self._block) if blocks else (b"", 0)
         return last, len(prompt.tokens) - start, self._end(last, prompt, start, len(prompt.tokens))
 
-    def _add_end(self, of: Known, prompt: TokenPrompt, answered: bool, told_apart: bool) -> bytes:
+    def _add_end(self, workflow: Known, prompt: TokenPrompt, answered: bool, told_apart: bool) -> bytes:
         last, length, digest = self._last_end(prompt)
-        scope = self._scope(of.scope)
+        scope = self._scope(workflow.scope)
         begun = scope.beginnings.setdefault(digest, Beginning([], answered, told_apart=told_apart))
-        if any(owner is of for owner in begun.owners):
+        if any(owner is workflow for owner in begun.owners):
             return digest
         begun.shared = begun.shared or bool(begun.owners)
         if len(begun.owners) >= MOST_SHARED:
             return digest
-        begun.owners.append(of)
+        begun.owners.append(workflow)
         lengths = scope.lengths.setdefault(last, {})
         lengths[length] = lengths.get(length, 0) + 1
-        of.ends.append((last, length, digest))
-        if len(of.ends) > MOST_ENDS:
-            self._drop_end(of)
+        workflow.ends.append((last, length, digest))
+        if len(workflow.ends) > MOST_ENDS:
+            self._drop_end(workflow)
         return digest
 
-    def _drop_end(self, of: Known) -> None:
-        last, length, digest = of.ends.popleft()
-        scope = self._scopes[of.scope]
+    def _drop_end(self, workflow: Known) -> None:
+        last, length, digest = workflow.ends.popleft()
+        scope = self._scopes[workflow.scope]
         begun = scope.beginnings[digest]
-        begun.owners.remove(of)
+        begun.owners.remove(workflow)
         if not begun.owners:
             del scope.beginnings[digest]
         lengths = scope.lengths[last]
@@ -308,7 +308,7 @@ class PromptIndex(Generic[Known]):
             if not lengths:
                 del scope.lengths[last]
                 if not scope.lengths:
-                    del self._scopes[of.scope]
+                    del self._scopes[workflow.scope]
 
     def _end(self, last: bytes, prompt: TokenPrompt, start: int, end: int) -> bytes:
         """The digest of the beginning up to `end`, from the hash of its last whole block and what follows that."""
@@ -327,8 +327,8 @@ class PromptIndex(Generic[Known]):
 
     # Rule 2: parts of answers.
 
-    def _holds(self, known: _Scope[Known], tokens: Sequence[int]) -> Link[Known] | None:
-        windows = self._windows(as_ids(tokens), known.salt)
+    def _holds(self, scope: _Scope[Known], tokens: Sequence[int]) -> Link[Known] | None:
+        windows = self._windows(as_ids(tokens), scope.salt)
         places = windows >> self._shift
         owners = self._part_owners[places][self._parts[places] == windows]
         numbers, times = np.unique(owners[owners != 0], return_counts=True)
@@ -367,10 +367,10 @@ class PromptIndex(Generic[Known]):
         hashes *= np.uint64(self._mixer)
         return hashes
 
-    def _active(self, of: Known, now: float) -> None:
-        of.active_at = now
-        if of.number in self._workflows:
-            self._workflows.move_to_end(of.number)
+    def _active(self, workflow: Known, now: float) -> None:
+        workflow.active_at = now
+        if workflow.number in self._workflows:
+            self._workflows.move_to_end(workflow.number)
 
     def _are_known(self, numbers: NDArray[np.uint32]) -> NDArray[np.bool_]:
         return np.fromiter(map(self._workflows.__contains__, numbers.tolist()), np.bool_, len(numbers))

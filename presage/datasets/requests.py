@@ -113,7 +113,7 @@ def _csv(path: Path) -> Iterator[PlainRequest]:
         yield _row(path, row, dict(zip(rows.names, row.fields, strict=True)))
 
 
-def _row(path: Path, of: CsvRow, row: dict[str, str]) -> PlainRequest:
+def _row(path: Path, csv_row: CsvRow, row: dict[str, str]) -> PlainRequest:
     column = _CSV[0]
     try:
         came = datetime.fromisoformat(row[column])
@@ -126,6 +126,6 @@ def _row(path: Path, of: CsvRow, row: dict[str, str]) -> PlainRequest:
     except ValueError:
         wanted = "a time such as 2024-05-10 00:00:00.009930" if column == _CSV[0] else "a number of tokens"
         raise TraceError(
-            f"{path}, line {of.line}: {column} is malformed; expected {wanted}: correct the line"
+            f"{path}, line {csv_row.line}: {column} is malformed; expected {wanted}: correct the line"
         ) from None
     return PlainRequest((came if came.tzinfo else came.replace(tzinfo=UTC)).timestamp(), sizes[0], sizes[1])

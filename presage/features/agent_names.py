@@ -395,5 +395,5 @@ def _check(name: str) -> str:
     return name
 
 
-def _refuse(path: Path, found: str, wanted: str) -> NoReturn:
-    raise ArtefactError(f"{path}: found {found}; expected {wanted}.")
+def _refuse(path: Path, actual: str, wanted: str) -> NoReturn:
+    raise ArtefactError(f"{path}: found {actual}; expected {wanted}.")

@@ -208,12 +208,12 @@ def _strings(codes: Codes, spans: NDArray[np.int64]) -> Hashes:
 
 
 @njit(cache=True, inline="always")
-def _place(known: Hashes, term: np.uint32) -> int:
+def _place(terms: Hashes, term: np.uint32) -> int:
     """The first place that is not below a term."""
-    low, high = 0, len(known)
+    low, high = 0, len(terms)
     while low < high:
         middle = (low + high) // 2
-        if known[middle] < term:
+        if terms[middle] < term:
             low = middle + 1
         else:
             high = middle
@@ -221,9 +221,9 @@ def _place(known: Hashes, term: np.uint32) -> int:
 
 
 @njit(cache=True)
-def _weigh(found: Hashes, known: Hashes, idf: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def _weigh(hashes: Hashes, terms: Hashes, idf: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Places and weights, of unit length together, of the known among found terms."""
-    ordered = np.sort(found)
+    ordered = np.sort(hashes)
     places, weights = np.empty(len(ordered), np.int32), np.empty(len(ordered), np.float32)
     kept = i = 0
     total = 0.0
@@ -231,8 +231,8 @@ def _weigh(found: Hashes, known: Hashes, idf: NDArray[np.float32]) -> tuple[NDAr
         end = i
         while end < len(ordered) and ordered[end] == ordered[i]:
             end += 1
-        column = _place(known, ordered[i])
-        if column < len(known) and known[column] == ordered[i]:
+        column = _place(terms, ordered[i])
+        if column < len(terms) and terms[column] == ordered[i]:
             weight = (1.0 + np.log(end - i)) * idf[column]
             places[kept], weights[kept] = column, weight
             total += weight * weight

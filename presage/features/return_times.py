@@ -356,9 +356,9 @@ def milliseconds(seconds: float) -> float:
 
 
 @njit(cache=True)
-def _known(at: float, given: float) -> float:
+def _known(time: float, given: float) -> float:
     """The time of an event; NaN if none was given."""
-    return np.nan if np.isnan(given) else at
+    return np.nan if np.isnan(given) else time
 
 
 @njit(cache=True)

@@ -380,9 +380,9 @@ def _finite(states: NDArray[np.float32]) -> NDArray[np.bool_]:
         return np.asarray(np.isfinite(states.sum(axis=-1)))
 
 
-def _wrong_width(name: str, found: object, wanted: int) -> InputError:
+def _wrong_width(name: str, width: object, wanted: int) -> InputError:
     return InputError(
-        f"{name} has {found} numbers; the predictor was trained with {wanted}: states of another model cannot be "
+        f"{name} has {width} numbers; the predictor was trained with {wanted}: states of another model cannot be "
         "read, record them from the same model or train anew"
     )
 

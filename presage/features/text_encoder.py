@@ -223,16 +223,16 @@ def _read_cache(path: Path, size: int) -> dict[bytes, NDArray[np.float32]]:
     return {key.tobytes(): embedding for key, embedding in zip(keys, embeddings, strict=True)}
 
 
-def _write_cache(path: Path, known: dict[bytes, NDArray[np.float32]], size: int) -> None:
+def _write_cache(path: Path, cached: dict[bytes, NDArray[np.float32]], size: int) -> None:
     """Replace the file atomically; on failure, log a warning and continue without a cache."""
     from safetensors.numpy import save_file
 
-    keys = np.frombuffer(b"".join(known), np.uint8).reshape(-1, 32)
+    keys = np.frombuffer(b"".join(cached), np.uint8).reshape(-1, 32)
     fresh = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            save_file({"keys": keys, "embeddings": np.stack(list(known.values())).reshape(-1, size)}, fresh)
+            save_file({"keys": keys, "embeddings": np.stack(list(cached.values())).reshape(-1, size)}, fresh)
             fresh.replace(path)
         finally:
             fresh.unlink(missing_ok=True)

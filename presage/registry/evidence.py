@@ -415,8 +415,8 @@ def _covered(counts: LengthCounts, place: int, within: NDArray[Any], seed: int) 
     return float(hits.sum() / positions.sum()), *share_ci(hits, positions, np.random.default_rng(seed))
 
 
-def _bound(gate: str, found: tuple[float, float, float], q: float, allowed: float, where: str) -> Gate:
-    share, low, high = found
+def _bound(gate: str, covered: tuple[float, float, float], q: float, allowed: float, where: str) -> Gate:
+    share, low, high = covered
     reason = (
         f"{share:.4f} of the steps{where} are within the {q:g} quantile, 95 % interval [{low:.4f}, {high:.4f}]; "
         f"wanted {q:g}, at least {q - allowed:.4f}"

@@ -353,9 +353,9 @@ def _floor_gate(name: str, lost: Mapping[str, Any] | None, judged: int) -> Gate:
     return at_most(name, share, NEGLIGIBLE, reason)
 
 
-def _share(one: Mapping[str, Any]) -> float:
+def _share(comparison: Mapping[str, Any]) -> float:
     """The baseline's lead as a share of its own figure."""
-    return float(one["by"]) / max(float(one["of"]), 1e-9)
+    return float(comparison["by"]) / max(float(comparison["of"]), 1e-9)
 
 
 def _json_number(value: float | None) -> float | None:

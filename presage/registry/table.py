@@ -117,7 +117,7 @@ def _workflows(table: pd.DataFrame) -> list[list[tuple[int, dict[str, Any]]]]:
         if absent := [column for column in REQUIRED if column not in step]:
             raise TraceError(f"row {row}: found no value for {', '.join(absent)}; wanted one.")
         workflows.setdefault((step["workflow_type"], step["workflow_id"]), []).append((row, step))
-    return [sorted(rows, key=lambda of: of[1]["step"]) for rows in workflows.values()]
+    return [sorted(rows, key=lambda row_step: row_step[1]["step"]) for rows in workflows.values()]
 
 
 def example_table(example: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.DataFrame:

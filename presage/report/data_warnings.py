@@ -68,17 +68,17 @@ def description_warnings(description: Mapping[str, Any]) -> dict[str, str]:
     return warnings
 
 
-def _constant(of: Mapping[str, Any]) -> list[str]:
+def _constant(described: Mapping[str, Any]) -> list[str]:
     """What never varies in the workflows of one type."""
     constants = []
-    if len(of["agents"]) == 1:
-        constants.append(f"{next(iter(of['agents']))} is the only agent")
-    elif all(len(following) == 1 for following in of["call_graph"].values()):
+    if len(described["agents"]) == 1:
+        constants.append(f"{next(iter(described['agents']))} is the only agent")
+    elif all(len(following) == 1 for following in described["call_graph"].values()):
         constants.append("the same agent always follows each agent")
-    if of["length"]["min"] == of["length"]["max"]:
-        constants.append(f"every workflow has {counted(of['length']['min'], 'step')}")
-    if of["output_tokens"] and of["output_tokens"]["min"] == of["output_tokens"]["max"]:
-        constants.append(f"every output has {counted(of['output_tokens']['min'], 'token')}")
+    if described["length"]["min"] == described["length"]["max"]:
+        constants.append(f"every workflow has {counted(described['length']['min'], 'step')}")
+    if described["output_tokens"] and described["output_tokens"]["min"] == described["output_tokens"]["max"]:
+        constants.append(f"every output has {counted(described['output_tokens']['min'], 'token')}")
     return constants
 
 

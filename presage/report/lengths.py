@@ -167,8 +167,8 @@ def order(metrics: Metrics) -> Section:
     return Section("Order and loss", blocks, in_terminal=True)
 
 
-def _intervals(of: Any, figure: str, keys: Any) -> list[str]:
-    return [interval(of[figure][key], of[f"{figure}_ci95"][key]) for key in keys]
+def _intervals(figures: Any, figure: str, keys: Any) -> list[str]:
+    return [interval(figures[figure][key], figures[f"{figure}_ci95"][key]) for key in keys]
 
 
 def _against_outcomes(metrics: Metrics) -> Picture | None:

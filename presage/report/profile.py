@@ -127,8 +127,8 @@ def _file_name(name: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in name)[:40]
 
 
-def _graph(name: str, of: Described) -> Any:
-    states = of["states"]
+def _graph(name: str, described: Described) -> Any:
+    states = described["states"]
     seen: dict[str, int] = {}
     labels = ["START"]
     for state in states[1:]:
@@ -151,10 +151,14 @@ def _graph(name: str, of: Described) -> Any:
     return draw_call_graph(name, graph, visits)
 
 
-def _agents(of: Described) -> Table:
-    shown = {name: label for name, label in _NUMBERS.items() if any(name in about for about in of["agents"].values())}
+def _agents(described: Described) -> Table:
+    shown = {
+        name: label for name, label in _NUMBERS.items() if any(name in about for about in described["agents"].values())
+    }
     rows = []
-    for agent, about in sorted(of["agents"].items(), key=lambda agent_about: -agent_about[1]["steps_a_workflow"]):
+    for agent, about in sorted(
+        described["agents"].items(), key=lambda agent_about: -agent_about[1]["steps_a_workflow"]
+    ):
         cells = [agent, f"{about['steps_a_workflow']:.2f}", f"{about['share_of_workflows']:.0%}"]
         for name in shown:
             numbers = about.get(name)
@@ -171,21 +175,21 @@ _SEGMENTS: Final = (
 )
 
 
-def _prompt_facts(of: Described) -> dict[str, str]:
-    facts = {"prompts": of["statement"]}
-    if of["of_agents"] and "prompts" in of:
+def _prompt_facts(judged: Described) -> dict[str, str]:
+    facts = {"prompts": judged["statement"]}
+    if judged["of_agents"] and "prompts" in judged:
         facts["prompts, held out"] = (
-            f"{counted(of['prompts'], 'prompt')}, {of['predicted']:,} with a predicted beginning: precision "
-            f"{number(of['precision'])}, recall {number(of['recall'])} of all characters, "
-            f"{number(of['recall_beyond_cache'])} of those that no cache holds"
-            if of["prompts"]
+            f"{counted(judged['prompts'], 'prompt')}, {judged['predicted']:,} with a predicted beginning: precision "
+            f"{number(judged['precision'])}, recall {number(judged['recall'])} of all characters, "
+            f"{number(judged['recall_beyond_cache'])} of those that no cache holds"
+            if judged["prompts"]
             else "no prompt in the test traces"
         )
     return facts
 
 
-def _templates(of: Described) -> Table:
-    most = sorted(of["of_agents"], key=lambda template: -template["trained_on"])[:_TEMPLATES]
+def _templates(templates: Described) -> Table:
+    most = sorted(templates["of_agents"], key=lambda template: -template["trained_on"])[:_TEMPLATES]
     rows = []
     for template in sorted(most, key=lambda template: (template["agent"], -template["trained_on"])):
         where = _where(template)
@@ -204,20 +208,20 @@ def _templates(of: Described) -> Table:
     return Table(["agent", "part of the prompt", "support", "precision", "predicted"], rows, words=frozenset({0, 1}))
 
 
-def _where(of: Described) -> str:
+def _where(template: Described) -> str:
     """The agent and the context of a template."""
-    before, times = of["previous"], of["repeats"]
-    words: str = of["agent"]
-    if of["earlier"] is not None:
-        words += (", first run", ", second run", ", later run")[min(of["earlier"], MOST_EARLIER)]
+    before, times = template["previous"], template["repeats"]
+    words: str = template["agent"]
+    if template["earlier"] is not None:
+        words += (", first run", ", second run", ", later run")[min(template["earlier"], MOST_EARLIER)]
     if before:
         words += f", after {before}"
         words += "" if times is None else f" × {times}{'+' * (times == MOST_REPEATS)}"
     return f"{words}, at the start" if before == "" else words
 
 
-def _percentiles(known: Mapping[str, Any]) -> str:
-    (low, high), (median, upper, most) = known["intervals"][0], known["values"]
+def _percentiles(numbers: Mapping[str, Any]) -> str:
+    (low, high), (median, upper, most) = numbers["intervals"][0], numbers["values"]
     return f"{median:,.4g} [{low:,.4g}, {high:,.4g}], {upper:,.4g}, {most:,.4g}"
 
 
@@ -226,10 +230,10 @@ def _all_states(types: Mapping[str, Described]) -> Section:
     return Section("Every state: steps left, and what follows with 95 % intervals", blocks)
 
 
-def _states(of: Described) -> Table:
+def _states(described: Described) -> Table:
     rows = []
-    names = [state["agent"] or "START" for state in of["states"]]
-    for position, state in list(enumerate(of["states"]))[:_STATES]:
+    names = [state["agent"] or "START" for state in described["states"]]
+    for position, state in list(enumerate(described["states"]))[:_STATES]:
         after = [
             f"{'END' if to is None else f'{names[to]} #{to}'} {p:.2f} [{low:.2f}, {high:.2f}]"
             f"{'' if kept else ' pruned'}"
@@ -262,5 +266,5 @@ def _figures(metrics: Metrics) -> Section:
     return Section("How well it describes new workflows", [Text(text), table], in_terminal=True)
 
 
-def _cell(of: Mapping[str, Any], name: str) -> str:
-    return "–" if of.get(name) is None else interval(of[name], of[f"{name}_ci95"])
+def _cell(figures: Mapping[str, Any], name: str) -> str:
+    return "–" if figures.get(name) is None else interval(figures[name], figures[f"{name}_ci95"])

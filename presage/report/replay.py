@@ -106,9 +106,9 @@ def _pictures(metrics: Metrics) -> Section:
     return Section("Completion time and hit rate", [Picture("policies", caption, panels)])
 
 
-def _point(of: Mapping[str, Any], times: float = 1.0) -> PlotPoint:
-    low, high = [end * times for end in of["ci95"]] if of["ci95"] else (None, None)
-    return PlotPoint(0.0, of["mean"] * times, low, high)
+def _point(estimate: Mapping[str, Any], times: float = 1.0) -> PlotPoint:
+    low, high = [end * times for end in estimate["ci95"]] if estimate["ci95"] else (None, None)
+    return PlotPoint(0.0, estimate["mean"] * times, low, high)
 
 
 def _side_by_side(metrics: Metrics) -> Table:
@@ -122,13 +122,13 @@ def _side_by_side(metrics: Metrics) -> Table:
     return Table([*table.head[:3], "% sooner", *table.head[3:]], rows)
 
 
-def _saved(of: Mapping[str, Any] | None) -> str:
-    if of is None:
+def _saved(saved: Mapping[str, Any] | None) -> str:
+    if saved is None:
         return "–"
-    if of["ci95"] is None:
-        return signed(of["mean"] * 100, 1)
-    low, high = (signed(end * 100, 1) for end in of["ci95"])
-    return f"{signed(of['mean'] * 100, 1)} ({low} to {high})"
+    if saved["ci95"] is None:
+        return signed(saved["mean"] * 100, 1)
+    low, high = (signed(end * 100, 1) for end in saved["ci95"])
+    return f"{signed(saved['mean'] * 100, 1)} ({low} to {high})"
 
 
 def _lead(metrics: Metrics) -> str:
@@ -294,10 +294,10 @@ def _table(policies: Mapping[str, Any], figures: Mapping[str, tuple[str, int]]) 
     return Table(["policy", *figures], rows)
 
 
-def _figure(of: Mapping[str, Any] | None, digits: int) -> str:
-    if of is None:
+def _figure(estimate: Mapping[str, Any] | None, digits: int) -> str:
+    if estimate is None:
         return "–"
-    mean, limits = of["mean"], of["ci95"]
+    mean, limits = estimate["mean"], estimate["ci95"]
     if limits is None:
         return f"{mean:.{digits}f}"
     low, high = limits
@@ -306,9 +306,9 @@ def _figure(of: Mapping[str, Any] | None, digits: int) -> str:
     return f"{mean:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def _share(of: Mapping[str, Any], figure: str) -> str:
+def _share(figures: Mapping[str, Any], figure: str) -> str:
     """The share of the oracle's gain; a dash if that gain is not significant."""
-    gained = of.get("share_of_oracle", {}).get(figure)
+    gained = figures.get("share_of_oracle", {}).get(figure)
     return "–" if gained is None else f"{gained:.0%}"
 
 

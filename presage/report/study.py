@@ -111,9 +111,9 @@ def _quantile_table(kind: str, changes: Mapping[str, Any]) -> Table:
     return Table(heads, rows, frozenset({0, 1}))
 
 
-def _first(of: Mapping[str, Any]) -> tuple[float, Sequence[float]]:
+def _first(change: Mapping[str, Any]) -> tuple[float, Sequence[float]]:
     """The difference of ours one step ahead after the output, and its interval."""
-    last_gain = next(iter(of["differences"].values()))["completion"]
+    last_gain = next(iter(change["differences"].values()))["completion"]
     return last_gain["difference"][0], last_gain["ci95"][0]
 
 

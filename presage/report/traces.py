@@ -218,14 +218,15 @@ def call_graphs(traces: Description) -> Section:
     return Section("Call graph", blocks)
 
 
-def _followers(of: Description) -> Table:
-    agents = sorted(of["call_graph"], key=lambda agent: (-of["agents"][agent], agent))[:_AGENTS]
+def _followers(described: Description) -> Table:
+    agents = sorted(described["call_graph"], key=lambda agent: (-described["agents"][agent], agent))[:_AGENTS]
     rows = [
         [
             agent,
-            count(of["agents"][agent]),
+            count(described["agents"][agent]),
             ", ".join(
-                f"{to} {number(edge['probability'])}" for to, edge in list(of["call_graph"][agent].items())[:_FOLLOWERS]
+                f"{to} {number(edge['probability'])}"
+                for to, edge in list(described["call_graph"][agent].items())[:_FOLLOWERS]
             ),
         ]
         for agent in agents
@@ -259,28 +260,30 @@ def _card(number: int, noun: str, beside: str) -> Card:
     return Card(value, label, beside)
 
 
-def _facts(of: Description) -> dict[str, str]:
+def _facts(described: Description) -> dict[str, str]:
     """What is known of one workflow type."""
     facts = {
-        "workflows": count(of["workflows"]),
-        "tasks": count(of["tasks"]) if of["tasks"] else "none given",
-        "steps a workflow": _spread(of["length"]),
+        "workflows": count(described["workflows"]),
+        "tasks": count(described["tasks"]) if described["tasks"] else "none given",
+        "steps a workflow": _spread(described["length"]),
     }
     for column in ("input_tokens", "output_tokens", "cached_input_tokens"):
-        facts[column.replace("_", " ")] = _spread(of[column]) if of[column] else "not recorded"
-    if of["finish_reasons"]:
+        facts[column.replace("_", " ")] = _spread(described[column]) if described[column] else "not recorded"
+    if described["finish_reasons"]:
         facts["finish reasons, share of the steps that have one"] = ", ".join(
-            f"{reason} {number(share)}" for reason, share in list(of["finish_reasons"].items())[:6]
+            f"{reason} {number(share)}" for reason, share in list(described["finish_reasons"].items())[:6]
         )
-    facts["share cut before their end"] = number(of["censored_share"])
-    facts["share successful"] = "not recorded" if of["success_share"] is None else number(of["success_share"])
-    facts["share of steps with text"] = number(of["text_share"])
-    facts["share of steps in a fan-out"] = number(of["fan_out_share"])
-    for column, states in of["states"].items():
+    facts["share cut before their end"] = number(described["censored_share"])
+    facts["share successful"] = (
+        "not recorded" if described["success_share"] is None else number(described["success_share"])
+    )
+    facts["share of steps with text"] = number(described["text_share"])
+    facts["share of steps in a fan-out"] = number(described["fan_out_share"])
+    for column, states in described["states"].items():
         facts[column.replace("_", " ")] = (
             f"{states['size']} numbers, on a share of {number(states['share'])} of the steps"
         )
-    facts["first and last start"] = " to ".join(of["started_at"]) if of["started_at"] else "not recorded"
+    facts["first and last start"] = " to ".join(described["started_at"]) if described["started_at"] else "not recorded"
     return facts
 
 

@@ -131,8 +131,8 @@ def check_names(names: Iterable[str], known: Collection[str]) -> None:
         )
 
 
-def _expanded(text: str, known: Collection[str]) -> tuple[str, ...]:
-    sets = {"default": tuple(known), "all": tuple(known), "none": ()}
+def _expanded(text: str, names: Collection[str]) -> tuple[str, ...]:
+    sets = {"default": tuple(names), "all": tuple(names), "none": ()}
     return tuple(dict.fromkeys(name for item in text.split(",") for name in sets.get(item, (item,))))
 
 
@@ -200,7 +200,7 @@ def by_profile(
         known: evaluations already done, by the `id` of their test data.
     """
     done = dict(known)
-    for name, shown in sorted(profiles.items(), key=lambda of: of[0] not in TARGETS.values()):
+    for name, shown in sorted(profiles.items(), key=lambda named_profile: named_profile[0] not in TARGETS.values()):
         if id(shown) not in done:
             done[id(shown)] = evaluate(shown, baselines if name in TARGETS.values() else {})
     return {name: done[id(shown)] for name, shown in profiles.items()}

@@ -306,13 +306,13 @@ def _lost(
     return tuple(lost)
 
 
-def _widened(of: Estimate, comparisons: int) -> Interval:
+def _widened(estimate: Estimate, comparisons: int) -> Interval:
     """The 95 % interval that holds for all of so many comparisons at once (Bonferroni, on a normal scale).
 
     Otherwise one of the dozens of comparisons of a training is lost by chance, and a gate refuses the version for it.
     """
     share = ndtri(1.0 - 0.025 / comparisons) / ndtri(0.975)
-    low, high = (of.value + share * (end - of.value) for end in of.ci95)
+    low, high = (estimate.value + share * (end - estimate.value) for end in estimate.ci95)
     return float(low), float(high)
 
 
@@ -442,8 +442,8 @@ def rows_under_profiles(
 ) -> dict[str, LabelledRows]:
     """The rows as seen under each input profile; profiles with equal inputs share one object."""
 
-    def alike(one: LabelledRows, other: LabelledRows) -> bool:
-        return np.array_equal(one.numbers, other.numbers, equal_nan=True) and np.array_equal(one.model, other.model)
+    def alike(mine: LabelledRows, other: LabelledRows) -> bool:
+        return np.array_equal(mine.numbers, other.numbers, equal_nan=True) and np.array_equal(mine.model, other.model)
 
     return under_profiles(rows, lambda sources: observed(rows, sources), alike)
 

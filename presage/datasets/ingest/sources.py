@@ -162,10 +162,10 @@ def gather(
 
 
 class _Meter:
-    def __init__(self, inputs: Sequence[Feed], known: set[int], progress: Progress) -> None:
+    def __init__(self, inputs: Sequence[Feed], read_before: set[int], progress: Progress) -> None:
         sizes = [feed.size for feed in inputs]
         self._total = None if None in sizes else max(1, sum(size or 0 for size in sizes))
-        self._read = sum(sizes[number] or 0 for number in known)
+        self._read = sum(sizes[number] or 0 for number in read_before)
         self._progress = progress
 
     def add(self, read_bytes: int) -> None:
@@ -173,12 +173,12 @@ class _Meter:
         self._progress("reading traces", None if self._total is None else min(1.0, self._read / self._total))
 
 
-def _groups(inputs: Sequence[Feed], known: set[int]) -> Iterator[list[int]]:
+def _groups(inputs: Sequence[Feed], read_before: set[int]) -> Iterator[list[int]]:
     """The source numbers of each journal entry: single paths up to a size, or another source."""
     waiting: list[int] = []
     size = 0
     for number, feed in enumerate(inputs):
-        if number in known:
+        if number in read_before:
             continue
         if feed.path is None:
             yield [number]

@@ -87,34 +87,36 @@ def joined(
     return rows, conflict, ~grown & ~conflict
 
 
-def _equal(one: pa.ChunkedArray, two: pa.ChunkedArray) -> NDArray[np.bool_]:
-    if pa.types.is_nested(one.type):
-        return np.array([left == right for left, right in zip(one.to_pylist(), two.to_pylist(), strict=True)], bool)
-    same: NDArray[np.bool_] = pc.fill_null(pc.equal(one, two), True).to_numpy()
+def _equal(mine: pa.ChunkedArray, theirs: pa.ChunkedArray) -> NDArray[np.bool_]:
+    if pa.types.is_nested(mine.type):
+        return np.array([left == right for left, right in zip(mine.to_pylist(), theirs.to_pylist(), strict=True)], bool)
+    same: NDArray[np.bool_] = pc.fill_null(pc.equal(mine, theirs), True).to_numpy()
     return same
 
 
-def _join(known: dict[str, list[Any]], stored: Sequence[int], new: Sequence[int], number: int, found: _Joined) -> bool:
+def _join(
+    values: dict[str, list[Any]], stored: Sequence[int], new: Sequence[int], number: int, result_rows: _Joined
+) -> bool:
     """Add one workflow; whether it has more than what is stored."""
-    started, ended, complete = known["started_at"], known["ended_at"], known["complete"]
+    started, ended, complete = values["started_at"], values["ended_at"], values["complete"]
     twin = {}
-    by_key = dict(zip(_keys(known, stored), stored, strict=True))
+    by_key = dict(zip(_keys(values, stored), stored, strict=True))
     only_new = []
-    for key, row in zip(_keys(known, new), new, strict=True):
+    for key, row in zip(_keys(values, new), new, strict=True):
         if key in by_key:
             twin[by_key[key]] = row
         else:
             only_new.append(row)
 
     def by_time(row: int) -> tuple[Any, ...]:
-        return started[row], _end(ended[row]), known["kind"][row], known["agent"][row]
+        return started[row], _end(ended[row]), values["kind"][row], values["agent"][row]
 
     rows = list(heapq.merge(stored, only_new, key=by_time))
     step = {row: place for place, row in enumerate(rows)}
     step |= {other: step[row] for row, other in twin.items()}
-    follows = _follow_all(known, stored) | _follow_all(known, new)
+    follows = _follow_all(values, stored) | _follow_all(values, new)
     parts = [
-        (row, {step[part[index]] for index in known["parent_steps"][row] or ()})
+        (row, {step[part[index]] for index in values["parent_steps"][row] or ()})
         for part in (stored, new)
         for row in part
     ]
@@ -129,40 +131,42 @@ def _join(known: dict[str, list[Any]], stored: Sequence[int], new: Sequence[int]
     last = rows[-1]
     lasts = [row for row in (last, twin.get(last)) if row is not None]
     whole = any(complete[row] for row in lasts)
-    success = next((known["success"][row] for row in lasts if known["success"][row] is not None), None)
-    found.row += rows
-    found.twin += [twin.get(row, -1) for row in rows]
-    found.agent += [twin[row] if row in twin and complete[twin[row]] and not complete[row] else row for row in rows]
-    found.workflow += [number] * len(rows)
-    found.step += range(len(rows))
-    found.parents += [sorted(waited_for) for waited_for in waits]
-    found.complete += [whole] * len(rows)
-    found.success += [success] * len(rows)
-    named = zip(rows, found.agent[-len(rows) :], strict=True)
-    renamed = any(known["agent"][row] != known["agent"][other] for row, other in named)
-    return bool(only_new) or renamed or whole != complete[stored[0]] or success != known["success"][stored[0]]
+    success = next((values["success"][row] for row in lasts if values["success"][row] is not None), None)
+    result_rows.row += rows
+    result_rows.twin += [twin.get(row, -1) for row in rows]
+    result_rows.agent += [
+        twin[row] if row in twin and complete[twin[row]] and not complete[row] else row for row in rows
+    ]
+    result_rows.workflow += [number] * len(rows)
+    result_rows.step += range(len(rows))
+    result_rows.parents += [sorted(waited_for) for waited_for in waits]
+    result_rows.complete += [whole] * len(rows)
+    result_rows.success += [success] * len(rows)
+    named = zip(rows, result_rows.agent[-len(rows) :], strict=True)
+    renamed = any(values["agent"][row] != values["agent"][other] for row, other in named)
+    return bool(only_new) or renamed or whole != complete[stored[0]] or success != values["success"][stored[0]]
 
 
-def _keys(known: dict[str, list[Any]], rows: Sequence[int]) -> list[tuple[Any, ...]]:
+def _keys(values: dict[str, list[Any]], rows: Sequence[int]) -> list[tuple[Any, ...]]:
     """What identifies each step in its workflow: its start, its kind, and a count of those that share them."""
     seen: dict[tuple[Any, ...], int] = {}
     keys = []
     for row in rows:
-        key = known["started_at"][row], known["kind"][row]
+        key = values["started_at"][row], values["kind"][row]
         seen[key] = seen.get(key, 0) + 1
         keys.append((*key, seen[key]))
     return keys
 
 
-def _follow_all(known: dict[str, list[Any]], rows: Sequence[int]) -> set[int]:
+def _follow_all(values: dict[str, list[Any]], rows: Sequence[int]) -> set[int]:
     """The rows of a part that waited for all that had ended before them there."""
     frontier = _Frontier()
     follows = set()
     for place, row in enumerate(rows):
-        waited = set(known["parent_steps"][row] or ())
-        if waited == frontier.until(known["started_at"][row]):
+        waited = set(values["parent_steps"][row] or ())
+        if waited == frontier.until(values["started_at"][row]):
             follows.add(row)
-        frontier.add(_end(known["ended_at"][row]), place, waited)
+        frontier.add(_end(values["ended_at"][row]), place, waited)
     return follows
 
 

@@ -439,5 +439,5 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _refuse(path: Path, found: str, wanted: str, advice: str = "", cause: Exception | None = None) -> NoReturn:
-    raise ArtefactError(f"{path}: found {found}; expected {wanted}. {advice}".rstrip()) from cause
+def _refuse(path: Path, actual: str, wanted: str, advice: str = "", cause: Exception | None = None) -> NoReturn:
+    raise ArtefactError(f"{path}: found {actual}; expected {wanted}. {advice}".rstrip()) from cause

@@ -94,9 +94,9 @@ def _types(rows: LabelledRows) -> NDArray[np.float64]:
     np.logical_or.at(cut, workflow, rows.lower_bound)
     grown, types = np.maximum(most - prompts[first], 0.0), rows.workflow_type[first]
 
-    def means(amount: NDArray[Any], number: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def means(amount: NDArray[Any], number: NDArray[Any], is_known: NDArray[np.bool_]) -> NDArray[np.float64]:
         of_types = len(rows.vocabulary.workflow_types) + 1
-        above, below = (np.bincount(types[known], values[known], of_types) for values in (amount, number))
+        above, below = (np.bincount(types[is_known], values[is_known], of_types) for values in (amount, number))
         above[-1], below[-1] = above.sum(), below.sum()
         none = below == 0
         above[none], below[none] = above[-1], below[-1]

@@ -148,9 +148,9 @@ def drift(first: AgentUsage, second: AgentUsage) -> ProfileDrift:
     )
 
 
-def _variance(of: AgentShare, workflows: int) -> float:
+def _variance(share: AgentShare, workflows: int) -> float:
     """Of the mean; a quarter of a step a workflow keeps it above 0 where all workflows have the same number."""
-    return (of.deviation**2 + 0.25) / workflows
+    return (share.deviation**2 + 0.25) / workflows
 
 
 def _welch(a: AgentShare, n: int, b: AgentShare, m: int) -> float:

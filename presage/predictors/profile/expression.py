@@ -100,22 +100,22 @@ def chain(*parts: Expression) -> Expression:
     return flat[0] if len(flat) == 1 else StepChain(tuple(flat))
 
 
-def _join_at(parts: list[Expression], at: int) -> bool:
+def _join_at(parts: list[Expression], index: int) -> bool:
     """Join the part at a place with its neighbours, where that makes one repetition; whether it did."""
-    here = parts[at]
-    if at + 1 < len(parts):
-        (body, low, high), (other, least, most) = _counted(here), _counted(parts[at + 1])
+    here = parts[index]
+    if index + 1 < len(parts):
+        (body, low, high), (other, least, most) = _counted(here), _counted(parts[index + 1])
         if body == other:
-            parts[at : at + 2] = [repeat(body, low + least, high + most)]
+            parts[index : index + 2] = [repeat(body, low + least, high + most)]
             return True
     if not isinstance(here, RepeatedSteps) or not isinstance(here.body, StepChain):
         return False
     body_parts = list(here.body.parts)
     size = len(body_parts)
     for before in range(size, -1, -1):  # `b (a b){1,3} a` is `(b a){2,4}`
-        begin, end = at - before, at + 1 + size - before
+        begin, end = index - before, index + 1 + size - before
         turned = body_parts[size - before :] + body_parts[: size - before]
-        if begin >= 0 and parts[begin:at] + parts[at + 1 : end] == turned:
+        if begin >= 0 and parts[begin:index] + parts[index + 1 : end] == turned:
             parts[begin:end] = [repeat(StepChain(tuple(turned)), here.low + 1, here.high + 1)]
             return True
     return False
@@ -249,30 +249,30 @@ def covers(of: Expression, items: Sequence[Item]) -> bool:
     return len(items) in _ends(of, items, {0})
 
 
-def _ends(of: Expression, items: Sequence[Item], starts: set[int]) -> set[int]:
+def _ends(expression: Expression, items: Sequence[Item], starts: set[int]) -> set[int]:
     """Where the expression can end if it begins at one of these places."""
-    match of:
+    match expression:
         case OneStep():
-            return {start + 1 for start in starts if start < len(items) and items[start] == Item(of.agent)}
+            return {start + 1 for start in starts if start < len(items) and items[start] == Item(expression.agent)}
         case ParallelSteps():
-            return {start + 1 for start in starts if start < len(items) and _in_block(items[start], of)}
+            return {start + 1 for start in starts if start < len(items) and _in_block(items[start], expression)}
         case StepChain():
-            for part in of.parts:
+            for part in expression.parts:
                 starts = _ends(part, items, starts) if starts else starts
             return starts
         case StepChoice():
             single = {
                 start + 1
                 for start in starts
-                if start < len(items) and items[start].size == 1 and items[start].symbol in of.steps
+                if start < len(items) and items[start].size == 1 and items[start].symbol in expression.steps
             }
-            return single.union(*(_ends(option, items, starts) for option in of.others))
+            return single.union(*(_ends(option, items, starts) for option in expression.others))
         case RepeatedSteps():
-            ends = set(starts) if not of.low else set()
+            ends = set(starts) if not expression.low else set()
             front = set(starts)
-            for round_ in range(1, of.high + 1):
-                front = _ends(of.body, items, front)
-                if round_ >= of.low:
+            for round_ in range(1, expression.high + 1):
+                front = _ends(expression.body, items, front)
+                if round_ >= expression.low:
                     front -= ends  # reached in fewer rounds before
                     ends |= front
                 if not front:
@@ -280,9 +280,9 @@ def _ends(of: Expression, items: Sequence[Item], starts: set[int]) -> set[int]:
             return ends
 
 
-def _in_block(item: Item, of: ParallelSteps) -> bool:
+def _in_block(item: Item, block: ParallelSteps) -> bool:
     agents = item.symbol if isinstance(item.symbol, tuple) else (item.symbol,)
-    return set(agents) <= set(of.agents) and of.low <= item.size <= of.high
+    return set(agents) <= set(block.agents) and block.low <= item.size <= block.high
 
 
 def to_json(of: Expression) -> Any:

@@ -255,8 +255,8 @@ def _known(workflows: Sequence[WorkflowSteps], config: ProfileConfig) -> frozens
     return None if len(names) == len(users) else frozenset(names)
 
 
-def _label(automaton: Automaton, at: int) -> Expression:
-    state = automaton.states[at]
+def _label(automaton: Automaton, number: int) -> Expression:
+    state = automaton.states[number]
     if isinstance(state.symbol, tuple):
         return ParallelSteps(state.symbol, min(state.sizes), max(state.sizes))
     return OneStep(state.symbol or OTHER)

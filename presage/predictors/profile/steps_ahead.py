@@ -49,10 +49,10 @@ class StepsAhead:
         probabilities: NDArray[np.float32] = (rows / np.where(total > 0, total, 1.0)).astype(np.float32)
         return probabilities
 
-    def _reach(self, at: int, within: int, further: int) -> NDArray[np.float64]:
+    def _reach(self, state: int, within: int, further: int) -> NDArray[np.float64]:
         """m_(further+1) of a state of whose block `within` steps have begun."""
         mass = np.zeros(len(self.agents) + 1)
-        for to, begun, p in self._automaton.moves(at, within):
+        for to, begun, p in self._automaton.moves(state, within):
             if further:
                 if to != END:
                     mass += p * self._reached(to, begun, further - 1)

@@ -129,9 +129,9 @@ class ForestQuantiles(LogEstimator):
         return _bands(self._learnt["forest"].quantiles(inputs, self.quantiles))
 
 
-def _bands(found: NDArray[Any]) -> Bands:
+def _bands(quantiles: NDArray[Any]) -> Bands:
     """Quantiles float32 [..., Q] as locations, and a scale of 1: the leaves already carry the spread."""
-    return found, np.ones(found.shape[:-1], np.float32)
+    return quantiles, np.ones(quantiles.shape[:-1], np.float32)
 
 
 def grow(inputs: NDArray[np.float32], labels: NDArray[np.float64], seed: int) -> FlatForest:

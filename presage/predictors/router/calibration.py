@@ -224,12 +224,12 @@ def _widened(
     return out
 
 
-def _flat(of: Opinions, weight: float) -> tuple[Floats, ...]:
-    labelled = ~np.isnan(of.correct)
-    offset = np.broadcast_to(logit(of.base), labelled.shape)[labelled]
-    distance = np.broadcast_to(of.distance[:, None], labelled.shape)[labelled]
-    labels = of.correct[labelled].astype(np.float64)
-    return of.opinion[labelled].astype(np.float64), offset, distance, labels, np.full(len(labels), weight)
+def _flat(opinions: Opinions, weight: float) -> tuple[Floats, ...]:
+    labelled = ~np.isnan(opinions.correct)
+    offset = np.broadcast_to(logit(opinions.base), labelled.shape)[labelled]
+    distance = np.broadcast_to(opinions.distance[:, None], labelled.shape)[labelled]
+    labels = opinions.correct[labelled].astype(np.float64)
+    return opinions.opinion[labelled].astype(np.float64), offset, distance, labels, np.full(len(labels), weight)
 
 
 def _logistic(columns: Floats, free: NDArray[np.bool_], offset: Floats, labels: Floats, weight: Floats) -> Floats:

@@ -76,7 +76,9 @@ class TrainingPrompts:
 
     def novelty(self, words: Sequence[Hashes], forms: NDArray[np.float32]) -> Novelty:
         """The novelty of n prompts, from their distinct words and forms [n, 15]."""
-        familiar = np.array([_known(of, self.words, self.idf, self.unseen) for of in words], np.float64)
+        familiar = np.array(
+            [_known(distinct_words, self.words, self.idf, self.unseen) for distinct_words in words], np.float64
+        )
         return Novelty(familiar, _nearest(forms, self.middle, self.scale, self.forms))
 
 
@@ -148,10 +150,10 @@ def _quantiles(values: Floats) -> Floats:
 
 
 @njit(cache=True)
-def _known(found: Hashes, words: Hashes, idf: NDArray[np.float32], unseen: float) -> float:
+def _known(distinct: Hashes, words: Hashes, idf: NDArray[np.float32], unseen: float) -> float:
     """How known distinct words of a prompt are, 0..1."""
     there, missing = 0.0, 0
-    for word in found:
+    for word in distinct:
         place = np.searchsorted(words, word)
         if place < len(words) and words[place] == word:
             there += idf[place]
@@ -192,22 +194,22 @@ def _nearest(
 
 
 @njit(cache=True)
-def _join(known: Floats, away: Floats, usual_known: Floats, usual_away: Floats) -> Floats:
+def _join(familiar: Floats, away: Floats, usual_known: Floats, usual_away: Floats) -> Floats:
     """Fisher's statistic of both novelties at n prompts; higher is farther."""
     count = len(usual_known)
-    out = np.empty(len(known))
-    for i in range(len(known)):
-        fewer = np.searchsorted(usual_known, known[i], side="right") + 1
+    out = np.empty(len(familiar))
+    for i in range(len(familiar)):
+        fewer = np.searchsorted(usual_known, familiar[i], side="right") + 1
         farther = count - np.searchsorted(usual_away, away[i]) + 1
         out[i] = 2.0 * np.log(count + 1) - np.log(fewer) - np.log(farther)
     return out
 
 
 @njit(cache=True)
-def _distances(known: Floats, away: Floats, usual_known: Floats, usual_away: Floats, usual_joint: Floats) -> Floats:
+def _distances(familiar: Floats, away: Floats, usual_known: Floats, usual_away: Floats, usual_joint: Floats) -> Floats:
     """Share of held-out prompts that are nearer; 0 without held-out prompts, 1 if no word is known."""
-    shares = _join(known, away, usual_known, usual_away)
+    shares = _join(familiar, away, usual_known, usual_away)
     for i in range(len(shares)):
         nearer = np.searchsorted(usual_joint, shares[i]) / max(len(usual_joint), 1)
-        shares[i] = nearer if known[i] > 0.0 else 1.0
+        shares[i] = nearer if familiar[i] > 0.0 else 1.0
     return shares

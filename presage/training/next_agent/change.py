@@ -287,13 +287,13 @@ def by_role(predict: Predict, unchanged: Prefixes, seen: Prefixes) -> Predict:
     return judged
 
 
-def _figures(found: Mapping[str, tuple[Evaluation, str, Prefixes]], base: str, seed: int) -> dict[str, Any]:
+def _figures(evaluations: Mapping[str, tuple[Evaluation, str, Prefixes]], base: str, seed: int) -> dict[str, Any]:
     def models(judged: Evaluation) -> dict[str, ByMoment]:
         return {OURS: judged.moments, **judged.baselines}
 
     told = {}
-    for name, (evaluation, what, seen) in found.items():
-        against = models(found[base][0])
+    for name, (evaluation, what, seen) in evaluations.items():
+        against = models(evaluations[base][0])
         told[name] = {
             "what": what,
             "known_steps": float(

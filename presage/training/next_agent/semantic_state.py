@@ -158,13 +158,13 @@ def choose_states(
     return StateChoice(chosen, table, refused, *tried[chosen])
 
 
-def _losses(of: Projected, trees: Mapping[str, TreeEnsemble]) -> NDArray[np.float64]:
+def _losses(projected: Projected, trees: Mapping[str, TreeEnsemble]) -> NDArray[np.float64]:
     """Negative log-likelihood and number of labels of each held-out step, in total, float64 [2, n]."""
-    total = np.zeros((2, len(of.held_out.outcomes)))
+    total = np.zeros((2, len(projected.held_out.outcomes)))
     for moment in range(len(MOMENTS)):
-        logits = tree_logits(of.held_out, trees, of.widths, moment)
-        p = softmax(logits.reshape(len(logits), of.train.horizon, -1))
-        given, counts = label_probability(p, of.held_out.outcomes)
+        logits = tree_logits(projected.held_out, trees, projected.widths, moment)
+        p = softmax(logits.reshape(len(logits), projected.train.horizon, -1))
+        given, counts = label_probability(p, projected.held_out.outcomes)
         total[0] -= (np.log(np.maximum(given, FLOOR)) * counts).sum(axis=1)
         total[1] += counts.sum(axis=1)
     return total

@@ -340,10 +340,10 @@ def _predict(predictor: NextAgentPredictor) -> Predict:
 
 
 def _profiles(predictor: NextAgentPredictor, prefixes: Prefixes) -> dict[str, Prefixes]:
-    def alike(one: Prefixes, other: Prefixes) -> bool:
+    def alike(mine: Prefixes, other: Prefixes) -> bool:
         inputs = [
             (bool(np.isfinite(side.sizes).any()), bool(np.isfinite(side.called).any()), bool(side.states))
-            for side in (one, other)
+            for side in (mine, other)
         ]
         return inputs[0] == inputs[1]
 

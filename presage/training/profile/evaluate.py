@@ -194,27 +194,27 @@ def evaluate(
     return ProfileEvaluation(counts, tuple(type_of), len(table), baselines or {}, described, templates, seed)
 
 
-def _template_figures(of: TemplateFigures | None) -> dict[str, Any]:
-    if of is None:
+def _template_figures(template: TemplateFigures | None) -> dict[str, Any]:
+    if template is None:
         return {"prompts": 0}
     return {
-        "prompts": of.prompts,
-        "predicted": of.predicted,
-        "precision": of.precision,
-        "recall": of.recall,
-        "recall_beyond_cache": of.recall_new,
+        "prompts": template.prompts,
+        "predicted": template.predicted,
+        "precision": template.precision,
+        "recall": template.recall,
+        "recall_beyond_cache": template.recall_new,
     }
 
 
-def _count(counts: ProfileCounts, at: int, profile: TypeProfile | None, steps: WorkflowSteps) -> None:
+def _count(counts: ProfileCounts, workflow: int, profile: TypeProfile | None, steps: WorkflowSteps) -> None:
     known_steps = len(steps.agents) - (not steps.complete)
-    counts.whole[at], counts.positions[at] = steps.complete, known_steps
-    counts.calls[at], counts.sizes[at] = known_steps + 1, 0
+    counts.whole[workflow], counts.positions[workflow] = steps.complete, known_steps
+    counts.calls[workflow], counts.sizes[workflow] = known_steps + 1, 0
     if profile is None:
         return
     kept = list(profile.automaton.calls(profile.alphabet.items(steps), steps.complete))
-    counts.kept[at], counts.calls[at] = sum(kept), len(kept)
-    counts.covered[at] = steps.complete and profile.covers(steps)
+    counts.kept[workflow], counts.calls[workflow] = sum(kept), len(kept)
+    counts.covered[workflow] = steps.complete and profile.covers(steps)
     place = ProfilePlace()
     for index, agent in enumerate(steps.agents[:known_steps]):
         place = profile.automaton.step(place, agent, index, steps.parents[index], profile.alphabet)
@@ -222,10 +222,10 @@ def _count(counts: ProfileCounts, at: int, profile: TypeProfile | None, steps: W
         actual = steps.agents[index + 1] if index + 1 < len(steps.agents) else None
         chosen = sorted(outcomes, key=lambda outcome: (-outcomes[outcome], outcome or ""))
         size = int(np.searchsorted(np.cumsum([outcomes[outcome] for outcome in chosen]), SET_MASS - 1e-9)) + 1
-        counts.correct[at] += bool(chosen) and chosen[0] == actual
-        counts.two[at] += actual in chosen[:2]
-        counts.found[at] += actual in chosen[:size]
-        counts.sizes[at] += min(size, len(chosen))
+        counts.correct[workflow] += bool(chosen) and chosen[0] == actual
+        counts.two[workflow] += actual in chosen[:2]
+        counts.found[workflow] += actual in chosen[:size]
+        counts.sizes[workflow] += min(size, len(chosen))
 
 
 def fit_profile_baseline(name: str, train: pa.Table, test: pa.Table) -> ProfileCounts:

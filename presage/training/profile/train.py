@@ -91,7 +91,7 @@ def assess_profiles(
     """Evaluate profiles that were made of the training part on the test set, beside baselines of the same part."""
     check_names(baselines, PROFILE_BASELINES)
     predictor, seed, report = fitted.predictor, fitted.predictor.seed, progress or (lambda _, __: None)
-    rivals = fit_baselines(baselines, lambda of: fit_profile_baseline(of, parts.train, parts.test), report)
+    rivals = fit_baselines(baselines, lambda baseline: fit_profile_baseline(baseline, parts.train, parts.test), report)
     report("judging on the test set", None)
     evaluation = evaluate(predictor, parts.test, seed, rivals)
     workflows = workflow_count(parts.train)
@@ -136,7 +136,7 @@ def _latency_us(predictor: ProfilePredictor, sequences: Mapping[str, TypeSequenc
             place = profile.automaton.step(place, steps.agents[index], index, steps.parents[index], profile.alphabet)
         places.append((place, steps.agents[last], last, steps.parents[last]))
 
-    def forecast(at: int) -> object:
-        return predictor.forecast_at(name, profile.automaton.step(*places[at], profile.alphabet))
+    def forecast(number: int) -> object:
+        return predictor.forecast_at(name, profile.automaton.step(*places[number], profile.alphabet))
 
     return median_us(forecast, _ROUNDS)

@@ -248,29 +248,29 @@ def _infer(spool: _Spool, order: NDArray[np.int64]) -> _Inferred:
 
 
 def _tables(
-    spool: _Spool, order: NDArray[np.int64], found: _Inferred, workflow_type: str | None
+    spool: _Spool, order: NDArray[np.int64], inferred: _Inferred, workflow_type: str | None
 ) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
     """Rows of steps, and the line of each."""
-    agents = _agents(found)
-    quiet_from = max(found.active_us) - QUIET_S * 1e6
+    agents = _agents(inferred)
+    quiet_from = max(inferred.active_us) - QUIET_S * 1e6
     types: dict[int, str] = {}
-    steps = array("q", bytes(8 * len(found.steps)))
+    steps = array("q", bytes(8 * len(inferred.steps)))
     rows: list[dict[str, object]] = []
     lines: list[int] = []
     size = 0
     for place, number in enumerate(order.tolist()):
-        request, workflow = spool.request(number), found.workflow[place]
-        agent = request.agent or agents.get(found.heads[place], UNKNOWN)
+        request, workflow = spool.request(number), inferred.workflow[place]
+        agent = request.agent or agents.get(inferred.heads[place], UNKNOWN)
         if workflow not in types:
             inferred_type = (
                 f"{UNKNOWN_TYPE}-{agent.removeprefix('agent-')}" if agent in agents.values() else UNKNOWN_TYPE
             )
             types[workflow] = workflow_type or request.workflow_type or inferred_type
-        confidence = found.confidence[place]
+        confidence = inferred.confidence[place]
         rows.append(
             {
                 "workflow_type": types[workflow],
-                "workflow_id": f"inferred-{spool.digest(int(order[found.first[workflow]]))}",
+                "workflow_id": f"inferred-{spool.digest(int(order[inferred.first[workflow]]))}",
                 "step": steps[workflow],
                 "agent": agent,
                 "model": request.model,
@@ -283,12 +283,12 @@ def _tables(
                 "system_prompt": request.system_prompt,
                 "input_text": request.input_text,
                 "output_text": request.answer,
-                "complete": found.active_us[workflow] < quiet_from,
+                "complete": inferred.active_us[workflow] < quiet_from,
                 "identity_confidence": None if confidence != confidence else confidence,
             }
         )
         steps[workflow] += 1
-        if steps[workflow] == found.steps[workflow]:
+        if steps[workflow] == inferred.steps[workflow]:
             del types[workflow]
         lines.append(spool.lines[number])
         size += spool.sizes[number]
@@ -312,8 +312,8 @@ _ROWS: Final = pa.schema(
 )
 
 
-def _agents(found: _Inferred) -> dict[str, str]:
+def _agents(inferred: _Inferred) -> dict[str, str]:
     """The names of agents by the first tokens of their prompts, of those that several workflows have."""
-    pairs = set(zip(found.heads, found.workflow, strict=True))
+    pairs = set(zip(inferred.heads, inferred.workflow, strict=True))
     times = Counter(head for head, _ in pairs if head)
     return {head: f"agent-{head}" for head, workflows in times.items() if workflows >= NAMED_FROM}

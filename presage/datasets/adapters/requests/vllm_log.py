@@ -91,7 +91,7 @@ class VllmLogs:
         self.read_bytes, self.found, self.unanswered = 0, 0, 0
         self._lengths = Counter[int]()  # of prompts that may have been cut
         self._bad = bad
-        self._files = sorted(files.items(), key=lambda one: _first_us(one[1]))
+        self._files = sorted(files.items(), key=lambda numbered_file: _first_us(numbered_file[1]))
         self._open: OrderedDict[str, _Request] = OrderedDict()
 
     def __iter__(self) -> Iterator[tuple[Place, LoggedRequest]]:

@@ -329,10 +329,10 @@ def _first_reason(key: str, value: Any, problem: Problem) -> str | None:
     return None
 
 
-def _reason_in_output(found: Found) -> str | None:
+def _reason_in_output(attributes: Found) -> str | None:
     """The finish reason inside the model's response; a text that cannot contain one is not decoded."""
     for name in _MESSAGES["output"]:
-        value = found.get(name)
+        value = attributes.get(name)
         if value is None or (isinstance(value, str) and "_reason" not in value):
             continue
         reason = finish_reason(_nested(value))

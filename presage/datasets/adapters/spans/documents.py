@@ -209,10 +209,10 @@ def _take_otlp_span(span: _Span, place: Place, service: str | None, shared: Foun
     )
 
 
-def _event(found: Found, name: str, attributes: dict[str, Any]) -> int:
+def _event(kept: Found, name: str, attributes: dict[str, Any]) -> int:
     """Keep the attributes of an event; what it says of its span."""
     if name.startswith("gen_ai."):
-        keep_event(found, name, attributes)
+        keep_event(kept, name, attributes)
     if name != "exception":
         return 0
     return Flag.PAUSED if any(map(is_pause, attributes.values())) else Flag.UNANSWERED

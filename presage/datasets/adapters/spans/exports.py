@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from presage.datasets.schema.messages import fields, from_json
 
-_camel_key: Final = partial(re.compile(r"_([a-z])").sub, lambda found: found[1].upper())
+_camel_key: Final = partial(re.compile(r"_([a-z])").sub, lambda match: match[1].upper())
 _OTLP_KEYS: Final = frozenset({"resource_spans", "resource_logs"})
 _UNREAD: Final = {"traceID": "an export of Jaeger's API", "localEndpoint": "Zipkin spans"}
 _LANGFUSE_COUNTS: Final = ("promptTokens", "completionTokens", "totalTokens")  # of exports before usage details
@@ -116,19 +116,25 @@ def _is_page(document: dict[str, Any]) -> bool:
 
 
 _EXPORTS: Final[tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any]], Iterable[Any]]], ...]] = (
-    (lambda one: not _OTLP_KEYS.isdisjoint(one), lambda one: [_camel(one)]),
-    (lambda one: isinstance(one.get("batches"), list), lambda one: [{"resourceSpans": one["batches"]}]),
-    (lambda one: isinstance(one.get("scopeSpans"), list), lambda one: [{"resourceSpans": [one]}]),
-    (lambda one: isinstance(one.get("trace"), dict) and "resourceSpans" in one["trace"], lambda one: [one["trace"]]),
+    (lambda document: not _OTLP_KEYS.isdisjoint(document), lambda document: [_camel(document)]),
     (
-        lambda one: {"traceId", "spanId", "startTimeUnixNano"} <= one.keys(),
-        lambda one: [{"resourceSpans": [{"resource": one.get("resource"), "scopeSpans": [{"spans": [one]}]}]}],
+        lambda document: isinstance(document.get("batches"), list),
+        lambda document: [{"resourceSpans": document["batches"]}],
     ),
-    (lambda one: _LANGFUSE[0] <= one.keys(), _langfuse),
-    (lambda one: _LANGFUSE[1] <= one.keys(), lambda one: _langfuse({_camel_key(key): one[key] for key in one})),
-    (lambda one: "id" in one and isinstance(one.get("observations"), list), _langfuse),
-    (lambda one: one.get("object") in ("trace.span", "trace"), _agents_sdk),
-    (_is_page, lambda one: one["data"]),
+    (lambda document: isinstance(document.get("scopeSpans"), list), lambda document: [{"resourceSpans": [document]}]),
+    (
+        lambda document: isinstance(document.get("trace"), dict) and "resourceSpans" in document["trace"],
+        lambda document: [document["trace"]],
+    ),
+    (
+        lambda span: {"traceId", "spanId", "startTimeUnixNano"} <= span.keys(),
+        lambda span: [{"resourceSpans": [{"resource": span.get("resource"), "scopeSpans": [{"spans": [span]}]}]}],
+    ),
+    (lambda row: _LANGFUSE[0] <= row.keys(), _langfuse),
+    (lambda row: _LANGFUSE[1] <= row.keys(), lambda row: _langfuse({_camel_key(key): row[key] for key in row})),
+    (lambda trace: "id" in trace and isinstance(trace.get("observations"), list), _langfuse),
+    (lambda document: document.get("object") in ("trace.span", "trace"), _agents_sdk),
+    (_is_page, lambda document: document["data"]),
 )
 """How each export is recognised, and what it stands for."""
 

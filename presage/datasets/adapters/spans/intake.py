@@ -185,7 +185,7 @@ class Intake:
     def _dropped(self, attribute: str, reason: str) -> None:
         self.notices[f"value dropped: {attribute} {reason}"] += 1
 
-    def _notice(self, meaning: Meaning, found: Found, name: str, unread: Iterable[str]) -> None:
+    def _notice(self, meaning: Meaning, attributes: Found, name: str, unread: Iterable[str]) -> None:
         """Count what is lost with a span, if it has to do with models, agents or tools."""
         if meaning.flags & Flag.LOST:
             self.notices["span that lost attributes: its workflow is not complete"] += 1
@@ -193,8 +193,8 @@ class Intake:
             self.notices[f"attribute not read: {key}"] += 1
         if meaning.role not in _NO_STEP:
             self.notices["span with an error"] += bool(meaning.flags & Flag.ERROR)
-        elif any(_GENAI.match(key) and PLAN[key].field not in _OF_ANY_SPAN for key in found):
-            said = {key: found[key].strip() for key in KINDS if isinstance(found.get(key), str)}
+        elif any(_GENAI.match(key) and PLAN[key].field not in _OF_ANY_SPAN for key in attributes):
+            said = {key: attributes[key].strip() for key in KINDS if isinstance(attributes.get(key), str)}
             kind = next((word for key, word in said.items() if word.lower() in KINDS[key]), None)
             operation = next(iter(said.values()), "no operation")
             if kind is None and (none := NO_REQUEST.search(f"{' '.join(said.values()) or name} {meaning.model}")):
