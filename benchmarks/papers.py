@@ -23,12 +23,11 @@ from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.replay.policies import Policy
 from presage.replay.workload import ReplayJob
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.vllm.listeners import Listener
+from presage.serving_hooks.listeners import Found, Listener
 from presage.serving_hooks.workflows.live import LiveForecast
 
 if TYPE_CHECKING:
     from presage.serving_hooks.modes import Switch
-    from presage.serving_hooks.vllm.engine import Found
     from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow
 
 CHECK_S: Final = 5.0
@@ -54,7 +53,7 @@ class _Workflow:
     marked: bool = False
 
 
-class PauseRestore(Listener):
+class PauseRestore(Listener[Any]):
     """Who is held: workflows are paused where their contexts do not fit, and restored where they do; no forecasts.
 
     Source: ThunderAgent, section 4.3. Every Δt the contexts of the workflows that may run are summed, those in a tool

@@ -21,9 +21,9 @@ from presage.errors import ConfigurationError
 from presage.replay.policies import named
 from presage.replay.workload import PromptConvention, RecordedRequest, ReplayJob, assemble
 from presage.serving_hooks.counts import EventCounts
+from presage.serving_hooks.listeners import Found
 from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.policies.score import UNIT, ScoreConfig, lookahead
-from presage.serving_hooks.vllm.engine import Found
 from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow
 from presage.serving_hooks.workflows.identity import Step
 

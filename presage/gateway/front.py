@@ -24,7 +24,7 @@ from presage.errors import ConfigurationError
 from presage.gateway.bodies import Bodies, ClientLeft, Slots, parsed_body, top_of_body
 from presage.gateway.client_keys import ClientKeys
 from presage.gateway.config import GatewayConfig
-from presage.gateway.decisions import Decisions, GatewayDecision
+from presage.gateway.decisions import Decisions
 from presage.gateway.dialects import (
     DIALECTS,
     ORDER_HEADERS,
@@ -50,6 +50,7 @@ from presage.gateway.metrics import GatewayMetrics
 from presage.gateway.outcomes import outcome_report
 from presage.gateway.prefill.ahead import PrefillAhead
 from presage.gateway.refusal import Message, Refusal, Send
+from presage.gateway.request_forecasts import GatewayDecision
 from presage.gateway.routes import ResponseHomes, check_route, check_shared, model_in
 from presage.gateway.streams import UsageFilter
 from presage.gateway.tolerance import REFUSED, Additions, Tolerance

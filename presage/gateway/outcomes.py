@@ -12,9 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from presage.gateway.refusal import Refusal
+from presage.gateway.request_forecasts import GatewayDecision
+from presage.serving_hooks.listeners import Found, Listener
+from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.recorder.recorder import StepRecorder
-from presage.serving_hooks.recorder.rows import RecordedStep
+from presage.serving_hooks.workflows import RunningStep
+from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of
+from presage.serving_hooks.workflows.recorded import RecordedStep
 from presage.wording import nearest
 
 LATE_S: Final = 86_400.0
@@ -93,27 +98,39 @@ class _Known:
     report: OutcomeReport | None = None
 
 
-class ReportableOutcomes:
+class ReportableOutcomes(Listener[GatewayDecision]):
     """Recorded answers and workflows that may be reported on, the latest of each tenant.
 
     Args:
         most: answers and workflows together; more push out the oldest of the tenant with the most.
         clock: monotonic seconds.
+        switch: of the recorder.
     """
 
-    def __init__(self, recorder: StepRecorder, most: int, clock: Callable[[], float]) -> None:
+    def __init__(self, recorder: StepRecorder, most: int, clock: Callable[[], float], switch: Switch) -> None:
+        self.switch = switch
         self._recorder, self._most, self._clock = recorder, most, clock
         self._known: dict[str, OrderedDict[Subject, _Known]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._known.values()))
 
+    def request_scheduled(self, request: GatewayDecision, step: RunningStep | None, found: Found) -> None:
+        """A step begins."""
+        if step is not None and step.recorded is not None:
+            self.began(step.step, step.recorded)
+
+    def request_finished(self, request: GatewayDecision, step: RunningStep | None, left: LeftStep | None) -> None:
+        """A step leaves."""
+        if step is not None and step.recorded is not None and request.answer is not None:
+            self.answered(step.step, request.answer.response_id, step.recorded)
+
     def began(self, step: Step, recorded: RecordedStep) -> None:
         """A step of a workflow began."""
         subject: Subject = ("workflow", step.workflow)
-        of = self._of(tenant_of(step.workflow_id)).get(subject)
-        same = of is not None and of.recorded is not None and of.recorded.run is recorded.run
-        self._keep(step, subject, recorded, of.report if of is not None and same else None)
+        earlier = self._of(tenant_of(step.workflow_id)).get(subject)
+        same = earlier is not None and earlier.recorded is not None and earlier.recorded.run is recorded.run
+        self._keep(step, subject, recorded, earlier.report if earlier is not None and same else None)
 
     def answered(self, step: Step, response_id: str | None, recorded: RecordedStep) -> None:
         """A step was answered."""

@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 
-from presage.gateway.decisions import GatewayDecision
+from presage.gateway.request_forecasts import GatewayDecision
 from presage.serving_hooks.policies.fair_shares import Weights
 from presage.serving_hooks.policies.routing.fleet import Fleet, FleetEngine, Placement, RoutingRequest
 from presage.serving_hooks.policies.routing.placement import LeastLoaded, RoundRobin, RoutingPolicy
@@ -54,7 +54,7 @@ class Placements:
         self._next += 1
         request_id = self._next, 0
         program = f"{step.workflow}\0{model}"
-        known = self.fleet.programs.get(program)
+        earlier = self.fleet.programs.get(program)
         system_prompt = decision.request.texts[0] or ""
         whole = sum(len(text) for text in decision.request.texts if text) or 1
         request = RoutingRequest(
@@ -64,7 +64,9 @@ class Placements:
             decision.prompt_tokens,
             shared_tokens=round(decision.prompt_tokens * len(system_prompt) / whole),
             remaining_tokens=None if annotation is None else annotation.rank,
-            cached_tokens=lambda engine: known.prompt_tokens if known is not None and known.engine == engine else 0,
+            cached_tokens=lambda engine: (
+                earlier.prompt_tokens if earlier is not None and earlier.engine == engine else 0
+            ),
             agent=step.agent,
             model=model,
             group=step.stats_key,

@@ -16,7 +16,7 @@ from typing import Any, Final
 import httpx
 
 from presage.gateway.config import GatewayConfig
-from presage.gateway.decisions import Decisions, GatewayDecision
+from presage.gateway.decisions import Decisions
 from presage.gateway.exporters.demand import DemandGauges, ModelDemand
 from presage.gateway.exporters.demand_watch import DemandWatch
 from presage.gateway.forward import Forwarder, Upstream
@@ -28,6 +28,7 @@ from presage.gateway.monitor.fleet_monitor import FleetMonitor, FleetUpstream
 from presage.gateway.monitor.polling import watch
 from presage.gateway.placement import Placements
 from presage.gateway.refusal import Refusal
+from presage.gateway.request_forecasts import GatewayDecision
 from presage.serving_hooks.answer_reader import AnswerReader
 from presage.serving_hooks.engine_file import read_engine
 from presage.serving_hooks.forecasting.champions import resolve_registry_uri

@@ -287,7 +287,7 @@ def test_a_part_that_fails_is_switched_off_and_requests_go_on(engine: Any, monke
 
     with gateway(engine[1]) as (url, front):
         monkeypatch.setattr(front.decisions.recorder, "begun", fails, raising=False)
-        monkeypatch.setattr(front.decisions.outputs, "finite", fails)
+        monkeypatch.setattr(front.decisions.request_forecasts.outputs, "finite", fails)
         for _ in range(3):
             assert httpx.post(url + CHAT, json=BODY).status_code == 200
         assert "ZeroDivisionError" in str(front.decisions.counts.by_key())
@@ -410,7 +410,7 @@ def test_state_does_not_outlive_its_workflows(engine: Any) -> None:
         for number in range(5):
             named = {"vllm_xargs": {"workflow_type": "t", "workflow_id": f"w{number}", "workflow_end": "true"}}
             httpx.post(url + CHAT, json={**BODY, **named})
-        tables = ("workflows", "requests", "courses", "conversations")
+        tables = ("workflows", "requests", "conversations")
         assert eventually(lambda: not any(front.decisions.debug_state()[name] for name in tables))
 
 

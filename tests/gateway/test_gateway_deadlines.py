@@ -6,9 +6,9 @@ import pytest
 from served import WITHOUT_MODELS
 
 from presage.gateway.config import gateway_config
-from presage.gateway.decisions import GatewayDecision
 from presage.gateway.metrics import GatewayMetrics
 from presage.gateway.placement import Placements
+from presage.gateway.request_forecasts import GatewayDecision
 from presage.gateway.serve import build_decisions
 from presage.serving_hooks.identity.request import ApiRequest
 from presage.serving_hooks.policies.routing.fleet import FleetEngine

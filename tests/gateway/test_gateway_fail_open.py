@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
 from served import WITHOUT_MODELS
 
 from presage.gateway.config import gateway_config
-from presage.gateway.decisions import Decisions, GatewayDecision
+from presage.gateway.decisions import Decisions
+from presage.gateway.request_forecasts import GatewayDecision
 from presage.gateway.serve import build_decisions
 from presage.serving_hooks.identity.request import ApiRequest
 
 CONFIG = {"upstreams": [{"url": "http://127.0.0.1:1"}], "forecasts": WITHOUT_MODELS}
 PARTS = {
     "bookkeeping of workflows": "table.arrived",
-    "forecasts of next agents": "_next.on_prefill",
-    "forecasts of return times": "_returns.arrived",
+    "forecasts of next agents": "_forecasts.next_agents.on_prefill",
+    "forecasts of return times": "_forecasts.returns.arrived",
 }
 
 
@@ -48,13 +50,13 @@ def test_what_one_request_has_switched_off_is_made_anew(
 ) -> None:
     gateway = Gateway()
     assert gateway.is_whole("before")
-    owner, name = PARTS[part].split(".")
+    owner, _, name = PARTS[part].rpartition(".")
 
     def fails(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
     with monkeypatch.context() as odd:
-        odd.setattr(getattr(gateway.decisions, owner), name, fails)
+        odd.setattr(attrgetter(owner)(gateway.decisions), name, fails)
         gateway.asks("odd")
     assert gateway.off == [part]
     gateway.asks("meanwhile")
@@ -68,4 +70,4 @@ def test_what_one_request_has_switched_off_is_made_anew(
         gateway.decisions.tick()
     assert gateway.is_whole("after")
     state = gateway.decisions.debug_state()
-    assert state["courses"] == len(gateway.decisions.table)
+    assert state["workflows"] == len(gateway.decisions.table)

@@ -89,7 +89,7 @@ def test_it_is_filtered_and_annotated_as_chat_is(dialect: str) -> None:
         if dialect != "vllm":
             assert seen.body["vllm_xargs"]["agent"] == "coder"
         assert all(isinstance(value, str | int) for value in seen.body["vllm_xargs"].values())
-        assert front.decisions.outputs.finite(("t", "coder")) == (42.0, 42.0)
+        assert front.decisions.request_forecasts.outputs.finite(("t", "coder")) == (42.0, 42.0)
 
 
 def test_a_refusal_is_one_for_both_sdks() -> None:

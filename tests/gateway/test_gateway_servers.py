@@ -122,7 +122,7 @@ def test_an_error_in_a_200_is_a_failure_and_passes_as_it_came(path: str, answer:
         page = httpx.get(url + "/metrics").text
         assert 'reason="error in its answer"' in page
         assert eventually(lambda: front.decisions.table.debug_state()["requests"] == 0)
-        assert not len(front.decisions.outputs)
+        assert not len(front.decisions.request_forecasts.outputs)
 
 
 def test_an_answer_is_read_as_it_comes_and_not_as_it_was_asked_for() -> None:
@@ -137,4 +137,4 @@ def test_an_answer_is_read_as_it_comes_and_not_as_it_was_asked_for() -> None:
             with httpx.stream("POST", url + CHAT, json=asked) as got:
                 assert b"".join(got.iter_raw()) == raw
             answers.pop(0)
-        assert eventually(lambda: len(front.decisions.outputs) == 1)
+        assert eventually(lambda: len(front.decisions.request_forecasts.outputs) == 1)

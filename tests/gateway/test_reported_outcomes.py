@@ -23,6 +23,8 @@ from presage.gateway.front import Front
 from presage.gateway.outcomes import LATE_S, ReportableOutcomes, outcome_report
 from presage.gateway.refusal import Refusal
 from presage.gateway.simulated_engine import SimulatedEngine
+from presage.serving_hooks.counts import EventCounts
+from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import Recorder
 from presage.serving_hooks.workflows.identity import Step, scoped
@@ -235,7 +237,7 @@ class Clock:
 def reportable(folder: Path, most: int, **settings: Any) -> tuple[ReportableOutcomes, Recorder, Clock]:
     clock = Clock()
     recorder = Recorder(RecorderConfig(folder=str(folder), **settings))
-    return ReportableOutcomes(recorder, most, clock), recorder, clock
+    return ReportableOutcomes(recorder, most, clock, Switch("recorder", EventCounts())), recorder, clock
 
 
 def serve(of: ReportableOutcomes, recorder: Recorder, tenant: str, number: int, response_id: str) -> None:

@@ -24,13 +24,13 @@ import msgspec
 
 from presage.gateway.bodies import parsed_body
 from presage.gateway.client_keys import KEY_HEADERS
-from presage.gateway.decisions import GatewayDecision
 from presage.gateway.dialects import ORDER_HEADERS, answer_headers
 from presage.gateway.dialects.answer import HEADER as FORECAST_HEADER
 from presage.gateway.forward import is_encoded, is_stream
 from presage.gateway.front import Front, wants_usage
 from presage.gateway.hosts.grpc_messages import messages, serve_method
 from presage.gateway.refusal import Refusal
+from presage.gateway.request_forecasts import GatewayDecision
 from presage.gateway.streams import UsageFilter
 from presage.serving_hooks.answer_reader import AnswerReader
 from presage.serving_hooks.event_stream import StreamEvent

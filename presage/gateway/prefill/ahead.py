@@ -26,12 +26,13 @@ import msgspec
 import numpy as np
 
 from presage.gateway.config import PREFILL_AHEAD, PrefillAheadSettings
-from presage.gateway.decisions import Decisions, GatewayDecision
+from presage.gateway.decisions import Decisions
 from presage.gateway.forward import Forwarder, Upstream
 from presage.gateway.metrics import GatewayMetrics
 from presage.gateway.prefill.budget import PrefillBudget, PrefillBudgets
 from presage.gateway.prefill.planning import NotPlanned, PrefillPlan, PrefillPlanner
 from presage.gateway.refusal import Refusal
+from presage.gateway.request_forecasts import GatewayDecision
 from presage.gateway.upstreams import Upstreams
 from presage.predictors.profile.predictor import ProfilePredictor
 from presage.serving_hooks.answer_reader import AnswerReader
@@ -137,7 +138,7 @@ class PrefillAhead:
 
     def _profile(self) -> ProfilePredictor | None:
         loaded = getattr(self._decisions.next_agents, "loaded", ())
-        return next((of for of in loaded if isinstance(of, ProfilePredictor)), None)
+        return next((predictor for predictor in loaded if isinstance(predictor, ProfilePredictor)), None)
 
     def _arrived(self, decision: GatewayDecision) -> None:
         step = decision.identity.step
@@ -169,7 +170,7 @@ class PrefillAhead:
         running = self._decisions.table.get(step.workflow)
         if answer is None or mode is Mode.OFF or running is None or request.endpoint != "chat":
             return
-        planned = "other steps run" if running.requests else self._plan(decision, mode)
+        planned = "other steps run" if running.requests else self._plan(decision, running.forecasts.next_agents, mode)
         self._metrics.prefill_planned(planned if isinstance(planned, str) else "planned")
         if isinstance(planned, str):
             return
@@ -180,12 +181,12 @@ class PrefillAhead:
             self._tasks.add(planned.task)
             planned.task.add_done_callback(self._tasks.discard)
 
-    def _plan(self, decision: GatewayDecision, mode: Mode) -> _Prefill | Unplanned:
-        step, live = decision.identity.step, decision.completed
-        found = _likeliest(live) if live is not None else None
-        if found is None:
+    def _plan(self, decision: GatewayDecision, live: LiveForecast | None, mode: Mode) -> _Prefill | Unplanned:
+        step = decision.identity.step
+        likeliest = _likeliest(live) if live is not None else None
+        if likeliest is None:
             return "no forecast"
-        agent, probability = found
+        agent, probability = likeliest
         if agent is None:
             return "end is likelier"
         if probability < self._settings.probability:
@@ -197,7 +198,7 @@ class PrefillAhead:
         plan = self._planner.plan(step, decision.request, agent, partial(self._home, step.workflow))
         if isinstance(plan, str):
             return plan
-        tokens = self._decisions.tokens(plan.new_characters, str(plan.inputs.get("model", "")))
+        tokens = self._decisions.request_forecasts.tokens(plan.new_characters, str(plan.inputs.get("model", "")))
         return _Prefill(plan, mode, tokens) if tokens >= self._settings.least_new_tokens else "little is new"
 
     def _home(self, workflow: str, model: str) -> str | None:
@@ -207,7 +208,7 @@ class PrefillAhead:
     async def _send(self, prefill: _Prefill, authorization: str | None) -> None:
         """Sends a prefill once its server is idle; cancelled by the workflow's next request."""
         try:
-            upstream = next(one for one in self._upstreams.all if one.name == prefill.plan.upstream)
+            upstream = next(candidate for candidate in self._upstreams.all if candidate.name == prefill.plan.upstream)
             began = self._clock()
             while not self._idle(upstream):
                 if self._clock() - began > self._settings.patience_s:

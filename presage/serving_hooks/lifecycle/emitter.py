@@ -67,12 +67,7 @@ class LifecycleEvents:
 
     def arrived(self, running: RunningStep) -> None:
         """A request of a workflow has arrived."""
-        first = running.workflow.emitted is None
-        emitted, number = self._emitted(running.workflow), running.step.number
-        if running.opens:
-            emitted.latest = emitted.latest + 1 if number is None else number
-        running.number = emitted.latest
-        if first:
+        if running.workflow.emitted is None:
             self._latest("workflow.started", running.workflow)
         if running.opens:
             self._latest("step.started", running.workflow)
@@ -128,7 +123,7 @@ class LifecycleEvents:
         return workflow.emitted
 
     def _latest(self, kind: LifecycleKind, workflow: Workflow, **details: Any) -> None:
-        self._emit(kind, workflow, workflow.step, self._emitted(workflow).latest, **details)
+        self._emit(kind, workflow, workflow.step, workflow.latest, **details)
 
     def _emit(self, kind: LifecycleKind, workflow: Workflow, step: Step, number: int, **details: Any) -> None:
         emitted = self._emitted(workflow)

@@ -25,8 +25,6 @@ from presage.serving_hooks.recorder.rows import (
     NO_NAME,
     EventBuffer,
     LateColumns,
-    RecordedStep,
-    RecordedWorkflow,
     RowAssembler,
     RowQueue,
     Text,
@@ -38,6 +36,7 @@ from presage.serving_hooks.recorder.rows import (
 from presage.serving_hooks.recorder.writer import Writer
 from presage.serving_hooks.status import RecorderStatus
 from presage.serving_hooks.workflows.identity import tenant_of, unscoped
+from presage.serving_hooks.workflows.recorded import RecordedStep, RecordedWorkflow
 
 if TYPE_CHECKING:
     from presage.serving_hooks.workflows.identity import Step

@@ -17,6 +17,7 @@ import numpy as np
 from presage.datasets.schema.names import MAX_NAME
 from presage.features.moment import PREFILL, Moment
 from presage.serving_hooks.counts import RECORDER, EventCounts
+from presage.serving_hooks.workflows.recorded import RecordedWorkflow
 
 if TYPE_CHECKING:
     from presage.serving_hooks.workflows.identity import Step
@@ -47,33 +48,6 @@ class State(NamedTuple):
 
     dtype: str
     data: bytes
-
-
-@dataclass(slots=True, eq=False)
-class RecordedWorkflow:
-    """A run of a workflow in this engine.
-
-    Attributes:
-        workflow_id: as the client sent it, without its tenant.
-        steps, known: steps begun, and whether the writer thread has an event of the run; set by the engine thread.
-        running, how: steps that have not completed, and how the run ended; set by the writer thread.
-    """
-
-    number: int
-    workflow_type: str
-    workflow_id: str
-    tenant: str | None = None
-    steps: int = 0
-    known: bool = False
-    running: int = 0
-    how: str | None = None
-
-
-class RecordedStep(NamedTuple):
-    """Where a step is recorded: its run, and its number there."""
-
-    run: RecordedWorkflow
-    number: int
 
 
 @dataclass(slots=True, eq=False)

@@ -22,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from presage.serving_hooks.counts import ADMISSION_CHANGES, ADMISSION_DECISIONS, DEADLINES, EventCounts
+from presage.serving_hooks.listeners import Found, Listener
 from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.accounts import Account, AdmissionRequest, SharedPrefixes
 from presage.serving_hooks.policies.admission import Admission, AdmissionConfig, Decision, WorkflowColumns
@@ -30,9 +31,8 @@ from presage.serving_hooks.policies.wait_bounds import WaitBounds
 from presage.serving_hooks.policies.workload import Earlier, WorkloadMeans
 from presage.serving_hooks.status import AdmissionStatus, OutlookStatus
 from presage.serving_hooks.vllm import engine
-from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Found, Iteration
+from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.iteration_times import IterationTimes, Seconds
-from presage.serving_hooks.vllm.listeners import Listener
 from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow
 from presage.serving_hooks.workflows.choices import LeftStep
 
@@ -135,7 +135,7 @@ def _forecast_growth(workflow: Workflow) -> float | None:
     return forecast.mean if forecast is not None and forecast.source == "champion" else None
 
 
-class AdmissionController(Listener):
+class AdmissionController(Listener[EngineRequest]):
     """Holds and admits the requests of workflows.
 
     Args:
@@ -274,7 +274,9 @@ class AdmissionController(Listener):
         account = workflow.account if workflow is not None else None
         if workflow is None or account is None:
             return
-        asked = account.requests[request_id]
+        asked = account.requests.get(request_id)
+        if asked is None:  # its id came again while its account was made anew
+            return
         account.leaves(request_id, hashes, now)
         if not asked.begun:
             self._count_held_time(account, asked, now)

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
+from presage.serving_hooks.listeners import Found, Listener
 from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.policies.eviction import EvictionConfig, FreeOrder
 from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.score import NO_ROWS, Lookahead
-from presage.serving_hooks.vllm.engine import Block, EngineRequest, Found, FreeQueue, Iteration
-from presage.serving_hooks.vllm.listeners import Listener
+from presage.serving_hooks.vllm.engine import Block, EngineRequest, FreeQueue, Iteration
 from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow
 from presage.serving_hooks.workflows.identity import Step
 
@@ -35,7 +35,7 @@ _PRESSED_FOR: Final = 256
 """Calls of the pool for which forecasts are ranked beside the model, and not only when an eviction needs them."""
 
 
-class ScoredBlocks(Listener):
+class ScoredBlocks(Listener[EngineRequest]):
     """Free blocks by score, with the methods of vLLM's free-block queue, and the attribution of blocks to workflows.
 
     Args:

@@ -11,10 +11,11 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from operator import add
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from presage.continuation import TokenPrompt
 from presage.errors import EngineError
+from presage.serving_hooks.listeners import Found
 from presage.serving_hooks.policies.workload import attention_pairs
 from presage.serving_hooks.vllm.start.engine_check import check_scheduler, installed, lacking
 from presage.serving_hooks.vllm.waiting import WaitingQueue
@@ -72,18 +73,6 @@ class Iteration(Protocol):
     total_num_scheduled_tokens: int
     preempted_req_ids: Collection[str] | None
     finished_req_ids: Collection[str]
-
-
-class Found(NamedTuple):
-    """What a request found in the cache when it was selected for the first time, by a connector too.
-
-    Attributes:
-        blocks: their ids.
-        tokens: of its prompt.
-    """
-
-    blocks: list[int]
-    tokens: int
 
 
 class Block(Protocol):

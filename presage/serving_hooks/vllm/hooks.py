@@ -21,9 +21,14 @@ from presage.serving_hooks.explain import LastForecasts, RecentAnswers
 from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.lifecycle.emitter import LifecycleEvents
 from presage.serving_hooks.lifecycle.webhook import Webhook
+from presage.serving_hooks.listeners import Found, Listeners
+from presage.serving_hooks.listeners.lifecycle import LifecycleListener
+from presage.serving_hooks.listeners.recording import Recording
 from presage.serving_hooks.modes import Mode, Modes, Parts, Retry, Switch, nothing_to_renew
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
+from presage.serving_hooks.recorder.config import RecorderConfig
+from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder, start
 from presage.serving_hooks.status import EngineStatus, as_json
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.admission import AdmissionController
@@ -32,9 +37,6 @@ from presage.serving_hooks.vllm.config import PresageConfig, counted_from_1, rea
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.hidden_states.steps import RequestStates
 from presage.serving_hooks.vllm.inferred import InferredIdentity
-from presage.serving_hooks.vllm.lifecycle import LifecycleListener
-from presage.serving_hooks.vllm.listeners import Listeners
-from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.queues import Priorities, QueuePolicies
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.vllm.step_texts import RequestTexts
@@ -82,7 +84,7 @@ class Hooks(engine.SchedulerSeam):
         self._prompt_tokens = {"tokens": 0, "local_tokens": 0, "external_tokens": 0}
         self.workflow_table = WorkflowTable(config.time_to_live_s, type(self).clock, self._counts, config.max_workflows)
         self.identity = self._make_identity(config.retry_s) if config.infer_workflows and port.caches_prefixes else None
-        self._observing = Observing(port, config.recorder, self.workflow_table, self._counts, self._state_layer)
+        self._recording = self._make_recording(config.recorder)
         self._last_forecasts = LastForecasts(config.explain, type(self).clock) if config.explain else None
         self._answers = RecentAnswers(type(self).clock)
         given = config.modes()
@@ -109,14 +111,14 @@ class Hooks(engine.SchedulerSeam):
             type(self).clock,
             switch=self._bookkeeping,
             texts=RequestTexts(forecasts, self._counts, config.texts),
-            record=self._observing.forecast if config.recorder is not None else None,
+            record=self._recording.forecast if config.recorder is not None else None,
             last=self._last_forecasts,
         )
         self.lifecycle = LifecycleEvents("engine", self._returns, self._counts)
         self._lifecycle_listener = LifecycleListener(self.lifecycle)
         self._webhook = Webhook(config.webhook) if config.webhook is not None else None
         self._wait_bounds = WaitBounds(config.objectives_settings())
-        self._listeners = Listeners()
+        self._listeners: Listeners[EngineRequest] = Listeners()
         self.queue_policies = QueuePolicies(
             port,
             self._presage,
@@ -137,14 +139,14 @@ class Hooks(engine.SchedulerSeam):
         self._apply_to_blocks(self._modes.whole["eviction"])  # whether states are read depends on it
         recorded = config.recorder.states if config.recorder is not None else "off"
         self._states = RequestStates(
-            port, forecasts, self.step_forecasts, self.workflow_table, self._observing, recorded
+            port, forecasts, self.step_forecasts, self.workflow_table, self._recording, recorded
         )
         # In this order: a request is known before anything is done for it, a step is recorded before its forecast, the
         # queues rank by what was forecast, and lifecycle events tell of it. Admission follows while it is on.
         for listener in (
             self.identity,
             self._states,
-            self._observing if self._observing.on else None,
+            self._recording if self._recording.on else None,
             self.block_order,
             self.step_forecasts,
             self.queue_policies,
@@ -189,7 +191,7 @@ class Hooks(engine.SchedulerSeam):
     @property
     def _acts(self) -> bool:
         policies = self.queue_policies.active or self.step_forecasts.retention is not None
-        return policies or self._observing.on or self.lifecycle.on
+        return policies or self._recording.on or self.lifecycle.on
 
     def _withdraw(self) -> None:
         """Gives vLLM its own queues and free blocks back, once Presage is off. Between two iterations only."""
@@ -332,6 +334,26 @@ class Hooks(engine.SchedulerSeam):
     def identity_key() -> bytes:
         """The key of the hashes from which identity is inferred; called once if it is."""
         return secrets.token_bytes(32)
+
+    def _make_recording(self, config: RecorderConfig | None) -> Recording[EngineRequest]:
+        port, text = self.engine_port, config is not None and config.text == "on"
+        recorder: StepRecorder = NoRecorder()
+        if config is not None:
+            decode = port.config.decoder() if text else None
+            recorder = start(config, model=port.config.served_model, state_layer=self._state_layer, decode=decode)
+
+        def begun(request: EngineRequest, found: Found) -> dict[str, Any]:
+            prompt = list(request.prompt_token_ids) if text and request.prompt_token_ids else None
+            return {
+                "input_tokens": request.num_prompt_tokens,
+                "cached_input_tokens": found.tokens,
+                "input_text": prompt,
+            }
+
+        def completed(request: EngineRequest) -> dict[str, Any]:
+            return {"output_text": list(request.output_token_ids) if text else None}
+
+        return Recording(recorder, self.workflow_table.choices, self._counts, begun, completed)
 
     def _make_identity(self, retry_s: float) -> InferredIdentity:
         kind = type(self)

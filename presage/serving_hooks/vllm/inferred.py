@@ -10,11 +10,11 @@ from typing import Final
 from presage.datasets.schema.names import NameMapping
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.identity.inference import Candidate, Inference
+from presage.serving_hooks.listeners import Listener
 from presage.serving_hooks.modes import Retry, Switch
 from presage.serving_hooks.status import IdentityStatus
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest
-from presage.serving_hooks.vllm.listeners import Listener
 from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import BY_ID, Step, scoped
@@ -25,7 +25,7 @@ _MOST_UNREAD: Final = 256
 """Answers that are read at once before the next iteration, if the model does not run."""
 
 
-class InferredIdentity(Listener):
+class InferredIdentity(Listener[EngineRequest]):
     """Passes prompts and answers of requests to the inference.
 
     Answers are read while the model runs, or before the next prompt is looked up.

@@ -145,7 +145,7 @@ class OperatorCalls(Hooks):
             examples={f"{field}: {reason}": key for (field, reason), key in self._counts.examples.items() if key},
             counted=self._counts.by_metric()
             | (admission.counts.by_metric() if admission is not None else {})
-            | self._observing.counts.by_metric(),
+            | self._recording.counts.by_metric(),
             ended={reason.value: self.workflow_table.ends[reason] for reason in EndReason},
             prompts=PromptStatus(**self._prompt_tokens),
             evicted=self.block_order.evicted if self.block_order is not None else None,
@@ -153,7 +153,7 @@ class OperatorCalls(Hooks):
             admission=admission.status() if admission is not None else None,
             tails={name: seconds.status() for name, seconds in self.queue_policies.tails.items()},
             identity=self.identity.status() if self.identity is not None else None,
-            recorder=replace(self._observing.status(), states=self._states.recorder_states),
+            recorder=replace(self._recording.status(), states=self._states.recorder_states),
             webhook=self._webhook.status() if self._webhook is not None else None,
             step_times=replace(file.status(), on=self._timing.on) if (file := self._step_times) is not None else None,
         )
@@ -211,13 +211,13 @@ class OperatorCalls(Hooks):
             "recent forecasts": len(self._last_forecasts) if self._last_forecasts is not None else 0,
         }
         entries |= getattr(self._returns, "debug_state", dict)()
-        for part in (self.workflow_table, self.step_forecasts, self._observing, *parts):
+        for part in (self.workflow_table, self.step_forecasts, self._recording, *parts):
             entries |= part.debug_state() if part is not None else {}
         return entries
 
     def _failed(self) -> list[Switch]:
         """Parts that are off after a failure, of which some stay so until a restart."""
-        for_good = (self._observing.switch, self._timing, self.lifecycle.switch)
+        for_good = (self._recording.switch, self._timing, self.lifecycle.switch)
         return self._parts.off + [switch for switch in for_good if not switch.on]
 
     def _modes_status(self) -> ModesStatus:

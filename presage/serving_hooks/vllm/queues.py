@@ -13,15 +13,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
+from presage.serving_hooks.listeners import Found, Listener, Listeners
 from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst, vllm_priority
 from presage.serving_hooks.policies.wait_bounds import WaitBounds
 from presage.serving_hooks.status import AgeingStatus
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.admission import AdmissionController
-from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Found, Iteration
+from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.iteration_times import Seconds
-from presage.serving_hooks.vllm.listeners import Listener, Listeners
 from presage.serving_hooks.vllm.waiting import Order, ShadowOrder, WaitingQueue, holds_none
 from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
@@ -140,7 +140,7 @@ class Priorities:
         request.priority = self._given[request.request_id] * _CLASS + vllm_priority(key.level, remaining_tokens)
 
 
-class QueuePolicies(Listener):
+class QueuePolicies(Listener[EngineRequest]):
     """The policies over waiting requests.
 
     Args:
@@ -163,7 +163,7 @@ class QueuePolicies(Listener):
         switch: Switch,
         modes: Modes,
         workflows: WorkflowTable,
-        listeners: Listeners,
+        listeners: Listeners[EngineRequest],
         priority: Switch | None,
         admission: Switch | None,
         bounds: WaitBounds,

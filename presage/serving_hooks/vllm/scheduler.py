@@ -100,7 +100,7 @@ class Policies(OperatorCalls):
 
     def shutdown(self, *args: Any, **kwargs: Any) -> None:
         """Writes what recorder and webhook have buffered, closes the file of step times, then calls vLLM's own."""
-        self._observing.close()
+        self._recording.close()
         if self._webhook is not None:
             self._webhook.close()
         if self._step_times is not None:
@@ -170,10 +170,7 @@ class Policies(OperatorCalls):
         if engine.hands_over(request):  # its one token would be learnt as its whole output
             self._counts.add(EVENTS, "steps that another engine answers")
             return None
-        made = self.workflow_table.arrived(request.request_id, step)
-        if made is not None:
-            made.opens = self.workflow_table.choices.arrives(request.request_id, step)
-        return made
+        return self.workflow_table.arrived(request.request_id, step)
 
     def _leaves(self, request: EngineRequest) -> None:
         step, left = self._bookkeeping.attempt(self._as_left, request) or (None, None)

@@ -20,11 +20,11 @@ from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.counts import FORECASTS, HIDDEN_STATES, EventCounts
 from presage.serving_hooks.explain import LastForecasts
 from presage.serving_hooks.forecasting.forecasts import Forecasts, ReadsStates, ReadsTools
+from presage.serving_hooks.listeners import Found, Listener
 from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.next_use import READY, ReturnCurve, StepPace, paced
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
-from presage.serving_hooks.vllm.engine import EngineRequest, Found
-from presage.serving_hooks.vllm.listeners import Listener
+from presage.serving_hooks.vllm.engine import EngineRequest
 from presage.serving_hooks.vllm.step_texts import PROJECTED, PROMPT_READ, RequestTexts, TextOf
 from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow, WorkflowForecasts, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
@@ -67,7 +67,7 @@ CompletionState = Callable[[str], "NDArray[np.float32] | None"]
 """The completion state of a request that has just produced its last token; None if there is none."""
 
 
-class StepForecasts(Listener):
+class StepForecasts(Listener[EngineRequest]):
     """The forecasts of running steps.
 
     Args:

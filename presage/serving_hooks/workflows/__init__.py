@@ -7,6 +7,7 @@ served as requests without a workflow.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from presage.serving_hooks.counts import METADATA_LEFT_OUT, EventCounts
 from presage.serving_hooks.workflows.choices import Choices
 from presage.serving_hooks.workflows.identity import Step, tenant_of
+from presage.serving_hooks.workflows.recorded import RecordedStep
 
 if TYPE_CHECKING:
     from presage.continuation import PromptedWorkflow
@@ -82,14 +84,12 @@ class EmittedEvents:
 
     Attributes:
         sequence: number of the next event.
-        latest: number of the latest step; -1 before the first.
         held: whether it was reported as held.
         ended: whether its end was: nothing follows.
         expected: the forecasts that were emitted last, of next agents and of the return time.
     """
 
     sequence: int = 0
-    latest: int = -1
     held: bool = False
     ended: bool = False
     expected: tuple[LiveForecast | None, LiveReturn | None] = (None, None)
@@ -101,11 +101,12 @@ class RunningStep:
 
     Attributes:
         opens: whether the step arrives with this request; False for further choices of it.
-        number: in its workflow, from 0, as lifecycle events have it.
+        number: in its workflow, from 0.
         remaining_tokens: output tokens of this step and all later ones, by which it is ranked; None if unknown.
         awaits_state: the forecast that its prefill state may renew.
         preempted: whether it must be computed again.
         state_comes: whether the recorder gets its completion state later.
+        recorded: where it is recorded; None if it is not.
     """
 
     request_id: str
@@ -117,6 +118,7 @@ class RunningStep:
     awaits_state: LiveForecast | None = None
     preempted: bool = False
     state_comes: bool = False
+    recorded: RecordedStep | None = None
 
 
 _NO_REQUESTS: Final[dict[str, RunningStep]] = {}
@@ -132,6 +134,9 @@ class Workflow:
         arrived_at: when its first request arrived, seconds of the table's clock.
         active_at: when one of its requests last arrived or left, seconds of the table's clock.
         steps: how many have arrived.
+        latest: the number of the latest step, from 0.
+        left_by, left_at: workflow type and agent of the step that left last, and when.
+        deadline_at: when it has to have ended; infinity without a deadline.
         requests: its steps in the engine, by request id.
         forecasts: the latest for it.
         account: what admission decides on; None where it is off.
@@ -144,6 +149,10 @@ class Workflow:
     arrived_at: float
     active_at: float
     steps: int = 0
+    latest: int = -1
+    left_by: tuple[str, str] | None = None
+    left_at: float = 0.0
+    deadline_at: float = math.inf
     requests: dict[str, RunningStep] = field(default_factory=lambda: _NO_REQUESTS)
     forecasts: WorkflowForecasts = field(default_factory=WorkflowForecasts)
     account: Account | None = None
@@ -235,7 +244,10 @@ class WorkflowTable:
             self._running.move_to_end(workflow)
         running.steps += 1
         running.requests = running.requests or {}
-        made = RunningStep(request_id, step, running)
+        opens = self.choices.arrives(request_id, step)
+        if opens:
+            running.latest = running.latest + 1 if step.number is None else step.number
+        made = RunningStep(request_id, step, running, opens, running.latest)
         running.requests[request_id] = self._steps[request_id] = made
         return made
 

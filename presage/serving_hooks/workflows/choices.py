@@ -32,12 +32,13 @@ class LeftStep(NamedTuple):
     Attributes:
         request_id: the request with which it began.
         completed: whether any choice has its last token.
+        output_tokens: of all choices; None where the server did not tell.
         finish_reason: that of the first choice to leave.
     """
 
     request_id: str
     completed: bool
-    output_tokens: int
+    output_tokens: int | None
     finish_reason: str | None
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from vllm_samples import Engine, ask, build
 
+from presage.serving_hooks.listeners import EVENTS, Listener
 from presage.serving_hooks.vllm.hooks import Hooks
-from presage.serving_hooks.vllm.listeners import EVENTS, Listener
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.workflows import Workflow
 

@@ -8,10 +8,10 @@ import pytest
 from presage.features.moment import COMPLETION, PREFILL
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.forecasts import Forecasts
+from presage.serving_hooks.listeners import Found
 from presage.serving_hooks.modes import Modes
 from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig
-from presage.serving_hooks.vllm.engine import Found
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.workflows import EndReason, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep

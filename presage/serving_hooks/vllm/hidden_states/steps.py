@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from presage.features.moment import COMPLETION, MOMENTS, PREFILL, Moment
 from presage.serving_hooks.forecasting.forecasts import Forecasts, ReadsStates
+from presage.serving_hooks.listeners import Listener
+from presage.serving_hooks.listeners.recording import Recording
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.hidden_states.connector import States, StatesConnector
-from presage.serving_hooks.vllm.listeners import Listener
-from presage.serving_hooks.vllm.observing import Observing
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
 from presage.serving_hooks.workflows import RunningStep, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
@@ -43,7 +43,7 @@ NO_WAY = f"off: start with {_START} to record states"
 _RECORDED: Final[dict[str, tuple[Moment, ...]]] = {"off": (), "prefill": (PREFILL,), "both": MOMENTS}
 
 
-class RequestStates(Listener):
+class RequestStates(Listener[EngineRequest]):
     """Requests hidden states from the worker: projected ones for the predictor, whole ones for the recorder.
 
     Attributes:
@@ -56,7 +56,7 @@ class RequestStates(Listener):
         forecasts: Forecasts,
         step_forecasts: StepForecasts,
         table: WorkflowTable,
-        recorder: Observing,
+        recorder: Recording[EngineRequest],
         recorded: Literal["off", "prefill", "both"] = "off",
     ) -> None:
         self.predictor_states, self.recorder_states = NOT_READ, NOT_RECORDED

@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from presage.serving_hooks.listeners import Found, Listener
 from presage.serving_hooks.modes import Mode, Modes, Switch
 from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.prefetch import PrefetchConfig, plan
@@ -34,9 +35,8 @@ from presage.serving_hooks.policies.workload import RunningMean
 from presage.serving_hooks.status import PrefetchStatus
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.blocks import ScoredBlocks
-from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Found, Iteration
+from presage.serving_hooks.vllm.engine import EnginePort, EngineRequest, Iteration
 from presage.serving_hooks.vllm.iteration_times import IterationTimer
-from presage.serving_hooks.vllm.listeners import Listener
 from presage.serving_hooks.vllm.prefetch.prompts import ExpectedPrompts, Prompt
 from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow
 from presage.serving_hooks.workflows.choices import LeftStep
@@ -124,7 +124,7 @@ class Pace:
         return self._tokens.mean / self._seconds.mean if self._seconds.mean else 0.0
 
 
-class Prefetcher(Listener):
+class Prefetcher(Listener[EngineRequest]):
     """Starts and ends internal requests of a scheduler; forwards forecasts and ends to the block order.
 
     Args:

@@ -1,28 +1,27 @@
-"""Passes the scheduler's events on as lifecycle events of workflows."""
+"""Passes the events of requests on as lifecycle events of workflows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from presage.serving_hooks.lifecycle.emitter import LifecycleEvents
-from presage.serving_hooks.vllm.engine import EngineRequest
-from presage.serving_hooks.vllm.listeners import Listener
+from presage.serving_hooks.listeners import Listener
 from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow
 from presage.serving_hooks.workflows.choices import LeftStep
 
 
-class LifecycleListener(Listener):
-    """Emits events of the workflows of one engine. It stands behind the forecasts, which it reads in the record."""
+class LifecycleListener(Listener[object]):
+    """Emits the events of workflows. It stands behind the forecasts, which it reads in the record."""
 
     def __init__(self, events: LifecycleEvents) -> None:
         self.switch, self._events = events.switch, events
 
-    def request_arrived(self, request: EngineRequest, step: RunningStep | None) -> None:
+    def request_arrived(self, request: object, step: RunningStep | None) -> None:
         """A step arrives."""
         if step is not None:
             self._events.attempt(self._events.arrived, step)
 
-    def request_finished(self, request: EngineRequest, step: RunningStep | None, left: LeftStep | None) -> None:
+    def request_finished(self, request: object, step: RunningStep | None, left: LeftStep | None) -> None:
         """A step leaves; what is expected next was just forecast."""
         if step is None or left is None:
             return
