@@ -1,6 +1,7 @@
 """Every baseline by its name, made to learn in a moment, and traces it has to cope with."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import paper_baselines
@@ -15,7 +16,6 @@ from presage.training.baselines import BASELINES, NextAgentEstimator
 BY_NAME = {**BASELINES, **paper_baselines.BASELINES}
 EVERY = tuple(BY_NAME)
 NEURAL = ("mlp-tiny", "mlp-small", "mlp-deep", "tcn-small", "tcn-large", "transformer-1", "transformer-2", "rgcn")
-IN_ORDER = NEURAL[3:]
 READS_COMPLETION = tuple(n for n in EVERY if not n.startswith(("markov", "published")) and n != "boosted-trees-ids")
 WORDS = ("abcab", "bca", "ccab", "abcc", "bb", "cabcabca") * 3
 SIZES = {"prefill": 5, "completion": 3}
@@ -27,6 +27,12 @@ def make(name: str, seed: int = 0, epochs: int = 2) -> NextAgentEstimator:
     if isinstance(estimator, NeuralBaseline | PublishedGraphSage):
         estimator.config = replace(estimator.config, epochs=epochs, batch_steps=32)  # type: ignore[assignment,arg-type,type-var]
     return estimator
+
+
+@cache
+def fitted(name: str, trace: str) -> NextAgentEstimator:
+    """A baseline that has learnt one of TRACES."""
+    return make(name).fit(TRACES[trace], TRACES[trace])
 
 
 def with_random_states(prefixes: Prefixes, seed: int = 0, moments: tuple[Moment, ...] = MOMENTS) -> Prefixes:

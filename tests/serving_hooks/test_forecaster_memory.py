@@ -56,7 +56,7 @@ def test_a_workflow_costs_at_most_4_kb_beyond_the_next_agent_predictors_state(ti
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ends", [True, False], ids=["that end", "that expire"])
-def test_memory_is_flat_over_8_000_short_workflows(tiny: Tiny, ends: bool) -> None:
+def test_memory_is_flat_over_4_000_short_workflows(tiny: Tiny, ends: bool) -> None:
     clock = Clock()
     forecaster = Forecaster(NextAgentPredictor.load(tiny.folder), back_off=OnlineCounts(), clock=clock)
     table = WorkflowTable(100.0, clock)
@@ -64,7 +64,7 @@ def test_memory_is_flat_over_8_000_short_workflows(tiny: Tiny, ends: bool) -> No
     tracemalloc.start()
     try:
         levels = []
-        for number in range(8_000):
+        for number in range(4_000):
             clock.now += 1.0
             table.arrived("request", Step("retry", f"workflow {number}", "planner"))
             steps(forecaster, f"workflow {number}", count=1 + number % 3)
@@ -77,5 +77,5 @@ def test_memory_is_flat_over_8_000_short_workflows(tiny: Tiny, ends: bool) -> No
     finally:
         tracemalloc.stop()
     assert len(forecaster) == (0 if ends else 100)
-    assert table.ends[EndReason.EXPIRED] == (0 if ends else 8_000 - 100)
+    assert table.ends[EndReason.EXPIRED] == (0 if ends else 4_000 - 100)
     assert max(levels[1:]) - levels[0] < 50_000, levels

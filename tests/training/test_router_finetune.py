@@ -134,7 +134,7 @@ def test_an_order_is_new_each_epoch_and_groups_like_lengths(folder: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [2, 4, 7])  # before any checkpoint, within the first epoch, within the second
+@pytest.mark.parametrize("step", [2, 7])  # before any checkpoint, within the second epoch
 def test_a_killed_training_ends_with_the_weights_it_would_have_had(folder: Path, tmp_path: Path, step: int) -> None:
     checkpoints = tmp_path / "ck"
     done = subprocess.run(

@@ -10,7 +10,7 @@ from presage.registry.connect import open_registry
 from presage.registry.package import register
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.usefixtures("patient")]
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version, pytest.mark.slow, pytest.mark.usefixtures("patient")]
 
 
 def test_forecasts_of_a_champion_reach_the_scheduler(

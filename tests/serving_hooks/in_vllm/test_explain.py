@@ -18,7 +18,7 @@ from presage.serving_hooks.vllm.waiting import WaitingQueue
 from presage.serving_hooks.workflows.identity import scoped
 from presage.serving_hooks.workflows.tenants import ARGUMENT
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 
 def test_forecasts_and_blocks_are_told_with_where_they_stand(tmp_path: Path) -> None:

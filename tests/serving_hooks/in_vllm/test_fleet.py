@@ -22,7 +22,7 @@ from replay_samples import chain
 from presage.replay.fleet_file import FleetMember
 from presage.replay.runs import Setting, run_one
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 CONVENTION = PromptConvention("history-first", opening_tokens=32)
 JOBS = tuple(chain(number, "abcab"[: 2 + number % 4], CONVENTION, new=40 + 7 * number) for number in range(24))

@@ -20,7 +20,7 @@ from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 NAMES = NameMapping(((r"(\w+)-\d+", r"\1"),), ((r"(\w+) run \d+", r"\1"),))
 

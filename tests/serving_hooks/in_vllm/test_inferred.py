@@ -16,7 +16,7 @@ from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.observed import OBSERVED, REQUEST
 from presage.serving_hooks.workflows.tenants import ANONYMOUS, ARGUMENT
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 SYSTEM = random.Random(0).choices(range(500), k=5 * BLOCK)
 

@@ -19,7 +19,7 @@ from presage.serving_hooks.workflows.identity import scoped
 from presage.serving_hooks.workflows.tenants import ARGUMENT
 from presage.testing.receiving_server import ReceivingServer
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 NO_MODELS = {"next_agent": None, "remaining_length": None, "return_time": None, "profile": None, "reload_s": None}
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()

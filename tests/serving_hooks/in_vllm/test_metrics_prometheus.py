@@ -29,6 +29,7 @@ from presage.testing.servers import prometheus
 PROGRAM = shutil.which("prometheus")
 pytestmark = [
     pytest.mark.vllm,
+    pytest.mark.one_version,
     pytest.mark.slow,
     pytest.mark.skipif(not PROGRAM, reason="no program `prometheus` on PATH (Debian's package prometheus has it)"),
 ]

@@ -15,7 +15,7 @@ from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.workflows.live import LiveForecast
 from presage.testing.forecasts import Noise
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 BOTH = [(Scheduler, GuessingSync, False), (AsyncScheduler, GuessingAsync, True)]
 
 

@@ -17,7 +17,7 @@ from presage.serving_hooks.forecasting.forecasts import RECOGNISED, Forecasts
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.workflows.observed import OBSERVED
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 
 def test_names_are_told_once_and_go_with_the_model(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from presage.serving_hooks.vllm.hooks import Hooks
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.workflows import Workflow
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 WORKFLOWS = 40
 

@@ -16,7 +16,7 @@ from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import start
 from presage.serving_hooks.workflows.identity import Step
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version, pytest.mark.slow]
 
 
 def engine(folder: Path, messages: Connection, sleeps: bool) -> None:

@@ -14,7 +14,7 @@ from presage.replay.verdict import verdict
 from presage.replay.workload import Arrivals, PromptConvention, RecordedRequest, ReplayJob, assemble
 from presage.serving_hooks.engine_file import Cost, EngineFile
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 CONVENTION = PromptConvention("own-conversation", opening_tokens=512)
 COST = Cost(

@@ -20,7 +20,7 @@ from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.usefixtures("patient")]
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version, pytest.mark.slow, pytest.mark.usefixtures("patient")]
 
 ROW = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
 BROKEN = 3

@@ -31,7 +31,7 @@ from presage.replay.workload import (
 from presage.serving_hooks.engine_file import Cost, EngineFile
 from presage.serving_hooks.vllm.engine import EnginePort
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 HISTORY, OWN = (
     PromptConvention(opening_tokens=40, closing_tokens=10),

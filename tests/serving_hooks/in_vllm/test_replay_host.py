@@ -17,7 +17,7 @@ from presage.replay.runs import Setting, run_one
 from presage.replay.workload import Arrivals, PromptConvention, RecordedRequest, ReplayJob, assemble
 from presage.serving_hooks.engine_file import EngineFile
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 OWN, HISTORY = (
     PromptConvention("own-conversation", opening_tokens=40),

@@ -7,7 +7,7 @@ from vllm_samples import Engine, Scheduler, ask, build
 
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 PREFIX, OTHER, LATER = 640, 640, 768
 
 

@@ -17,7 +17,7 @@ from presage.serving_hooks.vllm.http.plugin import call_scheduler
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.training.next_agent.train import fit_predictor
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 NO_MODELS = {"next_agent": None, "remaining_length": None, "profile": None, "reload_s": None}
 

@@ -11,7 +11,7 @@ from vllm_samples import Engine, build, everything_is_free
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version, pytest.mark.slow]
 WORKFLOWS = 5000
 
 

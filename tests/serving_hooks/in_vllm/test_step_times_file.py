@@ -14,7 +14,7 @@ from presage.replay.calibrate import read_step_times
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.serving_hooks.vllm.step_times_file import StepTimesFile
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 OFF = {"priority": False, "eviction": False, "admission": False}
 

@@ -23,7 +23,7 @@ from presage.serving_hooks.vllm.http.texts import ARGUMENT, TextFeatures, encode
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.workflows.live import LiveForecast
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version, pytest.mark.slow]
 AGENTS, LENGTHS = "next-agent", "remaining-length"
 EVENTS = ("on_prefill", "on_completion", "on_completion_state")
 

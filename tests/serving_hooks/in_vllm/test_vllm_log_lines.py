@@ -20,7 +20,7 @@ from vllm.lora.request import LoRARequest
 
 from presage.datasets.adapters import open_request_logs
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 
 def _from_the_server(record: logging.LogRecord) -> bool:
