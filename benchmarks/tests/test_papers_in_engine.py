@@ -13,7 +13,7 @@ from presage.replay.vllm_scheduler import HookedScheduler, scheduler_class
 from presage.replay.workload import Arrivals, PromptConvention, RecordedRequest, ReplayJob, assemble
 from presage.serving_hooks.engine_file import EngineFile
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 CONVENTION = PromptConvention("own-conversation", opening_tokens=40)
 COST = {"source": "a test", "iteration_s": 0.01, "prefill_token_s": 1e-4, "decode_token_s": 1e-4}

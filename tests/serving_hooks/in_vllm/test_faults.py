@@ -23,7 +23,7 @@ from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.serving_hooks.workflows.live import MISSED_STEP, NOT_BACK, SWITCHED_OFF
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]  # a predictor is trained
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.one_version]  # a predictor is trained
 ALL_ON = {"priority": True, "eviction": True, "admission": True}
 SECRET = "what the prompt says"
 
