@@ -28,6 +28,7 @@ SMALL = {
     "profile_templates": "--steps 200",
     "recorder": "--seconds 0.1 --rounds 1 --rate 100 --size 8",
     "remaining_length": "--rows 100",
+    "request_way": "--show",
     "router_training": "--prompts 20",
 }
 """Arguments with which a benchmark takes a few seconds."""
