@@ -97,6 +97,10 @@ class Listeners(Listener[Request]):
 def _to_all(event: str, hear: list[Listener[Any]]) -> Callable[..., None]:
     def tell(*what: Any) -> None:
         for listener in hear:
-            listener.switch.attempt(getattr(listener, event), *what)
+            if listener.switch.on:  # as `Switch.attempt`, without a call more for each listener
+                try:
+                    getattr(listener, event)(*what)
+                except Exception as error:
+                    listener.switch.off(error)
 
     return tell
