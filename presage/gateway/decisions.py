@@ -176,7 +176,11 @@ class Decisions:
         step = Step(workflow_type, workflow_id, "")
         running, now = self.table.get(step.workflow), self._clock()
         away: Any = self._forecasts.returns.away(step.workflow) if self._forecasts.returns is not None else None
-        found = [{"ago_s": round(now - at, 3), **facts} for at, name, facts in self._decided if name == step.workflow]
+        latest = [
+            {"ago_s": round(now - decided_at, 3), **facts}
+            for decided_at, name, facts in self._decided
+            if name == step.workflow
+        ]
         explanation: dict[str, Any] = {
             "workflow_type": workflow_type,
             "workflow_id": unscoped(workflow_id),
@@ -190,11 +194,11 @@ class Decisions:
             "in_engine": 0,
             "admission": None,
             "blocks": None,
-            "decisions": found[-MOST_SHOWN:],
+            "decisions": latest[-MOST_SHOWN:],
         }
         explanation["reasons"] = reasons(explanation) + [
             f"its last request went to {last['upstream']}, model {last.get('model', 'unknown')}: {_why(last)}"
-            for last in found[-1:]
+            for last in latest[-1:]
             if "upstream" in last
         ]
         return explanation
@@ -292,15 +296,15 @@ def _completed(decision: GatewayDecision) -> dict[str, Any]:
     answer, model, decided = decision.answer, decision.model, decision.explained()
     if answer is None:
         return {"found": LateColumns(None, None, model, decided)}
-    found = LateColumns(answer.input_tokens, answer.cached_tokens, answer.model or model, decided)
-    return {"output_text": answer.text, "found": found}
+    late = LateColumns(answer.input_tokens, answer.cached_tokens, answer.model or model, decided)
+    return {"output_text": answer.text, "found": late}
 
 
 def _why(facts: Mapping[str, str | float]) -> str:
     """Why a request went where it went, in words."""
-    known = [facts.get(name) for name in ("model_reason", "placement_reason")]
+    parts = [facts.get(name) for name in ("model_reason", "placement_reason")]
     rank, rank_from = facts.get("rank"), facts.get("rank_from")
     by = "" if rank_from == "forecast" else f" ({rank_from})"
-    known.append("no priority" if rank is None else f"priority by {rank:.0f} remaining tokens{by}")
+    parts.append("no priority" if rank is None else f"priority by {rank:.0f} remaining tokens{by}")
     recognised = f"workflow by {facts['workflow_from']}, agent by {facts['agent_from']}"
-    return "; ".join(str(one) for one in [*known, recognised] if one)
+    return "; ".join(str(part) for part in [*parts, recognised] if part)

@@ -70,7 +70,7 @@ class GatewayDecision:
 
     def facts(self) -> dict[str, str | float]:
         """What was decided and why."""
-        found = {
+        facts = {
             "model": self.model[:MAX_NAME],
             "model_reason": self.model_reason,
             "upstream": self.upstream,
@@ -81,7 +81,7 @@ class GatewayDecision:
             "rank": None if self.annotation is None or not self.acts else self.annotation.rank,
             "rank_from": None if self.annotation is None or not self.acts else self.annotation.rank_from,
         }
-        return {name: value for name, value in found.items() if value not in (None, "")}
+        return {name: value for name, value in facts.items() if value not in (None, "")}
 
     def explained(self) -> str:
         """The facts as JSON."""
@@ -269,10 +269,10 @@ class GatewayForecasts(Listener[GatewayDecision]):
         if not tokens or not characters:
             return
         model, ratio = request.request.model, min(64.0, characters / tokens)
-        known = self._characters.get(model)
-        if known is None and len(self._characters) >= _MOST_MODELS:
+        before = self._characters.get(model)
+        if before is None and len(self._characters) >= _MOST_MODELS:
             return
-        self._characters[model] = ratio if known is None else known + _NEW * (ratio - known)
+        self._characters[model] = ratio if before is None else before + _NEW * (ratio - before)
 
 
 def _p50_p99(quantiles: tuple[float, ...], values: tuple[float, ...]) -> tuple[float, float]:
