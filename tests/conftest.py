@@ -1,50 +1,20 @@
-"""Fixtures for tests of the package: a trained model, the path of the shared public traces; and which are `engine`."""
+"""Fixtures for tests of the package: a trained model, the path of the shared public traces; and which run first."""
 
 from __future__ import annotations
 
-import functools
-import sys
 from pathlib import Path
-from types import FunctionType, ModuleType
 
 import pytest
 from tiny_model import Tiny
 
-TESTS = Path(__file__).resolve().parent
-
-SERVING = {"gateway", "replay", "serving_hooks", "tool_service"}
-"""Folders of the tests of serving."""
-
-STARTERS = {"subprocess", "multiprocessing", "uvicorn", "own_engine", "presage.testing.servers"}
-"""Modules that start or end processes and servers."""
+LONGEST = ("test_notebooks.py", "test_states_in_engine.py", "test_router_finetune.py", "test_gateway_walk.py")
+"""Files whose tests take minutes: the processes that share the tests begin with them, to finish at the same time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts files with slow tests first, so that two processes finish at about the same time, and marks `engine`.
-
-    That is the mark of tests of serving that start servers, engines or processes, themselves or by a module beside
-    them, unless they are marked `any_load`. Elsewhere child processes only import something or run a command, whatever
-    else the machine does.
-    """
+    """Puts the longest files first, then those with slow tests, so that two processes finish at about the same time."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
-    for item in items:
-        if item.get_closest_marker("any_load") or SERVING.isdisjoint(item.path.parts):
-            continue
-        if _starts(item.module):  # type: ignore[attr-defined]
-            item.add_marker(pytest.mark.engine)
-
-
-@functools.cache
-def _starts(module: ModuleType) -> bool:
-    names = {
-        value.__name__ if isinstance(value, ModuleType) else value.__module__
-        for value in vars(module).values()
-        if isinstance(value, ModuleType | FunctionType | type)
-    }
-    beside = [sys.modules[name] for name in names - STARTERS if name in sys.modules and "." not in name]
-    own = [of for of in beside if of is not module and Path(getattr(of, "__file__", None) or "/").is_relative_to(TESTS)]
-    return bool(names & STARTERS) or any(map(_starts, own))
+    items.sort(key=lambda item: (item.path.name not in LONGEST, item.path not in slow))
 
 
 @pytest.fixture(scope="session")

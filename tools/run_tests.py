@@ -88,9 +88,11 @@ def main() -> int:
     parser.add_argument("-m", dest="marks", default="", help="as of pytest")
     ours, others = parser.parse_known_args()
     only = f"({ours.marks}) and " if ours.marks else ""
+    shared = ["-n", "0" if ours.jobs == "1" else ours.jobs, "--dist", "loadfile"]
+    shared.append("--no-loadscope-reorder")  # else files with few tests, which are the longest, come last
     runs = [
         # A crash of its only process would leave pytest-xdist waiting.
-        Run("-n", "0" if ours.jobs == "1" else ours.jobs, "--dist", "loadfile", "-m", f"{only}not engine", *others),
+        Run(*shared, "-m", f"{only}not engine", *others),
         Run("-n", "0", "-m", f"{only}engine", *others),
     ]
     broken = [run for run in runs if run.code not in (_OK, _NONE)]

@@ -52,7 +52,6 @@ def typed(folder: Path, of: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.any_load
 def test_the_ten_minutes_run_as_they_stand(tmp_path: Path) -> None:
     pytest.importorskip("langgraph", reason="the extra `clients` is not installed")
     pytest.importorskip("langchain_openai", reason="the extra `clients` is not installed")

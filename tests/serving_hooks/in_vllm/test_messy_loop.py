@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed; this test starts its server")
 
-pytestmark = [pytest.mark.vllm, pytest.mark.one_version, pytest.mark.slow, pytest.mark.any_load]
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[3]
 QUICK = "--set network.epochs=5 --set boosting.rounds=20 --baselines markov-1"
 

@@ -19,7 +19,7 @@ from presage.testing.models import save_qwen
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests start its engine")
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.any_load]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 HERE = Path(__file__).resolve().parent
 
 
@@ -67,12 +67,6 @@ def tapped(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempP
 def apart(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The same with engine and worker in processes of their own."""
     return served(model, "synthetic", registry, tmp_path_factory.mktemp("apart"), "apart")
-
-
-@pytest.fixture(scope="module")
-def other(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The same engine, connector and worker as well; but it serves a model by another name."""
-    return served(model, "another", registry, tmp_path_factory.mktemp("other"))
 
 
 @pytest.fixture(scope="module")
@@ -135,10 +129,8 @@ def test_every_state_is_read_in_the_step_that_computed_it(tapped: Any) -> None:
     assert list(tapped["late"]) == [str(calls)]
 
 
-@pytest.mark.parametrize("how", ["tapped", "other", "apart"])
-def test_what_is_recorded_is_the_models_own_states_whoever_else_reads_them(
-    how: str, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.parametrize("how", ["tapped", "apart"])
+def test_what_is_recorded_is_the_models_own_states(how: str, request: pytest.FixtureRequest) -> None:
     of = request.getfixturevalue(how)
     assert of["status"]["recorder"]["states"] == "on"
     assert not [name for name in of["status"]["recorder"]["counts"] if not name.startswith("written")]
@@ -177,25 +169,6 @@ def test_a_predictor_of_another_layer_does_without_states_and_says_so(first_laye
     assert first_layer["changed"] == [0, 0]
 
 
-def test_a_layer_that_the_model_does_not_have_is_refused(model: Path, registry: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match=r"presage\.state_layer is 3; this model has 2 transformer layers"):
-        served(model, "synthetic", registry, tmp_path, "layer=3")
-
-
-def test_states_of_another_model_are_not_tapped_and_the_forecast_says_so(other: Any) -> None:
-    assert other["status"]["states"].startswith("off: no predictor reads")
-    assert not [key for key in other["status"]["counts"] if "states:" in key]
-    assert other["status"]["counts"]["forecast: champion"] >= 100
-    assert (other["checked"], other["off"], other["changed"]) == ({}, {}, [0, 0])
-
-
-def test_states_change_no_token(tapped: Any, other: Any) -> None:
-    finished = [name for name, reason in tapped["reasons"].items() if reason != "abort"]
-    assert len({json.dumps(tapped["tokens"][name]) for name in finished}) > 30
-    for name in finished:
-        assert tapped["tokens"][name] == other["tokens"][name]
-
-
 def test_states_come_from_a_worker_in_a_process_of_its_own(tapped: Any, apart: Any) -> None:
     counts, known = apart["status"]["counts"], tapped["status"]["counts"]
     assert apart["status"]["states"] == "on"
@@ -231,6 +204,7 @@ def test_answers_are_those_of_vllm_alone(how: str, stock: Any, request: pytest.F
     of = request.getfixturevalue(how)
     finished = [name for name in stock["tokens"] if "abort" not in (stock["reasons"][name], of["reasons"][name])]
     assert len(finished) >= 50
+    assert len({json.dumps(stock["tokens"][name]) for name in finished}) > 30
     for name in finished:
         assert of["tokens"][name] == stock["tokens"][name]
 
