@@ -16,7 +16,6 @@ BENCHMARKS = Path(__file__).resolve().parents[1]
 SMALL = {
     "adapter_speed": "--steps 200",
     "batch_client": "--rows 20",
-    "batch_schedule": "--plans 1 --calls 3",
     "gateway_decisions": "--workflows 50",
     "gateway_identity": "--workflows 1 --only react",
     "gateway_latency": "--seconds 0.5 --turn 0.5 --rate 20 --streams 2",
@@ -25,11 +24,9 @@ SMALL = {
     "ingest_speed": "--steps 500 --repeats 1",
     "nightly_ingestion": "--sizes 0 --day 200 --repeats 1",
     "policies": "--workflows 5",
-    "profile_templates": "--steps 200",
     "recorder": "--seconds 0.1 --rounds 1 --rate 100 --size 8",
     "remaining_length": "--rows 100",
     "request_way": "--show",
-    "router_training": "--prompts 20",
 }
 """Arguments with which a benchmark takes a few seconds."""
 
@@ -63,13 +60,10 @@ NEEDS_DATA = {
 NEEDS_VLLM = {
     "batch_engine",
     "batch_replay",
-    "context_growth",
     "cost_model",
     "fair_shares",
     "feedback_loop",
     "fleet",
-    "fleet_priority",
-    "fleet_scaling",
     "forecast_to_decision",
     "gateway_engines",
     "gpu_hooks",
@@ -83,7 +77,6 @@ NEEDS_VLLM = {
     "reload",
     "replay",
     "replay_speed",
-    "return_time_eviction",
     "soak",
     "vllm_memory",
     "vllm_overhead",

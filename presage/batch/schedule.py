@@ -8,7 +8,7 @@ call has ended.
 Departure: the paper's greedy recursion over the tree is replaced by list scheduling. It chooses among the ready calls
 that share most with the worker's last call and the one with the longest chain behind it, is tried with several
 weights, and is improved by moves of single calls where there are few. Over many rows a run follows a soft order
-instead. `benchmarks/batch_schedule.py` compares both with the best orders and with those that others use.
+instead.
 """
 
 from __future__ import annotations

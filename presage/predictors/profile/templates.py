@@ -128,34 +128,23 @@ class TemplateFigures:
 
     Attributes:
         prompts, predicted, exact: prompts, those with a predicted prefix, and those that begin with theirs.
-        workflows, workflow_precision: workflows with a predicted prefix, and the sum of their precisions.
         length, right: characters (tokens) of all prompts, and those in exact prefixes.
         new, right_new: the same of what no cache holds: behind the longest common prefix with an earlier prompt and its
             answer in the workflow.
-        foreseen, wrong: characters (tokens) of all prefixes, and those that prompts do not begin with.
     """
 
     prompts: int
     predicted: int
     exact: int
-    workflows: int
-    workflow_precision: float
     length: int
     right: int
     new: int
     right_new: int
-    foreseen: int
-    wrong: int
 
     @property
     def precision(self) -> float | None:
         """Share of predicted prefixes that the prompt begins with."""
         return _share(self.exact, self.predicted)
-
-    @property
-    def precision_by_workflow(self) -> float | None:
-        """The mean over workflows of their precisions."""
-        return _share(self.workflow_precision, self.workflows)
 
     @property
     def recall(self) -> float | None:
@@ -166,11 +155,6 @@ class TemplateFigures:
     def recall_new(self) -> float | None:
         """Predicted share of what no cache holds."""
         return _share(self.right_new, self.new)
-
-    @property
-    def wasted(self) -> float | None:
-        """Share of predicted characters (tokens) that are wrong."""
-        return _share(self.wrong, self.foreseen)
 
 
 class PromptTemplates:
@@ -268,11 +252,9 @@ class PromptTemplates:
         """Predicts each prompt of workflows from the steps before it, given its agent, and observes it then."""
         judge = type(self)(self.config, self.templates.values(), self.unit, self.prompts, self.steps)
         rows: list[tuple[int, int, int, int]] = []
-        means: list[float] = []
         for _, steps in workflows:
             run = WorkflowTexts.of(steps)
             self._check_unit(run)
-            first = len(rows)
             earlier: list[str] = []
             for now, prompt in enumerate(run.prompts):
                 if prompt is None:
@@ -283,22 +265,16 @@ class PromptTemplates:
                 cached = max((common(prompt, 0, text, 0) for text in earlier[max(place - 1, 0) : place + 1]), default=0)
                 rows.append((len(prompt), cached, len(prefix), common(prompt, 0, prefix, 0)))
                 insort(earlier, prompt + (run.answers[now] or ""))
-            exact = [right == predicted for _, _, predicted, right in rows[first:] if predicted]
-            means += [sum(exact) / len(exact)] if exact else []
         length, cached_, foreseen, right = np.asarray(rows, np.int64).reshape(-1, 4).T
         used = np.where(foreseen == right, right, 0)
         return TemplateFigures(
             len(rows),
             int((foreseen > 0).sum()),
             int((used > 0).sum()),
-            len(means),
-            sum(means),
             int(length.sum()),
             int(used.sum()),
             int((length - cached_).sum()),
             int(np.maximum(used - cached_, 0).sum()),
-            int(foreseen.sum()),
-            int((foreseen - right).sum()),
         )
 
     def to_json(self) -> dict[str, Any]:
