@@ -1,6 +1,6 @@
-"""Run as a program: a hybrid model, of convolutions and attention, by vLLM alone or with hooks that record its states.
+"""Run as a program: a hybrid model, of convolutions and attention, by vLLM alone and with hooks that record its states.
 
-Prints tokens, the kinds of cache, and what is said of the recorder's states, as JSON.
+Prints tokens, the kinds of cache, and what is said of the recorder's states, of each as JSON.
 """
 
 import json
@@ -43,9 +43,9 @@ def main(model: str, recording: str | None) -> dict[str, Any]:
     scheduler: Any = llm.llm_engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
     kinds = [type(group.kv_cache_spec).__name__ for group in scheduler.kv_cache_config.kv_cache_groups]
     states = scheduler.presage_status()["recorder"]["states"] if recording is not None else None
-    scheduler.shutdown()  # what waits is written
+    llm.llm_engine.engine_core.shutdown()  # what waits is written
     return {"tokens": tokens, "kinds": kinds, "states": states}
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)))
+    print(json.dumps([main(sys.argv[1], recording) for recording in (None, sys.argv[2])]))

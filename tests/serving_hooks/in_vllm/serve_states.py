@@ -1,11 +1,12 @@
-"""Run as a program: serves workflows on the real engine, tapped and recorded, and prints what came of their states as
-JSON.
+"""Run as a program: serves workflows on the real engine in several ways, one after another, and prints what came of
+their states as one JSON object by way.
+
+    python serve_states.py MODEL WAY ...
 
 Short chunks, a cache too small for all (so requests are preempted), prefixes that are shared, answers of one token,
 answers that end by a stop token, requests that are aborted, requests without a workflow. Every row the tap takes, and
 every state that reaches the forecasts, is noted on the way and compared with a forward pass of Hugging Face's model in
-float32, and so is what is read back from the recording. Said "apart", engine and worker are processes of their own, as
-in life; nothing is noted on the way then. Said "compiled", the model is; said "layer=N", that layer is tapped.
+float32, and so is what is read back from the recording.
 """
 
 import json
@@ -14,34 +15,55 @@ import random
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(
-    int("apart" in sys.argv)
-)  # in one process both ends can be looked at
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+os.environ["VLLM_CPU_CI_ENV"] = "1"  # a compiled model is traced as ever, but no C++ is made of it, which takes minutes
 
 import numpy as np
 from own_engine import end
 
 from presage.features.moment import COMPLETION, PREFILL
-from presage.serving_hooks.vllm.start.multi_connector import with_states
+from presage.serving_hooks.vllm.start.multi_connector import ALONE, with_states
 
-APART, COMPILED = "apart" in sys.argv, "compiled" in sys.argv
-STOCK = "stock" in sys.argv
-LAYER = next((int(said.removeprefix("layer=")) for said in sys.argv if said.startswith("layer=")), None)
-BESIDE = next((json.loads(said.removeprefix("beside=")) for said in sys.argv if said.startswith("beside=")), None)
+
+@dataclass(frozen=True)
+class Way:
+    """How an engine serves.
+
+    Attributes:
+        hooked: with the hooks; without, it is vLLM alone.
+        apart: engine and worker are processes of their own, as in life; nothing is noted on the way then.
+        layer: of `state_layer`.
+        compiled: the model is traced and compiled.
+        beside: another connector of vLLM, beside ours.
+    """
+
+    hooked: bool = True
+    apart: bool = False
+    layer: int | None = None
+    compiled: bool = False
+    beside: dict[str, Any] | None = None
+
+
+TIER = {"spec_name": "MemcpySpec", "spec_module_path": "memcpy_tier", "cpu_bytes_to_use": 2**26}
+WAYS = {
+    "stock": Way(hooked=False),
+    "tapped": Way(),
+    "beside": Way(
+        beside={"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": TIER}
+    ),
+    "last layer": Way(layer=-1, compiled=True),
+    "apart": Way(apart=True),
+}
 HOOKS = {
     "scheduler_cls": "presage.serving_hooks.vllm.WorkflowScheduler",
-}
-TAP = {
     "worker_cls": "presage.serving_hooks.vllm.StatesWorker",
-    "kv_transfer_config": {
-        "kv_connector": "StatesConnector",
-        "kv_connector_module_path": "presage.serving_hooks.vllm.hidden_states.connector",
-        "kv_role": "kv_producer",
-    },
 }
 AGENTS = ("planner", "coder", "tester", "coder", "tester")
 STOP = list(range(0, 512, 16))
@@ -64,7 +86,7 @@ class Noted:
         self.changed: list[bool] = []
         self.step = 0
 
-    def watch(self, forecasts: Any) -> None:
+    def watch(self, forecasts: Any, until: ExitStack) -> None:
         """Stands between the parts; each goes on as it would."""
         from presage.serving_hooks.forecasting.forecaster import Forecaster
         from presage.serving_hooks.vllm import engine
@@ -106,15 +128,19 @@ class Noted:
                 self.rows[COMPLETION][name] = rows[name]
             return found
 
-        def answered(forecaster: Any, workflow_type: str, workflow_id: str, projected: Any, of: Any) -> Any:
-            live = again(forecaster, workflow_type, workflow_id, projected, of)
+        def answered(forecaster: Any, *given: Any) -> Any:
+            live, of = again(forecaster, *given), given[-1]
             if live is not None:
                 self.changed.append(not np.allclose(live.probabilities, of.probabilities, atol=1e-6))
             return live
 
-        StatesConnector.captured, StepForecasts.prefill_state = rows_pass, state_passes  # type: ignore[assignment,method-assign]
-        RequestStates.read = read_passes  # type: ignore[method-assign]
-        Forecaster.on_prefill_state = answered  # type: ignore[assignment,method-assign]
+        for kind, name, watched in (
+            (StatesConnector, "captured", rows_pass),
+            (StepForecasts, "prefill_state", state_passes),
+            (RequestStates, "read", read_passes),
+            (Forecaster, "on_prefill_state", answered),
+        ):
+            until.enter_context(mock.patch.object(kind, name, watched))
         if last is not None:
             forecasts.state_source = reader, last_passes
 
@@ -142,7 +168,7 @@ def requests(draw: random.Random) -> list[tuple[str, list[int], Any]]:
     return made
 
 
-def serve(llm: Any, noted: Noted) -> tuple[dict[str, list[int]], dict[str, str]]:
+def serve(llm: Any, noted: Noted, apart: bool) -> tuple[dict[str, list[int]], dict[str, str]]:
     """Tokens and finish reasons by name; one request of each round is aborted after a few steps."""
     engine, tokens, reasons = llm.llm_engine, {}, {}
     made = requests(random.Random(0))
@@ -159,13 +185,14 @@ def serve(llm: Any, noted: Noted) -> tuple[dict[str, list[int]], dict[str, str]]
                 if answer.finished:
                     tokens[answer.request_id] = list(answer.outputs[0].token_ids)
                     reasons[answer.request_id] = answer.outputs[0].finish_reason
-        if not APART:
+        if not apart:
             engine.step()  # as the loop of an engine's own process: it tells the worker of the last that have finished
     return tokens, reasons
 
 
-def hugging_face(model: str, tokens: dict[str, list[int]]) -> Callable[[str, list[int]], dict[str, Any]]:
-    """Gives the rows that the states of a request should be, by moment."""
+@cache
+def reference(model: str) -> Callable[[tuple[int, ...]], dict[int | None, Any]]:
+    """Gives the states that Hugging Face's model computes of tokens, by layer; of None those after the final norm."""
     import torch
     from transformers import AutoModel
 
@@ -173,17 +200,26 @@ def hugging_face(model: str, tokens: dict[str, list[int]]) -> Callable[[str, lis
     behind: list[Any] = []  # of the last layer: Hugging Face's own list has it only after the final norm
     reference.norm.register_forward_pre_hook(lambda _, given: behind.append(given[0]))
 
-    def rows(name: str, prompt: list[int]) -> dict[str, Any]:
+    @cache
+    def states(tokens: tuple[int, ...]) -> dict[int | None, Any]:
         with torch.inference_mode():
-            out = reference(torch.tensor([prompt + tokens[name]]), output_hidden_states=LAYER is not None)
-        every = (out.last_hidden_state if LAYER is None else behind[-1] if LAYER == -1 else out.hidden_states[LAYER])[0]
-        every = every.numpy()
+            out = reference(torch.tensor([tokens]))
+        return {None: out.last_hidden_state[0].numpy(), -1: behind.pop()[0].numpy()}
+
+    return states
+
+
+def hugging_face(model: str, layer: int | None, tokens: dict[str, list[int]]) -> Callable[..., dict[str, Any]]:
+    """Gives the rows that the states of a request should be, by moment."""
+
+    def rows(name: str, prompt: list[int]) -> dict[str, Any]:
+        every = reference(model)((*prompt, *tokens[name]))[layer]
         return {PREFILL: every[len(prompt) - 1], COMPLETION: every[len(prompt) + len(tokens[name]) - 2]}
 
     return rows
 
 
-def recorded(noted: Noted, reference: Any, tokens: dict[str, list[int]]) -> dict[str, Any]:
+def recorded(recording: Path, noted: Noted, rows: Any, tokens: dict[str, list[int]]) -> dict[str, Any]:
     """How many states were read back from the recording, and their largest differences: to Hugging Face's rows, by
     what is left of a number in float16; to the rows that the tap has taken, in that type."""
     from recorded_forecasts import read_forecasts
@@ -193,12 +229,12 @@ def recorded(noted: Noted, reference: Any, tokens: dict[str, list[int]]) -> dict
     off: dict[str, float] = defaultdict(float)
     checked: dict[str, int] = defaultdict(int)
     prompts = {name: prompt for name, prompt, _ in requests(random.Random(0))}
-    table = read_traces([os.environ["RECORDING"]]).table
+    table = read_traces([recording]).table
     for row in table.to_pylist():
         name = f"{row['workflow_id'].split('@')[0][1:]}.{row['step']}"
         if name not in tokens or row["finish_reason"] == "abort":
             continue
-        wanted = reference(name, prompts[name])
+        wanted = rows(name, prompts[name])
         for moment in (PREFILL, COMPLETION):
             state, exact = np.asarray(row[f"{moment}_state"], np.float16), wanted[moment]
             least = 2.0**-10 * np.abs(exact) + 1e-4
@@ -208,11 +244,11 @@ def recorded(noted: Noted, reference: Any, tokens: dict[str, list[int]]) -> dict
             if own is not None:
                 off["rows"] = max(off["rows"], float(np.abs(state - noted.rows[moment][own].astype(np.float16)).max()))
     layers = table["state_layer"].filter(table["prefill_state"].is_valid()).unique().to_pylist()
-    why = read_forecasts(Path(os.environ["RECORDING"]))["reason"].unique().to_pylist()
+    why = read_forecasts(recording)["reason"].unique().to_pylist()
     return {"off": dict(off), "checked": dict(checked), "layers": layers, "why": why}
 
 
-def compared(noted: Noted, reference: Any, tokens: dict[str, list[int]]) -> dict[str, Any]:
+def compared(noted: Noted, rows: Any, tokens: dict[str, list[int]]) -> dict[str, Any]:
     """The largest difference of any row to Hugging Face's, and of any state to the projection of its row."""
     from presage.predictors.next_agent.predictor import NextAgentPredictor
 
@@ -223,7 +259,7 @@ def compared(noted: Noted, reference: Any, tokens: dict[str, list[int]]) -> dict
         own = next((key for key in noted.rows[PREFILL] if key == name or key.startswith(f"{name}-")), None)
         if own is None or name not in tokens:
             continue
-        for moment, exact in reference(name, prompt).items():
+        for moment, exact in rows(name, prompt).items():
             if own not in noted.states[moment]:
                 continue
             row, state = noted.rows[moment][own], noted.states[moment][own]
@@ -235,21 +271,29 @@ def compared(noted: Noted, reference: Any, tokens: dict[str, list[int]]) -> dict
     return {"off": dict(off), "checked": dict(checked)}
 
 
-def main(model: str, served: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Run:
+    """What was served in a way: answers, and what was noted meanwhile."""
+
+    tokens: dict[str, list[int]]
+    reasons: dict[str, str]
+    noted: Noted
+    counted: dict[str, Any]
+
+
+def run(model: str, way: Way, recording: Path) -> Run:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(way.apart))  # in one process both ends can be looked at
     from vllm import LLM
     from vllm.config import KVTransferConfig
+    from vllm.platforms import current_platform
 
-    transfer: Any = TAP["kv_transfer_config"]
-    if BESIDE is not None:
-        transfer = with_states(BESIDE)
-    hooks = {} if STOCK else {**HOOKS, **TAP, "kv_transfer_config": KVTransferConfig(**transfer)}
-    noted = Noted()
+    transfer = with_states(way.beside) if way.beside else ALONE
     llm = LLM(
         model=model,
-        served_model_name=served,
+        served_model_name="synthetic",
         dtype="float32",
         skip_tokenizer_init=True,
-        enforce_eager=not COMPILED,
+        enforce_eager=not way.compiled,
         max_model_len=512,
         block_size=32,
         num_gpu_blocks_override=20,
@@ -260,27 +304,23 @@ def main(model: str, served: str) -> dict[str, Any]:
         seed=0,
         additional_config={
             "presage": {
-                "recorder": {"folder": os.environ["RECORDING"], "states": "both"},
-                "state_layer": LAYER,
+                "recorder": {"folder": str(recording), "states": "both"},
+                "state_layer": way.layer,
                 "forecast_deadline_ms": 1000,  # the machine may be busy
                 "infer_workflows": False,  # requests without names have no states
             }
         },
-        **({"distributed_executor_backend": "mp"} if APART else {}),
-        **hooks,
+        **({"distributed_executor_backend": "mp"} if way.apart else {}),
+        **({**HOOKS, "kv_transfer_config": KVTransferConfig(**transfer)} if way.hooked else {}),  # type: ignore[arg-type]
     )
-    if STOCK:
-        tokens, reasons = serve(llm, noted)
-        return {"tokens": tokens, "reasons": reasons}
-    if APART:
-        tokens, reasons = serve(llm, noted)
-        status = llm.llm_engine.engine_core.call_utility("presage_call", "presage_status")  # type: ignore[attr-defined]
-        end(llm.llm_engine.engine_core)  # what waits is written
-        back = recorded(noted, hugging_face(model, tokens), tokens)
-        return {"tokens": tokens, "reasons": reasons, "status": status, "recorded": back}
-    scheduler: Any = llm.llm_engine.engine_core.engine_core.scheduler
-    noted.watch(scheduler.step_forecasts)
-    counted: dict[str, int] = defaultdict(int)
+    client: Any = llm.llm_engine.engine_core
+    noted, counted = Noted(), defaultdict[str, Any](int)
+    if way.apart:
+        tokens, reasons = serve(llm, noted, apart=True)
+        counted["status"] = client.call_utility("presage_call", "presage_status")
+        end(client)  # what waits is written
+        return Run(tokens, reasons, noted, counted)
+    scheduler: Any = client.engine_core.scheduler
     schedule = scheduler.schedule
 
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -291,26 +331,41 @@ def main(model: str, served: str) -> dict[str, Any]:
         return output
 
     scheduler.schedule = watched
-    tokens, reasons = serve(llm, noted)
-    status = scheduler.presage_status()
-    scheduler.shutdown()  # what waits is written
-    reference = hugging_face(model, tokens)
+    with ExitStack() as until:
+        if way.hooked:
+            noted.watch(scheduler.step_forecasts, until)
+        tokens, reasons = serve(llm, noted, apart=False)
+        if way.hooked:
+            counted["status"], counted["ahead"] = scheduler.presage_status(), scheduler.schedules_ahead
+        client.shutdown()  # what waits is written
+    # It is done, and vLLM's second search for kernels falls over modules such as llvmlite's.
+    type(current_platform).register_triton_kernel_overrides = staticmethod(lambda: None)
+    return Run(tokens, reasons, noted, counted)
+
+
+def judged(model: str, way: Way, recording: Path, run: Run) -> dict[str, Any]:
+    """The run as JSON, with what comparisons say of its states."""
+    rows = hugging_face(model, way.layer, run.tokens)
     tier = sys.modules.get("memcpy_tier")
-    late = [noted.read[name] - step for name, step in noted.computed.items() if name in noted.read]
-    return {
-        "tokens": tokens,
-        "reasons": reasons,
-        "status": status,
-        "steps": noted.step,
+    late = [run.noted.read[name] - step for name, step in run.noted.computed.items() if name in run.noted.read]
+    told = {
+        "tokens": run.tokens,
+        "reasons": run.reasons,
         "late": {steps: late.count(steps) for steps in sorted(set(late))},
-        "ahead": scheduler.schedules_ahead,
-        "changed": [sum(noted.changed), len(noted.changed)],
+        "changed": [sum(run.noted.changed), len(run.noted.changed)],
         "copied": dict(tier.Copies.copied) if tier is not None else {},
-        **counted,
-        **compared(noted, reference, tokens),
-        "recorded": recorded(noted, reference, tokens),
+        **run.counted,
     }
+    if way.hooked:
+        told |= {**compared(run.noted, rows, run.tokens), "recorded": recorded(recording, run.noted, rows, run.tokens)}
+    return told
+
+
+def main(model: str, ways: list[str]) -> dict[str, Any]:
+    recordings = Path(os.environ["RECORDINGS"])
+    runs = {way: run(model, WAYS[way], recordings / way) for way in ways}
+    return {way: judged(model, WAYS[way], recordings / way, of) for way, of in runs.items()}
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], sys.argv[2])))
+    print(json.dumps(main(sys.argv[1], sys.argv[2:])))

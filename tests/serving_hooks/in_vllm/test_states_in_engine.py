@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from registry_database import new_database
 from tiny_hybrid import save_hybrid
 from tiny_model import STATE_SIZE, Tiny
 
@@ -23,27 +24,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 HERE = Path(__file__).resolve().parent
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of random weights whose states are as wide as those the predictor learnt."""
-    return save_qwen(tmp_path_factory.mktemp("model"), hidden_size=STATE_SIZE, inner=64, spread=0.5)
-
-
-@pytest.fixture(scope="module")
-def registry(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment in which the small predictor is the champion; it learnt states of the model "synthetic"."""
-    uri = f"sqlite:///{tmp_path_factory.mktemp('registry') / 'mlflow.db'}"
-    at = open_registry(uri)
-    row = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
-    register(at, tiny.folder, name="next-agent", metrics={}, params={}, tags={}, input_example=[row])
-    at.client.set_registered_model_alias("next-agent", "champion", "1")
-    return {"MLFLOW_TRACKING_URI": uri, "PREDICTOR": str(tiny.folder)}
-
-
-def served(model: Path, name: str, registry: dict[str, str], recording: Path, *how: str) -> Any:
-    return ran("serve_states.py", str(model), name, *how, **registry, RECORDING=str(recording))
-
-
 def ran(*program: str, **environment: str) -> Any:
     paths = os.pathsep.join(map(str, (HERE.parents[2], HERE.parents[1], HERE)))
     done = subprocess.run(
@@ -55,47 +35,52 @@ def ran(*program: str, **environment: str) -> Any:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])  # vLLM may say more
+    return json.loads(
+        [line for line in done.stdout.splitlines() if line.startswith(("{", "[{"))][-1]
+    )  # vLLM may say more
 
 
 @pytest.fixture(scope="module")
-def tapped(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return served(model, "synthetic", registry, tmp_path_factory.mktemp("tapped"))
+def served(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What came of the same requests, by way.
+
+    The model has random weights, and states as wide as those that the small predictor learnt. That is the champion; it
+    learnt states of the model "synthetic", which is served under this name.
+    """
+    root = tmp_path_factory.mktemp("states")
+    model = save_qwen(root / "model", hidden_size=STATE_SIZE, inner=64, spread=0.5)
+    uri = new_database(root / "mlflow.db")
+    registry = open_registry(uri)
+    row = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
+    register(registry, tiny.folder, name="next-agent", metrics={}, params={}, tags={}, input_example=[row])
+    registry.client.set_registered_model_alias("next-agent", "champion", "1")
+    return ran(
+        *("serve_states.py", str(model), "apart", "stock", "tapped", "beside", "last layer"),
+        **{"MLFLOW_TRACKING_URI": uri, "PREDICTOR": str(tiny.folder), "RECORDINGS": str(root)},
+    )
 
 
-@pytest.fixture(scope="module")
-def apart(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
+@pytest.fixture
+def tapped(served: Any) -> Any:
+    return served["tapped"]
+
+
+@pytest.fixture
+def apart(served: Any) -> Any:
     """The same with engine and worker in processes of their own."""
-    return served(model, "synthetic", registry, tmp_path_factory.mktemp("apart"), "apart")
+    return served["apart"]
 
 
-@pytest.fixture(scope="module")
-def beside(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
+@pytest.fixture
+def beside(served: Any) -> Any:
     """The engine of `tapped`, with vLLM's offloading connector beside ours."""
-    tier = {"spec_name": "MemcpySpec", "spec_module_path": "memcpy_tier", "cpu_bytes_to_use": 2**26}
-    other = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": tier}
-    recording = tmp_path_factory.mktemp("beside")
-    return served(model, "synthetic", registry, recording, f"beside={json.dumps(other)}")
+    return served["beside"]
 
 
-@pytest.fixture(scope="module")
-def stock(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The requests of `tapped`, by vLLM alone."""
-    return served(model, "synthetic", registry, tmp_path_factory.mktemp("stock"), "stock")
-
-
-@pytest.fixture(scope="module")
-def first_layer(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The engine of `tapped`, which taps the first layer and not what the predictor learnt."""
-    return served(model, "synthetic", registry, tmp_path_factory.mktemp("first"), "layer=1")
-
-
-@pytest.fixture(scope="module")
-def compiled(model: Path, registry: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The same, compiled and in processes of their own; after the engine without a layer has filled vLLM's cache."""
-    here = {**registry, "VLLM_CACHE_ROOT": str(tmp_path_factory.mktemp("cache"))}
-    served(model, "synthetic", here, tmp_path_factory.mktemp("no-layer"), "compiled")
-    return served(model, "synthetic", here, tmp_path_factory.mktemp("last"), "compiled", "apart", "layer=-1")
+@pytest.fixture
+def last_layer(served: Any) -> Any:
+    """The engine of `tapped`, compiled, which taps the last layer and not what the predictor learnt."""
+    return served["last layer"]
 
 
 def test_the_engine_was_made_to_do_what_is_hard(tapped: Any) -> None:
@@ -129,44 +114,41 @@ def test_every_state_is_read_in_the_step_that_computed_it(tapped: Any) -> None:
     assert list(tapped["late"]) == [str(calls)]
 
 
-@pytest.mark.parametrize("how", ["tapped", "apart"])
-def test_what_is_recorded_is_the_models_own_states(how: str, request: pytest.FixtureRequest) -> None:
-    of = request.getfixturevalue(how)
-    assert of["status"]["recorder"]["states"] == "on"
-    assert not [name for name in of["status"]["recorder"]["counts"] if not name.startswith("written")]
-    recorded = of["recorded"]
-    finished = sum(reason != "abort" for name, reason in of["reasons"].items() if not name.startswith(("10.", "11.")))
+@pytest.mark.parametrize("way", ["tapped", "apart"])
+def test_what_is_recorded_is_the_models_own_states(way: str, served: Any) -> None:
+    told = served[way]
+    assert told["status"]["recorder"]["states"] == "on"
+    assert not [name for name in told["status"]["recorder"]["counts"] if not name.startswith("written")]
+    recorded = told["recorded"]
+    finished = sum(reason != "abort" for name, reason in told["reasons"].items() if not name.startswith(("10.", "11.")))
     assert finished == 50
     assert min(recorded["checked"]["prefill"], recorded["checked"]["completion"]) >= finished
     assert max(recorded["off"]["prefill"], recorded["off"]["completion"]) <= 1, "rounded to float16, and no further off"
     assert recorded["off"].get("rows", 0.0) == 0.0, "what the tap took, to the last bit"
 
 
-@pytest.mark.parametrize(
-    ("how", "layer"), [("first_layer", 1), pytest.param("compiled", 2, marks=pytest.mark.one_version)]
-)
-def test_states_of_a_layer_are_those_of_hugging_face(how: str, layer: int, request: pytest.FixtureRequest) -> None:
-    of = request.getfixturevalue(how)
-    assert of["status"]["state_layer"] == layer
-    assert of["status"]["recorder"]["states"] == "on"
-    recorded = of["recorded"]
+def test_states_of_a_layer_are_those_of_hugging_face(last_layer: Any) -> None:
+    assert last_layer["status"]["state_layer"] == 2
+    assert last_layer["status"]["recorder"]["states"] == "on"
+    recorded = last_layer["recorded"]
     assert min(recorded["checked"]["prefill"], recorded["checked"]["completion"]) >= 50
     assert max(recorded["off"]["prefill"], recorded["off"]["completion"]) <= 1, "rounded to float16, and no further off"
     assert recorded["off"].get("rows", 0.0) == 0.0
-    assert recorded["layers"] == [layer]
+    assert recorded["layers"] == [2]
 
 
-def test_tapping_a_layer_changes_no_token(tapped: Any, first_layer: Any) -> None:
-    for name, reason in tapped["reasons"].items():
-        if reason != "abort":
-            assert tapped["tokens"][name] == first_layer["tokens"][name]
+def test_vllms_cache_of_compiled_models_keeps_layers_apart() -> None:
+    from vllm.config import VllmConfig
+
+    keys = {VllmConfig(additional_config={"presage": {"state_layer": n}}).compute_hash() for n in (None, 1, 2)}
+    assert len(keys) == 3
 
 
-def test_a_predictor_of_another_layer_does_without_states_and_says_so(first_layer: Any) -> None:
-    assert first_layer["status"]["states"].startswith("off: no predictor reads")
-    assert first_layer["status"]["counts"]["forecast: champion"] >= 100
-    assert first_layer["recorded"]["why"] == [LAYER_LEFT_OUT]
-    assert first_layer["changed"] == [0, 0]
+def test_a_predictor_of_another_layer_does_without_states_and_says_so(last_layer: Any) -> None:
+    assert last_layer["status"]["states"].startswith("off: no predictor reads")
+    assert last_layer["status"]["counts"]["forecast: champion"] >= 100
+    assert last_layer["recorded"]["why"] == [LAYER_LEFT_OUT]
+    assert last_layer["changed"] == [0, 0]
 
 
 def test_states_come_from_a_worker_in_a_process_of_its_own(tapped: Any, apart: Any) -> None:
@@ -176,9 +158,6 @@ def test_states_come_from_a_worker_in_a_process_of_its_own(tapped: Any, apart: A
     assert finished >= 50
     assert counts["completion states: used"] == counts["prefill states: used"] == known["completion states: used"]
     assert not [name for name in counts if "missing" in name or "late" in name]
-    for name, reason in apart["reasons"].items():
-        if reason != "abort":
-            assert apart["tokens"][name] == tapped["tokens"][name]
 
 
 def test_another_connector_stores_and_loads_beside_ours(beside: Any) -> None:
@@ -199,19 +178,19 @@ def test_states_come_beside_another_connector(beside: Any) -> None:
     assert max(beside["recorded"]["off"]["prefill"], beside["recorded"]["off"]["completion"]) <= 1
 
 
-@pytest.mark.parametrize("how", ["tapped", "beside"])
-def test_answers_are_those_of_vllm_alone(how: str, stock: Any, request: pytest.FixtureRequest) -> None:
-    of = request.getfixturevalue(how)
-    finished = [name for name in stock["tokens"] if "abort" not in (stock["reasons"][name], of["reasons"][name])]
+@pytest.mark.parametrize("way", ["tapped", "beside", "last layer", "apart"])
+def test_answers_are_those_of_vllm_alone(way: str, served: Any) -> None:
+    stock, told = served["stock"], served[way]
+    finished = [name for name in stock["tokens"] if "abort" not in (stock["reasons"][name], told["reasons"][name])]
     assert len(finished) >= 50
     assert len({json.dumps(stock["tokens"][name]) for name in finished}) > 30
     for name in finished:
-        assert of["tokens"][name] == stock["tokens"][name]
+        assert told["tokens"][name] == stock["tokens"][name]
 
 
 def test_a_hybrid_model_has_states_and_the_tokens_of_vllm_alone(tmp_path: Path) -> None:
     model, recording = str(save_hybrid(tmp_path / "hybrid")), str(tmp_path / "recording")
-    alone, recorded = ran("serve_hybrid.py", model), ran("serve_hybrid.py", model, recording)
+    alone, recorded = ran("serve_hybrid.py", model, recording)
     assert recorded["kinds"] == ["MambaSpec", "FullAttentionSpec"]
     assert recorded["tokens"] == alone["tokens"]
     assert recorded["states"] == "on"
