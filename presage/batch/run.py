@@ -406,7 +406,7 @@ class BatchRun:
         model = call.model or self.settings.model or next(iter(row.engine.models))
         body = {"model": model, "messages": messages, **call.parameters}
         sample = None if call.deterministic else [row.name, node.key, [place for _, place, _ in scope]]
-        place = self._order.place(row.rank, node.key)
+        place = self._order.place(row.number, row.rank, node.key)
         return (await self._answer(row, _Request(call.agent, body, place, sample, node.key))).text
 
     async def answered_program(

@@ -5,16 +5,21 @@ Source: Helium (Wadlom et al., 2026), section 5. The cost model is the paper's. 
 does not share with the call before it on the same worker. What reads an answer may begin `output` token steps after its
 call has ended.
 
-Departure: instead of a schedule of single calls, which the paper makes by a greedy recursion over the tree, a run
-follows a soft order: whoever is free takes the first call of it that is ready.
+Departure: the paper's greedy recursion over the tree is replaced by list scheduling. It chooses among the ready calls
+that share most with the worker's last call and the one with the longest chain behind it, is tried with several
+weights, and is improved by moves of single calls where there are few. Over many rows a run follows a soft order
+instead.
 """
 
 from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+import random
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Any, Final
 
 import numpy as np
@@ -25,18 +30,30 @@ from presage.batch.operators import Call, Given
 from presage.batch.plan import Plan
 from presage.batch.prefix_tree import PromptNode, guessed_text
 
+_WEIGHTS: Final = (0.0, 0.1, 1.0, 10.0)
+"""Of the chain behind a call, against the token steps until it has ended."""
+_IMPROVED_BELOW: Final = 65
+_MOVES: Final = 12_000
+_SCHEDULED: Final = 32
+"""Calls of a whole batch up to which `schedule` is fast enough."""
 _SIMULATED: Final = 64
 """Calls of the rows that soft orders are compared over."""
+_ALL_BELOW: Final = 4
+"""Calls of a row up to which every soft order is compared."""
+_MOVED: Final = 1_000
+"""Moves of calls that are tried, where not all orders are."""
 _CLEARLY: Final = 1.01
-_CACHE: Final = 400_000.0
-"""Tokens of an engine for which orders are compared; there long chains of answers cost most."""
+_SMALL_CACHE: Final = 8192.0
+"""Tokens of a worker for which few calls are compared: with a large cache every order of these is as good."""
+_LARGE_CACHE: Final = 400_000.0
+"""Tokens of an engine for which many calls are compared; there long chains of answers cost most."""
 _COMPARED: Final = 512
 """Characters of a row's field. The texts of 100,000 rows would take more memory than all else."""
 
 
 @dataclass(frozen=True)
 class PlannedCall:
-    """A call of a row.
+    """A call in a schedule.
 
     Attributes:
         path: what the prompt is made of from its beginning, equal where prompts are alike, and its tokens.
@@ -47,6 +64,14 @@ class PlannedCall:
     path: tuple[tuple[Hashable, float], ...]
     output: float
     after: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BatchSchedule:
+    """Indices of the calls of each worker, in order, and the token step at which the last has ended."""
+
+    workers: tuple[tuple[int, ...], ...]
+    makespan: float
 
 
 class Costs:
@@ -64,6 +89,7 @@ class Costs:
         for index, call in enumerate(calls):
             for before in call.after:
                 self.readers[before].append(index)
+        self.chain = self._chains()
 
     def shared(self, one: int, other: int) -> float:
         """Prompt tokens that two calls begin with alike."""
@@ -83,6 +109,30 @@ class Costs:
     def delay(self, index: int) -> float:
         """Token steps between a call's end and the earliest begin of what reads its answer (d in the paper)."""
         return self.calls[index].output
+
+    def makespan(self, workers: Sequence[Sequence[int]]) -> float:
+        """Token step at which the last call has ended; infinite where workers wait for each other."""
+        ends = self.ends(workers)
+        return float("inf") if len(ends) < sum(map(len, workers)) else max(ends.values(), default=0.0)
+
+    def ends(self, workers: Sequence[Sequence[int]]) -> dict[int, float]:
+        """Token step at which each call has ended; without those that wait forever for another worker."""
+        ends: dict[int, float] = {}
+        positions, free = [0] * len(workers), [0.0] * len(workers)
+        moved = True
+        while moved:
+            moved = False
+            for worker, order in enumerate(workers):
+                while positions[worker] < len(order):
+                    index = order[positions[worker]]
+                    if any(before not in ends for before in self.calls[index].after):
+                        break
+                    release = max((ends[before] + self.delay(before) for before in self.calls[index].after), default=0)
+                    last = order[positions[worker] - 1] if positions[worker] else None
+                    ends[index] = free[worker] = max(free[worker], release) + self.usage(index, last)
+                    positions[worker] += 1
+                    moved = True
+        return ends
 
     def listed(self, order: Sequence[int], workers: int) -> float:
         """Makespan where whoever is free takes the first call of an order that is ready."""
@@ -109,6 +159,121 @@ class Costs:
                 if not missing[reader]:
                     heapq.heappush(coming, (release[reader], reader))
         return end
+
+    def _chains(self) -> list[float]:
+        """Token steps of the longest chain that begins with each call, as if nothing were shared."""
+        chain = [0.0] * len(self.calls)
+        for index in reversed(self.topological()):
+            behind = max((chain[reader] for reader in self.readers[index]), default=-self.delay(index))
+            chain[index] = self.usage(index, None) + self.delay(index) + behind
+        return chain
+
+    def topological(self) -> list[int]:
+        """Indices, each after those it reads."""
+        missing = [len(call.after) for call in self.calls]
+        order = [index for index, count in enumerate(missing) if not count]
+        for index in order:
+            for reader in self.readers[index]:
+                missing[reader] -= 1
+                if not missing[reader]:
+                    order.append(reader)
+        return order
+
+
+def schedule(
+    calls: Sequence[PlannedCall], workers: int, cache: float, *, seed: int = 0, moves: int | None = None
+) -> BatchSchedule:
+    """A good schedule of calls on some workers.
+
+    Args:
+        cache: tokens that a worker's cache holds.
+        seed: of the moves that are tried.
+        moves: how many; default: 12,000 for at most 64 calls, none for more.
+    """
+    costs = Costs(calls, cache)
+    candidates = [_listed(costs, workers, weight) for weight in _WEIGHTS]
+    best = min((costs.makespan(orders), number, orders) for number, orders in enumerate(candidates))
+    chosen, makespan = best[2], best[0]
+    if moves is None:
+        moves = _MOVES if len(calls) < _IMPROVED_BELOW else 0
+    if moves and calls:
+        draw = random.Random(seed)
+        begun = [(costs.makespan(orders), orders) for orders in candidates]
+        tried = [_improved(costs, orders, ends, moves // len(begun), draw) for ends, orders in begun]
+        chosen, makespan = min(tried, key=lambda pair: pair[1])
+    return BatchSchedule(tuple(map(tuple, chosen)), makespan)
+
+
+def _listed(costs: Costs, workers: int, weight: float) -> list[list[int]]:
+    """List scheduling: a call is chosen for the worker that is free first, and goes where it ends first."""
+    calls = costs.calls
+    by_path = sorted(range(len(calls)), key=lambda index: [node for node, _ in calls[index].path])
+    place = {index: number for number, index in enumerate(by_path)}  # neighbours share most
+    missing = [len(call.after) for call in calls]
+    release = [0.0] * len(calls)
+    coming = [(0.0, index) for index, count in enumerate(missing) if not count]
+    ready: list[int] = []
+    longest: list[tuple[float, int]] = []
+    done = [False] * len(calls)
+    orders: list[list[int]] = [[] for _ in range(workers)]
+    free = [0.0] * workers
+    for _ in range(len(calls)):
+        worker = min(range(workers), key=free.__getitem__)
+        now = free[worker]
+        while coming and (coming[0][0] <= now or not ready):
+            now = max(now, coming[0][0])
+            _, index = heapq.heappop(coming)
+            insort(ready, place[index])
+            heapq.heappush(longest, (-costs.chain[index], index))
+        while done[longest[0][1]]:
+            heapq.heappop(longest)
+        last = orders[worker][-1] if orders[worker] else None
+        near = {longest[0][1]}
+        if last is not None:
+            position = bisect_left(ready, place[last])
+            near |= {by_path[ready[other]] for other in (position - 1, position) if 0 <= other < len(ready)}
+        usages = {index: costs.usage(index, last) for index in near}
+        index = min(usages, key=lambda index: (usages[index] - weight * costs.chain[index], index))
+        done[index] = True
+        ready.pop(bisect_left(ready, place[index]))
+        ends = [
+            max(free[number], release[index]) + costs.usage(index, order[-1] if order else None)
+            for number, order in enumerate(orders)
+        ]
+        end = min(ends)
+        worker = ends.index(end)
+        orders[worker].append(index)
+        free[worker] = end
+        for reader in costs.readers[index]:
+            release[reader] = max(release[reader], end + costs.delay(index))
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(coming, (release[reader], reader))
+    return orders
+
+
+def _improved(
+    costs: Costs, orders: list[list[int]], makespan: float, moves: int, draw: random.Random
+) -> tuple[list[list[int]], float]:
+    """Move single calls, or swap two, while that ends earlier; at first a worse state is kept now and then."""
+    best, least, now = [list(order) for order in orders], makespan, makespan
+    for tried in range(moves):
+        moved = [list(order) for order in orders]
+        worker = draw.choice([number for number, order in enumerate(moved) if order])
+        position = draw.randrange(len(moved[worker]))
+        to = draw.randrange(len(moved))
+        if draw.random() < 0.5 or not moved[to]:
+            index = moved[worker].pop(position)
+            moved[to].insert(draw.randrange(len(moved[to]) + 1), index)
+        else:
+            other = draw.randrange(len(moved[to]))
+            moved[worker][position], moved[to][other] = moved[to][other], moved[worker][position]
+        ends = costs.makespan(moved)
+        if ends <= now * (1 + 0.5 * max(0.0, 1 - 2 * tried / moves) * draw.random()):
+            orders, now = moved, ends
+            if ends < least:
+                best, least = [list(order) for order in moved], ends
+    return best, least
 
 
 def paths(tree: PromptNode) -> dict[str, tuple[tuple[tuple[int, bool], float], ...]]:
@@ -181,19 +346,20 @@ class SoftOrder:
         places: for each call, by structural hash, its inner sequence and its place there. A sequence runs row by row;
             sequences run one after the other, over all rows.
         rows: numbers of the rows, those that begin alike next to each other.
+        positions: of single calls, by number of the row and structural hash, where there are so few that `schedule` is
+            fast enough; they precede `places`.
     """
 
     places: Mapping[str, tuple[int, int]]
     rows: Sequence[int]
+    positions: Mapping[tuple[int, str], int] = field(default_factory=dict)
 
-    def place(self, rank: int, call: str) -> tuple[int, int, int]:
-        """Where a call stands, of a row whose place among the rows is `rank`; the least goes first."""
+    def place(self, row: int, rank: int, call: str) -> tuple[int, ...]:
+        """Where a call of a row stands, whose place among the rows is `rank`; the least goes first."""
+        if self.positions:
+            return (self.positions[row, call],)
         sequence, place = self.places.get(call, (0, 0))
         return sequence, rank, place
-
-
-Sequences = tuple[tuple[str, ...], ...]
-"""Calls by structural hash: the inner sequences of a soft order."""
 
 
 def soft_order(
@@ -202,30 +368,99 @@ def soft_order(
     """The soft order of a plan's calls.
 
     Groups of calls (`_grouped`), which suit caches that hold more than the cost model knows of, yield to operator by
-    operator where that is clearly better in the cost model, over some rows: on one worker and two where nobody says how
-    many there are. So the order is none worse.
+    operator where that is clearly better in the cost model, over some rows. So the order is none worse.
+
+    A small batch is compared as a whole, also with row by row and what moves of calls make of these, and a smaller one
+    with orders of single calls, as that of `schedule`; on one worker and two where nobody says how many there are.
     """
+    ordered = _rows_in_order(plan, tree, rows)
+    if not plan.calls:
+        return SoftOrder({}, ordered)
+    count = len(plan.calls) * len(rows)
+    whole = 0 < count <= _SIMULATED
+    trial = _Trial(plan, tree, len(rows) if whole else max(2, _SIMULATED // len(plan.calls)), workers, whole)
     depth = depths(plan)
-    grouped = _grouped(plan, tree, depth) if depth else ()
-    one_by_one: Sequences = tuple((key,) for key in sorted(depth, key=lambda key: (depth[key], key)))
-    chosen = grouped
-    if depth and one_by_one != grouped:
-        calls, labels = planned_calls(plan, tree, max(2, _SIMULATED // len(plan.calls)))
-        costs = Costs(calls, _CACHE)
-
-        def taken(order: Sequences) -> float:
-            """Token steps of these rows."""
-            place = _places(order)
-            sort_key = [(place[key][0], row, place[key][1]) for row, key in labels]
-            ranked = sorted(range(len(labels)), key=sort_key.__getitem__)
-            return sum(count * costs.listed(ranked, count) for count in ((1, 2) if workers is None else (workers,)))
-
-        chosen = grouped if taken(grouped) <= _CLEARLY * taken(one_by_one) else one_by_one
-    return SoftOrder(_places(chosen), _rows_in_order(plan, tree, rows))
+    keys = sorted(depth, key=lambda key: (depth[key], key))
+    row_by_row: Sequences = (tuple(keys),)
+    candidates = [_grouped(plan, tree, depth), tuple((key,) for key in keys), *([row_by_row] if whole else [])]
+    chosen = trial.best(candidates)
+    places = {key: (number, place) for number, keys in enumerate(chosen) for place, key in enumerate(keys)}
+    if not 0 < count <= _SCHEDULED or (single := trial.single(chosen)) is None:
+        return SoftOrder(places, ordered)
+    return SoftOrder(places, ordered, {(ordered[row], key): place for place, (row, key) in enumerate(single)})
 
 
-def _places(order: Sequences) -> dict[str, tuple[int, int]]:
-    return {key: (number, place) for number, keys in enumerate(order) for place, key in enumerate(keys)}
+Sequences = tuple[tuple[str, ...], ...]
+"""Calls by structural hash: the inner sequences of a soft order."""
+
+
+class _Trial:
+    """Orders of the calls of some rows, compared by the time that workers take, who may be one or two.
+
+    Args:
+        whole: these are all rows of the batch, so other orders than the given ones are tried.
+    """
+
+    def __init__(self, plan: Plan, tree: PromptNode, rows: int, workers: int | None, whole: bool) -> None:
+        calls, self._labels = planned_calls(plan, tree, rows)
+        self._whole = whole
+        self._costs = Costs(calls, _SMALL_CACHE if whole else _LARGE_CACHE)
+        self._workers = (1, 2) if workers is None else (workers,)
+        self._draw = random.Random(0)
+
+    def best(self, candidates: Sequence[Sequences]) -> Sequences:
+        """The best of some orders and those that moves make of them; the first, unless another is clearly better."""
+        first, *_ = candidates
+        keys = [key for keys in first for key in keys]
+        orders: Iterable[Sequences] = candidates
+        if self._whole and len(keys) <= _ALL_BELOW:
+            orders = _all_orders(keys)
+        least, best = min((self._taken(self._order(order)), order) for order in orders)
+        for _ in range(_MOVED if self._whole and len(keys) > _ALL_BELOW else 0):
+            moved = _moved(best, self._draw)
+            if (taken := self._taken(self._order(moved))) <= least:
+                least, best = taken, moved
+        return first if self._taken(self._order(first)) <= _CLEARLY * least else best
+
+    def single(self, chosen: Sequences) -> list[tuple[int, str]] | None:
+        """All calls one by one, if that is clearly better: in the order of `schedule` or the soft one, with moves."""
+        costs, soft = self._costs, self._order(chosen)
+        ends = costs.ends(schedule(costs.calls, self._workers[-1], costs.cache, moves=_MOVED).workers)
+        least, best = min((self._taken(order), order) for order in (soft, sorted(ends, key=ends.__getitem__)))
+        for _ in range(_MOVED):
+            moved = list(best)
+            moved.insert(self._draw.randrange(len(moved)), moved.pop(self._draw.randrange(len(moved))))
+            if (taken := self._taken(moved)) <= least:
+                least, best = taken, moved
+        return [self._labels[index] for index in best] if self._taken(soft) > _CLEARLY * least else None
+
+    def _taken(self, order: Sequence[int]) -> float:
+        return sum(count * self._costs.listed(order, count) for count in self._workers)
+
+    def _order(self, sequences: Sequences) -> list[int]:
+        place = {key: (number, index) for number, keys in enumerate(sequences) for index, key in enumerate(keys)}
+        position = [(place[key][0], row, place[key][1]) for row, key in self._labels]
+        return sorted(range(len(position)), key=position.__getitem__)
+
+
+def _all_orders(keys: Sequence[str]) -> Iterator[Sequences]:
+    for order in permutations(keys):
+        for cuts in range(2 ** (len(order) - 1)):
+            ends = [cut for cut in range(1, len(order)) if cuts >> (cut - 1) & 1]
+            yield tuple(order[begin:end] for begin, end in zip([0, *ends], [*ends, len(order)], strict=True))
+
+
+def _moved(order: Sequences, draw: random.Random) -> Sequences:
+    """The order with one call in another place, of its sequence, another one or one of its own."""
+    moved = [list(keys) for keys in order]
+    keys = draw.choice(moved)
+    key = keys.pop(draw.randrange(len(keys)))
+    if draw.random() < 0.5:
+        moved.insert(draw.randrange(len(moved) + 1), [key])
+    else:
+        keys = draw.choice(moved)
+        keys.insert(draw.randrange(len(keys) + 1), key)
+    return tuple(tuple(keys) for keys in moved if keys)
 
 
 def _grouped(plan: Plan, tree: PromptNode, depth: Mapping[str, int]) -> Sequences:

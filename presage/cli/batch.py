@@ -167,6 +167,7 @@ def explain(
         "",
         "order of calls; those of one sequence run row by row, sequences one after the other over all rows:",
         *(f"  {call['sequence']}.{call['place']}  {call['agent']}" for call in order),
+        *(["  so few rows that their calls are ordered one by one"] if runs_in.positions else []),
         *(line for graph_lines in graphs for line in ("", *graph_lines)),
     ]
     shape = {"calls": len(chosen.calls), "order": order, "tree": _data(tree, agents), "graphs": graphs}

@@ -1,6 +1,8 @@
-"""The order of a batch's calls: every call once, and no later end than operator by operator."""
+"""Schedules: every call once, after what it reads, and as short as the best of all."""
 
 from __future__ import annotations
+
+from itertools import permutations
 
 import pytest
 from hypothesis import given as given_that
@@ -10,7 +12,41 @@ from hypothesis import strategies as st
 from presage.batch import Plan, call, given, join, template
 from presage.batch.operators import Operator
 from presage.batch.prefix_tree import field_tokens, tree_of
-from presage.batch.schedule import Costs, PlannedCall, depths, planned_calls, soft_order
+from presage.batch.schedule import Costs, PlannedCall, depths, planned_calls, schedule, soft_order
+
+CACHE = 1000.0
+
+
+@st.composite
+def plans(draw: st.DrawFn, most: int = 12) -> list[PlannedCall]:
+    calls: list[PlannedCall] = []
+    for number in range(draw(st.integers(1, most))):
+        after = tuple(sorted(draw(st.sets(st.integers(0, number - 1), max_size=2)))) if number else ()
+        top = draw(st.integers(0, 2))
+        path = ((top, 100.0 * (top + 1)), (100 + number, float(draw(st.integers(1, 300)))))
+        calls.append(PlannedCall(path, float(draw(st.integers(1, 100))), after))
+    return calls
+
+
+@given_that(plans(), st.integers(1, 3), st.sampled_from([0, 200]))
+@settings(deadline=None)
+def test_every_call_is_there_once_and_nothing_waits_for_itself(
+    calls: list[PlannedCall], workers: int, moves: int
+) -> None:
+    found = schedule(calls, workers, CACHE, moves=moves)
+    assert sorted(index for worker in found.workers for index in worker) == list(range(len(calls)))
+    costs = Costs(calls, CACHE)
+    assert found.makespan == costs.makespan(found.workers) < float("inf")
+    assert found.makespan >= max(costs.usage(index, index) for index in range(len(calls)))
+    assert schedule(calls, workers, CACHE, moves=moves) == found
+
+
+@given_that(plans(most=5))
+@settings(deadline=None, max_examples=12)
+def test_one_workers_schedule_is_the_best_of_all_orders(calls: list[PlannedCall]) -> None:
+    costs = Costs(calls, CACHE)
+    best = min(costs.makespan([order]) for order in permutations(range(len(calls))))
+    assert schedule(calls, 1, CACHE).makespan == pytest.approx(best)
 
 
 def test_the_cost_model_is_the_papers() -> None:
@@ -24,10 +60,9 @@ def test_the_cost_model_is_the_papers() -> None:
     assert costs.usage(0, None) == pytest.approx((4 * 40 + 10) / 100)
     assert costs.usage(1, 0) == pytest.approx((2 * 5 + 3) / 100)
     assert costs.usage(1, None) == pytest.approx((2 * 35 + 3) / 100)
-    assert costs.listed([0, 1, 2], 1) == pytest.approx(1.7 + 4 + (7 + 1) / 100)  # its delay is 4 token steps
-    assert costs.listed([2, 1, 0], 1) == pytest.approx(
-        (73 + 4 * 10 + 10) / 100 + 4 + 0.08
-    )  # what is not ready holds nothing up
+    assert costs.makespan([[0, 1, 2]]) == pytest.approx(1.7 + 4 + (7 + 1) / 100)  # its delay is 4 token steps
+    assert costs.makespan([[2], [1, 0]]) == pytest.approx((73 + 4 * 10 + 10) / 100 + 4 + 0.08)
+    assert costs.makespan([[2, 0], [1]]) == float("inf")
 
 
 @st.composite
@@ -51,13 +86,14 @@ def test_what_runs_is_never_worse_than_operator_by_operator(
     plan, rows = batch
     tree = tree_of(plan, field_tokens(plan, rows))
     order = soft_order(plan, tree, rows, workers=workers)
-    calls, labels = planned_calls(plan, tree, 64 // len(plan.calls))
-    costs = Costs(calls, 400_000.0)
+    whole = len(plan.calls) * len(rows) <= 64
+    calls, labels = planned_calls(plan, tree, len(rows) if whole else 64 // len(plan.calls))
+    costs = Costs(calls, 8192.0 if whole else 400_000.0)
     depth = depths(plan)
     one_by_one = sorted(
         range(len(calls)), key=lambda index: (depth[labels[index][1]], labels[index][1], labels[index][0])
     )
-    ours = sorted(range(len(calls)), key=lambda index: order.place(*labels[index]))
+    ours = sorted(range(len(calls)), key=lambda index: order.place(order.rows[labels[index][0]], *labels[index]))
     assert costs.listed(ours, workers) <= 1.0101 * costs.listed(one_by_one, workers)
-    everything = {order.place(rank, node.key) for rank in range(len(rows)) for node in plan.calls}
+    everything = {order.place(number, rank, node.key) for rank, number in enumerate(order.rows) for node in plan.calls}
     assert len(everything) == len(plan.calls) * len(rows)

@@ -153,10 +153,11 @@ def test_next_agent_accuracy(tmp_path: Path) -> None:
 
 
 def test_batch(tmp_path: Path) -> None:
-    asked = {"asked": "report.asked", "known": "report.known"}
+    asked = {"makespans": "makespans", "asked": "report.asked", "known": "report.known"}
     executed, found = run("batch", tmp_path, {"CONTEXTS": 2, "QUESTIONS": 2, "REPEATED": 1}, asked)
-    assert figures(executed) == 1
+    assert figures(executed) == 2
     assert errors(executed) == []
+    assert min(found["makespans"], key=found["makespans"].get) == "presage"
     assert (found["asked"], found["known"]) == (20, 5)
 
 
