@@ -32,7 +32,7 @@ from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.quantiles.choice import ESTIMATORS, QuantileConfig
 from presage.predictors.quantiles.estimator import ERROR_FOLDS
 from presage.predictors.quantiles.forest import FOLD_TREES, INPUT_SHARE, LEAF_ROWS
-from presage.training.length.texts import LengthTexts
+from presage.training.length.train import LengthTexts
 from presage.training.training import median_us
 
 BATCH = 1024

@@ -61,7 +61,7 @@ from presage.serving_hooks.forecasting.sources import Held, load
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.testing.engine import ScriptedEngine as Engine
 from presage.testing.engine import ask, build
-from presage.training.length.texts import LengthTexts
+from presage.training.length.train import LengthTexts
 from presage.training.next_agent.train import train
 
 SPELLS = ("alone", "looking", "reloading", "refusing", "within")

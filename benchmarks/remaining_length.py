@@ -40,7 +40,7 @@ from presage.predictors.common.bootstrap import share_ci
 from presage.predictors.length.baselines import LENGTH_BASELINES
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.quantiles.choice import ESTIMATORS, QuantileConfig
-from presage.training.length.texts import choose_texts
+from presage.training.length.train import choose_texts
 from presage.training.quantile_trainings import SELECTION_FRACTION
 from presage.training.sets import tasks_apart
 

@@ -4,7 +4,7 @@ No public trace has a column of system prompts. Two applications have them withi
 name the role, the task and much that all roles share, and Magentic-One in LMCache's agent trace, told apart by its
 opening words. The names are learnt from two thirds of the tasks, and looked for in the others:
 
-- as they are, and reworded (`presage.training.next_agent.rewording`): the share that is found, by the first rule
+- as they are, and reworded (`presage.training.next_agent.change`): the share that is found, by the first rule
   (`AgentNames.find`) and by words too (`find_reworded`), and the share that is found under a wrong name
 - left out: an agent that the names lack is found under another name
 - other application: the names are those of the other one
@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from presage.features.agent_fingerprint import masked_prompt
 from presage.features.agent_names import AgentNames
-from presage.training.next_agent.rewording import rewording
+from presage.training.next_agent.change import rewording
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 OF_ROLE = re.compile(r"You are (?:the )?([A-Z][A-Za-z ]+?)[.,]")

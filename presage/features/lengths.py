@@ -92,7 +92,7 @@ class LengthEncoder:
 
     @classmethod
     def fit(cls, table: pa.Table, sketch: Sketch | None = None) -> LengthEncoder:
-        """Fits vocabularies on a training trace; `sketch` is one of its texts (`training/length/texts.py`)."""
+        """Fits vocabularies on a training trace; `sketch` is one of its texts (`training/length/train.py`)."""
         table = served_steps(table)
         types = tuple(sorted(pc.unique(table["workflow_type"]).to_pylist()))
         agents = tuple(sorted(pc.unique(table["agent"]).to_pylist()))

@@ -13,7 +13,7 @@ from presage.datasets.synthetic.workflows import generate
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.quantiles.choice import QuantileConfig
-from presage.training.length.texts import LengthTexts
+from presage.training.length.train import LengthTexts
 
 
 def renamed(table: pa.Table, old: str, new: str) -> pa.Table:

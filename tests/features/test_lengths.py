@@ -10,7 +10,7 @@ from presage.errors import InputError, TraceError
 from presage.features.input_profiles import PROFILES, masked
 from presage.features.lengths import LengthEncoder, LengthWorkflow, length_rows
 from presage.features.rows import LEARNT_PROFILES, join_rows, profiles_of
-from presage.training.length.texts import LengthTexts
+from presage.training.length.train import LengthTexts
 
 
 def step(workflow: str, number: int, agent: str, tokens: int | None, **more: object) -> dict[str, object]:

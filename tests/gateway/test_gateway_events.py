@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from receiving_server import ReceivingServer
 from served import gateway, served
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -22,7 +23,6 @@ from presage.gateway.config import gateway_config
 from presage.gateway.serve import build
 from presage.gateway.simulated_engine import SimulatedEngine
 from presage.serving_hooks.lifecycle.event import LifecycleEvent
-from presage.testing.receiving_server import ReceivingServer
 
 CHAT = "/v1/chat/completions"
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from presage.datasets.synthetic.lengths import generate_lengths
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.rows import LabelledRows
-from presage.training.length.texts import LengthTexts
+from presage.training.length.train import LengthTexts
 
 QUANTILES = (0.5, 0.9, 0.99)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.training.next_agent.rewording import rewording
+from presage.training.next_agent.change import rewording
 
 PROMPT = "\n".join(
     f"Rule {i} says this much. " + " ".join(f"word{chr(97 + i)}{chr(97 + j)}" for j in range(20)) for i in range(20)

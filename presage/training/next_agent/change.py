@@ -10,16 +10,22 @@ A further training leaves out all workflows with one agent, which the test set h
 the test workflows with that agent, beside the whole training on the same ones; the new agent itself cannot be forecast.
 
 Remaining lengths and return times are judged on the same changed copies; their labels have no names.
+
+Of a reworded system prompt a fifth of the sentences is left out, but never all; a fifth of the different words is
+replaced, wherever it stands, by other words of the prompts at hand; lines come in another order. Synonyms would be
+kinder: they are words that no other agent's prompt has. What is left out or replaced follows from the salt and the text
+itself, so that two prompts of one template, with other users and tasks in them, stay two prompts of one template.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pkgutil import resolve_name
 from typing import Any, Final
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +42,6 @@ from presage.predictor_kinds import KINDS
 from presage.training.baselines import find
 from presage.training.metrics import differences, json_values
 from presage.training.next_agent.evaluate import ByMoment, Evaluation, Predict, evaluate
-from presage.training.next_agent.rewording import rewording
 from presage.training.next_agent.study import OURS, Recipe
 from presage.training.next_agent.train import FittedPredictor, fit_predictor
 from presage.training.quantile_trainings import Family
@@ -44,6 +49,31 @@ from presage.training.quantiles import FLOOR, difference
 from presage.training.sets import check_known_agents, set_apart
 from presage.training.training import Progress, fit_baselines
 from presage.wording import counted
+
+_SHARE: Final = 0.2
+_RANGE: Final = 2**32
+
+
+def rewording(prompts: Iterable[str], salt: int) -> Callable[[str], str]:
+    """A function that rewords a prompt, by the words of all the prompts at hand."""
+    words = sorted({word for prompt in prompts for word in prompt.split() if word.isalpha()})
+
+    def drawn(text: str) -> float:
+        return crc32(text.encode("utf-8", "surrogatepass"), salt) / _RANGE
+
+    def replaced(word: str) -> str:
+        return words[int(drawn(word + " ") * len(words))] if word.isalpha() and drawn(word) < _SHARE else word
+
+    def reword(prompt: str) -> str:
+        lines = []
+        for line in prompt.split("\n"):
+            sentences = line.split(". ")
+            kept = [sentence for sentence in sentences if drawn(sentence) >= _SHARE] or [max(sentences, key=drawn)]
+            lines.append(". ".join(" ".join(map(replaced, sentence.split(" "))) for sentence in kept))
+        return "\n".join(sorted(lines, key=drawn))
+
+    return reword
+
 
 BASELINES: Final = ("markov-3", "boosted-trees")
 RENAMED: Final = 0.3

@@ -39,7 +39,8 @@ from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
-from presage.training.length.texts import LengthTexts
+from presage.serving_hooks.workflows import Workflow
+from presage.training.length.train import LengthTexts
 from presage.training.next_agent.train import fit_predictor
 
 pytestmark = pytest.mark.vllm
@@ -118,32 +119,32 @@ class Watched(Forecaster):
         super().__init__(*args, **kwargs)
         self._given, self._begun_lengths = given, begun
 
-    def on_prefill(self, workflow_type: str, workflow_id: str, agent: str, **sent: Any) -> Any:
-        live = super().on_prefill(workflow_type, workflow_id, agent, **sent)
-        key = workflow_type, workflow_id
-        self._given.inputs[PREFILL].setdefault(key, []).append(self._row(key))
-        self._given.lengths.setdefault(key, []).append(self._begun_lengths[id(self._running(key).lengths)])
+    def on_prefill(self, workflow: Workflow, agent: str, **sent: Any) -> Any:
+        live = super().on_prefill(workflow, agent, **sent)
+        key = workflow.step.workflow_type, workflow.step.workflow_id
+        self._given.inputs[PREFILL].setdefault(key, []).append(self._row(workflow))
+        self._given.lengths.setdefault(key, []).append(self._begun_lengths[id(self._running(workflow).lengths)])
         return live
 
-    def on_prefill_state(self, workflow_type: str, workflow_id: str, *told: Any) -> Any:
-        live = super().on_prefill_state(workflow_type, workflow_id, *told)
+    def on_prefill_state(self, workflow: Workflow, *told: Any) -> Any:
+        live = super().on_prefill_state(workflow, *told)
         if live is not None:
-            key = workflow_type, workflow_id
-            self._given.inputs[PREFILL][key][-1] = self._row(key)
+            key = workflow.step.workflow_type, workflow.step.workflow_id
+            self._given.inputs[PREFILL][key][-1] = self._row(workflow)
         return live
 
-    def on_completion(self, workflow_type: str, workflow_id: str, **sent: Any) -> Any:
-        live = super().on_completion(workflow_type, workflow_id, **sent)
-        key = workflow_type, workflow_id
-        self._given.inputs[COMPLETION].setdefault(key, []).append(self._row(key))
+    def on_completion(self, workflow: Workflow, **sent: Any) -> Any:
+        live = super().on_completion(workflow, **sent)
+        key = workflow.step.workflow_type, workflow.step.workflow_id
+        self._given.inputs[COMPLETION].setdefault(key, []).append(self._row(workflow))
         return live
 
-    def _row(self, key: Key) -> NDArray[np.float32]:
-        row: NDArray[np.float32] = self._running(key).agents.copy()
+    def _row(self, workflow: Workflow) -> NDArray[np.float32]:
+        row: NDArray[np.float32] = self._running(workflow).agents.copy()
         return row
 
-    def _running(self, key: Key) -> Any:
-        return self._workflows[key]
+    def _running(self, workflow: Workflow) -> Any:
+        return workflow.forecast_state
 
 
 class Model(Worked):

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from receiving_server import ReceivingServer
 
 from presage.errors import ConfigurationError
 from presage.serving_hooks.lifecycle.config import WebhookConfig
@@ -22,7 +23,6 @@ from presage.serving_hooks.lifecycle.event import LifecycleEvent
 from presage.serving_hooks.lifecycle.outbox import Outbox
 from presage.serving_hooks.lifecycle.sender import Sender, SenderReport
 from presage.serving_hooks.lifecycle.webhook import Webhook
-from presage.testing.receiving_server import ReceivingServer
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 
