@@ -7,7 +7,7 @@ from presage.datasets.store import read_store
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.quantiles.choice import QuantileConfig
-from presage.training.length.texts import LengthTexts
+from presage.training.length.train import LengthTexts
 
 
 class Clock:

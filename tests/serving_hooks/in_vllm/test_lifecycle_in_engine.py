@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from receiving_server import ReceivingServer
 from test_admission_in_engine import ALONE, Ticking, busy, told, work
 from test_policies_in_engine import Clock
 from vllm_samples import NAMED, Engine, ask, build
@@ -17,7 +18,6 @@ from presage.serving_hooks.vllm.http.plugin import call_scheduler
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.serving_hooks.workflows.identity import scoped
 from presage.serving_hooks.workflows.tenants import ARGUMENT
-from presage.testing.receiving_server import ReceivingServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
