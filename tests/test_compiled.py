@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from registry_database import new_database
 from tiny_model import Tiny
 
 from presage.compiled import CACHE, choose_cache
@@ -53,7 +54,7 @@ def _forecast(*arguments: object, cwd: Path, environment: dict[str, str] | None 
 
 
 def test_a_forecast_of_a_registered_version_loads_neither_mlflow_nor_pandas(tmp_path: Path, tiny: Tiny) -> None:
-    registry = open_registry(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    registry = open_registry(new_database(tmp_path / "mlflow.db"))
     register(registry, tiny.folder, name="tiny", metrics={}, params={}, tags={}, summary="", input_example=[STEP])
     (tmp_path / "steps.jsonl").write_text(json.dumps(STEP))
     for _ in range(2):  # the first time compiles, on a new machine

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from cli_samples import FAST, GOOD, run, train, write
+from registry_database import new_database
 from tiny_model import WORKFLOWS, Tiny
 
 from presage.datasets.read import read_traces
@@ -22,7 +23,7 @@ from presage.registry.table import load_predictor
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('registry') / 'mlflow.db'}"
+    return new_database(tmp_path_factory.mktemp("registry") / "mlflow.db")
 
 
 def test_ingest_appends_once_and_describe_counts(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_a_folder_gets_the_artefact_and_the_numbers_that_are_printed(tmp_path: P
     assert (tmp_path / "out" / "config.json").read_bytes() != before[tmp_path / "out" / "config.json"]
     assert "Accuracy by steps ahead" in again.out
     assert "judging on the test set …" in again.err
-    database = f"sqlite:///{tmp_path / 'later.db'}"
+    database = new_database(tmp_path / "later.db")
     for version in (1, 2):
         later = run("register", tmp_path / "out", "--name", "later", "--tracking-uri", database, "--json")
         assert (later.json["registered"], later.json["version"]) == (f"models:/later/{version}", version)
@@ -187,7 +188,7 @@ def test_a_version_is_judged_under_what_will_ask_it(tiny: Tiny, database: str) -
 
 def test_a_champion_that_cannot_be_read_does_not_bar_its_successor(tiny: Tiny, tmp_path: Path) -> None:
     """As after an upgrade of Presage, where the champion has an earlier format."""
-    database = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    database = new_database(tmp_path / "mlflow.db")
     uri = ("--tracking-uri", database, "--json")
     held = ("--traces", tiny.held_out)
     fast = (*FAST[:-1], "markov-1")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cli_samples import Ran, run
+from registry_database import new_database
 from tiny_model import Tiny
 
 from presage.features.input_profiles import as_served
@@ -23,7 +24,7 @@ from presage.report.files import report_files
 @pytest.fixture(scope="module")
 def uri(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A registry with two versions of "tiny", the first the champion; the second has other test traces."""
-    made = f"sqlite:///{tmp_path_factory.mktemp('registry') / 'mlflow.db'}"
+    made = new_database(tmp_path_factory.mktemp("registry") / "mlflow.db")
     registry = open_registry(made)
     other = copy.deepcopy(tiny.training.metrics)
     other["data"]["digest of the test traces"] = "sha256:others"

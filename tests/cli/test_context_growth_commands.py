@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cli_samples import Ran, run, write
 from context_samples import loops
+from registry_database import new_database
 
 import presage
 from presage.cli.train_predictor import app as train_predictor
@@ -18,7 +19,7 @@ def test_from_traces_to_a_champion_a_forecast_and_the_api(tmp_path: Path, monkey
     for name, seed in (("learnt", 0), ("held", 1)):
         append(loops(120, seed), tmp_path / name)
     learnt, held = tmp_path / "learnt", tmp_path / "held"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", new_database(tmp_path / "mlflow.db"))
     ran = Ran(train_predictor, "context-growth", learnt, "--estimator", "boosted", "--out", tmp_path / "out", "--json")
     assert ran.code == 0, ran.err
     kept = json.loads((tmp_path / "out" / "metrics.json").read_text())

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pandas as pd
 import pytest
 from cli_samples import GOOD, Ran, run, write
+from registry_database import new_database
 
 from presage.cli.kinds import KindCommand
 from presage.errors import ArtefactError
@@ -107,7 +108,7 @@ def test_the_registry_serves_and_promotes_it(counter: Path, tmp_path: Path) -> N
     from presage.registry.connect import open_registry
     from presage.registry.package import register
 
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_database(tmp_path / "mlflow.db")
     registry = open_registry(uri)
     metrics = {"kind": "count", "workflows": 6}
     steps = GOOD[:3]

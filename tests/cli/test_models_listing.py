@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from cli_samples import run
+from registry_database import new_database
 from tiny_model import Tiny
 
 from presage.cli.kinds import unseen
@@ -22,7 +23,7 @@ from presage.training.length.train import train_lengths
 def registered(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[str, object]]]:
     """A registry of three models: two kinds that are known, one of a later version; and the metrics of the two."""
     folder = tmp_path_factory.mktemp("registry")
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    uri = new_database(folder / "mlflow.db")
     registry = open_registry(uri)
     config = QuantileConfig(estimator="boosted", quantiles=(0.5, 0.9))
     lengths = train_lengths(generate_lengths(60, 0).table, None, config, baselines=(), name="lengths")
@@ -85,7 +86,7 @@ def test_the_figures_of_every_kind_are_in_json(registered: tuple[str, dict[str, 
 def test_an_alias_that_moves_while_a_version_is_judged_refuses_it_in_one_line(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_database(tmp_path / "mlflow.db")
     registry = open_registry(uri)
     for _ in range(3):
         register(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cli_samples import Ran, run, write
 from profile_samples import coding, rows_of
+from registry_database import new_database
 
 import presage
 from presage.cli.train_predictor import app as train_predictor
@@ -30,7 +31,7 @@ def test_from_traces_to_a_champion_a_forecast_and_the_api(
     traces: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learnt, held = traces
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", new_database(tmp_path / "mlflow.db"))
     ran = train(learnt, "--out", tmp_path / "out", "--json")
     assert ran.code == 0, ran.err
     kept = json.loads((tmp_path / "out" / "metrics.json").read_text())
@@ -66,7 +67,7 @@ def test_from_traces_to_a_champion_a_forecast_and_the_api(
 
 def test_a_profile_of_few_workflows_is_not_promoted(traces: tuple[Path, Path], tmp_path: Path) -> None:
     few = write(tmp_path / "few.jsonl", rows_of(coding(12)))
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_database(tmp_path / "mlflow.db")
     ran = train(few, "--tracking-uri", uri)
     assert "NOT CONFIDENT" in ran.out
     refused = run("promote", "profile", "--version", 1, "--traces", traces[1], "--tracking-uri", uri, "--json")
@@ -75,7 +76,7 @@ def test_a_profile_of_few_workflows_is_not_promoted(traces: tuple[Path, Path], t
 
 
 def test_a_champion_is_not_replaced_by_a_profile_that_covers_less(traces: tuple[Path, Path], tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_database(tmp_path / "mlflow.db")
     shorter = [agents for agents in coding(600) if len(agents) < 11]
     for workflows in (coding(300), shorter):
         assert train(write(tmp_path / "traces.jsonl", rows_of(workflows)), "--tracking-uri", uri).code == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cli_samples import Ran, run, write
 from prompt_samples import leaks, prompted
+from registry_database import new_database
 
 from presage.cli.train_predictor import app as train_predictor
 
@@ -20,7 +21,7 @@ def train(*arguments: object) -> Ran:
 def test_templates_from_traces_to_the_report(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     traces = write(tmp_path / "traces.jsonl", prompted(80))
-    out, uri = tmp_path / "out", f"sqlite:///{tmp_path / 'mlflow.db'}"
+    out, uri = tmp_path / "out", new_database(tmp_path / "mlflow.db")
     ran = train(traces, "--out", out, "--report", tmp_path / "report", "--tracking-uri", uri, "--json")
     assert ran.code == 0, ran.err
     of = ran.json["by_workflow_type"]["loop"]["templates"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cli_samples import Ran, run, write
 from profile_samples import coding, rows_of
+from registry_database import new_database
 
 import presage
 from presage.cli.train_predictor import app as train_predictor
@@ -28,7 +29,7 @@ def rows(count: int, seed: int, workflow_type: str) -> list[dict[str, Any]]:
 def later(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A registry whose champion knows chat and code, and whose version 2 learnt code alone; held-out traces of both."""
     root = tmp_path_factory.mktemp("types")
-    uri = f"sqlite:///{root / 'mlflow.db'}"
+    uri = new_database(root / "mlflow.db")
     held = write(root / "held.jsonl", rows(60, 1, "code") + rows(60, 1, "chat"))
     both = write(root / "both.jsonl", rows(300, 0, "code") + rows(300, 0, "chat"))
     code = write(root / "code.jsonl", rows(300, 2, "code"))

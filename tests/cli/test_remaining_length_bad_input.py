@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cli_samples import Ran, run, write
+from registry_database import new_database
 
 from presage.cli.train_predictor import app as train_predictor
 
@@ -242,7 +243,7 @@ def test_a_request_that_is_wrong_is_named(texts: Path, changes: dict[str, Any], 
 @pytest.mark.slow
 def test_a_training_that_is_refused_registers_nothing(tmp_path: Path) -> None:
     lines, message = REFUSED["no output tokens in any row"]
-    path, uri = write(tmp_path / "traces.jsonl", lines), ("--tracking-uri", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    path, uri = write(tmp_path / "traces.jsonl", lines), ("--tracking-uri", new_database(tmp_path / "mlflow.db"))
     assert message in Ran(train_predictor, "remaining-length", path, *uri).complaint
     assert run("models", *uri, "--json").json["models"] == []
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_samples import GOOD, Ran, run, write
+from registry_database import new_database
 
 from presage.cli.train_predictor import app as train_predictor
 from presage.datasets.ingest import append
@@ -40,7 +41,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('registry') / 'mlflow.db'}"
+    return new_database(tmp_path_factory.mktemp("registry") / "mlflow.db")
 
 
 @pytest.fixture(scope="module")

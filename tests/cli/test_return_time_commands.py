@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli_samples import Ran, run, write
+from registry_database import new_database
 from return_samples import sessions
 
 import presage
@@ -31,7 +32,7 @@ def test_from_traces_to_a_champion_a_forecast_and_the_api(
     stores: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learnt, held = stores
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", new_database(tmp_path / "mlflow.db"))
     ran = train(learnt, "--out", tmp_path / "out", "--set", "estimator=forest", "--json")
     assert ran.code == 0, ran.err
     kept = json.loads((tmp_path / "out" / "metrics.json").read_text())

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from cli_samples import GOOD, Ran, run, write
+from registry_database import new_database
 
 from presage.cli.train_predictor import app as train_predictor
 from presage.datasets.outcomes.files import write_outcomes
@@ -37,7 +38,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('registry') / 'mlflow.db'}"
+    return new_database(tmp_path_factory.mktemp("registry") / "mlflow.db")
 
 
 @pytest.fixture(scope="module")

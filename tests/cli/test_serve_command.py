@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from cli_samples import run
+from registry_database import new_database
 from tiny_model import Tiny
 
 from presage.errors import ConfigurationError, RegistryError
@@ -151,7 +152,7 @@ def test_without_states_another_connector_needs_no_note() -> None:
 
 def registered(folder: Path, artefact: Path) -> str:
     """The registry whose champion for next agents is this artefact."""
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    uri = new_database(folder / "mlflow.db")
     registry = open_registry(uri)
     row = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
     register(registry, artefact, name="next-agent", metrics={}, params={}, tags={}, input_example=[row])

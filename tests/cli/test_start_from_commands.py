@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_samples import FAST, run, train
+from registry_database import new_database
 from tiny_model import Tiny
 
 from presage.datasets.ingest import append
@@ -15,7 +16,7 @@ from presage.registry.connect import open_registry
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('registry') / 'mlflow.db'}"
+    return new_database(tmp_path_factory.mktemp("registry") / "mlflow.db")
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from cli_samples import run
+from registry_database import new_database
 
 from presage.cli import server as asking
 from presage.registry.connect import open_registry
@@ -153,7 +154,7 @@ def test_people_read_tables(made: Made) -> None:
 
 def test_models_shows_promised_and_live_figures_of_an_engine(made: Made, tmp_path: Path) -> None:
     made.says({"engines": [STATUS, {}]})
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_database(tmp_path / "mlflow.db")
     open_registry(uri)
     asked = ("models", "--tracking-uri", uri, "--url", made.url)
     said = [" ".join(line.split()) for line in run(*asked).out.splitlines()]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli_samples import FAST, GOOD, run, train, write
+from registry_database import new_database
 from tiny_model import Tiny
 
 from presage.registry.connect import open_registry
@@ -78,7 +79,7 @@ def test_the_results_of_an_earlier_run_are_replaced_with_force_only(tmp_path: Pa
 
 @pytest.mark.slow
 def test_the_full_report_adds_the_curve_and_the_ablation(tmp_path: Path, tiny: Tiny) -> None:
-    database = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    database = new_database(tmp_path / "mlflow.db")
     options = ("--set", "network.epochs=1", "--set", "boosting.rounds=1", "--baselines", "markov-3", "--json")
     ran = train(tiny.store, "--report", tmp_path / "out", "--tracking-uri", database, *options)
     assert ran.code == 0, ran.err

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from registry_database import new_database
 
 from presage.datasets.outcomes import prompt_keys
 from presage.datasets.outcomes.split import split_outcomes
@@ -536,7 +537,7 @@ def test_a_transformer_answers_what_comes_together_as_one_batch_and_the_linear_h
 
 @pytest.mark.slow
 def test_the_champion_is_loaded_and_reloaded_from_the_registry(folder: Path, tmp_path: Path) -> None:
-    registry = open_registry(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    registry = open_registry(new_database(tmp_path / "mlflow.db"))
     metrics = {"kind": "router"}
     for version in ("1", "2"):
         register(registry, folder, name="router", metrics=metrics, params={}, tags={}, input_example=[{"prompt": "p"}])

@@ -8,6 +8,7 @@ from types import ModuleType
 import numpy as np
 import pandas as pd
 import pytest
+from registry_database import new_database
 from registry_samples import METRICS, STEPS, EchoPredictor
 
 from presage.predictors.common.artefact import write_artefact
@@ -40,7 +41,7 @@ def artefact_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
-    return open_registry(f"sqlite:///{tmp_path_factory.mktemp('registry') / 'mlflow.db'}")
+    return open_registry(new_database(tmp_path_factory.mktemp("registry") / "mlflow.db"))
 
 
 @pytest.fixture(scope="session")

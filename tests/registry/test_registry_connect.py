@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from registry_database import new_database
 
 from presage.errors import OutputError, RegistryError
 from presage.registry.connect import Registry, open_registry, registry_errors
@@ -31,7 +32,7 @@ def test_a_server_that_is_down_is_said_in_one_line() -> None:
 def test_a_store_whose_library_is_missing_is_said_before_a_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry = open_registry(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    registry = open_registry(new_database(tmp_path / "mlflow.db"))
     check_artifact_store(registry)
     registry.client.create_experiment(EXPERIMENT, artifact_location="s3://bucket/x")
     monkeypatch.setattr("presage.registry.package.find_spec", lambda _: None)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from registry_database import new_database
 from serving_samples import Clock
 from tiny_model import STATE_SIZE, Tiny
 
@@ -94,7 +95,7 @@ def test_it_says_which_versions_there_are_tries_them_and_takes_no_memory_at_rest
     states |= {"encoder": str(tmp_path / "gone"), "encoder_digest": "sha256:0"}
     config = artefact.config | {"states": states}
     write_artefact(tmp_path / "broken", kind="next-agent", config=config, tensors=artefact.tensors, training_data={})
-    registry = open_registry(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    registry = open_registry(new_database(tmp_path / "mlflow.db"))
     for folder in (tiny.folder, tmp_path / "broken"):
         register(registry, folder, name="next-agent", metrics={}, params={}, tags={}, input_example=[ROW])
     asked = RegistryClient(lambda: registry.uri)
@@ -162,7 +163,7 @@ def test_an_answer_without_end_costs_neither_the_engine_nor_the_process(endless:
 @pytest.mark.slow
 def test_a_version_that_needs_more_memory_is_refused_and_that_is_said(tmp_path: Path) -> None:
     """Depending on where it ends, Python raises or a library gives up and ends the process."""
-    registry = open_registry(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    registry = open_registry(new_database(tmp_path / "mlflow.db"))
     tensors = {"bias": np.zeros(25 << 20, np.float32)}
     write_artefact(tmp_path / "large", kind="next-agent", config={}, tensors=tensors, training_data={})
     register(registry, tmp_path / "large", name="next-agent", metrics={}, params={}, tags={}, input_example=[ROW])

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from registry_database import new_database
 from tiny_model import Tiny
 from vllm_samples import Engine, ask, build
 
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.one_version, pytest.mark.slow, pytes
 def test_forecasts_of_a_champion_reach_the_scheduler(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_database(tmp_path / "mlflow.db")
     registry = open_registry(uri)
     row = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
     register(registry, tiny.folder, name="next-agent", metrics={}, params={}, tags={}, input_example=[row])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from registry_database import new_database
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests run its own scheduler")
 
@@ -45,7 +46,7 @@ def draw(workflows: int, seed: int, then: str = "worker") -> list[dict[str, Any]
 def registry(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """Version 1 has learnt who comes next, version 2 has learnt that the planner comes back; and traces to judge on."""
     folder = tmp_path_factory.mktemp("gate")
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    uri = new_database(folder / "mlflow.db")
     for seed, then in enumerate(("worker", "planner"), start=1):
         traces = write(folder / f"{then}.jsonl", draw(100, seed, then))
         done = train(traces, "--name", "agents", "--tracking-uri", uri, "--json", *FAST, "--baselines", "markov-3")
@@ -148,7 +149,7 @@ def test_halves_differ_by_seed_and_need_something_to_be_drawn_of() -> None:
 
 
 def test_a_fleet_gates_a_remaining_length_version(tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_database(tmp_path / "mlflow.db")
     traces = write(tmp_path / "learnt.jsonl", draw(100, 1))
     boosted = ("--name", "lengths", "--tracking-uri", uri, "--estimator", "boosted")
     done = Ran(train_predictor, "remaining-length", traces, *boosted)

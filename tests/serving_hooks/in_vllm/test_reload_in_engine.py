@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from registry_database import new_database
 from test_hidden_states import ALONE, WIDTH, Reads, Worked
 from tiny_model import STATE_SIZE, Tiny
 from told import send, serve
@@ -30,7 +31,7 @@ BROKEN = 3
 @pytest.fixture(scope="module")
 def registry(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Registry:
     root = tmp_path_factory.mktemp("registry")
-    opened = open_registry(f"sqlite:///{root / 'mlflow.db'}")
+    opened = open_registry(new_database(root / "mlflow.db"))
     artefact = read_artefact(tiny.folder)
     states = {"kind": "encoder", "sizes": {"prefill": STATE_SIZE, "completion": STATE_SIZE}}
     states |= {"encoder": str(root / "gone"), "encoder_digest": "sha256:0"}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from registry_database import new_database
 
 pytest.importorskip("vllm", reason="vLLM is not installed; these tests start its server")
 
@@ -112,8 +113,8 @@ def made(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def server(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("serve")
-    uri = f"sqlite:///{root / 'registry' / 'mlflow.db'}"
     (root / "registry").mkdir()
+    uri = new_database(root / "registry" / "mlflow.db")
     registry = open_registry(uri)
     row = {"workflow_type": "retry", "workflow_id": "w", "step": 0, "agent": "planner"}
     register(registry, tiny.folder, name="next-agent", metrics={}, params={}, tags={}, input_example=[row])

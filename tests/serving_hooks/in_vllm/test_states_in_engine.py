@@ -35,9 +35,8 @@ def ran(*program: str, **environment: str) -> Any:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(
-        [line for line in done.stdout.splitlines() if line.startswith(("{", "[{"))][-1]
-    )  # vLLM may say more
+    told = [line for line in done.stdout.splitlines() if line.startswith(("{", "[{"))]  # vLLM may say more
+    return json.loads(told[-1])
 
 
 @pytest.fixture(scope="module")
