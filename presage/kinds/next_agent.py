@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from presage.kinds.loaded import Loaded
 from presage.predictors.common.artefact import FORMAT_VERSION, read_artefact
 from presage.predictors.next_agent.predictor import NextAgentPredictor
-from presage.registry.evidence import MomentEvidence, NextAgentBudget, NextAgentEvidence, judge_next_agent
+from presage.registry.evidence import NextAgentBudget, NextAgentEvidence, judge_next_agent
 from presage.registry.gates import Gate, Interface
 from presage.registry.resolve import resolve
 from presage.report.data_warnings import figure_warnings
-from presage.training.next_agent.evaluate import ByMoment
 from presage.training.next_agent.train import NGRAM, OldModel, evaluate_model
 
 if TYPE_CHECKING:
@@ -53,16 +52,7 @@ def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> NextA
     return NextAgentEvidence(
         loaded.artefact_evidence(judged.latency_us, Interface(fixed)),
         judged.workflows,
-        _moments(judged.evaluation.moments),
-        floor=_moments(judged.evaluation.baselines[NGRAM]),
+        judged.evaluation.moments,
+        floor=judged.evaluation.baselines[NGRAM],
         warnings=figure_warnings(judged.evaluation.to_dict()),
     )
-
-
-def _moments(figures: ByMoment) -> dict[str, Any]:
-    return {
-        moment: MomentEvidence(
-            judged.correct, judged.positions, judged.nll, judged.ece, judged.workflow, judged.surprise, judged.bin_gaps
-        )
-        for moment, judged in figures.items()
-    }

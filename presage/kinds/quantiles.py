@@ -6,9 +6,9 @@ import pyarrow as pa
 
 from presage.kinds.loaded import Loaded
 from presage.predictors.common.artefact import FORMAT_VERSION
-from presage.registry.evidence import LengthBudget, LengthCounts, LengthEvidence, judge_lengths
+from presage.registry.evidence import LengthBudget, LengthEvidence, judge_lengths
 from presage.registry.gates import Gate, Interface
-from presage.training.quantiles import FLOOR, QuantileFigures
+from presage.training.quantiles import FLOOR
 
 
 def gates(candidate: Loaded, champion: Loaded | None, table: pa.Table, seed: int, profile: str) -> list[Gate]:
@@ -27,10 +27,6 @@ def _evidence(loaded: Loaded, table: pa.Table, seed: int, profile: str) -> Lengt
         tuple(predictor.quantiles),
         judged.workflows,
         judged.evaluation.type_of,
-        _counts(judged.evaluation.figures),
-        floor=_counts(judged.evaluation.baselines[FLOOR]),
+        judged.evaluation.figures,
+        floor=judged.evaluation.baselines[FLOOR],
     )
-
-
-def _counts(figures: QuantileFigures) -> LengthCounts:
-    return LengthCounts(figures.wrong, figures.pairs, figures.loss, figures.covered, figures.positions)

@@ -24,7 +24,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_ci, resample_weights, share_ci
+from presage.features.moment import Moment
+from presage.predictors.common.bootstrap import (
+    MomentCounts,
+    QuantileCounts,
+    pair_ratio_cis,
+    ratio_ci,
+    resample_weights,
+    share_ci,
+)
 from presage.predictors.quantiles.beyond import STEPS_BEYOND, enough_beyond, steps_beyond
 from presage.registry.gates import (
     ArtefactEvidence,
@@ -72,28 +80,6 @@ class NextAgentBudget(GateBudget):
 
 
 @dataclass(frozen=True)
-class MomentEvidence:
-    """The figures of one moment (prefill or completion). W workflows with n steps, K horizons, B reliability bins.
-
-    Attributes:
-        correct, positions: `int[W, K]`, positions forecast right, and judged (none after END or past a cut).
-        nll, ece: K numbers, nats a position and 0..1; NaN if nothing was judged.
-        workflow: `int[n]`, the row of `correct` that each step belongs to.
-        surprise: `float[n, K]`, the negative log-likelihood of each step's outcome, nats; NaN if it does not count.
-        bin_gaps: `float[W, K, B]`, hits less confidence; an expected calibration error is the sum over bins of the
-            sizes of their totals, by the number of positions.
-    """
-
-    correct: NDArray[Any]
-    positions: NDArray[Any]
-    nll: tuple[float, ...]
-    ece: tuple[float, ...]
-    workflow: NDArray[np.int64]
-    surprise: NDArray[np.float64]
-    bin_gaps: NDArray[np.float64]
-
-
-@dataclass(frozen=True)
 class NextAgentEvidence:
     """The figures of one next-agent version on held-out traces.
 
@@ -107,8 +93,8 @@ class NextAgentEvidence:
 
     artefact: ArtefactEvidence
     workflows: tuple[str, ...]
-    moments: Mapping[str, MomentEvidence]
-    floor: Mapping[str, MomentEvidence] = field(default_factory=dict)
+    moments: Mapping[Moment, MomentCounts]
+    floor: Mapping[Moment, MomentCounts] = field(default_factory=dict)
     warnings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -152,8 +138,8 @@ def judge_next_agent(
 
 def _accuracy(
     gate: str,
-    candidate: Mapping[str, MomentEvidence],
-    other: Mapping[str, MomentEvidence],
+    candidate: Mapping[Moment, MomentCounts],
+    other: Mapping[Moment, MomentCounts],
     rival: str,
     rng: np.random.Generator,
 ) -> Iterator[Gate]:
@@ -216,7 +202,7 @@ def _ece_difference_ci(
 
 def _nll(
     candidate: NextAgentEvidence,
-    rivals: Mapping[str, MomentEvidence],
+    rivals: Mapping[Moment, MomentCounts],
     rival: str,
     budget: NextAgentBudget,
     seed: int,
@@ -286,24 +272,6 @@ class LengthBudget(GateBudget):
 
 
 @dataclass(frozen=True)
-class LengthCounts:
-    """Counts of each of W workflows at Q quantiles.
-
-    Attributes:
-        wrong, pairs: float64 [W] by scope, discordant and all pairs of each workflow's steps.
-        loss: float64 [W, Q], sum of the pinball loss, tokens.
-        covered: int64 [W, Q], steps whose length is at most the quantile.
-        positions: int64 [W], steps judged.
-    """
-
-    wrong: Mapping[str, NDArray[np.float64]]
-    pairs: Mapping[str, NDArray[np.float64]]
-    loss: NDArray[np.float64]
-    covered: NDArray[np.int64]
-    positions: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
 class LengthEvidence:
     """The figures of one version that predicts lengths at Q quantiles, ascending, on held-out traces.
 
@@ -317,8 +285,8 @@ class LengthEvidence:
     quantiles: tuple[float, ...]
     workflows: tuple[str, ...]
     type_of: tuple[str, ...]
-    counts: LengthCounts
-    floor: LengthCounts
+    counts: QuantileCounts
+    floor: QuantileCounts
 
 
 def judge_lengths(
@@ -353,8 +321,8 @@ def judge_lengths(
 
 def _order_and_loss(
     prefix: str,
-    mine: LengthCounts,
-    its: LengthCounts,
+    mine: QuantileCounts,
+    its: QuantileCounts,
     rival: str,
     places: list[tuple[float, int, int]],
     unit: str,
@@ -409,7 +377,7 @@ def _coverage(candidate: LengthEvidence, budget: LengthBudget, seed: int) -> Ite
             yield _bound(f"coverage-{q:g}-worst-type", judged[worst], q, allowed, f" in {worst}")
 
 
-def _covered(counts: LengthCounts, place: int, within: NDArray[Any], seed: int) -> tuple[float, float, float]:
+def _covered(counts: QuantileCounts, place: int, within: NDArray[Any], seed: int) -> tuple[float, float, float]:
     """Coverage and its interval."""
     hits, positions = counts.covered[within, place], counts.positions[within]
     return float(hits.sum() / positions.sum()), *share_ci(hits, positions, np.random.default_rng(seed))

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.features.prefixes import MASKED
-from presage.predictors.common.bootstrap import ratio_ci, ratio_cis
+from presage.predictors.common.bootstrap import MomentCounts, ratio_ci, ratio_cis
 from presage.predictors.common.probabilities import BINS, ReliabilityBin, bin_of, calibration_error, reliability
 
 
@@ -62,42 +62,27 @@ RESAMPLES: Final = 1000
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Figures at K horizons, K numbers each; NaN without positions.
+class Figures(MomentCounts):
+    """Figures at K horizons beside the counts, K numbers each; NaN without positions.
 
     Attributes:
         accuracy: share of positions whose likeliest outcome occurred.
         accuracy_by_workflow: the same within each workflow, then the mean over workflows.
         ci95: interval of `accuracy` by bootstrap over workflows.
         top2: share of positions where one of the two likeliest outcomes occurred.
-        nll: negative log-likelihood of the outcome, nats per position.
-        ece: expected calibration error of the likeliest outcome's probability (Guo et al., 2017, eq. 3).
         unseen: share of positions whose outcome is not in the vocabulary.
         reliability: the bins behind `ece`, empty ones left out.
         ends, end_errors: positions whose outcome is END, and those where just one of forecast and outcome is END.
-        correct: int64 [W, K], positions where the likeliest outcome occurred.
-        positions: int64 [W, K], number of positions.
-        workflow: int64 [n], the row of `correct` that each step belongs to.
-        surprise: float64 [n, K], the NLL of each step's outcome, nats; NaN if masked or not in the vocabulary.
-        bin_gaps: float64 [W, K, B], hits less confidence in each of B reliability bins; `ece` is the sum over bins of
-            the sizes of their totals over workflows, by the number of positions.
     """
 
     accuracy: tuple[float, ...]
     accuracy_by_workflow: tuple[float, ...]
     ci95: tuple[Interval, ...]
     top2: tuple[float, ...]
-    nll: tuple[float, ...]
-    ece: tuple[float, ...]
     unseen: tuple[float, ...]
     reliability: tuple[tuple[ReliabilityBin, ...], ...]
     ends: tuple[int, ...]
     end_errors: tuple[int, ...]
-    correct: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    workflow: NDArray[np.int64]
-    surprise: NDArray[np.float64]
-    bin_gaps: NDArray[np.float64]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, with W and the total `positions`."""

@@ -23,7 +23,7 @@ from scipy.special import ndtri
 
 from presage.features.input_profiles import Sources
 from presage.features.rows import LabelledRows
-from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_cis, share_ci
+from presage.predictors.common.bootstrap import QuantileCounts, pair_ratio_cis, ratio_cis, share_ci
 from presage.predictors.quantiles.beyond import enough_beyond
 from presage.training.baselines import Behind, behind, by_profile, worst
 from presage.training.configuration import Limits
@@ -96,8 +96,8 @@ SCOPES: Final = ("all", "arrival")
 
 
 @dataclass(frozen=True)
-class QuantileFigures:
-    """Figures on n steps of W workflows, at Q quantiles.
+class QuantileFigures(QuantileCounts):
+    """Figures on n steps of W workflows, at Q quantiles, beside their counts.
 
     Attributes:
         quantiles: Q, ascending.
@@ -105,11 +105,6 @@ class QuantileFigures:
         pinball: tokens a step, Q of them.
         coverage: share of steps whose length is at most the quantile, Q of them.
         width: from the median to each quantile, tokens, the mean of n; Q of them, negative below the median.
-        wrong: float64 [W] by scope, discordant pairs of each workflow's steps.
-        pairs: float64 [W] by scope, pairs of each workflow's steps.
-        loss: float64 [W, Q], sum of the pinball loss of each workflow's steps, tokens.
-        covered: int64 [W, Q], steps covered.
-        positions: int64 [W], steps evaluated.
     """
 
     quantiles: tuple[float, ...]
@@ -117,11 +112,6 @@ class QuantileFigures:
     pinball: tuple[Estimate, ...]
     coverage: tuple[Estimate, ...]
     width: tuple[float, ...]
-    wrong: Mapping[str, NDArray[np.float64]]
-    pairs: Mapping[str, NDArray[np.float64]]
-    loss: NDArray[np.float64]
-    covered: NDArray[np.int64]
-    positions: NDArray[np.int64]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; quantiles are keys such as "0.9"."""

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from presage.features.moment import MOMENTS, Moment
+from presage.predictors.common.bootstrap import MomentCounts
 from presage.registry.evidence import (
-    MomentEvidence,
     NextAgentBudget,
     NextAgentEvidence,
     judge_next_agent,
@@ -21,11 +22,11 @@ from presage.registry.gates import ArtefactEvidence, Interface, Verdict, samplin
 W, K, POSITIONS = 40, 3, 10
 
 
-def moment(correct: int = 8, *, workflows: int = W, nll: float = 0.5, ece: float = 0.03) -> MomentEvidence:
+def moment(correct: int = 8, *, workflows: int = W, nll: float = 0.5, ece: float = 0.03) -> MomentCounts:
     """The same figures in each workflow, so intervals have no width."""
     gaps = np.zeros((workflows, K, 15))
     gaps[:, :, 7] = ece * POSITIONS
-    return MomentEvidence(
+    return MomentCounts(
         correct=np.full((workflows, K), correct),
         positions=np.full((workflows, K), POSITIONS),
         nll=(nll,) * K,
@@ -36,14 +37,14 @@ def moment(correct: int = 8, *, workflows: int = W, nll: float = 0.5, ece: float
     )
 
 
-def nll_by_workflow(nll: np.ndarray) -> MomentEvidence:
+def nll_by_workflow(nll: np.ndarray) -> MomentCounts:
     """Likelihoods that differ by workflow, `[W]`."""
     surprise = np.repeat(np.repeat(nll, POSITIONS)[:, None], K, axis=1)
     return dataclasses.replace(moment(), nll=(float(nll.mean()),) * K, surprise=surprise)
 
 
-def both(figures: MomentEvidence) -> dict[str, MomentEvidence]:
-    return dict.fromkeys(("prefill", "completion"), figures)
+def both(figures: MomentCounts) -> dict[Moment, MomentCounts]:
+    return dict.fromkeys(MOMENTS, figures)
 
 
 def evidence(correct: int = 8, **changes: Any) -> NextAgentEvidence:

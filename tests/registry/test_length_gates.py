@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from presage.predictors.common.bootstrap import QuantileCounts
 from presage.predictors.quantiles.beyond import enough_beyond
-from presage.registry.evidence import LengthBudget, LengthCounts, LengthEvidence, judge_lengths
+from presage.registry.evidence import LengthBudget, LengthEvidence, judge_lengths
 from presage.registry.gates import ArtefactEvidence, Interface, Verdict
 
 W, STEPS = 40, 100
@@ -19,10 +20,10 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 def counts(
     tau: float = 0.2, loss: float = 100.0, covered: tuple[int, ...] = (52, 92, 100), steps: int = STEPS
-) -> LengthCounts:
+) -> QuantileCounts:
     """The same figures in each workflow."""
     pairs = np.full(W, 1000.0)
-    return LengthCounts(
+    return QuantileCounts(
         wrong={"all": tau * pairs, "arrival": tau * pairs},
         pairs={"all": pairs, "arrival": pairs},
         loss=np.full((W, 3), loss * steps),
@@ -76,7 +77,7 @@ def test_greater_loss_is_refused_at_every_quantile() -> None:
     assert refused_by(evidence(counts=counts(loss=101)), evidence()) == set(), "a hundredth is negligible"
 
 
-def on_steps(steps: int, last: float = 100.0, tau: float = 0.2) -> LengthCounts:
+def on_steps(steps: int, last: float = 100.0, tau: float = 0.2) -> QuantileCounts:
     """Everything is covered; the loss is 100 a step, at .99 `last`."""
     made = counts(tau, covered=(steps, steps, steps), steps=steps)
     made.loss[:, 2] = last * steps

@@ -8,7 +8,8 @@ Arrays hold one number for each of W workflows. Equal states of `rng` give equal
 both are NaN where the denominator is zero everywhere. `level` is the coverage.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,49 @@ CHUNK = 4_000_000
 """Weights drawn at a time: 32 MB, whatever the number of workflows."""
 
 _Z95 = 1.959964
+
+
+@dataclass(frozen=True)
+class MomentCounts:
+    """How next-agent forecasts of one moment did. W workflows with n steps, K horizons, B reliability bins.
+
+    Attributes:
+        nll: negative log-likelihood of the outcome, nats a position, K of them; NaN without positions.
+        ece: expected calibration error of the likeliest outcome's probability (Guo et al., 2017, eq. 3), likewise.
+        correct: int64 [W, K], positions where the likeliest outcome occurred.
+        positions: int64 [W, K], positions judged (none after END or past a cut).
+        workflow: int64 [n], the row of `correct` that each step belongs to.
+        surprise: float64 [n, K], the NLL of each step's outcome, nats; NaN if masked or not in the vocabulary.
+        bin_gaps: float64 [W, K, B], hits less confidence in each of B reliability bins; `ece` is the sum over bins of
+            the sizes of their totals over workflows, by the number of positions.
+    """
+
+    nll: tuple[float, ...]
+    ece: tuple[float, ...]
+    correct: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    workflow: NDArray[np.int64]
+    surprise: NDArray[np.float64]
+    bin_gaps: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class QuantileCounts:
+    """How forecasts of Q quantiles did in each of W workflows.
+
+    Attributes:
+        wrong: float64 [W] by scope, discordant pairs of each workflow's steps.
+        pairs: float64 [W] by scope, pairs of each workflow's steps.
+        loss: float64 [W, Q], sum of the pinball loss of each workflow's steps, tokens.
+        covered: int64 [W, Q], steps covered: their length is at most the quantile.
+        positions: int64 [W], steps evaluated.
+    """
+
+    wrong: Mapping[str, NDArray[np.float64]]
+    pairs: Mapping[str, NDArray[np.float64]]
+    loss: NDArray[np.float64]
+    covered: NDArray[np.int64]
+    positions: NDArray[np.int64]
 
 
 def ratio_ci(
